@@ -1,0 +1,22 @@
+"""GRPO (Group Relative Policy Optimization) for control, in the manner of Stable-Baselines3."""
+
+from importlib.metadata import version
+
+from sb_grpo.advantages import AdvantageOptions
+from sb_grpo.buffers import GroupRolloutBuffer, Rollout
+from sb_grpo.envs.seeded_reset import SeededResetWrapper
+from sb_grpo.grpo import GRPO
+from sb_grpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
+
+__version__ = version("sb_grpo")
+
+__all__ = [
+    "GRPO",
+    "AdvantageOptions",
+    "CnnPolicy",
+    "GroupRolloutBuffer",
+    "MlpPolicy",
+    "MultiInputPolicy",
+    "Rollout",
+    "SeededResetWrapper",
+]

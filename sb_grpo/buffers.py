@@ -1,0 +1,252 @@
+"""The rollout buffer: steps come in time-major, one row per env slot, and go out packed by episode.
+
+Packing turns ``[time, slot]`` into one row per step, the steps of an episode adjacent and in order. Every estimator
+works on that one form, whatever the number of envs, the group size, or where an episode was cut.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.buffers import BaseBuffer
+from stable_baselines3.common.vec_env import VecNormalize
+
+TensorOrDict = th.Tensor | dict[str, th.Tensor]
+
+
+class Rollout(NamedTuple):
+    """What one collection gathered: M steps of E episodes of n_groups groups, steps packed by episode."""
+
+    observations: TensorOrDict  #: [M, ...]
+    actions: th.Tensor  #: [M] or [M, n]
+    log_probs: th.Tensor  #: [M] under the policy that took the action
+    rewards: th.Tensor  #: [M]
+    t: th.Tensor  #: [M] int64, step number within the episode, from 0 at the reset
+    episode: th.Tensor  #: [M] int64, 0 to E-1, ascending
+    group: th.Tensor  #: [E] int64, 0 to n_groups-1, ascending
+    terminated: th.Tensor  #: [E] bool, the env said the episode is over
+    truncated: th.Tensor  #: [E] bool, a time limit ended it
+    final_observations: TensorOrDict  #: [E, ...] after the last step; zeros where terminated
+    n_groups: int
+    max_length: int  #: steps of the longest episode in here
+
+    @property
+    def complete(self) -> th.Tensor:
+        """``[E]`` bool: the episode's end is in here, it was not cut by the end of the rollout."""
+        return self.terminated | self.truncated
+
+
+class Minibatch(NamedTuple):
+    """Rows of a rollout as the loss wants them."""
+
+    observations: TensorOrDict
+    actions: th.Tensor
+    old_log_probs: th.Tensor
+    advantages: th.Tensor
+    weights: th.Tensor
+    episode: th.Tensor
+
+
+def map_obs(fn: Any, *obs: Any) -> Any:
+    """Apply ``fn`` to observations, key by key where they are dicts."""
+    if isinstance(obs[0], dict):
+        return {key: fn(*(o[key] for o in obs)) for key in obs[0]}
+    return fn(*obs)
+
+
+class GroupRolloutBuffer(BaseBuffer):
+    """Collects steps with their (group, member) job and packs them.
+
+    Rows of groups that are not complete at the end of a rollout are kept, with the log-probabilities of the policy that
+    acted, and come out with the rollout that completes their group. Nothing is thrown away.
+
+    :param buffer_size: expected steps per env; the buffer grows when a rollout is longer
+    :param observation_space: observation space, Dict included
+    :param action_space: action space
+    :param device: where the packed tensors live
+    :param n_envs: number of env slots
+    """
+
+    def __init__(
+        self,
+        buffer_size: int,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        device: th.device | str = "auto",
+        n_envs: int = 1,
+    ) -> None:
+        super().__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
+        self._kept: dict[str, Any] | None = None
+        self._allocate(buffer_size)
+
+    def _allocate(self, size: int) -> None:
+        """Make room for ``size`` steps per env, keeping what is there."""
+
+        def grown(name: str, shape: tuple[int, ...], dtype: th.dtype, device: th.device | str) -> th.Tensor:
+            new = th.zeros((size, self.n_envs, *shape), dtype=dtype, device=device)
+            old = getattr(self, name, None)
+            if old is not None:
+                new[: self.pos] = old[: self.pos]
+            return new
+
+        old_obs = getattr(self, "observations", None)
+        dict_space = isinstance(self.observation_space, spaces.Dict)
+        obs_spaces = self.observation_space.spaces if isinstance(self.observation_space, spaces.Dict) else {"": self.observation_space}
+        obs = {}
+        for key, space in obs_spaces.items():
+            dtype = th.from_numpy(np.zeros(1, dtype=space.dtype if space.dtype != np.float64 else np.float32)).dtype
+            obs[key] = th.zeros((size, self.n_envs, *(space.shape or ())), dtype=dtype, device=self.device)
+            if old_obs is not None:
+                obs[key][: self.pos] = (old_obs[key] if dict_space else old_obs)[: self.pos]
+        self.observations: TensorOrDict = obs if dict_space else obs[""]
+        discrete = isinstance(self.action_space, spaces.Discrete | spaces.MultiDiscrete)
+        action_shape = () if isinstance(self.action_space, spaces.Discrete) else (self.action_dim,)
+        self.actions = grown("actions", action_shape, th.int64 if discrete else th.float32, self.device)
+        self.rewards = grown("rewards", (), th.float32, "cpu")
+        self.jobs = grown("jobs", (), th.int64, "cpu")
+        self.t = grown("t", (), th.int64, "cpu")
+        self.ends = grown("ends", (), th.int8, "cpu")  # 0 goes on, 1 terminated, 2 truncated
+        self.buffer_size = size
+
+    def reset(self) -> None:
+        """Forget the steps of this rollout; rows kept for later stay."""
+        self.pos, self.full = 0, False
+        self._final_obs: dict[int, Any] = {}
+
+    def drop_kept(self) -> int:
+        """Throw away the rows that wait for their group to complete.
+
+        :return: how many they were
+        """
+        n = 0 if self._kept is None else len(self._kept["rewards"])
+        self._kept = None
+        return n
+
+    @property
+    def n_kept(self) -> int:
+        """Rows that wait for their group to complete."""
+        return 0 if self._kept is None else len(self._kept["rewards"])
+
+    def add(  # type: ignore[override]
+        self, obs: TensorOrDict, actions: th.Tensor, rewards: np.ndarray, jobs: np.ndarray, t: np.ndarray, ends: np.ndarray
+    ) -> None:
+        """Append one step of every slot.
+
+        :param obs: ``[n_envs, ...]`` before the step, on any device
+        :param actions: ``[n_envs]`` or ``[n_envs, n]``
+        :param rewards: ``[n_envs]``
+        :param jobs: ``[n_envs]`` int64 job of each slot
+        :param t: ``[n_envs]`` int64 step number in the episode
+        :param ends: ``[n_envs]`` int8: 0 goes on, 1 terminated, 2 truncated
+        """
+        if self.pos == self.buffer_size:
+            self._allocate(2 * self.buffer_size)
+        pos = self.pos
+        if isinstance(obs, dict):
+            assert isinstance(self.observations, dict)
+            for key, value in obs.items():
+                self.observations[key][pos] = value
+        else:
+            self.observations[pos] = obs  # type: ignore[index]
+        self.actions[pos] = actions
+        self.rewards.numpy()[pos] = rewards
+        self.jobs.numpy()[pos] = jobs
+        self.t.numpy()[pos] = t
+        self.ends.numpy()[pos] = ends
+        self.pos += 1
+
+    def add_final_observation(self, job: int, obs: Any) -> None:
+        """Remember the observation after the last step of an episode (needed where it did not terminate)."""
+        self._final_obs[job] = obs
+
+    def new_rows(self) -> tuple[TensorOrDict, th.Tensor]:
+        """Observations and actions of this rollout's steps, ``[time * slots, ...]`` views."""
+        return map_obs(lambda o: o[: self.pos].flatten(0, 1), self.observations), self.actions[: self.pos].flatten(0, 1)
+
+    def pack(self, log_probs: th.Tensor, group_size: int, whole_groups: bool) -> Rollout | None:
+        """Sort the steps into episodes and hand them out.
+
+        :param log_probs: ``[time * slots]`` of :meth:`new_rows` under the policy that collected them
+        :param group_size: members per group
+        :param whole_groups: keep back the rows of groups of which a member is still running
+        :return: the rollout; None when no group is complete
+        """
+        obs, actions = self.new_rows()
+        rows: dict[str, Any] = {
+            "obs": obs,
+            "actions": actions,
+            "log_probs": log_probs,
+            **{name: getattr(self, name)[: self.pos].flatten() for name in ("rewards", "jobs", "t", "ends")},
+            "final_obs": self._final_obs,
+        }
+        if self._kept is not None:
+            rows = {key: self._join(self._kept[key], value) for key, value in rows.items()}
+        self._kept = None
+        # Within a job rows are already in time order: kept rows first, then time-major ones.
+        order = th.argsort(rows["jobs"], stable=True)
+        if whole_groups:
+            jobs = rows["jobs"]
+            ended_jobs = jobs[rows["ends"] > 0]
+            groups, members_ended = th.unique(ended_jobs // group_size, return_counts=True)
+            ready = th.isin(jobs // group_size, groups[members_ended == group_size])
+            if not ready.all():
+                self._kept = self._take(rows, th.nonzero(~ready).squeeze(1))
+                order = order[ready[order]]
+        return self._as_rollout(self._take(rows, order), group_size) if len(order) else None
+
+    @staticmethod
+    def _join(kept: Any, new: Any) -> Any:
+        if isinstance(kept, dict) and kept and not isinstance(next(iter(kept.values())), th.Tensor):
+            return {**kept, **new}  # final observations by job
+        if isinstance(kept, dict) and not kept:
+            return new
+        return map_obs(lambda a, b: th.cat([a, b]), kept, new)
+
+    def _take(self, rows: dict[str, Any], index: th.Tensor) -> dict[str, Any]:
+        on_device = index.to(self.device)
+        taken = {
+            key: map_obs(lambda o: o.index_select(0, on_device), rows[key]) for key in ("obs", "actions", "log_probs")
+        }
+        taken.update({key: rows[key].index_select(0, index) for key in ("rewards", "jobs", "t", "ends")})
+        jobs = set(taken["jobs"].tolist()) if rows["final_obs"] else set()
+        taken["final_obs"] = {job: obs for job, obs in rows["final_obs"].items() if job in jobs}
+        return taken
+
+    def _as_rollout(self, rows: dict[str, Any], group_size: int) -> Rollout:
+        jobs, episode, lengths = th.unique_consecutive(rows["jobs"], return_inverse=True, return_counts=True)
+        last = lengths.cumsum(0) - 1
+        end = rows["ends"].index_select(0, last)
+        groups, group = th.unique_consecutive(jobs // group_size, return_inverse=True)
+        final = self._stack_final(jobs.tolist(), rows["final_obs"])
+        return Rollout(
+            observations=rows["obs"],
+            actions=rows["actions"],
+            log_probs=rows["log_probs"],
+            rewards=rows["rewards"].to(self.device),
+            t=rows["t"].to(self.device),
+            episode=episode.to(self.device),
+            group=group.to(self.device),
+            terminated=(end == 1).to(self.device),
+            truncated=(end == 2).to(self.device),
+            final_observations=final,
+            n_groups=len(groups),
+            max_length=int(lengths.max()),
+        )
+
+    def _stack_final(self, jobs: list[int], final_obs: dict[int, Any]) -> TensorOrDict:
+        def stack(buffer: th.Tensor, key: str | None) -> th.Tensor:
+            out = np.zeros((len(jobs), *buffer.shape[2:]), dtype=th.zeros(0, dtype=buffer.dtype).numpy().dtype)
+            for row, job in enumerate(jobs):
+                if job in final_obs:
+                    out[row] = final_obs[job] if key is None else final_obs[job][key]
+            return th.from_numpy(out).to(self.device)
+
+        if isinstance(self.observations, dict):
+            return {key: stack(buffer, key) for key, buffer in self.observations.items()}
+        return stack(self.observations, None)
+
+    def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
+        raise NotImplementedError("A GroupRolloutBuffer hands out whole rollouts: use pack().")

@@ -1,0 +1,1 @@
+"""Everything that touches an environment's reset or state."""

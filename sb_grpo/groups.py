@@ -1,0 +1,125 @@
+"""Groups: which (group, member) job each env slot runs, with which reset seed, and whether the starts really are equal.
+
+A group is the set of episodes that share a reset seed. It is a property of episodes, not of env slots: any number of
+slots works through one stream of jobs, and a slot whose episode ended takes the next job at once.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb_grpo.envs.seeded_reset import START_DIGEST
+
+_MASK64 = (1 << 64) - 1
+
+
+def mix(*words: int) -> int:
+    """Hash integers to 64 well-spread bits: splitmix64's finaliser, folded over the words.
+
+    :param words: integers, negative ones taken modulo 2^64
+    :return: an integer in [0, 2^64)
+    """
+    state = 0
+    for word in words:
+        state = (state + (word & _MASK64) + 0x9E3779B97F4A7C15) & _MASK64
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
+        state ^= state >> 31
+    return state
+
+
+def group_seed(base_seed: int, group: int) -> int:
+    """Reset seed of a group: a pure function of the model's seed and the group's number.
+
+    :return: an integer in [0, 2^31), the range that every Gymnasium env accepts
+    """
+    return mix(base_seed, group) >> 33
+
+
+class GroupSlots:
+    """Hands out jobs to the slots of a VecEnv and keeps each slot's place in its episode.
+
+    Jobs are numbered through: job ``j`` is member ``j % group_size`` of group ``j // group_size``. Every slot always
+    has one job running and one queued, because SB3 resets inside ``step``, before anybody could choose.
+
+    :param n_envs: number of slots
+    :param group_size: members per group
+    :param base_seed: seed of the stream of groups
+    :param first_group: number of the first group to hand out
+    :param shared_noise: False: the env's own noise differs between members (the start state stays equal)
+    """
+
+    def __init__(self, n_envs: int, group_size: int, base_seed: int, first_group: int = 0, shared_noise: bool = True) -> None:
+        self.group_size, self.base_seed, self.shared_noise = group_size, base_seed, shared_noise
+        self.next_job = first_group * group_size
+        self.job = np.zeros(n_envs, dtype=np.int64)
+        self.t = np.zeros(n_envs, dtype=np.int64)
+        self.start_mismatches = 0
+        self._queued = np.zeros(n_envs, dtype=np.int64)
+        self._first_digest: dict[int, bytes] = {}
+        self._members_ended: dict[int, int] = {}
+
+    @property
+    def next_group(self) -> int:
+        """Number of the first group of which no job has been handed out."""
+        return -(-self.next_job // self.group_size)
+
+    def queue_all(self, env: VecEnv) -> None:
+        """Queue a job in every slot, for the explicit ``env.reset()`` that must follow."""
+        for slot in range(len(self.job)):
+            self._queue(env, slot)
+
+    def started_all(self, env: VecEnv) -> None:
+        """Take note that ``env.reset()`` started every queued job, and queue the jobs after those."""
+        for slot in range(len(self.job)):
+            self._start(env, slot)
+
+    def step(self, env: VecEnv, dones: np.ndarray) -> int:
+        """Advance every slot by one step; slots that are done have already been reset by the VecEnv.
+
+        :param dones: ``[n_envs]`` bool
+        :return: number of groups of which the last member ended in this step
+        """
+        self.t += 1
+        if not dones.any():
+            return 0
+        completed = 0
+        for slot in np.flatnonzero(dones):
+            group = int(self.job[slot]) // self.group_size
+            ended = self._members_ended.pop(group, 0) + 1
+            if ended == self.group_size:
+                completed += 1
+                self._first_digest.pop(group, None)
+            else:
+                self._members_ended[group] = ended
+            self._start(env, slot)
+        return completed
+
+    def _queue(self, env: VecEnv, slot: int) -> None:
+        job, self.next_job = self.next_job, self.next_job + 1
+        self._queued[slot] = job
+        noise_seed = None if self.shared_noise else mix(self.base_seed, job, 1)
+        env.env_method("set_next_seed", group_seed(self.base_seed, job // self.group_size), noise_seed, indices=[slot])
+
+    def _start(self, env: VecEnv, slot: int) -> None:
+        job = int(self._queued[slot])
+        self.job[slot], self.t[slot] = job, 0
+        self._check_start(env, job // self.group_size, env.unwrapped.reset_infos[slot][START_DIGEST])
+        self._queue(env, slot)
+
+    def _check_start(self, env: VecEnv, group: int, digest: bytes) -> None:
+        if self._first_digest.setdefault(group, digest) == digest:
+            return
+        self.start_mismatches += 1
+        if self.start_mismatches == 1:
+            spec = env.get_attr("spec", indices=[0])[0]
+            warnings.warn(
+                f"Two members of a group started from different observations in {getattr(spec, 'id', None) or 'this env'} "
+                f"(group {group}, seed {group_seed(self.base_seed, group)}): reset(seed=...) does not fix its start state. "
+                "Groups still average over episodes, but not over equal starts. Counted as group/start_mismatch.",
+                UserWarning,
+                stacklevel=2,
+            )

@@ -1,0 +1,525 @@
+"""GRPO for control: collect groups, turn them into advantages, take clipped policy-gradient steps. No critic."""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.logger import HParam
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
+from stable_baselines3.common.utils import FloatSchedule
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb_grpo.advantages import ESTIMATORS, AdvantageEstimator, AdvantageOptions, episode_returns, segment_mean, shape_rewards
+from sb_grpo.baseline import StateBaseline
+from sb_grpo.buffers import GroupRolloutBuffer, Minibatch, Rollout, map_obs
+from sb_grpo.envs.seeded_reset import install_seeded_reset
+from sb_grpo.groups import GroupSlots
+from sb_grpo.losses import cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3, step_weights
+from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
+from sb_grpo.sampler import collect
+from sb_grpo.update import LastGood, clip_gradients, minibatches
+from sb_grpo.validation import check_arguments, check_early_reset, time_limit
+
+SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
+
+#: Default rollout, in env steps over all envs together. PPO's 2048 *per env* starves the policy of updates.
+ROLLOUT_STEPS = 2048
+#: Rows per forward pass where no gradient is needed.
+CHUNK = 4096
+NOT_PRINTED = ("stdout", "log", "json", "csv")
+
+
+class GRPO(OnPolicyAlgorithm):
+    """Group Relative Policy Optimization for control.
+
+    Paper: DeepSeekMath (https://arxiv.org/abs/2402.03300), section 4; PPO's clipped surrogate
+    (https://arxiv.org/abs/1707.06347) without its critic. A group is the set of episodes that share a reset seed.
+
+    :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"`` or an :class:`ActorPolicy` subclass
+    :param env: env, env id or VecEnv (a SubprocVecEnv must be built with ``wrapper_class=SeededResetWrapper``)
+    :param learning_rate: a float or a function of the remaining progress (1 to 0)
+    :param n_steps: env steps per env and rollout; None: 2048 in total over all envs. Whole-episode estimators go on
+        until at least one group is complete
+    :param batch_size: steps per minibatch, met as closely as the rollout's size allows
+    :param n_epochs: times each rollout is used
+    :param gamma: discount factor
+    :param gae_lambda: lambda of the lambda-return (``advantage="state"`` only)
+    :param clip_range: ratios below 1 - clip_range earn nothing more; a float or a schedule
+    :param group_size: members per group (G)
+    :param n_groups: complete groups per rollout, in place of ``n_steps``; with it ``"state"`` waits for whole episodes
+    :param advantage: ``"outcome"`` and ``"process"`` (DeepSeekMath), ``"step"`` (time-aligned group baseline),
+        ``"state"`` (state-conditioned group baseline, fitted in closed form), or a function of
+        (:class:`Rollout`, :class:`AdvantageOptions`) that returns one number per step
+    :param baseline: what the first three subtract: ``"mean"``, ``"leave_one_out"``, ``"median"`` of the group, ``"global"``
+    :param normalize_advantage: divide by the spread of the ``"group"``, of the ``"batch"`` (rollout), or ``"none"``
+    :param ended_members: ``"step"``: members that have ended count as return 0 (``"zero"``) or not at all (``"drop"``)
+    :param clip_range_high: upper clip (DAPO); None: as ``clip_range``
+    :param ratio_cap: bound of the ratio where the advantage is negative too (two-sided clip); None: off
+    :param surrogate: ``"clip"`` (PPO) or ``"cispo"``
+    :param aggregation: of the loss: ``"step"``, ``"episode"`` (DeepSeekMath) or ``"constant"`` (Dr. GRPO)
+    :param importance_level: ratio per ``"step"`` or per ``"episode"`` (GSPO; minibatches then hold whole episodes)
+    :param ent_coef: weight of the entropy bonus
+    :param kl_coef: weight of the k3 KL to the reference policy; 0: no reference policy exists
+    :param ref_sync_interval: rollouts after which the reference policy becomes the current one; None: never
+    :param target_kl: stop the update when the approximate KL exceeds 1.5 times this; None: never
+    :param max_grad_norm: joint norm that gradients are clipped to
+    :param reward_scaling: ``"none"``, ``"clip"`` or ``"tanh"``: bound step rewards by ``reward_clip``
+    :param reward_clip: the bound
+    :param micro_batch_size: rows in memory at once; gradients accumulate to ``batch_size``. None: the whole minibatch
+    :param autocast: run the networks in bfloat16 during the update
+    :param shared_noise: False: members share the start state but not the noise that ``step`` draws
+    :param baseline_kwargs: keyword arguments of :class:`StateBaseline`
+    :param use_sde: state-dependent exploration (Box actions)
+    :param sde_sample_freq: new exploration noise every so many steps; -1: once per rollout
+    :param rollout_buffer_class: a :class:`GroupRolloutBuffer` subclass
+    :param rollout_buffer_kwargs: its further keyword arguments
+    :param stats_window_size: episodes that ``rollout/ep_rew_mean`` averages over
+    :param tensorboard_log: folder for TensorBoard
+    :param policy_kwargs: keyword arguments of the policy
+    :param verbose: 0 silent, 1 tables, 2 debug
+    :param seed: of weights, actions and groups; None: random
+    :param device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
+    :param _init_setup_model: build the networks at once
+    :raises ValueError: for arguments out of range or at odds with each other or the env
+    """
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": ActorPolicy,
+        "CnnPolicy": ActorCnnPolicy,
+        "MultiInputPolicy": ActorMultiInputPolicy,
+    }
+    policy: ActorPolicy  # type: ignore[assignment]
+    rollout_buffer: GroupRolloutBuffer  # type: ignore[assignment]
+    n_steps: int | None  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        policy: str | type[ActorPolicy],
+        env: GymEnv | str,
+        learning_rate: float | Schedule = 3e-4,
+        n_steps: int | None = None,
+        batch_size: int = 64,
+        n_epochs: int = 10,
+        gamma: float = 0.99,
+        gae_lambda: float = 0.95,
+        clip_range: float | Schedule = 0.2,
+        group_size: int = 8,
+        n_groups: int | None = None,
+        advantage: str | AdvantageEstimator = "state",
+        baseline: str = "mean",
+        normalize_advantage: str = "group",
+        ended_members: str = "zero",
+        clip_range_high: float | Schedule | None = None,
+        ratio_cap: float | None = None,
+        surrogate: str = "clip",
+        aggregation: str = "step",
+        importance_level: str = "step",
+        ent_coef: float = 0.0,
+        kl_coef: float = 0.0,
+        ref_sync_interval: int | None = None,
+        target_kl: float | None = None,
+        max_grad_norm: float = 0.5,
+        reward_scaling: str = "none",
+        reward_clip: float = 10.0,
+        micro_batch_size: int | None = None,
+        autocast: bool = False,
+        shared_noise: bool = True,
+        baseline_kwargs: dict[str, Any] | None = None,
+        use_sde: bool = False,
+        sde_sample_freq: int = -1,
+        rollout_buffer_class: type[GroupRolloutBuffer] | None = None,
+        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        stats_window_size: int = 100,
+        tensorboard_log: str | None = None,
+        policy_kwargs: dict[str, Any] | None = None,
+        verbose: int = 0,
+        seed: int | None = None,
+        device: th.device | str = "auto",
+        _init_setup_model: bool = True,
+    ) -> None:
+        super().__init__(
+            policy,  # type: ignore[arg-type]
+            env,
+            learning_rate=learning_rate,
+            n_steps=n_steps,  # type: ignore[arg-type]
+            gamma=gamma,
+            gae_lambda=gae_lambda,
+            ent_coef=ent_coef,
+            vf_coef=0.0,  # the base class asks for it; there is no value function
+            max_grad_norm=max_grad_norm,
+            use_sde=use_sde,
+            sde_sample_freq=sde_sample_freq,
+            rollout_buffer_class=rollout_buffer_class,  # type: ignore[arg-type]
+            rollout_buffer_kwargs=rollout_buffer_kwargs,
+            stats_window_size=stats_window_size,
+            tensorboard_log=tensorboard_log,
+            policy_kwargs=policy_kwargs,
+            verbose=verbose,
+            device=device,
+            seed=seed,
+            _init_setup_model=False,
+            supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
+        )
+        self.batch_size, self.n_epochs = batch_size, n_epochs
+        self.clip_range, self.clip_range_high, self.ratio_cap = clip_range, clip_range_high, ratio_cap
+        self.group_size, self.n_groups, self.shared_noise = group_size, n_groups, shared_noise
+        self.advantage, self.baseline, self.ended_members = advantage, baseline, ended_members
+        self.normalize_advantage, self.baseline_kwargs = normalize_advantage, baseline_kwargs
+        self.surrogate, self.aggregation, self.importance_level = surrogate, aggregation, importance_level
+        self.kl_coef, self.ref_sync_interval, self.target_kl = kl_coef, ref_sync_interval, target_kl
+        self.reward_scaling, self.reward_clip = reward_scaling, reward_clip
+        self.micro_batch_size, self.autocast = micro_batch_size, autocast
+
+        self.state_baseline: StateBaseline | None = None
+        self.ref_policy: ActorPolicy | None = None
+        self._base_seed: int | None = None
+        self._next_group = 0
+        self._n_rollouts = self._n_gradient_steps = 0
+        self._steps_trained = self._steps_dropped = 0
+        self._batch: Minibatch | None = None
+        if _init_setup_model:
+            self._setup_model()
+
+    # ---------------------------------------------------------------- set-up
+
+    @property
+    def steps_per_env(self) -> int:
+        """Steps per env that a rollout aims at."""
+        return math.ceil(ROLLOUT_STEPS / self.n_envs) if self.n_steps is None else self.n_steps
+
+    @property
+    def whole_episodes(self) -> bool:
+        """Rollouts end when groups are complete; otherwise episodes are cut and carried over."""
+        return self.advantage != "state" or self.n_groups is not None
+
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        venv = OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+        install_seeded_reset(venv)
+        return venv
+
+    def _setup_model(self) -> None:
+        check_arguments(self)
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        if self._base_seed is None:
+            self._base_seed = int(np.random.randint(2**31)) if self.seed is None else self.seed
+        self._clip_range_schedule = FloatSchedule(self.clip_range)
+        self._clip_range_high_schedule = FloatSchedule(self.clip_range if self.clip_range_high is None else self.clip_range_high)
+        buffer_class: Any = self.rollout_buffer_class or GroupRolloutBuffer
+        self.rollout_buffer = buffer_class(
+            self.steps_per_env,
+            self.observation_space,
+            self.action_space,
+            device=self.device,
+            n_envs=self.n_envs,
+            **self.rollout_buffer_kwargs,
+        )
+        self.policy = self.policy_class(  # type: ignore[assignment]
+            self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **self.policy_kwargs
+        ).to(self.device)
+        if self.advantage == "state":
+            self.state_baseline = StateBaseline(self.policy.features_dim, **(self.baseline_kwargs or {})).to(self.device)
+        if self.kl_coef > 0:
+            self._sync_reference()
+
+    def _sync_reference(self) -> None:
+        self.ref_policy = copy.deepcopy(self.policy).requires_grad_(False)
+        del self.ref_policy.optimizer
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "GRPO",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        assert self.env is not None and self._base_seed is not None
+        restart = reset_num_timesteps or self._last_obs is None
+        if restart:
+            if self._n_rollouts and self._last_obs is not None:
+                check_early_reset(self.env)
+            if reset_num_timesteps:
+                self._steps_trained = self._steps_dropped = 0
+            self._steps_dropped += self.rollout_buffer.drop_kept()
+            self.slots = GroupSlots(self.n_envs, self.group_size, self._base_seed, self._next_group, self.shared_noise)
+            self.slots.queue_all(self.env)
+            self.endless_guard = time_limit(self.env) is None
+        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        if restart:
+            self.slots.started_all(self.env)
+        if self.tensorboard_log is not None:
+            self.logger.record("hparams", self._hparams(), exclude=NOT_PRINTED)
+        return result
+
+    def _hparams(self) -> HParam:
+        names = (
+            "learning_rate n_steps batch_size n_epochs gamma gae_lambda clip_range clip_range_high group_size n_groups advantage "
+            "baseline normalize_advantage surrogate aggregation importance_level ent_coef kl_coef target_kl max_grad_norm seed n_envs"
+        ).split()
+        values = {name: getattr(self, name) for name in names}
+        return HParam(
+            {name: value if isinstance(value, int | float | str) else str(value) for name, value in values.items()},
+            {"rollout/ep_rew_mean": 0.0, "rollout/ep_len_mean": 0.0, "train/approx_kl": 0.0},
+        )
+
+    # ---------------------------------------------------------------- collect
+
+    def collect_rollouts(  # type: ignore[override]
+        self, env: VecEnv, callback: BaseCallback, rollout_buffer: GroupRolloutBuffer, n_rollout_steps: int | None
+    ) -> bool:
+        """Collect one rollout and compute its advantages.
+
+        :param env: training env
+        :param callback: called after every vector step
+        :param rollout_buffer: to fill
+        :param n_rollout_steps: ignored; ``steps_per_env`` and ``n_groups`` decide
+        :return: False when a callback asked to stop
+        :raises ValueError: for NaN or inf from the env
+        """
+        self.policy.set_training_mode(False)
+        rollout_buffer.reset()
+        if self.use_sde:
+            self.policy.reset_noise(env.num_envs)
+        statistics = self._vec_normalize_env and copy.deepcopy(
+            {name: getattr(self._vec_normalize_env, name) for name in ("obs_rms", "ret_rms", "returns") if hasattr(self._vec_normalize_env, name)}
+        )
+        try:
+            completed = collect(self, env, callback, rollout_buffer)
+        except ValueError:
+            # Running statistics that have seen a NaN never recover.
+            for name, value in (statistics or {}).items():
+                setattr(self._vec_normalize_env, name, value)
+            raise
+        self._next_group = self.slots.next_group
+        if not completed:
+            self._steps_dropped += rollout_buffer.pos * env.num_envs + rollout_buffer.drop_kept()
+            self._last_obs = None  # the episodes lost their beginnings: the next learn() starts new groups
+            return False
+        self._n_rollouts += 1
+        rollout = rollout_buffer.pack(self._log_probs(*rollout_buffer.new_rows()), self.group_size, self.whole_episodes)
+        assert rollout is not None, "a rollout ends with a complete group"
+        self._batch = self._prepare(rollout)
+        return True
+
+    @th.no_grad()
+    def _log_probs(self, obs: Any, actions: th.Tensor, policy: ActorPolicy | None = None) -> th.Tensor:
+        """Log-probabilities in one batched pass: same weights as during collection, so the same numbers."""
+        policy = policy or self.policy
+        parts = [
+            policy.log_prob(map_obs(lambda o: o[i : i + CHUNK], obs), actions[i : i + CHUNK])  # noqa: B023
+            for i in range(0, len(actions), CHUNK)
+        ]
+        return th.cat(parts)
+
+    @th.no_grad()
+    def _features(self, obs: Any) -> th.Tensor:
+        n = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+        return th.cat([self.policy.features(map_obs(lambda o: o[i : i + CHUNK], obs)) for i in range(0, n, CHUNK)])  # noqa: B023
+
+    def _prepare(self, rollout: Rollout) -> Minibatch:
+        """Advantages and row weights of a rollout; rows without signal are left out."""
+        rollout = rollout._replace(rewards=shape_rewards(rollout.rewards, self.reward_scaling, self.reward_clip))
+        options = AdvantageOptions(self.gamma, self.gae_lambda, self.baseline, self.normalize_advantage, self.ended_members)
+        explained = None
+        if self.state_baseline is not None:
+            features, final = self._features(rollout.observations), self._features(rollout.final_observations)
+            advantages, explained = self.state_baseline.advantages(rollout, options, features, final)
+        else:
+            estimator = self.advantage if callable(self.advantage) else ESTIMATORS[self.advantage]
+            advantages = estimator(rollout, options)
+        if not bool(th.isfinite(advantages).all()):
+            row = int((~th.isfinite(advantages)).nonzero()[0])
+            raise ValueError(
+                f"The advantage ({self.advantage!r}) of step {int(rollout.t[row])} of an episode in group "
+                f"{int(rollout.group[rollout.episode[row]])} of this rollout is {float(advantages[row])}. The policy has not been "
+                "updated. Check the rewards, or bound them with reward_scaling='clip'."
+            )
+        has_signal = segment_mean((advantages != 0).float(), rollout.group[rollout.episode], rollout.n_groups) > 0
+        keep = has_signal[rollout.group[rollout.episode]].nonzero().squeeze(1)
+        horizon = max(rollout.max_length, 1)
+        self._log_rollout(rollout, advantages, has_signal, explained)
+        episode = rollout.episode[keep]
+        return Minibatch(
+            observations=map_obs(lambda o: o.index_select(0, keep), rollout.observations),
+            actions=rollout.actions[keep],
+            old_log_probs=rollout.log_probs[keep],
+            advantages=advantages[keep],
+            weights=step_weights(episode, self.aggregation, horizon),
+            episode=episode,
+        )
+
+    def _log_rollout(self, rollout: Rollout, advantages: th.Tensor, has_signal: th.Tensor, explained: float | None) -> None:
+        self._steps_trained += len(advantages)
+        returns = episode_returns(rollout, 1.0)
+        record = self.logger.record
+        record("rollout/useful_fraction", self._steps_trained / (self._steps_trained + self._steps_dropped))
+        record("rollout/pending_steps", self.rollout_buffer.n_kept)
+        record("rollout/n_steps", len(advantages))
+        record("group/n_groups", rollout.n_groups)
+        record("group/frac_zero_std", 1.0 - has_signal.float().mean().item())
+        record("group/start_mismatch", self.slots.start_mismatches)
+        record("group/baseline", segment_mean(returns, rollout.group, rollout.n_groups).mean().item())
+        record("group/return_std", returns.std(unbiased=False).item())
+        record("group/reward_mean", rollout.rewards.mean().item())
+        record("group/reward_std", rollout.rewards.std(unbiased=False).item())
+        record("group/advantage_mean", advantages.mean().item())
+        record("group/advantage_std", advantages.std(unbiased=False).item())
+        record("group/advantages", advantages, exclude=NOT_PRINTED)
+        if explained is not None:
+            record("train/explained_variance", explained)
+
+    # ---------------------------------------------------------------- train
+
+    def train(self) -> None:
+        """Update the policy with the last rollout: ``n_epochs`` passes of minibatches.
+
+        :raises ValueError: for a gradient that is not finite; the weights are then what they were before
+        """
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        batch, self._batch = self._batch, None
+        if batch is None or len(batch.advantages) == 0:  # no group had a spread: nothing to learn from
+            return
+        if self.kl_coef > 0 and self.ref_sync_interval and self._n_rollouts % self.ref_sync_interval == 0:
+            self._sync_reference()
+        clip = (
+            self._clip_range_schedule(self._current_progress_remaining),
+            self._clip_range_high_schedule(self._current_progress_remaining),
+        )
+        last_good, norms, stopped = LastGood(self.policy), [], False
+        for epoch in range(self.n_epochs):
+            epoch_norms = []
+            for minibatch in minibatches(batch, self.batch_size, self.importance_level == "episode"):
+                if self.target_kl is not None and self._exceeds_target_kl(minibatch):
+                    stopped = True
+                    break
+                epoch_norms.append(self._gradient_step(minibatch, clip))
+            if epoch_norms:
+                last_good.check(epoch_norms, epoch)
+            norms += epoch_norms
+            self._n_updates += 1
+            if stopped:
+                break
+        self._n_gradient_steps += len(norms)
+        self._log_train(batch, clip, norms)
+
+    def _gradient_step(self, minibatch: Minibatch, clip: tuple[float, float]) -> th.Tensor:
+        rows = len(minibatch.advantages)
+        size = self.micro_batch_size or rows
+        self.policy.optimizer.zero_grad()
+        for i in range(0, rows, size):
+            part = minibatch if size >= rows else Minibatch(*(map_obs(lambda x: x[i : i + size], x) for x in minibatch))  # noqa: B023
+            with th.autocast(self.device.type, dtype=th.bfloat16, enabled=self.autocast):
+                loss = self._loss(part, clip) * (len(part.advantages) / rows)
+            loss.backward()  # type: ignore[no-untyped-call]
+        norms = clip_gradients(self.policy.parameters(), self.max_grad_norm)
+        self.policy.optimizer.step()
+        return norms
+
+    def _loss(self, minibatch: Minibatch, clip: tuple[float, float]) -> th.Tensor:
+        """Surrogate + kl_coef * KL(policy || reference) - ent_coef * entropy, aggregated by the rows' weights."""
+        if self.ent_coef == 0.0:
+            log_prob, entropy = self.policy.log_prob(minibatch.observations, minibatch.actions), None
+        else:
+            log_prob, entropy = self.policy.evaluate_actions(minibatch.observations, minibatch.actions)
+        per_step = self._surrogate(log_prob, minibatch, clip)
+        if self.ref_policy is not None:
+            with th.no_grad():
+                ref_log_prob = self.ref_policy.log_prob(minibatch.observations, minibatch.actions)
+            per_step = per_step + self.kl_coef * kl_k3(log_prob, ref_log_prob)
+        if entropy is not None:
+            per_step = per_step - self.ent_coef * entropy
+        return per_step.mean() if self.aggregation == "step" else (minibatch.weights * per_step).mean()
+
+    def _surrogate(self, log_prob: th.Tensor, minibatch: Minibatch, clip: tuple[float, float]) -> th.Tensor:
+        ratio = importance_ratio(log_prob - minibatch.old_log_probs, self.importance_level, minibatch.episode)
+        if self.surrogate == "cispo":
+            return cispo_surrogate(log_prob, ratio, minibatch.advantages, *clip)
+        return clipped_surrogate(ratio, minibatch.advantages, *clip, self.ratio_cap)
+
+    @th.no_grad()
+    def _exceeds_target_kl(self, minibatch: Minibatch) -> bool:
+        assert self.target_kl is not None
+        log_prob = self.policy.log_prob(minibatch.observations, minibatch.actions)
+        return kl_k3(minibatch.old_log_probs, log_prob).mean().item() > 1.5 * self.target_kl
+
+    @th.no_grad()
+    def _log_train(self, batch: Minibatch, clip: tuple[float, float], norms: list[th.Tensor]) -> None:
+        """Diagnostics of the whole rollout under the updated policy: one pass, none inside the minibatch loop."""
+        parts = [
+            self.policy.evaluate_actions(map_obs(lambda o: o[i : i + CHUNK], batch.observations), batch.actions[i : i + CHUNK])  # noqa: B023
+            for i in range(0, len(batch.advantages), CHUNK)
+        ]
+        log_prob, entropy = (th.cat(column) for column in zip(*parts, strict=True))
+        ratio = importance_ratio(log_prob - batch.old_log_probs, self.importance_level, batch.episode)
+        policy_loss = (batch.weights * self._surrogate(log_prob, batch, clip)).mean().item()
+        entropy_loss = -(batch.weights * entropy).mean().item()
+        kl_loss = 0.0
+        if self.ref_policy is not None:
+            ref_log_prob = self._log_probs(batch.observations, batch.actions, self.ref_policy)
+            kl_loss = (batch.weights * kl_k3(log_prob, ref_log_prob)).mean().item()
+        grad_norms = th.stack([n.norm() for n in norms]) if norms else th.zeros(1)
+        low, high = (ratio < 1.0 - clip[0]).float().mean().item(), (ratio > 1.0 + clip[1]).float().mean().item()
+        record = self.logger.record
+        record("train/policy_gradient_loss", policy_loss)
+        record("train/entropy_loss", entropy_loss)
+        record("train/kl_loss", kl_loss)
+        record("train/loss", policy_loss + self.ent_coef * entropy_loss + self.kl_coef * kl_loss)
+        record("train/mean_entropy", entropy.mean().item())
+        record("train/approx_kl", kl_k3(batch.old_log_probs, log_prob).mean().item())
+        record("train/clip_fraction", low + high)
+        record("train/clip_fraction_low", low)
+        record("train/clip_fraction_high", high)
+        record("train/grad_norm", grad_norms.mean().item())
+        if hasattr(self.policy, "log_std"):
+            record("train/std", self.policy.log_std.exp().mean().item())
+        record("train/clip_range", clip[0])
+        record("train/n_updates", self._n_updates, exclude="tensorboard")
+        record("train/n_gradient_steps", self._n_gradient_steps)
+
+    def learn(
+        self: SelfGRPO,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 1,
+        tb_log_name: str = "GRPO",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> SelfGRPO:
+        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
+
+    # ---------------------------------------------------------------- save and load
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), "slots", "_batch"]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        state_dicts, tensors = super()._get_torch_save_params()
+        optional = [name for name in ("state_baseline", "ref_policy") if getattr(self, name) is not None]
+        return [*state_dicts, *optional], tensors
+
+    def set_parameters(
+        self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
+    ) -> None:
+        """As SB3's; a saved model may be loaded with another ``advantage`` or ``kl_coef``: what it lacks stays as built,
+        except a missing reference policy, which becomes the loaded policy."""
+        if isinstance(load_path_or_dict, dict) and "policy" in load_path_or_dict:
+            params = dict(load_path_or_dict)
+            for name, fallback in (("state_baseline", None), ("ref_policy", params["policy"])):
+                module = getattr(self, name)
+                if module is None:
+                    params.pop(name, None)
+                elif name not in params:
+                    params[name] = fallback or module.state_dict()
+            load_path_or_dict = params
+        super().set_parameters(load_path_or_dict, exact_match, device)

@@ -1,0 +1,77 @@
+"""Loss terms: pure functions on tensors, each the formula of one paper. GRPO.train adds them up."""
+
+from __future__ import annotations
+
+import torch as th
+
+
+def importance_ratio(log_ratio: th.Tensor, level: str, episode: th.Tensor) -> th.Tensor:
+    """pi_new / pi_old of each row.
+
+    :param log_ratio: ``[B]`` log pi_new - log pi_old
+    :param level: ``"step"``: each action's own ratio; ``"episode"``: the geometric mean over the rows of the same
+        episode (GSPO, arXiv 2507.18071, eq. 7), shared by all of them
+    :param episode: ``[B]`` ascending episode numbers (used by ``"episode"``; the rows of an episode must be together)
+    :return: ``[B]``
+    """
+    if level == "step":
+        return log_ratio.exp()
+    _, row, count = th.unique_consecutive(episode, return_inverse=True, return_counts=True)
+    mean = log_ratio.new_zeros(len(count)).index_add(0, row, log_ratio) / count
+    return mean.exp()[row]
+
+
+def clipped_surrogate(
+    ratio: th.Tensor, advantages: th.Tensor, clip_low: float, clip_high: float, ratio_cap: float | None = None
+) -> th.Tensor:
+    """Negated clipped objective per row (PPO, arXiv 1707.06347, eq. 7), with separate bounds (DAPO, arXiv 2503.14476).
+
+    :param ratio: ``[B]`` pi_new / pi_old
+    :param advantages: ``[B]``
+    :param clip_low: ratios below 1 - clip_low earn nothing more
+    :param clip_high: ratios above 1 + clip_high earn nothing more
+    :param ratio_cap: upper bound on the ratio also where the advantage is negative (two-sided clip, INTELLECT-2)
+    :return: ``[B]`` loss, to be minimised
+    """
+    clipped = th.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    if ratio_cap is not None:
+        ratio = ratio.clamp(max=ratio_cap)
+    return -th.min(ratio * advantages, clipped * advantages)
+
+
+def cispo_surrogate(
+    log_prob: th.Tensor, ratio: th.Tensor, advantages: th.Tensor, clip_low: float, clip_high: float
+) -> th.Tensor:
+    """REINFORCE weighted by the clipped, detached ratio (CISPO, arXiv 2506.13585): no row loses its gradient.
+
+    :param log_prob: ``[B]`` log pi_new; the other arguments as in :func:`clipped_surrogate`
+    :return: ``[B]`` loss, to be minimised
+    """
+    weight = ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high)
+    return -weight * advantages * log_prob
+
+
+def kl_k3(log_prob: th.Tensor, other_log_prob: th.Tensor) -> th.Tensor:
+    """Schulman's k3 estimate of KL(pi || other) per row, from actions drawn near pi: e^d - d - 1, d = log other - log pi.
+
+    :return: ``[B]``, never negative
+    """
+    d = other_log_prob - log_prob
+    return d.exp() - d - 1.0
+
+
+def step_weights(episode: th.Tensor, aggregation: str, horizon: int) -> th.Tensor:
+    """Weight of each row, so that the mean of weight * loss over rows aggregates as asked.
+
+    :param episode: ``[M]`` ascending episode numbers
+    :param aggregation: ``"step"``: all steps equal; ``"episode"``: mean per episode first (DeepSeekMath's 1/|o_i|);
+        ``"constant"``: sum per episode divided by ``horizon`` (Dr. GRPO, arXiv 2503.20783), no length bias
+    :param horizon: steps of the longest episode possible (``"constant"`` only)
+    :return: ``[M]``
+    """
+    if aggregation == "step":
+        return th.ones(len(episode), device=episode.device)
+    _, row, length = th.unique_consecutive(episode, return_inverse=True, return_counts=True)
+    if aggregation == "constant":
+        return th.full((len(episode),), len(episode) / (len(length) * horizon), device=episode.device)
+    return (len(episode) / (len(length) * length.float()))[row]

@@ -1,0 +1,244 @@
+"""Actor-only policies: features extractor, policy network, action distribution. There is no critic to find here."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.distributions import (
+    DiagGaussianDistribution,
+    Distribution,
+    StateDependentNoiseDistribution,
+    make_proba_distribution,
+)
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.preprocessing import is_image_space
+from stable_baselines3.common.torch_layers import (
+    BaseFeaturesExtractor,
+    CombinedExtractor,
+    FlattenExtractor,
+    NatureCNN,
+    create_mlp,
+)
+from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
+from torch import nn
+
+from sb_grpo.distributions import (
+    ActionHead,
+    GaussianHead,
+    StateDependentNoiseHead,
+    make_discrete_head,
+)
+
+
+class ActorPolicy(BasePolicy):
+    """Policy network without any value network, value head or value optimiser.
+
+    :param observation_space: any space that SB3 preprocesses
+    :param action_space: Box, Discrete, MultiDiscrete or MultiBinary
+    :param lr_schedule: learning rate as a function of the remaining progress (1 to 0)
+    :param net_arch: hidden layer sizes, ``[64, 64]`` by default (none after a NatureCNN); ``dict(pi=[...])`` is understood
+    :param activation_fn: activation of the hidden layers
+    :param ortho_init: orthogonal initialisation with gain sqrt(2), 0.01 for the action layer, as SB3's PPO has it
+    :param use_sde: state-dependent exploration (Box actions only)
+    :param log_std_init: initial log standard deviation of Box actions
+    :param full_std: gSDE: one standard deviation per latent feature and action, not per latent feature
+    :param use_expln: gSDE: ``expln`` instead of ``exp`` keeps the deviation from growing too fast
+    :param squash_output: gSDE: squash actions through tanh to the bounds of the space
+    :param features_extractor_class: network in front of the policy network
+    :param features_extractor_kwargs: its keyword arguments
+    :param normalize_images: divide uint8 images by 255
+    :param optimizer_class: optimiser, Adam by default (then fused, with eps 1e-5)
+    :param optimizer_kwargs: its keyword arguments, learning rate excluded
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        lr_schedule: Schedule,
+        net_arch: list[int] | dict[str, list[int]] | None = None,
+        activation_fn: type[nn.Module] = nn.Tanh,
+        ortho_init: bool = True,
+        use_sde: bool = False,
+        log_std_init: float = 0.0,
+        full_std: bool = True,
+        use_expln: bool = False,
+        squash_output: bool = False,
+        features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
+        features_extractor_kwargs: dict[str, Any] | None = None,
+        normalize_images: bool = True,
+        optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
+        optimizer_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        if optimizer_kwargs is None:
+            optimizer_kwargs = {"eps": 1e-5, "fused": True} if optimizer_class is th.optim.Adam else {}
+        if squash_output and not use_sde:
+            raise ValueError("squash_output=True needs gSDE; pass use_sde=True as well or leave squash_output out.")
+        super().__init__(
+            observation_space,
+            action_space,
+            features_extractor_class,
+            features_extractor_kwargs,
+            normalize_images=normalize_images,
+            optimizer_class=optimizer_class,
+            optimizer_kwargs=optimizer_kwargs,
+            squash_output=squash_output,
+        )
+        if net_arch is None:
+            net_arch = [] if features_extractor_class is NatureCNN else [64, 64]
+        self.net_arch: list[int] = net_arch.get("pi", []) if isinstance(net_arch, dict) else net_arch
+        self.activation_fn, self.ortho_init = activation_fn, ortho_init
+        self.use_sde, self.log_std_init = use_sde, log_std_init
+        self.full_std, self.use_expln = full_std, use_expln
+
+        self.features_extractor = self.make_features_extractor()
+        self.features_dim = self.features_extractor.features_dim
+        self.policy_net = nn.Sequential(*create_mlp(self.features_dim, -1, self.net_arch, activation_fn))
+        self._build_action_head(self.net_arch[-1] if self.net_arch else self.features_dim)
+        if ortho_init:
+            for module, gain in ((self.features_extractor, np.sqrt(2)), (self.policy_net, np.sqrt(2)), (self.action_net, 0.01)):
+                module.apply(partial(self.init_weights, gain=gain))
+        # A flat float observation is its own feature vector: no preprocessing on the hot path.
+        self._obs_is_features = (
+            features_extractor_class is FlattenExtractor
+            and isinstance(observation_space, spaces.Box)
+            and not (normalize_images and is_image_space(observation_space))
+        )
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
+
+    def _build_action_head(self, latent_dim: int) -> None:
+        """Create ``action_net``, ``log_std`` (Box only), ``action_dist`` (SB3's object) and ``head`` (the hot path)."""
+        self.head: ActionHead
+        if not isinstance(self.action_space, spaces.Box):
+            self.head = make_discrete_head(self.action_space)
+        sde_kwargs = {"full_std": self.full_std, "squash_output": self.squash_output, "use_expln": self.use_expln}
+        self.action_dist = make_proba_distribution(
+            self.action_space, use_sde=self.use_sde, dist_kwargs={**sde_kwargs, "learn_features": False} if self.use_sde else None
+        )
+        if isinstance(self.action_dist, StateDependentNoiseDistribution):
+            self.action_net, self.log_std = self.action_dist.proba_distribution_net(latent_dim, self.log_std_init, latent_dim)
+            self.head = StateDependentNoiseHead(self.action_dist, self.log_std)
+        elif isinstance(self.action_dist, DiagGaussianDistribution):
+            self.action_net, self.log_std = self.action_dist.proba_distribution_net(latent_dim, self.log_std_init)
+            self.head = GaussianHead(self.log_std)
+        else:
+            self.action_net = self.action_dist.proba_distribution_net(latent_dim)  # type: ignore[call-arg, assignment]
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        data = super()._get_constructor_parameters()
+        data.update(
+            lr_schedule=self._dummy_schedule,  # not needed to use the policy on its own
+            net_arch=self.net_arch,
+            activation_fn=self.activation_fn,
+            ortho_init=self.ortho_init,
+            use_sde=self.use_sde,
+            log_std_init=self.log_std_init,
+            full_std=self.full_std,
+            use_expln=self.use_expln,
+            squash_output=self.squash_output,
+            features_extractor_class=self.features_extractor_class,
+            features_extractor_kwargs=self.features_extractor_kwargs,
+            optimizer_class=self.optimizer_class,
+            optimizer_kwargs=self.optimizer_kwargs,
+        )
+        return data
+
+    def features(self, obs: PyTorchObs) -> th.Tensor:
+        """Features of a batch of observations.
+
+        :param obs: ``[batch, ...]`` or a dict of such
+        :return: ``[batch, features_dim]`` float
+        """
+        if self._obs_is_features:
+            assert isinstance(obs, th.Tensor)
+            return obs.float().flatten(1)
+        return super().extract_features(obs, self.features_extractor)  # type: ignore[no-any-return]
+
+    def _head_input(self, obs: PyTorchObs) -> th.Tensor:
+        latent = self.policy_net(self.features(obs))
+        out = self.action_net(latent)
+        return th.cat([out, latent], dim=-1) if self.use_sde else out
+
+    def act(self, obs: PyTorchObs, deterministic: bool = False) -> th.Tensor:
+        """Actions only: all that collecting needs.
+
+        :param obs: ``[batch, ...]`` or a dict of such
+        :param deterministic: the mode instead of a sample
+        :return: actions ``[batch]`` (Discrete) or ``[batch, n]``
+        """
+        out = self._head_input(obs)
+        return self.head.mode(out) if deterministic else self.head.sample(out)
+
+    def log_prob(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
+        """Log-probability of actions, ``[batch]``; bfloat16 outputs under autocast are widened first.
+
+        Rounding log-probabilities to bfloat16 would move ratios near 1 by up to 0.4 %.
+        """
+        return self.head.log_prob(self._head_input(obs).float(), actions)
+
+    def evaluate_actions(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """Log-probability and entropy of each row.
+
+        :return: ``([batch], [batch])``; where the entropy has no closed form (squashed gSDE) it is estimated by -log_prob
+        """
+        out = self._head_input(obs).float()
+        log_prob, entropy = self.head.log_prob(out, actions), self.head.entropy(out)
+        return log_prob, -log_prob if entropy is None else entropy
+
+    def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor]:
+        """Actions shaped as the action space has them, and their log-probabilities."""
+        out = self._head_input(obs)
+        actions = self.head.mode(out) if deterministic else self.head.sample(out)
+        return actions.reshape((-1, *self.action_space.shape)), self.head.log_prob(out, actions)  # type: ignore[misc]
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
+        return self.act(observation, deterministic)
+
+    def get_distribution(self, obs: PyTorchObs) -> Distribution:
+        """SB3's distribution object at these observations. It is shared and mutable: copy it before a second call."""
+        latent = self.policy_net(self.features(obs))
+        out = self.action_net(latent)
+        if isinstance(self.action_dist, StateDependentNoiseDistribution):
+            return self.action_dist.proba_distribution(out, self.log_std, latent)
+        if isinstance(self.action_dist, DiagGaussianDistribution):
+            return self.action_dist.proba_distribution(out, self.log_std)
+        return self.action_dist.proba_distribution(out)
+
+    def reset_noise(self, n_envs: int = 1) -> None:
+        """gSDE: draw a new exploration matrix per env.
+
+        :param n_envs: number of matrices
+        :raises ValueError: without gSDE
+        """
+        if not isinstance(self.action_dist, StateDependentNoiseDistribution):
+            raise ValueError("reset_noise() belongs to gSDE; construct the policy with use_sde=True.")
+        self.action_dist.sample_weights(self.log_std, batch_size=n_envs)
+
+
+MlpPolicy = ActorPolicy
+
+
+class ActorCnnPolicy(ActorPolicy):
+    """:class:`ActorPolicy` with a NatureCNN in front, for image observations."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, lr_schedule: Schedule, **kwargs: Any) -> None:
+        kwargs.setdefault("features_extractor_class", NatureCNN)
+        super().__init__(observation_space, action_space, lr_schedule, **kwargs)
+
+
+CnnPolicy = ActorCnnPolicy
+
+
+class ActorMultiInputPolicy(ActorPolicy):
+    """:class:`ActorPolicy` with a CombinedExtractor in front, for Dict observations."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, lr_schedule: Schedule, **kwargs: Any) -> None:
+        kwargs.setdefault("features_extractor_class", CombinedExtractor)
+        super().__init__(observation_space, action_space, lr_schedule, **kwargs)
+
+
+MultiInputPolicy = ActorMultiInputPolicy

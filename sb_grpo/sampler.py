@@ -1,0 +1,122 @@
+"""Collection from SB3's vectorized envs: step the slots, feed them jobs, fill the buffer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb_grpo.buffers import GroupRolloutBuffer
+
+if TYPE_CHECKING:
+    from sb_grpo.grpo import GRPO
+
+#: With whole-episode estimators and no known time limit, an episode may run this long before we call it endless.
+ENDLESS = 10_000
+
+
+def to_env_actions(model: GRPO, actions: np.ndarray) -> np.ndarray:
+    """Actions in the env's own bounds: unsquashed or clipped where the space is a Box.
+
+    :param actions: ``[n_envs]`` or ``[n_envs, n]`` as sampled
+    :return: ``[n_envs, *action_space.shape]``
+    """
+    space = model.action_space
+    if not isinstance(space, spaces.Box):
+        return actions
+    actions = actions.reshape((-1, *space.shape))
+    return model.policy.unscale_action(actions) if model.policy.squash_output else np.clip(actions, space.low, space.high)
+
+
+def check_finite(env: VecEnv, what: str, value: Any, step: int) -> None:
+    """Stop at the first NaN or inf that an env produces.
+
+    :param what: name of the tensor, for the message
+    :param value: ``[n_envs, ...]`` array or dict of arrays
+    :param step: number of the vector step
+    :raises ValueError: naming env, step and tensor
+    """
+    if isinstance(value, dict):
+        for key, part in value.items():
+            check_finite(env, f"{what}[{key!r}]", part, step)
+        return
+    # A finite sum proves that all is well; a sum that overflowed is looked at closely.
+    if value.dtype.kind != "f" or np.isfinite(value.sum()):
+        return
+    bad = ~np.isfinite(value.reshape(len(value), -1)).all(axis=1)
+    if bad.any():
+        slot = int(np.flatnonzero(bad)[0])
+        raise ValueError(
+            f"{what} of env {slot} (of {env.num_envs}) is not finite at vector step {step} since the start of learn(): "
+            f"{value[slot]}. The policy has not been updated with it; fix the env, or bound its {what} with a wrapper."
+        )
+
+
+def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRolloutBuffer) -> bool:
+    """Fill the buffer with one rollout. Mirrors ``OnPolicyAlgorithm.collect_rollouts`` of SB3 2.9 without its critic.
+
+    Stops after ``n_steps`` steps per env, or, for whole-episode estimators, when enough groups are complete.
+
+    :return: False when a callback asked to stop
+    """
+    assert model._last_obs is not None, "No previous observation was provided"
+    slots, device, vec_normalize = model.slots, model.device, model._vec_normalize_env
+    wait_for_groups, n_steps, completed = model.whole_episodes, 0, 0
+    callback.on_rollout_start()
+    while True:
+        if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
+            model.policy.reset_noise(env.num_envs)
+        with th.inference_mode():
+            obs_tensor = obs_as_tensor(model._last_obs, device)  # type: ignore[arg-type]
+            action_tensor = model.policy.act(obs_tensor)
+        actions = action_tensor.cpu().numpy()
+        clipped_actions = to_env_actions(model, actions)
+
+        new_obs, rewards, dones, infos = env.step(clipped_actions)
+        n_steps += 1
+        model.num_timesteps += env.num_envs
+        raw_obs, raw_rewards = (new_obs, rewards) if vec_normalize is None else (vec_normalize.old_obs, vec_normalize.old_reward)
+        step = model.num_timesteps // env.num_envs
+        check_finite(env, "reward", raw_rewards, step)
+        check_finite(env, "observation", raw_obs, step)
+
+        callback.update_locals({**locals(), "self": model})
+        if not callback.on_step():
+            return False
+        model._update_info_buffer(infos, dones)
+
+        ends = np.zeros(env.num_envs, dtype=np.int8)
+        for slot in np.flatnonzero(dones):
+            truncated = infos[slot].get("TimeLimit.truncated", False)
+            ends[slot] = 2 if truncated else 1
+            if truncated:
+                buffer.add_final_observation(int(slots.job[slot]), infos[slot]["terminal_observation"])
+        buffer.add(obs_tensor, action_tensor, raw_rewards, slots.job, slots.t, ends)
+        completed += slots.step(env, dones)
+        model._last_obs, model._last_episode_starts = new_obs, dones  # type: ignore[assignment]
+        if wait_for_groups:
+            if model.endless_guard and slots.t.max() >= ENDLESS:
+                raise ValueError(
+                    f"No end after {ENDLESS} steps of an episode, and the env has no time limit, but "
+                    f"advantage={model.advantage!r} needs whole episodes. Set a limit with gymnasium.make(..., "
+                    "max_episode_steps=1000) or gymnasium.wrappers.TimeLimit, or use advantage='state'."
+                )
+            enough = completed >= model.n_groups if model.n_groups else n_steps >= model.steps_per_env and completed > 0
+            if enough:
+                break
+        elif n_steps >= model.steps_per_env:
+            break
+    if not wait_for_groups:
+        for slot in range(env.num_envs):
+            buffer.add_final_observation(
+                int(slots.job[slot]),
+                {key: value[slot] for key, value in new_obs.items()} if isinstance(new_obs, dict) else new_obs[slot],
+            )
+    callback.update_locals({**locals(), "self": model})
+    callback.on_rollout_end()
+    return True

@@ -1,0 +1,86 @@
+"""One gradient step, and the guard around many: bad gradients never reach the weights that are kept."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch as th
+from torch import nn
+
+from sb_grpo.buffers import Minibatch, map_obs
+
+
+def minibatches(batch: Minibatch, batch_size: int, whole_episodes: bool = False) -> Iterator[Minibatch]:
+    """Every row exactly once, in random order, in minibatches of nearly equal size.
+
+    :param batch: M rows
+    :param batch_size: rows per minibatch, met as closely as M allows
+    :param whole_episodes: shuffle episodes instead of rows and keep each one together (episode-level ratios need it)
+    """
+    n, device = len(batch.advantages), batch.advantages.device
+    if whole_episodes:
+        _, row, length = th.unique_consecutive(batch.episode, return_inverse=True, return_counts=True)
+        rank = th.randperm(len(length), device=device)
+        order = rank[row].argsort(stable=True)
+        ranked_length = th.zeros_like(length).scatter_(0, rank, length)
+        bucket = (ranked_length.cumsum(0) - ranked_length) // batch_size
+        sizes = th.zeros_like(ranked_length).index_add_(0, bucket, ranked_length)
+        splits = [size for size in sizes.tolist() if size > 0]
+    else:
+        order = th.randperm(n, device=device)
+        k = max(1, round(n / batch_size))
+        splits = [n // k + (i < n % k) for i in range(k)]
+    shuffled = Minibatch(*(map_obs(lambda x: x.index_select(0, order), part) for part in batch))
+    start = 0
+    for size in splits:
+        stop = start + size
+        yield Minibatch(*(map_obs(lambda x: x[start:stop], part) for part in shuffled))  # noqa: B023
+        start = stop
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> th.Tensor:
+    """Scale all gradients so that their joint norm is at most ``max_norm``; never makes the host wait.
+
+    :return: ``[P]`` norm of each parameter's gradient before clipping (0 where there is none)
+    """
+    grads = [p.grad for p in parameters if p.grad is not None]
+    norms = th.stack(th._foreach_norm(grads))
+    factor = (max_norm / (norms.norm() + 1e-6)).clamp(max=1.0)
+    th._foreach_mul_(grads, factor)
+    return norms
+
+
+class LastGood:
+    """Weights and optimiser state as they were, to return to when a gradient is not finite.
+
+    :param policy: module with an ``optimizer`` attribute
+    """
+
+    def __init__(self, policy: Any) -> None:
+        self.policy = policy
+        self.names = [name for name, p in policy.named_parameters() if p.requires_grad]
+        self.weights = [p.detach().clone() for p in policy.parameters()]
+        self.optimizer = copy.deepcopy(policy.optimizer.state_dict())
+
+    def check(self, norms: list[th.Tensor], epoch: int) -> None:
+        """Look at the gradient norms of an epoch.
+
+        :param norms: one ``[P]`` tensor per gradient step, from :func:`clip_gradients`
+        :param epoch: number of the epoch, for the message
+        :raises ValueError: naming the step and the tensor; weights and optimiser are back where they were
+        """
+        finite = th.isfinite(th.stack(norms))
+        if bool(finite.all()):
+            return
+        step, tensor = (~finite).nonzero()[0].tolist()
+        with th.no_grad():
+            for parameter, good in zip(self.policy.parameters(), self.weights, strict=True):
+                parameter.copy_(good)
+        self.policy.optimizer.load_state_dict(self.optimizer)
+        raise ValueError(
+            f"The gradient of {self.names[tensor]} was not finite in gradient step {step} of epoch {epoch}. The weights are "
+            "back at their values before this update and can be saved. Lower learning_rate or max_grad_norm, or bound the "
+            "rewards with reward_scaling='clip'."
+        )

@@ -1,0 +1,110 @@
+"""What the constructor's arguments must satisfy, alone and together. Every error names value, rule and remedy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb_grpo.advantages import ESTIMATORS
+
+if TYPE_CHECKING:
+    from sb_grpo.grpo import GRPO
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "baseline": ("mean", "leave_one_out", "median", "global"),
+    "normalize_advantage": ("group", "batch", "none"),
+    "ended_members": ("zero", "drop"),
+    "surrogate": ("clip", "cispo"),
+    "aggregation": ("step", "episode", "constant"),
+    "importance_level": ("step", "episode"),
+    "reward_scaling": ("none", "clip", "tanh"),
+}
+AT_LEAST: dict[str, float] = {
+    "group_size": 1, "n_steps": 1, "n_groups": 1, "batch_size": 1, "n_epochs": 1, "micro_batch_size": 1,
+    "ref_sync_interval": 1, "ent_coef": 0.0, "kl_coef": 0.0,
+}  # fmt: skip
+POSITIVE = ("max_grad_norm", "reward_clip", "target_kl", "ratio_cap")
+
+
+def check_arguments(model: GRPO) -> None:
+    """Check every hyperparameter of a model, its env taken into account.
+
+    :raises ValueError: for the first rule that is broken
+    """
+    advantage: Any = model.advantage
+    if not callable(advantage) and advantage not in (*ESTIMATORS, "state"):
+        raise ValueError(f"advantage={advantage!r} is unknown; use one of {[*ESTIMATORS, 'state']} or a callable.")
+    for name, choices in CHOICES.items():
+        if getattr(model, name) not in choices:
+            raise ValueError(f"{name}={getattr(model, name)!r} is unknown; use one of {list(choices)}.")
+    for name, low in AT_LEAST.items():
+        value = getattr(model, name)
+        if value is not None and value < low:
+            raise ValueError(f"{name}={value} is too small: it must be at least {low}.")
+    for name in POSITIVE:
+        value = getattr(model, name)
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}={value} must be positive{'' if name == 'max_grad_norm' else ', or left out'}.")
+    for name in ("gamma", "gae_lambda"):
+        if not 0.0 <= getattr(model, name) <= 1.0:
+            raise ValueError(f"{name}={getattr(model, name)} must lie in [0, 1].")
+    for name, schedule in (("clip_range", model.clip_range), ("clip_range_high", model.clip_range_high)):
+        if isinstance(schedule, float | int) and schedule < 0:
+            raise ValueError(f"{name}={schedule} must not be negative; 0.2 is usual.")
+    _check_groups(model)
+    _check_sizes(model)
+
+
+def _check_groups(model: GRPO) -> None:
+    if model.group_size > 1:
+        return
+    if model.normalize_advantage == "group":
+        raise ValueError(
+            "group_size=1 leaves nothing to normalise within a group. Use group_size >= 2, or normalize_advantage='batch'."
+        )
+    if model.advantage in ESTIMATORS and model.baseline != "global":
+        raise ValueError(
+            f"group_size=1 gives a member no peers, so advantage={model.advantage!r} would be 0 everywhere. "
+            "Use group_size >= 2, or baseline='global'."
+        )
+
+
+def _check_sizes(model: GRPO) -> None:
+    if model.n_steps is not None and model.n_groups is not None:
+        raise ValueError(f"n_steps={model.n_steps} and n_groups={model.n_groups} both set the rollout's size: pass one of them.")
+    rows = model.steps_per_env * model.n_envs
+    if model.n_groups is None and rows < model.batch_size:
+        raise ValueError(
+            f"n_steps={model.steps_per_env} x n_envs={model.n_envs} gives {rows} steps, too few for one minibatch of "
+            f"batch_size={model.batch_size}. Raise n_steps or lower batch_size."
+        )
+    if model.micro_batch_size is not None:
+        if model.micro_batch_size > model.batch_size:
+            raise ValueError(
+                f"micro_batch_size={model.micro_batch_size} is larger than batch_size={model.batch_size}: "
+                "it is the part of a minibatch that is in memory at once. Lower it."
+            )
+        if model.importance_level == "episode":
+            raise ValueError(
+                "micro_batch_size cannot split episodes that importance_level='episode' needs whole: lower batch_size instead."
+            )
+
+
+def time_limit(env: VecEnv) -> int | None:
+    """Steps after which an env ends every episode, as its registration says; None if it does not say."""
+    spec = env.get_attr("spec", indices=[0])[0]
+    return getattr(spec, "max_episode_steps", None)
+
+
+def check_early_reset(env: VecEnv) -> None:
+    """A new ``learn()`` resets envs in mid-episode, which a strict Monitor forbids.
+
+    :raises ValueError: if one of the envs has ``Monitor(allow_early_resets=False)``
+    """
+    if any(env.env_is_wrapped(Monitor)) and not all(env.get_attr("allow_early_resets")):
+        raise ValueError(
+            "learn() has to reset the envs in mid-episode, but Monitor(allow_early_resets=False) forbids that. "
+            "Continue with learn(..., reset_num_timesteps=False), or build the Monitor with allow_early_resets=True."
+        )
