@@ -397,13 +397,14 @@ class GRPO(OnPolicyAlgorithm):
             self._clip_range_high_schedule(self._current_progress_remaining),
         )
         last_good, norms, stopped = LastGood(self.policy), [], False
+        parameters = list(last_good.parameters)
         for epoch in range(self.n_epochs):
             epoch_norms = []
             for minibatch in minibatches(batch, self.batch_size, self.importance_level == "episode"):
                 if self.target_kl is not None and self._exceeds_target_kl(minibatch):
                     stopped = True
                     break
-                epoch_norms.append(self._gradient_step(minibatch, clip))
+                epoch_norms.append(self._gradient_step(minibatch, clip, parameters))
             if epoch_norms:
                 last_good.check(epoch_norms, epoch)
             norms += epoch_norms
@@ -413,16 +414,17 @@ class GRPO(OnPolicyAlgorithm):
         self._n_gradient_steps += len(norms)
         self._log_train(batch, clip, norms)
 
-    def _gradient_step(self, minibatch: Minibatch, clip: tuple[float, float]) -> th.Tensor:
+    def _gradient_step(self, minibatch: Minibatch, clip: tuple[float, float], parameters: list[th.nn.Parameter]) -> th.Tensor:
         rows = len(minibatch.advantages)
         size = self.micro_batch_size or rows
-        self.policy.optimizer.zero_grad()
+        for parameter in parameters:  # what optimizer.zero_grad() does, without its bookkeeping
+            parameter.grad = None
         for i in range(0, rows, size):
             part = minibatch if size >= rows else Minibatch(*(map_obs(lambda x: x[i : i + size], x) for x in minibatch))  # noqa: B023
             with th.autocast(self.device.type, dtype=th.bfloat16, enabled=self.autocast):
                 loss = self._loss(part, clip) * (len(part.advantages) / rows)
             loss.backward()  # type: ignore[no-untyped-call]
-        norms = clip_gradients(self.policy.parameters(), self.max_grad_norm)
+        norms = clip_gradients(parameters, self.max_grad_norm)
         self.policy.optimizer.step()
         return norms
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch as th
@@ -40,12 +40,12 @@ def minibatches(batch: Minibatch, batch_size: int, whole_episodes: bool = False)
         start = stop
 
 
-def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> th.Tensor:
+def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> th.Tensor:
     """Scale all gradients so that their joint norm is at most ``max_norm``; never makes the host wait.
 
     :return: ``[P]`` norm of each parameter's gradient before clipping (0 where there is none)
     """
-    grads = [p.grad for p in parameters if p.grad is not None]
+    grads = [th.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     norms = th.stack(th._foreach_norm(grads))
     factor = (max_norm / (norms.norm() + 1e-6)).clamp(max=1.0)
     th._foreach_mul_(grads, factor)
@@ -60,8 +60,8 @@ class LastGood:
 
     def __init__(self, policy: Any) -> None:
         self.policy = policy
-        self.names = [name for name, p in policy.named_parameters() if p.requires_grad]
-        self.weights = [p.detach().clone() for p in policy.parameters()]
+        self.names, self.parameters = zip(*((n, p) for n, p in policy.named_parameters() if p.requires_grad), strict=True)
+        self.weights = [p.detach().clone() for p in self.parameters]
         self.optimizer = copy.deepcopy(policy.optimizer.state_dict())
 
     def check(self, norms: list[th.Tensor], epoch: int) -> None:
@@ -76,7 +76,7 @@ class LastGood:
             return
         step, tensor = (~finite).nonzero()[0].tolist()
         with th.no_grad():
-            for parameter, good in zip(self.policy.parameters(), self.weights, strict=True):
+            for parameter, good in zip(self.parameters, self.weights, strict=True):
                 parameter.copy_(good)
         self.policy.optimizer.load_state_dict(self.optimizer)
         raise ValueError(

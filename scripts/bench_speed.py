@@ -1,0 +1,151 @@
+"""Whole ``learn()`` of GRPO against SB3's PPO: same envs, net, epochs and batch size, interleaved, median of several pairs.
+
+usage: python scripts/bench_speed.py [--pairs 5] [--envs CartPole-v1 ...] [--json FILE]
+
+Both run with one torch thread. A pair is one run of each, back to back; the ratio is the median of the pairs' ratios,
+because the machine's noise is common to both halves of a pair. Memory needs no timing: see ``update_memory``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import PPO, __version__
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb_grpo import GRPO
+from sb_grpo.losses import clipped_surrogate
+
+SETTINGS = dict(n_steps=256, batch_size=64, n_epochs=10)  # SB3's defaults, with 8 x 256 steps per rollout
+TASKS = {"CartPole-v1": (20_480, 2.0), "Pendulum-v1": (20_480, 1.8), "HalfCheetah-v5": (16_384, 1.5)}
+
+
+def steps_per_second(algorithm: Any, env_id: str, n_timesteps: int, **kwargs: Any) -> float:
+    """Env steps per second of a whole ``learn()``, set-up and imports excluded."""
+    env = make_vec_env(env_id, 8, seed=0)
+    model = algorithm("MlpPolicy", env, seed=0, device="cpu", **SETTINGS, **kwargs)
+    start = time.perf_counter()
+    model.learn(n_timesteps)
+    rate = model.num_timesteps / (time.perf_counter() - start)
+    env.close()
+    return rate
+
+
+def fit_share(env_id: str, n_timesteps: int) -> float:
+    """Share of an iteration that the closed-form baseline takes (fit, prediction and advantages together)."""
+    model = GRPO("MlpPolicy", make_vec_env(env_id, 8, seed=0), seed=0, device="cpu", **SETTINGS)
+    assert model.state_baseline is not None
+    compute, spent = model.state_baseline.advantages, []
+
+    def timed(*args: Any) -> Any:
+        start = time.perf_counter()
+        result = compute(*args)
+        spent.append(time.perf_counter() - start)
+        return result
+
+    model.state_baseline.advantages = timed  # type: ignore[method-assign]
+    start = time.perf_counter()
+    model.learn(n_timesteps)
+    return sum(spent) / (time.perf_counter() - start)
+
+
+def update_memory(model: Any, batch_size: int = 64) -> int:
+    """Bytes that an update holds at its peak: weights, gradients, Adam's moments, activations saved for backward."""
+    obs = model.observation_space.sample()[None].repeat(batch_size, axis=0)
+    obs, _ = model.policy.obs_to_tensor(obs)
+    actions = th.as_tensor(np.array([model.action_space.sample() for _ in range(batch_size)]))
+    saved: dict[int, int] = {}
+
+    def pack(tensor: th.Tensor) -> th.Tensor:
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    weights = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.policy.parameters()}
+    with th.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        if isinstance(model, PPO):
+            values, log_prob, entropy = model.policy.evaluate_actions(obs, actions)
+            loss = (values**2).mean() + entropy.mean()
+        else:
+            log_prob, loss = model.policy.log_prob(obs, actions), th.zeros(())
+        loss = loss + clipped_surrogate(log_prob.exp(), th.ones(batch_size), 0.2, 0.2).mean()
+    assert loss.requires_grad
+    activations = sum(size for pointer, size in saved.items() if pointer not in weights)
+    return 4 * sum(weights.values()) + activations
+
+
+def memory_table() -> list[dict[str, Any]]:
+    """Parameters, update memory and saved size of both, per policy."""
+    from tests.helpers import SpaceEnv
+
+    cases = {
+        "CartPole-v1, MlpPolicy": ("MlpPolicy", "CartPole-v1"),
+        "HalfCheetah-v5, MlpPolicy": ("MlpPolicy", "HalfCheetah-v5"),
+        "84x84x4 image, CnnPolicy": ("CnnPolicy", SpaceEnv(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6))),
+    }
+    rows = []
+    for name, (policy, env) in cases.items():
+        row: dict[str, Any] = {"case": name}
+        for label, algorithm in (("grpo", GRPO), ("ppo", PPO)):
+            model = algorithm(policy, env, n_steps=64, batch_size=64, n_epochs=1, device="cpu", seed=0).learn(64)
+            with tempfile.TemporaryDirectory() as folder:
+                model.save(Path(folder) / "model")
+                saved = (Path(folder) / "model.zip").stat().st_size
+            parameters = sum(p.numel() for p in model.policy.parameters())
+            row[label] = {"parameters": parameters, "update_bytes": update_memory(model), "saved_bytes": saved}
+        rows.append(row)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=5, help="runs of each algorithm per task")
+    parser.add_argument("--envs", nargs="+", default=list(TASKS), choices=list(TASKS), help="tasks")
+    parser.add_argument("--json", type=Path, help="write the raw figures here")
+    args = parser.parse_args()
+    th.set_num_threads(1)
+    results: dict[str, Any] = {
+        "settings": SETTINGS,
+        "versions": {"torch": th.__version__, "stable_baselines3": __version__, "python": platform.python_version()},
+        "speed": {},
+    }
+    print(f"8 x {SETTINGS['n_steps']} steps per rollout, batch {SETTINGS['batch_size']}, {SETTINGS['n_epochs']} epochs, 64-64 net, 1 thread")
+    print("| task | PPO, steps/s | GRPO, steps/s | GRPO / PPO | wanted | share of the baseline fit |")
+    print("|---|---|---|---|---|---|")
+    for env_id in args.envs:
+        n_timesteps, wanted = TASKS[env_id]
+        for algorithm in (PPO, GRPO):
+            steps_per_second(algorithm, env_id, 4_096)  # warm up
+        pairs = [
+            (steps_per_second(PPO, env_id, n_timesteps), steps_per_second(GRPO, env_id, n_timesteps)) for _ in range(args.pairs)
+        ]
+        ratio = statistics.median(grpo / ppo for ppo, grpo in pairs)
+        ppo, grpo = (statistics.median(column) for column in zip(*pairs, strict=True))
+        share = fit_share(env_id, n_timesteps)
+        results["speed"][env_id] = {"pairs": pairs, "ratio": ratio, "fit_share": share}
+        print(f"| {env_id} | {ppo:,.0f} | {grpo:,.0f} | {ratio:.2f} | {wanted} | {100 * share:.1f} % |", flush=True)
+    results["memory"] = memory_table()
+    print("\n| model | parameters GRPO / PPO | update memory GRPO / PPO, kB | saved file GRPO / PPO, kB |")
+    print("|---|---|---|---|")
+    for row in results["memory"]:
+        ours, theirs = row["grpo"], row["ppo"]
+        print(
+            f"| {row['case']} | {ours['parameters']:,} / {theirs['parameters']:,} "
+            f"| {ours['update_bytes'] / 1e3:,.0f} / {theirs['update_bytes'] / 1e3:,.0f} "
+            f"| {ours['saved_bytes'] / 1e3:,.0f} / {theirs['saved_bytes'] / 1e3:,.0f} |"
+        )
+    if args.json:
+        args.json.write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,14 @@
+# Sourced by the scripts: makes or reuses the virtual environment .venv with the tested versions, and activates it.
+# usage: source scripts/env.sh EXTRAS      (for example: source scripts/env.sh zoo,envs)
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+PYTHON=${PYTHON:-python3}
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed (set PYTHON=...)." >&2; exit 2; }
+[ -x .venv/bin/python ] || "$PYTHON" -m venv .venv
+source .venv/bin/activate
+stamp=.venv/installed-$(cat setup.cfg scripts/constraints.txt | cksum | cut -d' ' -f1)-${1//[^a-z]/-}
+if [ ! -e "$stamp" ]; then
+    echo "Installing sb_grpo[$1] into .venv (once) ..."
+    python -m pip install --quiet --disable-pip-version-check -c scripts/constraints.txt torch 2>&1 | { grep -v '^WARNING: Location' || true; }
+    python -m pip install --quiet --disable-pip-version-check -c scripts/constraints.txt -e ".[$1]" 2>&1 | { grep -v '^WARNING: Location' || true; }
+    touch "$stamp"
+fi

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Install, then lint, types, tests.
+# usage: bash scripts/test.sh [--slow]      --slow also runs the real trainings
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh" zoo,envs,tests
+export OMP_NUM_THREADS=1
+ruff check .
+mypy
+python -m pytest -n 2 --dist loadfile --durations=10 --cov --cov-report=term --cov-fail-under=95
+if [ "${1:-}" = "--slow" ]; then
+    python -m pytest -n 2 -m slow --durations=10
+fi

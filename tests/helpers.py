@@ -1,0 +1,108 @@
+"""Probe envs with known answers, and rollouts built from plain lists."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from gymnasium import spaces
+
+from sb_grpo import Rollout
+
+
+def make_rollout(rewards: list[list[float]], groups: list[int], **changes: Any) -> Rollout:
+    """A rollout of complete, terminated episodes: one list of step rewards per episode, and the group of each."""
+    lengths = [len(r) for r in rewards]
+    flat = th.tensor([x for r in rewards for x in r])
+    rollout = Rollout(
+        observations=th.zeros(len(flat), 1),
+        actions=th.zeros(len(flat), dtype=th.int64),
+        log_probs=th.zeros(len(flat)),
+        rewards=flat,
+        t=th.cat([th.arange(n) for n in lengths]),
+        episode=th.repeat_interleave(th.arange(len(lengths)), th.tensor(lengths)),
+        group=th.tensor(groups),
+        terminated=th.ones(len(lengths), dtype=th.bool),
+        truncated=th.zeros(len(lengths), dtype=th.bool),
+        final_observations=th.zeros(len(lengths), 1),
+        n_groups=max(groups) + 1,
+        max_length=max(lengths),
+    )
+    return rollout._replace(**changes)
+
+
+class ProbeEnv(gym.Env):
+    """Two actions, a random bit as observation, episodes of ``length`` steps.
+
+    ``kind`` says what pays: ``"constant"`` always 1; ``"action"`` action 1; ``"observation"`` the action that equals the
+    bit; ``"delayed"`` only the first action counts and pays at the end.
+    """
+
+    def __init__(self, kind: str, length: int = 4, action_space: spaces.Space | None = None) -> None:
+        self.kind, self.length = kind, length
+        self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        self.action_space = action_space or spaces.Discrete(2)
+
+    def _obs(self) -> np.ndarray:
+        self.bit = int(self.np_random.integers(2))
+        return np.array([2 * self.bit - 1, self.t / self.length], dtype=np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.t, self.first = 0, 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        self.first = int(action) if self.t == 0 else self.first
+        self.t += 1
+        over = self.t >= self.length
+        reward = {
+            "constant": 1.0,
+            "action": float(action),
+            "observation": float(action == self.bit),
+            "delayed": float(over and self.first),
+        }[self.kind]
+        return self._obs(), reward, over, False, {}
+
+
+class SpaceEnv(gym.Env):
+    """Random observations of any space, any action space, reward that depends on the action, 5-step episodes."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+        self.t = 0
+
+    def _obs(self) -> Any:
+        return self.observation_space.sample()
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self.observation_space.seed(seed)
+        self.t = 0
+        return self._obs(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        assert self.action_space.contains(action), (action, self.action_space)
+        self.t += 1
+        return self._obs(), float(np.sum(action)), self.t >= 5, False, {}
+
+
+class BrokenEnv(ProbeEnv):
+    """A probe env that returns NaN in its reward or observation after some steps."""
+
+    def __init__(self, where: str, after: int = 70) -> None:
+        super().__init__("action")
+        self.where, self.after, self.steps = where, after, 0
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        self.steps += 1
+        if self.steps > self.after:
+            if self.where == "reward":
+                reward = float("nan")
+            else:
+                obs = obs + np.array([0.0, np.inf], dtype=np.float32)
+        return obs, reward, terminated, truncated, info

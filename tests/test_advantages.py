@@ -1,0 +1,172 @@
+"""Advantages against numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch as th
+
+from sb_grpo import AdvantageOptions
+from sb_grpo import advantages as adv
+from tests.helpers import make_rollout
+
+PLAIN = AdvantageOptions(gamma=1.0, normalize="none")
+
+
+def close(actual: th.Tensor, expected: list[float]) -> None:
+    th.testing.assert_close(actual, th.tensor(expected, dtype=th.float32), rtol=1e-5, atol=1e-6)
+
+
+def test_rewards_to_go_discounts_within_the_episode_only():
+    rollout = make_rollout([[1.0, 2.0, 4.0], [8.0]], [0, 0])
+    close(adv.rewards_to_go(rollout, 0.5), [1 + 1 + 1, 2 + 2, 4, 8])
+    close(adv.episode_returns(rollout, 0.5), [3, 8])
+
+
+@pytest.mark.parametrize("lengths", [[1], [2, 1, 7], [64, 3, 1, 33]])
+def test_linear_recurrence_equals_the_loop(lengths):
+    x = th.randn(sum(lengths))
+    decay = th.rand(sum(lengths))
+    decay[th.tensor(lengths).cumsum(0) - 1] = 0.0
+    expected, y = [], 0.0
+    for value, d in zip(x.flip(0).tolist(), decay.flip(0).tolist(), strict=True):
+        y = value + d * y
+        expected.append(y)
+    close(adv.linear_recurrence(x, decay, max(lengths)), expected[::-1])
+
+
+def test_outcome_is_the_z_score_of_the_group_on_every_step():
+    # Group 0: returns 1 and 3 (mean 2, std 1). Group 1: returns 0 and 10 (mean 5, std 5).
+    rollout = make_rollout([[1.0, 0.0], [3.0], [0.0], [4.0, 6.0]], [0, 0, 1, 1])
+    options = AdvantageOptions(gamma=1.0, normalize="group")
+    close(adv.outcome(rollout, options), [-1, -1, 1, -1, 1, 1])
+
+
+@pytest.mark.parametrize(
+    ("baseline", "expected"),
+    [
+        ("mean", [-3.0, -2.0, 5.0]),  # returns 0 1 8, mean 3
+        ("leave_one_out", [-4.5, -3.0, 7.5]),  # others: 4.5, 4, 0.5
+        ("median", [-1.0, 0.0, 7.0]),
+    ],
+)
+def test_group_baselines_of_outcome(baseline, expected):
+    rollout = make_rollout([[0.0], [1.0], [8.0], [5.0], [5.5], [6.0]], [0, 0, 0, 1, 1, 1])
+    close(adv.outcome(rollout, PLAIN._replace(baseline=baseline))[:3], expected)
+
+
+def test_global_baseline_is_the_mean_of_all_groups():
+    rollout = make_rollout([[0.0], [2.0], [4.0], [10.0]], [0, 0, 1, 1])
+    close(adv.outcome(rollout, PLAIN._replace(baseline="global")), [-4, -2, 0, 6])
+
+
+def test_batch_normalisation_uses_one_spread_for_all():
+    rollout = make_rollout([[0.0], [2.0], [10.0], [14.0]], [0, 0, 1, 1])
+    # returns 0 2 10 14: mean 6.5, variance (42.25 + 20.25 + 12.25 + 56.25) / 4 = 32.75
+    std = math.sqrt(32.75)
+    options = AdvantageOptions(gamma=1.0, normalize="batch")
+    close(adv.outcome(rollout, options), [-1 / std, 1 / std, -2 / std, 2 / std])
+
+
+def test_process_normalises_step_rewards_then_sums_to_go():
+    # Step rewards of the group: 0 2 | 4 2: mean 2, std sqrt(2). Normalised: -k 0 | k 0 with k = sqrt(2).
+    rollout = make_rollout([[0.0, 2.0], [4.0, 2.0]], [0, 0])
+    k = math.sqrt(2)
+    close(adv.process(rollout, AdvantageOptions(gamma=1.0)), [-k, 0, k, 0])
+    rollout = make_rollout([[2.0, 0.0], [2.0, 4.0]], [0, 0])
+    close(adv.process(rollout, AdvantageOptions(gamma=0.5)), [-0.5 * k, -k, 0.5 * k, k])
+
+
+def test_process_leave_one_out_leaves_the_member_out():
+    rollout = make_rollout([[0.0, 2.0], [4.0, 2.0], [1.0]], [0, 0, 0])
+    # baselines: member 0: (4+2+1)/3, member 1: (0+2+1)/3, member 2: (0+2+4+2)/4
+    b = [7 / 3, 7 / 3, 1.0, 1.0, 2.0]
+    expected = [(0 - b[0]) + (2 - b[1]), 2 - b[1], (4 - b[2]) + (2 - b[3]), 2 - b[3], 1 - b[4]]
+    close(adv.process(rollout, PLAIN._replace(baseline="leave_one_out")), expected)
+
+
+@pytest.mark.parametrize(
+    ("ended", "baseline", "expected"),
+    [
+        # Rewards-to-go: member 0: 3 2 1; member 1: 1. At t=1, 2 only member 0 is alive.
+        ("zero", "mean", [1.0, 1.0, 0.5, -1.0]),
+        ("drop", "mean", [1.0, 0.0, 0.0, -1.0]),
+        ("zero", "leave_one_out", [2.0, 2.0, 1.0, -2.0]),
+        ("drop", "leave_one_out", [2.0, 0.0, 0.0, -2.0]),
+        ("zero", "median", [1.0, 1.0, 0.5, -1.0]),
+    ],
+)
+def test_step_compares_members_at_the_same_time(ended, baseline, expected):
+    rollout = make_rollout([[1.0, 1.0, 1.0], [1.0]], [0, 0])
+    close(adv.step(rollout, PLAIN._replace(ended_members=ended, baseline=baseline)), expected)
+
+
+def test_step_with_global_baseline_compares_across_groups():
+    rollout = make_rollout([[2.0], [2.0], [4.0, 1.0], [3.0]], [0, 0, 1, 1])
+    # t=0: rewards-to-go 2 2 5 3, mean 3; t=1: 1 and three ended members' 0, mean 0.25. Group 0 has no spread of its own.
+    close(adv.step(rollout, PLAIN._replace(baseline="global")), [0, 0, 2, 0.75, 0])
+
+
+@pytest.mark.parametrize("estimator", [adv.outcome, adv.process, adv.step])
+@pytest.mark.parametrize("normalize", ["group", "batch", "none"])
+def test_groups_without_spread_get_exactly_zero(estimator, normalize):
+    rollout = make_rollout([[1.0, 1.0], [1.0, 1.0], [1.0, 0.5], [0.0, 2.0]], [0, 0, 1, 1])
+    advantages = estimator(rollout, AdvantageOptions(gamma=0.9, normalize=normalize))
+    assert (advantages[:4] == 0).all() and (advantages[4:] != 0).any() and th.isfinite(advantages).all()
+
+
+@pytest.mark.parametrize("estimator", [adv.outcome, adv.step])
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "median"])
+def test_a_group_of_one_has_no_peers(estimator, baseline):
+    rollout = make_rollout([[1.0, 2.0]], [0])
+    assert (estimator(rollout, PLAIN._replace(baseline=baseline)) == 0).all()
+
+
+def test_segment_median_of_odd_even_and_empty_segments():
+    values = th.tensor([5.0, 1.0, 3.0, 8.0, 2.0])
+    close(adv.segment_median(values, th.tensor([0, 0, 0, 2, 2]), 3)[[0, 2]], [3.0, 5.0])
+
+
+def test_gae_by_hand_for_terminated_truncated_and_cut_episodes():
+    rollout = make_rollout([[1.0, 1.0], [1.0, 1.0]], [0, 0], terminated=th.tensor([True, False]))
+    values, final = th.tensor([3.0, 2.0, 3.0, 2.0]), th.tensor([100.0, 4.0])
+    # terminated: the 100 is ignored. delta: 1 + .5*2 - 3 = -1; 1 - 2 = -1. A0 = -1 + .25 * -1
+    # goes on:    delta: -1; 1 + .5*4 - 2 = 1.                             A0 = -1 + .25 * 1
+    close(adv.gae(rollout, values, final, 0.5, 0.5), [-1.25, -1.0, -0.75, 1.0])
+
+
+def test_gae_with_lambda_one_is_return_minus_baseline():
+    rollout = make_rollout([[1.0, 2.0, 3.0]], [0])
+    values = th.tensor([0.3, -0.2, 0.7])
+    th.testing.assert_close(adv.gae(rollout, values, th.zeros(1), 0.9, 1.0), adv.rewards_to_go(rollout, 0.9) - values)
+
+
+def test_centre_and_scale_gives_z_scores_per_group_and_per_batch():
+    rollout = make_rollout([[0.0], [0.0, 0.0], [0.0]], [0, 0, 1])
+    raw = th.tensor([1.0, 2.0, 3.0, 7.0])
+    k = math.sqrt(1.5)
+    close(adv.centre_and_scale(raw, rollout, "group"), [-k, 0, k, 0])
+    batch = adv.centre_and_scale(raw, rollout, "batch")
+    assert abs(float(batch.mean())) < 1e-6 and abs(float(batch.std(unbiased=False)) - 1) < 1e-6
+    close(adv.centre_and_scale(raw, rollout, "none"), raw.tolist())
+
+
+def test_reward_shaping():
+    rewards = th.tensor([-20.0, 0.5, 3.0])
+    close(adv.shape_rewards(rewards, "none", 2.0), [-20, 0.5, 3])
+    close(adv.shape_rewards(rewards, "clip", 2.0), [-2, 0.5, 2])
+    close(adv.shape_rewards(rewards, "tanh", 2.0), [2 * math.tanh(-10), 2 * math.tanh(0.25), 2 * math.tanh(1.5)])
+
+
+def test_advantages_do_not_depend_on_the_scale_of_the_rewards():
+    rewards = [[1.0, 0.3], [3.0], [0.1], [4.0, 6.0]]
+    small = make_rollout(rewards, [0, 0, 1, 1])
+    large = make_rollout([[1e6 * x for x in r] for r in rewards], [0, 0, 1, 1])
+    for estimator in (adv.outcome, adv.process, adv.step):
+        th.testing.assert_close(estimator(small, AdvantageOptions()), estimator(large, AdvantageOptions()))
+
+
+def test_explained_variance():
+    actual = th.tensor([1.0, 2.0, 3.0])
+    assert adv.explained_variance(actual, actual) == 1.0
+    assert adv.explained_variance(th.zeros(3), actual) == 0.0
+    assert math.isnan(adv.explained_variance(th.zeros(3), th.ones(3)))

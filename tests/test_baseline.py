@@ -1,0 +1,94 @@
+"""The closed-form state baseline against known regressions."""
+
+import pytest
+import torch as th
+
+from sb_grpo import AdvantageOptions
+from sb_grpo.baseline import StateBaseline
+from tests.helpers import make_rollout
+
+
+def rollout_of(features: th.Tensor, rewards: th.Tensor):
+    """One-step episodes: the reward is the return."""
+    n = len(features)
+    return make_rollout([[float(r)] for r in rewards], [i // 4 for i in range(n)], final_observations=features)
+
+
+def test_it_learns_a_function_of_the_state_and_says_how_well():
+    th.manual_seed(0)
+    baseline, explained = StateBaseline(3), []
+    for _ in range(4):
+        x = th.randn(400, 3)
+        y = 5.0 + 2.0 * x[:, 0] - x[:, 1] ** 2 + th.sin(x[:, 2])
+        advantages, ev = baseline.advantages(rollout_of(x, y), AdvantageOptions(normalize="none"), x, x)
+        explained.append(ev)
+    assert explained[-1] > 0.97 and explained[-1] >= explained[1] - 0.02
+    assert float(advantages.std()) < 0.3 * float(y.std())  # what is left is what the state does not explain
+
+
+def test_shifting_or_scaling_rewards_shifts_or_scales_the_baseline():
+    """The constant is not shrunk and the rest is linear: normalised advantages do not see scale or offset."""
+    results = []
+    for factor, offset in ((1.0, 0.0), (100.0, 0.0), (1.0, 50.0)):
+        th.manual_seed(0)
+        baseline = StateBaseline(2)
+        for _ in range(3):
+            x = th.randn(200, 2)
+            y = x[:, 0] + 0.5 * th.randn(200)
+            advantages, _ = baseline.advantages(rollout_of(x, factor * y + offset), AdvantageOptions(), x, x)
+        results.append(advantages)
+    th.testing.assert_close(results[0], results[1], atol=2e-3, rtol=1e-3)
+    th.testing.assert_close(results[0], results[2], atol=2e-2, rtol=1e-2)
+
+
+def test_time_tells_apart_what_the_state_does_not():
+    """Constant observation, reward 1 per step, 6 steps: only t predicts the reward-to-go."""
+    rewards = [[1.0] * 6 for _ in range(80)]
+    rollout = make_rollout(rewards, [i // 8 for i in range(80)])
+    baseline, features = StateBaseline(1), th.zeros(480, 1)
+    for _ in range(6):
+        advantages, explained = baseline.advantages(
+            rollout, AdvantageOptions(gamma=1.0, normalize="none"), features, th.zeros(80, 1)
+        )
+    assert explained > 0.99 and float(advantages.abs().max()) < 0.2
+
+
+def test_a_saved_baseline_predicts_the_same():
+    th.manual_seed(0)
+    baseline = StateBaseline(2)
+    for _ in range(2):
+        x = th.randn(100, 2)
+        baseline.advantages(rollout_of(x, x.sum(1)), AdvantageOptions(), x, x)
+    copy = StateBaseline(2)
+    copy.load_state_dict(baseline.state_dict())
+    assert sum(v.numel() for v in baseline.state_dict().values()) < 1000  # a weight vector and statistics, no projection
+    phi = th.randn(7, 3)
+    th.testing.assert_close(copy.phi(phi) @ copy.weights, baseline.phi(phi) @ baseline.weights)
+
+
+def test_without_any_reward_the_baseline_is_zero_and_finite():
+    x = th.randn(40, 2)
+    baseline = StateBaseline(2)
+    for _ in range(2):
+        advantages, _ = baseline.advantages(rollout_of(x, th.zeros(40)), AdvantageOptions(), x, x)
+        assert (advantages == 0).all()
+
+
+def test_the_ridge_follows_the_noise():
+    """Pure noise asks for a strong ridge, a clean function for a weak one."""
+    ridges = []
+    for noise in (0.0, 10.0):
+        th.manual_seed(0)
+        baseline = StateBaseline(3)
+        for _ in range(8):
+            x = th.randn(300, 3)
+            baseline.advantages(rollout_of(x, th.sin(2 * x[:, 0]) + noise * th.randn(300)), AdvantageOptions(), x, x)
+        ridges.append(float(baseline.ridge))
+    assert ridges[0] <= 1.0 and ridges[1] >= 100.0
+
+
+@pytest.mark.parametrize("kwargs", [dict(n_features=0), dict(scale=0.0), dict(memory=1.0)], ids=str)
+def test_bad_settings_are_named(kwargs):
+    name, value = next(iter(kwargs.items()))
+    with pytest.raises(ValueError, match=f"baseline_kwargs: {name}={value} must"):
+        StateBaseline(3, **kwargs)

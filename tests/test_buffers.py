@@ -1,0 +1,103 @@
+"""Packing: every collected step comes out exactly once, in its episode, in order."""
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+
+from sb_grpo.buffers import GroupRolloutBuffer
+
+OBS = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+
+def fill(buffer, steps, lengths, jobs):
+    """Run jobs of the given lengths on the buffer's slots; the observation of a step is 1000 * job + t."""
+    state = fill.state.setdefault(id(buffer), dict(job=[None] * buffer.n_envs, t=[0] * buffer.n_envs))
+    for _ in range(steps):
+        for slot in range(buffer.n_envs):
+            if state["job"][slot] is None:
+                state["job"][slot], state["t"][slot] = next(jobs), 0
+        job, t = np.array(state["job"]), np.array(state["t"])
+        ends = np.array([2 if t[s] + 1 == lengths[job[s]] and job[s] % 5 == 0 else int(t[s] + 1 == lengths[job[s]])
+                         for s in range(buffer.n_envs)], dtype=np.int8)  # fmt: skip
+        obs = th.tensor(1000.0 * job + t).float().unsqueeze(1)
+        for slot in np.flatnonzero(ends == 2):
+            buffer.add_final_observation(int(job[slot]), np.array([1000.0 * job[slot] + t[slot] + 1]))
+        buffer.add(obs, th.tensor(t % 3), t.astype(np.float32), job, t, ends)
+        for slot in range(buffer.n_envs):
+            state["t"][slot] += 1
+            if ends[slot]:
+                state["job"][slot] = None
+
+
+fill.state = {}
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+@pytest.mark.parametrize("whole_groups", [True, False])
+def test_every_step_comes_out_once_and_in_order(n_envs, whole_groups):
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 12, size=1000)
+    buffer = GroupRolloutBuffer(4, OBS, spaces.Discrete(3), device="cpu", n_envs=n_envs)
+    jobs, group_size, seen, taken = iter(range(1000)), 3, [], 0
+    for _ in range(6):
+        buffer.reset()
+        fill(buffer, 25, lengths, jobs)
+        taken += 25 * n_envs
+        rollout = buffer.pack(buffer.new_rows()[0][:, 0], group_size, whole_groups)
+        obs = rollout.observations[:, 0].long()
+        th.testing.assert_close(obs % 1000, rollout.t)
+        th.testing.assert_close(rollout.log_probs.long(), obs)  # each step keeps its own log-probability
+        th.testing.assert_close(rollout.rewards.long(), rollout.t)
+        job = obs // 1000
+        th.testing.assert_close(th.unique_consecutive(rollout.episode), th.arange(len(rollout.group)))
+        for e in range(len(rollout.group)):
+            rows = (rollout.episode == e).nonzero()[:, 0]
+            assert len(job[rows].unique()) == 1 and (rollout.t[rows].diff() == 1).all()
+            length = lengths[int(job[rows[0]])]
+            ended = int(rollout.t[rows[-1]]) + 1 == length
+            assert bool(rollout.complete[e]) == ended
+            truncated = ended and int(job[rows[0]]) % 5 == 0
+            assert bool(rollout.truncated[e]) == truncated
+            if truncated:
+                assert int(rollout.final_observations[e, 0]) == 1000 * int(job[rows[0]]) + length
+            if whole_groups:
+                assert ended and int(rollout.t[rows[0]]) == 0
+        if whole_groups:
+            assert (th.bincount(rollout.group) == group_size).all()
+        seen += obs.tolist()
+    assert len(seen) == len(set(seen)) and len(seen) + buffer.n_kept == taken
+    if not whole_groups:
+        assert buffer.n_kept == 0
+    else:
+        waiting = buffer.n_kept
+        assert buffer.drop_kept() == waiting and buffer.n_kept == 0
+
+
+def test_no_complete_group_gives_no_rollout_and_keeps_the_steps():
+    buffer = GroupRolloutBuffer(2, OBS, spaces.Discrete(3), device="cpu", n_envs=2)
+    buffer.reset()
+    fill(buffer, 5, [100] * 10, iter(range(10)))
+    assert buffer.pack(th.zeros(10), 2, True) is None and buffer.n_kept == 10
+
+
+def test_dict_observations_pack_key_by_key():
+    space = spaces.Dict({"a": OBS, "b": spaces.Box(0, 255, (2, 2), np.uint8)})
+    buffer = GroupRolloutBuffer(4, space, spaces.Box(-1, 1, (2,)), device="cpu", n_envs=1)
+    buffer.reset()
+    for t in range(3):
+        obs = {"a": th.full((1, 1), float(t)), "b": th.full((1, 2, 2), t, dtype=th.uint8)}
+        buffer.add(obs, th.zeros(1, 2), np.zeros(1), np.zeros(1), np.array([t]), np.array([2 if t == 2 else 0]))
+    buffer.add_final_observation(0, {"a": np.array([3.0]), "b": np.full((2, 2), 3)})
+    for whole_groups in (False,):
+        rollout = buffer.pack(th.zeros(3), 2, whole_groups)
+        assert rollout.observations["b"].dtype == th.uint8 and rollout.observations["a"][:, 0].tolist() == [0, 1, 2]
+        assert rollout.final_observations["b"].unique().tolist() == [3] and rollout.final_observations["a"].tolist() == [[3.0]]
+
+
+def test_get_samples_points_to_pack():
+    buffer = GroupRolloutBuffer(2, OBS, spaces.Discrete(3), device="cpu")
+    buffer.reset()
+    fill(buffer, 2, [9], iter([0]))
+    with pytest.raises(NotImplementedError, match="pack"):
+        buffer.sample(1)

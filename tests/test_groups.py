@@ -1,0 +1,148 @@
+"""Groups: every slot busy, every member from the same start, whatever the stack of wrappers."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+    VecTransposeImage,
+)
+
+from sb_grpo import GRPO, SeededResetWrapper
+from sb_grpo.envs.seeded_reset import START_DIGEST, install_seeded_reset, observation_digest
+from sb_grpo.groups import GroupSlots, group_seed, mix
+from tests.helpers import SpaceEnv
+
+
+def run_groups(env, group_size, episodes, seed=3):
+    """Random actions under GroupSlots; the raw first observation of every episode as (group, observation) pairs."""
+    install_seeded_reset(env)
+    slots = GroupSlots(env.num_envs, group_size, seed)
+    slots.queue_all(env)
+    env.reset()
+    slots.started_all(env)
+    rng, starts, completed = np.random.default_rng(0), [], 0
+    digest = lambda slot: env.unwrapped.reset_infos[slot][START_DIGEST]  # noqa: E731
+    starts += [(int(slots.job[s]), digest(s)) for s in range(env.num_envs)]
+    env.action_space.seed(0)
+    while len(starts) < episodes:
+        # Members act differently on purpose: some slots fail early.
+        actions = np.array([env.action_space.sample() for _ in range(env.num_envs)])
+        if rng.random() < 0.5:
+            actions[::2] = actions[0]
+        _, _, dones, _ = env.step(actions)
+        completed += slots.step(env, dones)
+        starts += [(int(slots.job[s]), digest(s)) for s in np.flatnonzero(dones)]
+    env.close()
+    return slots, starts, completed
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3", "Hopper-v5"])
+@pytest.mark.parametrize("vec_env_cls", [DummyVecEnv, SubprocVecEnv])
+@pytest.mark.parametrize("wrap", [lambda e: e, lambda e: VecFrameStack(VecNormalize(VecMonitor(e)), 2)], ids=["bare", "wrapped"])
+def test_members_start_bit_equal(env_id, vec_env_cls, wrap):
+    group_size, episodes = 4, 60
+    env = wrap(make_vec_env(env_id, 3, vec_env_cls=vec_env_cls, wrapper_class=SeededResetWrapper, seed=0))
+    slots, starts, completed = run_groups(env, group_size, episodes)
+    assert slots.start_mismatches == 0 and completed >= episodes // group_size - 3
+    by_group: dict = {}
+    for job, start in starts:
+        by_group.setdefault(job // group_size, set()).add(start)
+    assert all(len(digests) == 1 for digests in by_group.values())
+    assert len({next(iter(d)) for d in by_group.values()}) == len(by_group)  # different groups start differently
+    assert sorted(job for job, _ in starts) == sorted({job for job, _ in starts})  # no job twice
+
+
+def test_bit_equality_is_of_the_observation_itself():
+    env = SeededResetWrapper(gym.make("LunarLander-v3"))
+    env.set_next_seed(11)
+    first, info = env.reset(seed=5)  # the queued seed wins
+    for _ in range(30):
+        env.step(env.action_space.sample())
+    env.set_next_seed(11)
+    again, info_again = env.reset()
+    np.testing.assert_array_equal(first, again)
+    assert info[START_DIGEST] == info_again[START_DIGEST]
+    other, _ = env.reset()
+    assert (other != first).any()
+
+
+def test_image_stack_with_transpose_keeps_groups():
+    image = spaces.Box(0, 255, (36, 36, 3), np.uint8)
+    env = VecFrameStack(VecTransposeImage(DummyVecEnv([lambda: SpaceEnv(image, spaces.Discrete(2))] * 2)), 2)
+    slots, _, completed = run_groups(env, 2, 20)
+    assert slots.start_mismatches == 0 and completed >= 8
+
+
+@pytest.mark.parametrize(("n_envs", "group_size"), [(1, 4), (3, 2), (8, 8), (5, 3), (4, 1)])
+def test_any_number_of_envs_with_any_group_size(n_envs, group_size):
+    env = make_vec_env("CartPole-v1", n_envs)
+    slots, starts, completed = run_groups(env, group_size, 50)
+    jobs = sorted(job for job, _ in starts)
+    assert jobs == list(range(jobs[-1] + 1)) or set(range(len(jobs) - n_envs)) <= set(jobs)
+    assert completed >= (50 - n_envs) // group_size - n_envs and slots.next_group >= completed
+
+
+def test_an_env_that_ignores_its_seed_is_found_and_warned_about_once():
+    class Unseeded(SpaceEnv):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=None)
+
+    env = Unseeded(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+    model = GRPO("MlpPolicy", env, n_steps=64, group_size=4, n_epochs=1)
+    with pytest.warns(UserWarning, match="different observations") as caught:
+        model.learn(128)
+    assert len([w for w in caught if "different observations" in str(w.message)]) == 1
+    assert model.slots.start_mismatches > 5
+
+
+def test_independent_noise_keeps_the_start_and_changes_the_rest():
+    def trajectory(noise_seed):
+        env = SeededResetWrapper(gym.make("LunarLander-v3"))
+        env.set_next_seed(3, noise_seed)
+        start, _ = env.reset()
+        return start, np.array([env.step(2)[0] for _ in range(20)])
+
+    (start_a, a), (start_b, b), (start_c, c) = trajectory(None), trajectory(None), trajectory(77)
+    np.testing.assert_array_equal(start_a, start_c)
+    np.testing.assert_array_equal(a, b)  # common random numbers
+    assert (a != c).any()
+    model = GRPO("MlpPolicy", "LunarLander-v3", n_steps=300, n_epochs=1, shared_noise=False, seed=0).learn(300)
+    assert model.slots.start_mismatches == 0
+
+
+def test_group_seeds_are_pure_well_spread_and_accepted_everywhere():
+    seeds = [group_seed(7, g) for g in range(20_000)]
+    assert seeds == [group_seed(7, g) for g in range(20_000)] and len(set(seeds)) > 19_990
+    assert 0 <= min(seeds) and max(seeds) < 2**31
+    assert abs(np.mean(seeds) / 2**30 - 1) < 0.02
+    assert group_seed(7, 1) != group_seed(8, 0) and mix(1, 2) != mix(2, 1)
+
+
+def test_digest_sees_every_leaf_and_every_bit():
+    a = {"x": np.zeros(3), "y": (np.ones(2, dtype=np.uint8), 4)}
+    b = {"y": (np.ones(2, dtype=np.uint8), 4), "x": np.zeros(3)}
+    assert observation_digest(a) == observation_digest(b)
+    b["x"][2] = np.nextafter(0.0, 1.0)
+    assert observation_digest(a) != observation_digest(b)
+
+
+def test_installing_twice_changes_nothing():
+    env = make_vec_env("CartPole-v1", 2)
+    install_seeded_reset(env)
+    wrapped = list(env.envs)
+    install_seeded_reset(VecNormalize(env))
+    assert env.envs == wrapped
+
+
+def test_subproc_without_the_wrapper_names_the_remedy():
+    env = make_vec_env("CartPole-v1", 2, vec_env_cls=SubprocVecEnv)
+    with pytest.raises(ValueError, match="wrapper_class=sb_grpo.SeededResetWrapper"):
+        GRPO("MlpPolicy", env)
+    env.close()

@@ -1,0 +1,337 @@
+"""GRPO as an SB3 citizen: everything that a user of PPO tries, and what it logs."""
+
+import subprocess
+import sys
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback, StopTrainingOnMaxEpisodes
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.logger import KVWriter, Logger, configure
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack, VecNormalize
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from sb_grpo import GRPO, SeededResetWrapper
+from sb_grpo.advantages import outcome
+from tests.helpers import ProbeEnv
+
+SMALL = dict(n_steps=64, batch_size=32, n_epochs=2, group_size=2, seed=0)
+
+
+class Recorder(KVWriter):
+    """Keeps every dump of the logger."""
+
+    def __init__(self):
+        self.dumps = []
+
+    def write(self, key_values, key_excluded, step=0):
+        self.dumps.append(dict(key_values))
+
+    def close(self):
+        pass
+
+
+def record(model):
+    recorder = Recorder()
+    model.set_logger(Logger(None, [recorder]))
+    return recorder.dumps
+
+
+def weights(model):
+    return th.cat([p.detach().flatten() for p in model.policy.parameters()])
+
+
+def test_the_three_lines_of_the_readme():
+    model = GRPO("MlpPolicy", "CartPole-v1").learn(2_100)
+    assert model.num_timesteps == 4096 and model.n_envs == 1
+    assert evaluate_policy(model, model.get_env(), 2)[0] > 5
+
+
+@pytest.mark.parametrize("n_envs", [1, 3, 16, 4096])
+def test_the_default_rollout_is_about_2048_steps_whatever_n_envs_is(n_envs):
+    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", min(n_envs, 16)))
+    model.n_envs = n_envs
+    assert 2048 <= model.steps_per_env * n_envs < 2048 + n_envs or model.steps_per_env == 1
+
+
+@pytest.mark.parametrize("advantage", ["outcome", "process", "step", "state"])
+@pytest.mark.parametrize("n_groups", [None, 3])
+def test_every_estimator_learns_something(advantage, n_groups):
+    env = make_vec_env("Pendulum-v1", 3, env_kwargs=dict(g=5.0))
+    kwargs = dict(SMALL, n_steps=None if n_groups else 64, n_groups=n_groups)
+    model = GRPO("MlpPolicy", env, advantage=advantage, **kwargs)
+    before, dumps = weights(model), record(model)
+    model.learn(1500)
+    assert (weights(model) != before).any() and th.isfinite(weights(model)).all()
+    if n_groups:
+        assert all(d["group/n_groups"] >= n_groups for d in dumps)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(surrogate="cispo", clip_range_high=0.3),
+        dict(ratio_cap=3.0, aggregation="episode"),
+        dict(aggregation="constant", baseline="median", advantage="step"),
+        dict(importance_level="episode", aggregation="episode", advantage="outcome"),
+        dict(kl_coef=0.1, ref_sync_interval=2, ent_coef=0.01),
+        dict(target_kl=1e-5, n_epochs=5),
+        dict(reward_scaling="tanh", reward_clip=0.5, autocast=True),
+        dict(micro_batch_size=7, normalize_advantage="batch"),
+        dict(group_size=1, normalize_advantage="batch", baseline="global", advantage="outcome"),
+        dict(learning_rate=lambda p: 1e-3 * p, clip_range=lambda p: 0.2 * p),
+        dict(advantage=lambda rollout, options: outcome(rollout, options) * 2.0),
+        dict(policy_kwargs=dict(net_arch=[8, 8], optimizer_class=th.optim.SGD)),
+    ],
+    ids=lambda o: "-".join(o),
+)
+def test_options_train_and_survive_save_and_load(options, tmp_path):
+    env = make_vec_env("CartPole-v1", 4)
+    model = GRPO("MlpPolicy", env, **{**SMALL, **options}).learn(600)
+    model.save(tmp_path / "model")
+    loaded = GRPO.load(tmp_path / "model", env=env)
+    th.testing.assert_close(weights(model), weights(loaded))
+    loaded.learn(300, reset_num_timesteps=False)
+    assert loaded.num_timesteps > model.num_timesteps
+
+
+def test_micro_batches_give_the_gradient_of_the_whole_minibatch():
+    results = []
+    for micro in (None, 5):
+        model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), micro_batch_size=micro, **SMALL)
+        model.learn(256)
+        results.append(weights(model))
+    th.testing.assert_close(*results, atol=1e-5, rtol=1e-4)
+
+
+def test_target_kl_stops_the_update_early():
+    steps = []
+    for target_kl in (None, 1e-6):
+        model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), target_kl=target_kl, **SMALL).learn(128)
+        steps.append(model._n_gradient_steps)
+    assert steps[1] < steps[0]
+
+
+def test_the_reference_policy_holds_the_policy_back():
+    distances = []
+    for kl_coef in (0.0, 100.0):
+        model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), kl_coef=kl_coef, **SMALL)
+        start = weights(model)
+        model.learn(1000)
+        distances.append(float((weights(model) - start).norm()))
+    assert distances[1] < 0.8 * distances[0]
+
+
+def test_load_with_another_env_count_group_size_and_a_new_reference(tmp_path):
+    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 4), **{**SMALL, "group_size": 3}).learn(300)
+    model.save(tmp_path / "model")
+    loaded = GRPO.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 2), kl_coef=0.5)
+    assert loaded.group_size == 3 and loaded.n_envs == 2 and loaded._next_group == model._next_group
+    th.testing.assert_close(loaded.ref_policy.state_dict(), model.policy.state_dict())
+    th.testing.assert_close(loaded.state_baseline.state_dict(), model.state_baseline.state_dict())
+    loaded.learn(300)
+    loaded.save(tmp_path / "with_reference")
+    again = GRPO.load(tmp_path / "with_reference", env=make_vec_env("CartPole-v1", 2))
+    th.testing.assert_close(again.ref_policy.state_dict(), loaded.ref_policy.state_dict())
+    assert GRPO.load(tmp_path / "with_reference", advantage="step", kl_coef=0.0).state_baseline is None
+    with pytest.raises(ValueError, match="too few for one minibatch"):
+        GRPO.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 1), batch_size=128)
+
+
+def test_saved_size_is_smaller_than_ppos(tmp_path):
+    sizes = []
+    for cls in (GRPO, PPO):
+        cls("MlpPolicy", make_vec_env("Hopper-v5", 2), n_steps=64, batch_size=64, n_epochs=1).learn(128).save(tmp_path / "m")
+        sizes.append((tmp_path / "m.zip").stat().st_size)
+    assert sizes[0] < 0.85 * sizes[1]
+
+
+def test_set_env_and_continued_learning():
+    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL).learn(128)
+    first_groups = model._next_group
+    model.learn(128, reset_num_timesteps=False)
+    assert model.num_timesteps == 256 and model._next_group >= first_groups
+    model.set_env(make_vec_env("CartPole-v1", 2))
+    model.learn(128, reset_num_timesteps=False)
+    assert model.num_timesteps == 384 and model.slots.start_mismatches == 0
+
+
+@pytest.mark.parametrize("advantage", ["state", "outcome"])
+def test_eval_callback_with_vec_normalize_on_both_sides(advantage, tmp_path):
+    env = VecNormalize(make_vec_env("CartPole-v1", 4, seed=0))
+    eval_env = VecNormalize(make_vec_env("CartPole-v1", 2), training=False, norm_reward=False)
+    callback = EvalCallback(eval_env, eval_freq=50, n_eval_episodes=2, log_path=str(tmp_path), verbose=0)
+    checkpoints = CheckpointCallback(100, str(tmp_path), save_vecnormalize=True)
+    model = GRPO("MlpPolicy", env, advantage=advantage, **SMALL).learn(1200, callback=[callback, checkpoints])
+    assert len(np.load(tmp_path / "evaluations.npz")["results"]) >= 4 and list(tmp_path.glob("rl_model_*_steps.zip"))
+    assert eval_env.obs_rms.count > 500  # statistics were synchronised from the training env
+    assert model.slots.start_mismatches == 0
+
+
+def test_rewards_are_the_raw_ones_under_vec_normalize():
+    seen = []
+
+    def spy(rollout, options):
+        seen.append(rollout.rewards)
+        return outcome(rollout, options)
+
+    env = VecNormalize(make_vec_env("CartPole-v1", 2))
+    GRPO("MlpPolicy", env, advantage=spy, **SMALL).learn(300)
+    assert all((rewards == 1.0).all() for rewards in seen)
+
+
+def test_frame_stack_and_subproc_train():
+    env = make_vec_env("CartPole-v1", 2, vec_env_cls=SubprocVecEnv, wrapper_class=SeededResetWrapper, seed=0)
+    model = GRPO("MlpPolicy", VecFrameStack(env, 3), **SMALL).learn(300)
+    assert model.slots.start_mismatches == 0
+    env.close()
+
+
+def test_useful_fraction_on_cartpole_with_8_envs_and_groups_of_8():
+    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 8, seed=0), advantage="step", n_epochs=1, seed=0)
+    dumps = record(model)
+    model.learn(30_000)
+    assert min(d["rollout/useful_fraction"] for d in dumps) > 0.95
+    assert model._steps_trained / model.num_timesteps > 0.95  # also when what still waits is held against it
+    model.learn(4_000)
+    assert model._steps_dropped == 0 or record is None
+
+
+def test_a_callback_that_stops_in_mid_rollout_leaves_a_usable_model():
+    class StopOnce(BaseCallback):
+        def _on_step(self):
+            return self.n_calls != 100
+
+    for advantage in ("state", "step"):
+        model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), advantage=advantage, **SMALL)
+        model.learn(1000, callback=StopOnce())
+        assert model.num_timesteps == 200 and model._steps_dropped > 0
+        model.learn(300, reset_num_timesteps=False)
+        assert model.slots.start_mismatches == 0
+    stop = StopTrainingOnMaxEpisodes(3)
+    assert GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL).learn(10_000, callback=stop).num_timesteps < 1000
+
+
+class Spy(BaseCallback):
+    """What a callback gets to see."""
+
+    def __init__(self):
+        super().__init__()
+        self.events, self.keys, self.steps = [], set(), []
+
+    def _on_rollout_start(self):
+        self.events.append("start")
+
+    def _on_step(self):
+        self.keys = set(self.locals)
+        self.steps.append((self.num_timesteps, self.locals["rewards"].shape, self.locals["dones"].shape))
+        return True
+
+    def _on_rollout_end(self):
+        self.events.append("end")
+
+
+def test_callbacks_see_what_they_see_under_ppo():
+    """Our loop is a second copy of SB3's: this catches drift between the two."""
+    seen = {}
+    for cls, kwargs in ((GRPO, SMALL), (PPO, dict(n_steps=64, batch_size=32, n_epochs=2, seed=0))):
+        spy = Spy()
+        model = cls("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), **kwargs).learn(256, callback=spy)
+        seen[cls] = spy
+        assert len(model.ep_info_buffer) > 0
+    assert seen[GRPO].events == seen[PPO].events and seen[GRPO].steps == seen[PPO].steps
+    critic_only = {"values", "log_probs", "value", "terminal_obs", "terminal_value", "idx", "done"}
+    loop_only = {"n_rollout_steps", "rollout_buffer"}  # arguments of the base method
+    assert seen[PPO].keys - seen[GRPO].keys <= critic_only | loop_only
+
+
+def test_success_rate_is_logged():
+    class Success(ProbeEnv):
+        def step(self, action):
+            obs, reward, terminated, truncated, info = super().step(action)
+            return obs, reward, terminated, truncated, {**info, "is_success": True} if terminated else info
+
+    model = GRPO("MlpPolicy", Success("action"), **SMALL)
+    dumps = record(model)
+    model.learn(64)
+    assert dumps[0]["rollout/success_rate"] == 1.0
+
+
+EXPECTED_KEYS = """rollout/ep_rew_mean rollout/ep_len_mean rollout/useful_fraction rollout/pending_steps rollout/n_steps time/fps
+group/n_groups group/frac_zero_std group/start_mismatch group/baseline group/return_std group/reward_mean group/reward_std
+group/advantage_mean group/advantage_std train/explained_variance train/policy_gradient_loss train/entropy_loss train/kl_loss
+train/loss train/mean_entropy train/approx_kl train/clip_fraction train/clip_fraction_low train/clip_fraction_high
+train/grad_norm train/std train/clip_range train/learning_rate train/n_gradient_steps""".split()
+
+
+def test_tensorboard_gets_scalars_histogram_and_hyperparameters(tmp_path):
+    model = GRPO("MlpPolicy", "Pendulum-v1", tensorboard_log=str(tmp_path), **{**SMALL, "n_steps": 200}).learn(600)
+    events = EventAccumulator(str(tmp_path / "GRPO_1")).Reload()
+    scalars = events.Tags()["scalars"]
+    assert set(EXPECTED_KEYS) <= set(scalars)
+    assert all(np.isfinite(e.value) for key in EXPECTED_KEYS for e in events.Scalars(key))
+    assert "group/advantages" in events.Tags()["histograms"]
+    assert "_hparams_/experiment" in events.summary_metadata or "_hparams_/experiment" in events.Tags().get("tensors", [])
+    assert events.Scalars("train/n_gradient_steps")[-1].value == model._n_gradient_steps - 12
+    glossary = (__import__("pathlib").Path(__file__).parents[1] / "docs/logger.md").read_text()
+    assert all(f"`{key}`" in glossary for key in [*scalars, "group/advantages"] if not key.startswith("_hparams_"))
+
+
+def test_verbose_tables_hold_scalars_only(capsys):
+    GRPO("MlpPolicy", "CartPole-v1", verbose=1, **SMALL).learn(130)
+    out = capsys.readouterr().out
+    assert "useful_fraction" in out and "tensor" not in out and "HParam" not in out
+
+
+def test_progress_bar_and_custom_logger(tmp_path):
+    model = GRPO("MlpPolicy", "CartPole-v1", **SMALL)
+    model.set_logger(configure(str(tmp_path), ["csv"]))
+    model.learn(130, progress_bar=True)
+    assert "group/n_groups" in (tmp_path / "progress.csv").read_text()
+
+
+SCRIPT = """
+import torch as th; th.set_num_threads(1)
+from stable_baselines3.common.env_util import make_vec_env
+from sb_grpo import GRPO
+model = GRPO("MlpPolicy", make_vec_env({env!r}, 3, seed=1), n_steps=64, batch_size=32, n_epochs=2, seed=1, advantage={advantage!r})
+model.learn(600)
+print(sum(float(p.double().abs().sum()) for p in model.policy.parameters()).hex())
+"""
+
+
+@pytest.mark.parametrize(("env", "advantage"), [("CartPole-v1", "step"), ("Pendulum-v1", "state")])
+def test_same_seed_same_weights_here_and_in_another_process(env, advantage, capsys):
+    results = []
+    for _ in range(2):
+        exec(SCRIPT.format(env=env, advantage=advantage), {})
+        results.append(capsys.readouterr().out.strip())
+    code = SCRIPT.format(env=env, advantage=advantage)
+    results.append(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
+    assert len(set(results)) == 1
+
+
+def test_seed_none_draws_a_seed_and_a_gym_env_works():
+    model = GRPO("MlpPolicy", gym.make("CartPole-v1"), n_steps=64, n_epochs=1).learn(64)
+    assert model.seed is None and model._base_seed is not None
+
+
+def test_a_diverging_update_stops_and_gives_the_weights_back():
+    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL).learn(128)
+    before = weights(model)
+    model.lr_schedule = lambda progress: 3e38
+    with pytest.raises(ValueError, match="The gradient of .* was not finite in gradient step"):
+        model.learn(10_000, reset_num_timesteps=False)
+    assert th.isfinite(weights(model)).all() and len(before) == len(weights(model))
+
+
+def test_rollouts_without_any_spread_do_not_move_the_policy():
+    model = GRPO("MlpPolicy", ProbeEnv("constant"), advantage="outcome", **SMALL)
+    dumps, before = record(model), weights(model)
+    model.learn(512)
+    assert (weights(model) == before).all()
+    assert all(d["group/frac_zero_std"] == 1.0 for d in dumps)

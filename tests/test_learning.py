@@ -1,0 +1,89 @@
+"""Does it learn? Probe envs in seconds; real tasks, marked slow, with thresholds that a broken algorithm cannot reach."""
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from sb_grpo import GRPO
+from tests.helpers import ProbeEnv
+from zoo.hyperparams import make_model
+
+ESTIMATORS = ["outcome", "process", "step", "state"]
+
+
+def train_probe(kind, advantage, seed=0, **kwargs):
+    env = DummyVecEnv([lambda: ProbeEnv(kind)] * 4)
+    model = GRPO("MlpPolicy", env, n_steps=64, advantage=advantage, learning_rate=3e-3, gamma=1.0, seed=seed, **kwargs)
+    return model.learn(5_000)
+
+
+def action_one_probability(model, bit, t):
+    obs = th.tensor([[2.0 * bit - 1.0, t]])
+    return float(model.policy.get_distribution(obs).distribution.probs[0, 1])
+
+
+@pytest.mark.parametrize("advantage", ESTIMATORS)
+def test_reward_depends_on_the_action(advantage):
+    model = train_probe("action", advantage)
+    assert min(action_one_probability(model, b, 0.0) for b in (0, 1)) > 0.9
+
+
+@pytest.mark.parametrize("advantage", ESTIMATORS)
+def test_reward_depends_on_the_observation(advantage):
+    model = train_probe("observation", advantage)
+    assert action_one_probability(model, 1, 0.0) > 0.85 and action_one_probability(model, 0, 0.0) < 0.15
+
+
+@pytest.mark.parametrize("advantage", ESTIMATORS)
+def test_reward_comes_late(advantage):
+    model = train_probe("delayed", advantage)
+    assert min(action_one_probability(model, b, 0.0) for b in (0, 1)) > 0.9
+
+
+@pytest.mark.parametrize("advantage", ["outcome", "process", "step"])
+def test_constant_reward_gives_zero_gradient(advantage):
+    env = DummyVecEnv([lambda: ProbeEnv("constant")] * 4)
+    model = GRPO("MlpPolicy", env, n_steps=64, advantage=advantage, seed=0)
+    before = [p.detach().clone() for p in model.policy.parameters()]
+    model.learn(1_000)
+    assert all((a == b).all() for a, b in zip(before, model.policy.parameters(), strict=True))
+
+
+def test_state_does_not_chase_a_constant_reward():
+    model = train_probe("constant", "state")
+    assert 0.05 < action_one_probability(model, 0, 0.0) < 0.95
+
+
+@pytest.mark.parametrize("use_sde", [False, True])
+def test_continuous_action_finds_its_target(use_sde):
+    class Target(ProbeEnv):
+        def __init__(self):
+            super().__init__("action", action_space=spaces.Box(-2.0, 2.0, (1,), np.float32))
+
+        def step(self, action):
+            obs, _, *rest = super().step(0)
+            return obs, -float((action[0] - 0.7) ** 2), *rest
+
+    model = GRPO("MlpPolicy", DummyVecEnv([Target] * 4), n_steps=64, learning_rate=3e-3, gamma=0.5, use_sde=use_sde, seed=0)
+    model.learn(10_000)
+    assert abs(float(model.predict(np.array([1.0, 0.0], dtype=np.float32), deterministic=True)[0][0]) - 0.7) < 0.2
+
+
+def final_return(env_id, n_timesteps, seed):
+    model = make_model(env_id, seed=seed)
+    model.learn(n_timesteps)
+    return evaluate_policy(model, make_vec_env(env_id, 10, seed=10_000 + seed), 20)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env_id", "n_timesteps", "bar", "needed"),
+    [("CartPole-v1", 50_000, 475, 5), ("Pendulum-v1", 100_000, -250, 4), ("LunarLander-v3", 400_000, 200, 4)],
+)
+def test_five_seeds(env_id, n_timesteps, bar, needed):
+    returns = [final_return(env_id, n_timesteps, seed) for seed in range(5)]
+    assert sum(r >= bar for r in returns) >= needed, returns

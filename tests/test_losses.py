@@ -1,0 +1,87 @@
+"""Loss terms against worked-out values, gradients and the papers' equations."""
+
+import math
+
+import pytest
+import torch as th
+
+from sb_grpo import AdvantageOptions
+from sb_grpo import losses
+from sb_grpo.advantages import outcome
+from tests.helpers import make_rollout
+
+
+def test_clipped_surrogate_value_and_gradient_by_hand():
+    #            inside  above, A>0  above, A<0  below, A>0  below, A<0
+    log_ratio = th.tensor([0.1, 0.5, 0.5, -0.5, -0.5], requires_grad=True)
+    advantages = th.tensor([2.0, 1.0, -1.0, 1.0, -1.0])
+    loss = losses.clipped_surrogate(log_ratio.exp(), advantages, 0.2, 0.3)
+    ratio = [math.exp(x) for x in (0.1, 0.5, 0.5, -0.5, -0.5)]
+    th.testing.assert_close(loss, th.tensor([-2 * ratio[0], -1.3, ratio[2], -ratio[3], 0.8]))
+    loss.sum().backward()
+    # d(-r A)/d log r = -r A where the unclipped branch is the smaller, 0 where the clip holds.
+    th.testing.assert_close(log_ratio.grad, th.tensor([-2 * ratio[0], 0.0, ratio[2], -ratio[3], 0.0]))
+
+
+def test_ratio_cap_bounds_the_negative_side():
+    ratio, advantages = th.tensor([10.0, 10.0, 2.0]), th.tensor([-1.0, 1.0, -1.0])
+    th.testing.assert_close(losses.clipped_surrogate(ratio, advantages, 0.2, 0.2, 4.0), th.tensor([4.0, -1.2, 2.0]))
+
+
+def test_cispo_keeps_the_gradient_of_clipped_rows():
+    log_prob = th.tensor([-1.0, -1.0], requires_grad=True)
+    ratio = th.tensor([5.0, 0.5])
+    losses.cispo_surrogate(log_prob, ratio, th.tensor([1.0, -2.0]), 0.2, 0.3).sum().backward()
+    th.testing.assert_close(log_prob.grad, th.tensor([-1.3, 1.6]))
+
+
+def test_kl_k3_is_non_negative_and_unbiased():
+    generator = th.Generator().manual_seed(0)
+    p, q = th.tensor([0.2, 0.5, 0.3]), th.tensor([0.3, 0.3, 0.4])
+    actions = th.multinomial(p, 200_000, replacement=True, generator=generator)
+    k3 = losses.kl_k3(p.log()[actions], q.log()[actions])
+    assert (k3 >= 0).all()
+    assert abs(float(k3.mean()) - float((p * (p / q).log()).sum())) < 1e-3
+
+
+def test_step_weights_of_the_three_aggregations():
+    episode = th.tensor([0, 0, 0, 1])
+    loss = th.tensor([1.0, 2.0, 3.0, 10.0])
+    assert float((losses.step_weights(episode, "step", 5) * loss).mean()) == 4.0
+    assert float((losses.step_weights(episode, "episode", 5) * loss).mean()) == pytest.approx((2 + 10) / 2)
+    assert float((losses.step_weights(episode, "constant", 5) * loss).mean()) == pytest.approx((6 / 5 + 10 / 5) / 2)
+
+
+def test_episode_ratio_is_the_geometric_mean():
+    log_ratio = th.tensor([0.1, 0.3, -0.4], requires_grad=True)
+    ratio = losses.importance_ratio(log_ratio, "episode", th.tensor([4, 4, 7]))
+    th.testing.assert_close(ratio, th.tensor([0.2, 0.2, -0.4]).exp())
+    ratio[:2].sum().backward()
+    th.testing.assert_close(log_ratio.grad, th.tensor([math.exp(0.2), math.exp(0.2), 0.0]))
+    th.testing.assert_close(losses.importance_ratio(log_ratio, "step", th.zeros(3)), log_ratio.exp())
+
+
+def test_outcome_loss_equals_equation_3_of_deepseekmath():
+    """One group, episode aggregation, gamma 1: the objective of the paper, written out term by term."""
+    eps, beta = 0.2, 0.04
+    rewards = [[0.0, 1.0], [2.0], [0.5, 0.5, 2.0]]
+    log_new, log_old, log_ref = (th.randn(6, generator=th.Generator().manual_seed(i)) * 0.3 - 1 for i in range(3))
+    returns = [sum(r) for r in rewards]
+    mean = sum(returns) / 3
+    std = math.sqrt(sum((r - mean) ** 2 for r in returns) / 3)
+    objective, k = 0.0, 0
+    for reward, total in zip(rewards, returns, strict=True):
+        advantage, episode_sum = (total - mean) / std, 0.0
+        for _ in reward:
+            ratio = math.exp(log_new[k] - log_old[k])
+            d = float(log_ref[k] - log_new[k])
+            kl = math.exp(d) - d - 1
+            episode_sum += min(ratio * advantage, min(max(ratio, 1 - eps), 1 + eps) * advantage) - beta * kl
+            k += 1
+        objective += episode_sum / len(reward) / 3
+
+    rollout = make_rollout(rewards, [0, 0, 0])
+    advantages = outcome(rollout, AdvantageOptions(gamma=1.0))
+    per_step = losses.clipped_surrogate((log_new - log_old).exp(), advantages, eps, eps) + beta * losses.kl_k3(log_new, log_ref)
+    ours = (losses.step_weights(rollout.episode, "episode", 3) * per_step).mean()
+    assert float(ours) == pytest.approx(-objective, rel=1e-5)

@@ -1,0 +1,76 @@
+"""Minibatches, gradient clipping, and the way back from a bad gradient."""
+
+import pytest
+import torch as th
+
+from sb_grpo import GRPO
+from sb_grpo.buffers import Minibatch
+from sb_grpo.update import LastGood, clip_gradients, minibatches
+
+
+def make_batch(lengths):
+    n = sum(lengths)
+    rows = th.arange(n).float()
+    episode = th.repeat_interleave(th.arange(len(lengths)), th.tensor(lengths))
+    return Minibatch({"a": rows.unsqueeze(1)}, rows, rows, rows, rows, episode)
+
+
+@pytest.mark.parametrize("n", [1, 63, 64, 100, 1000])
+def test_every_row_once_per_epoch_in_nearly_equal_parts(n):
+    parts = list(minibatches(make_batch([n]), 64))
+    assert sorted(th.cat([p.advantages for p in parts]).tolist()) == list(range(n))
+    sizes = [len(p.advantages) for p in parts]
+    assert max(sizes) - min(sizes) <= 1 and len(sizes) == max(1, round(n / 64))
+    for part in parts:
+        th.testing.assert_close(part.observations["a"][:, 0], part.advantages)
+
+
+def test_whole_episodes_stay_together():
+    th.manual_seed(0)
+    lengths = [5, 30, 2, 2, 2, 40, 1, 9]
+    parts = list(minibatches(make_batch(lengths), 16, whole_episodes=True))
+    assert sorted(th.cat([p.advantages for p in parts]).tolist()) == list(range(sum(lengths))) and len(parts) > 2
+    for part in parts:
+        for e in part.episode.unique():
+            assert int((part.episode == e).sum()) == lengths[int(e)]
+        assert (part.episode.diff() != 0).sum() + 1 == len(part.episode.unique())
+
+
+def test_epochs_are_shuffled_differently():
+    batch = make_batch([50])
+    first, second = (th.cat([p.advantages for p in minibatches(batch, 10)]) for _ in range(2))
+    assert (first != second).any()
+
+
+@pytest.mark.parametrize("scale", [0.01, 100.0])
+def test_clip_gradients_equals_torchs(scale):
+    def net():
+        th.manual_seed(0)
+        module = th.nn.Linear(3, 2)
+        (scale * module(th.ones(4, 3))).sum().backward()
+        return module
+
+    ours, theirs = net(), net()
+    norms = clip_gradients(list(ours.parameters()), 0.5)
+    th.testing.assert_close(norms.norm(), th.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5))
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        th.testing.assert_close(a.grad, b.grad)
+
+
+def test_a_bad_gradient_is_named_and_the_weights_come_back():
+    policy = GRPO("MlpPolicy", "CartPole-v1", seed=0).policy
+    names = [name for name, _ in policy.named_parameters()]
+    good = LastGood(policy)
+    before = [p.detach().clone() for p in policy.parameters()]
+    norms = []
+    for factor in (1.0, float("nan"), 1.0):
+        policy.optimizer.zero_grad()
+        (policy.log_prob(th.ones(2, 4), th.tensor([0, 1])).sum() * 3 + factor * policy.action_net.bias.sum()).backward()
+        norms.append(clip_gradients(list(policy.parameters()), 0.5))
+        policy.optimizer.step()
+    with pytest.raises(ValueError, match=f"{names[-1]} was not finite in gradient step 1 of epoch 3"):
+        good.check(norms, 3)
+    for a, b in zip(before, policy.parameters(), strict=True):
+        th.testing.assert_close(a, b.detach())
+    assert not policy.optimizer.state_dict()["state"]
+    good.check(norms[:1], 0)

@@ -1,0 +1,132 @@
+"""Bad input: a ValueError that names value, rule and remedy, before the first step."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.monitor import Monitor
+
+from sb_grpo import GRPO
+from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [
+        (dict(group_size=0), "group_size=0 .* at least 1"),
+        (dict(group_size=1), "group_size=1 .*normalize_advantage='batch'"),
+        (dict(group_size=1, advantage="outcome", normalize_advantage="none"), "no peers.*baseline='global'"),
+        (dict(advantage="outcomes"), "advantage='outcomes' is unknown.*'state'"),
+        (dict(baseline="modus"), "baseline='modus' is unknown.*median"),
+        (dict(normalize_advantage=True), "normalize_advantage=True is unknown.*'group'"),
+        (dict(surrogate="ppo"), "surrogate='ppo' is unknown"),
+        (dict(aggregation="token"), "aggregation='token' is unknown"),
+        (dict(importance_level="sequence"), "importance_level='sequence' is unknown"),
+        (dict(reward_scaling="log"), "reward_scaling='log' is unknown"),
+        (dict(ended_members="keep"), "ended_members='keep' is unknown"),
+        (dict(n_steps=32), "32 steps, too few for one minibatch of batch_size=64"),
+        (dict(n_steps=128, n_groups=2), "pass one of them"),
+        (dict(n_groups=0), "n_groups=0"),
+        (dict(ent_coef=-0.1), "ent_coef=-0.1"),
+        (dict(kl_coef=-1.0), "kl_coef=-1.0"),
+        (dict(clip_range=-0.2), "clip_range=-0.2"),
+        (dict(clip_range_high=-0.2), "clip_range_high=-0.2"),
+        (dict(ratio_cap=0.0), "ratio_cap=0.0 must be positive"),
+        (dict(target_kl=0.0), "target_kl=0.0 must be positive"),
+        (dict(max_grad_norm=0.0), "max_grad_norm=0.0 must be positive"),
+        (dict(reward_clip=-1.0), "reward_clip=-1.0"),
+        (dict(gamma=1.1), "gamma=1.1 must lie"),
+        (dict(gae_lambda=-0.1), "gae_lambda=-0.1 must lie"),
+        (dict(n_epochs=0), "n_epochs=0"),
+        (dict(micro_batch_size=128), "micro_batch_size=128 is larger than batch_size=64"),
+        (dict(micro_batch_size=8, importance_level="episode"), "lower batch_size"),
+        (dict(ref_sync_interval=0), "ref_sync_interval=0"),
+    ],
+    ids=lambda x: "-".join(f"{k}={v}" for k, v in x.items()) if isinstance(x, dict) else "",
+)
+def test_arguments(kwargs, says):
+    with pytest.raises(ValueError, match=says):
+        GRPO("MlpPolicy", "CartPole-v1", **kwargs)
+
+
+def test_nested_observation_spaces_are_refused_as_sb3_does():
+    space = spaces.Dict({"a": spaces.Dict({"b": spaces.Discrete(2)})})
+    with pytest.raises(NotImplementedError, match="Nested"):
+        GRPO("MultiInputPolicy", SpaceEnv(space, spaces.Discrete(2)))
+
+
+def test_mlp_policy_on_dict_observations_names_multi_input():
+    with pytest.raises(ValueError, match="MultiInputPolicy"):
+        GRPO("MlpPolicy", SpaceEnv(spaces.Dict({"a": spaces.Discrete(2)}), spaces.Discrete(2)))
+
+
+class Endless(ProbeEnv):
+    def __init__(self):
+        super().__init__("action", length=10**9)
+
+
+@pytest.mark.parametrize("advantage", ["outcome", "process", "step"])
+def test_whole_episodes_on_an_endless_env(advantage):
+    model = GRPO("MlpPolicy", Endless(), advantage=advantage)
+    weights = [p.detach().clone() for p in model.policy.parameters()]
+    with pytest.raises(ValueError, match="max_episode_steps=1000.*advantage='state'"):
+        model.learn(20_000)
+    assert all((a == b).all() for a, b in zip(weights, model.policy.parameters(), strict=True))
+
+
+def test_state_trains_on_an_endless_env():
+    GRPO("MlpPolicy", Endless(), n_steps=128, n_epochs=1).learn(256)
+
+
+def test_strict_monitor_matters_only_for_a_reset_in_mid_episode():
+    env = Monitor(gym.make("CartPole-v1"), allow_early_resets=False)
+    model = GRPO("MlpPolicy", env, n_steps=70, n_epochs=1, seed=0).learn(70)
+    with pytest.raises(ValueError, match="reset_num_timesteps=False"):
+        model.learn(70)
+    model.learn(70, reset_num_timesteps=False)
+
+
+@pytest.mark.parametrize("where", ["reward", "observation"])
+@pytest.mark.parametrize("normalize", [False, True])
+def test_nan_from_the_env_is_located_and_nothing_is_lost(where, normalize, tmp_path):
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+    env = DummyVecEnv([lambda: ProbeEnv("action"), lambda: BrokenEnv(where)])
+    if normalize:
+        env = VecNormalize(env)
+    model = GRPO("MlpPolicy", env, n_steps=64, n_epochs=1, group_size=2, seed=0)
+    with pytest.raises(ValueError, match=f"{where} of env 1 .of 2. is not finite at vector step 71 "):
+        model.learn(1000)
+    assert all(np.isfinite(p.detach().numpy()).all() for p in model.policy.parameters()) and model._n_updates == 1
+    if normalize:
+        assert np.isfinite(env.obs_rms.var).all() and np.isfinite(env.ret_rms.var) and np.isfinite(env.returns).all()
+    model.save(tmp_path / "last_good")
+    assert GRPO.load(tmp_path / "last_good").predict(np.zeros(2, dtype=np.float32))
+
+
+def test_nan_in_one_key_of_a_dict_observation_is_named():
+    class BrokenDict(SpaceEnv):
+        def step(self, action):
+            obs, *rest = super().step(action)
+            return ({**obs, "b": obs["b"] * np.nan}, *rest)
+
+    env = BrokenDict(spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(-1, 1, (2,), np.float32)}), spaces.Discrete(2))
+    with pytest.raises(ValueError, match=r"observation\['b'\] of env 0"):
+        GRPO("MultiInputPolicy", env, n_steps=64).learn(64)
+
+
+def test_large_but_finite_values_pass():
+    class Huge(ProbeEnv):
+        def step(self, action):
+            obs, reward, *rest = super().step(action)
+            return (np.full(2, 3e38, dtype=np.float32), reward, *rest)
+
+    GRPO("MlpPolicy", Huge("action"), n_steps=64, n_epochs=1, advantage="step", group_size=2).learn(64)
+
+
+def test_advantages_that_are_not_finite_are_located():
+    env = make_vec_env("CartPole-v1", 2)
+    model = GRPO("MlpPolicy", env, advantage=lambda rollout, options: rollout.rewards / 0.0, n_steps=64)
+    with pytest.raises(ValueError, match="advantage .* of step 0 of an episode in group 0"):
+        model.learn(100)

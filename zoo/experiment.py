@@ -1,0 +1,128 @@
+"""One training run: rl_zoo3's ExperimentManager, taught what GRPO is and what a run should leave behind."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import time
+from argparse import Namespace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rl_zoo3
+import rl_zoo3.train
+from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, sync_envs_normalization
+
+from sb_grpo import GRPO, SeededResetWrapper
+from zoo.plot import plot_learning_curve
+
+HYPERPARAMS = Path(__file__).parent / "hyperparams" / "grpo.yml"
+FINAL_EPISODES = 20
+
+
+def register() -> None:
+    """Make rl_zoo3 know ``--algo grpo`` and use :class:`Experiment`."""
+    rl_zoo3.ALGOS["grpo"] = GRPO
+    rl_zoo3.train.ExperimentManager = Experiment
+
+
+class Experiment(ExperimentManager):
+    """An rl_zoo3 run that ends with an evaluation, a learning curve and ``metrics.json`` in its folder."""
+
+    wall_time = 0.0
+
+    def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
+        wrapper = self.env_wrapper
+        if self.algo == "grpo" and self.vec_env_class is SubprocVecEnv:
+            self.env_wrapper = lambda env: SeededResetWrapper(wrapper(env) if wrapper else env)
+        try:
+            return super().create_envs(n_envs, eval_env, no_log)
+        finally:
+            self.env_wrapper = wrapper
+
+    def learn(self, model: BaseAlgorithm) -> None:
+        start = time.perf_counter()
+        super().learn(model)
+        self.wall_time = time.perf_counter() - start
+
+    def evaluate(self, model: BaseAlgorithm, n_episodes: int = FINAL_EPISODES) -> list[float]:
+        """Returns of fresh episodes, deterministic unless rl_zoo3 says otherwise (Atari, MiniGrid).
+
+        :param model: trained model, its VecNormalize statistics included
+        :param n_episodes: episodes, spread over as many envs as training used
+        :return: one raw return per episode
+        """
+        env = self.create_envs(min(self.n_envs, n_episodes), eval_env=True, no_log=True)
+        env.seed(self.seed + 1_000_000)
+        training_env = model.get_env()
+        assert training_env is not None
+        sync_envs_normalization(training_env, env)
+        returns, _ = evaluate_policy(
+            model, env, n_episodes, deterministic=self.deterministic_eval, return_episode_rewards=True
+        )
+        env.close()
+        return [float(r) for r in returns]  # type: ignore[union-attr]
+
+    def save_trained_model(self, model: BaseAlgorithm) -> None:
+        super().save_trained_model(model)
+        returns = self.evaluate(model)
+        folder = Path(self.save_path)
+        metrics = {
+            "algo": self.algo,
+            "env": self.env_name.gym_id,
+            "seed": self.seed,
+            "env_steps": model.num_timesteps,
+            "gradient_steps": getattr(model, "_n_gradient_steps", None),
+            "wall_time_s": round(self.wall_time, 2),
+            "final_returns": returns,
+            "mean_return": float(np.mean(returns)),
+            "std_return": float(np.std(returns)),
+            "commit": _commit(),
+            "python": platform.python_version(),
+            "versions": {name: version(name) for name in ("sb_grpo", "stable_baselines3", "gymnasium", "torch", "numpy", "rl_zoo3")},
+        }
+        (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
+        picture = plot_learning_curve(folder, f"{self.algo.upper()} on {self.env_name.gym_id}")
+        print(f"\nMean return over {len(returns)} episodes: {metrics['mean_return']:.1f} +- {metrics['std_return']:.1f}")
+        print(f"Model:          {folder / (self.env_name + '.zip')}")
+        print(f"TensorBoard:    tensorboard --logdir {self.tensorboard_log}")
+        print(f"Learning curve: {picture}")
+        print(f"Metrics:        {folder / 'metrics.json'}")
+
+
+def build(env_id: str, seed: int, log_folder: str, algo: str = "grpo", n_timesteps: int = -1, **hyperparams: Any) -> Experiment:
+    """A run from Python, with the settings of ``zoo/hyperparams/grpo.yml``.
+
+    :param env_id: registered env id
+    :param seed: of the run
+    :param log_folder: where its folder goes
+    :param algo: any algorithm that rl_zoo3 knows
+    :param n_timesteps: in place of the file's
+    :param hyperparams: in place of the file's
+    :return: the experiment; ``setup_experiment()`` gives the model
+    """
+    register()
+    return Experiment(
+        Namespace(env=env_id, seed=seed, algo=algo),
+        algo,
+        env_id,
+        log_folder,
+        n_timesteps=n_timesteps,
+        eval_freq=-1,
+        hyperparams=hyperparams,
+        seed=seed,
+        log_interval=-2,
+        verbose=0,
+        config=str(HYPERPARAMS) if algo == "grpo" else None,
+    )
+
+
+def _commit() -> str | None:
+    result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return result.stdout.strip() or None
