@@ -26,7 +26,9 @@ class AdvantageOptions(NamedTuple):
 
     gamma: float = 0.99  #: discount, in [0, 1]
     gae_lambda: float = 0.95  #: lambda of the lambda-return, in [0, 1]; used by ``"state"``
-    baseline: str = "mean"  #: ``"mean"``, ``"leave_one_out"``, ``"median"`` (of the group) or ``"global"`` (mean of all groups)
+    baseline: str = (
+        "mean"  #: ``"mean"``, ``"leave_one_out"``, ``"median"`` (of the group) or ``"global"`` (mean of all groups)
+    )
     normalize: str = "group"  #: divide by the spread of the ``"group"``, of the ``"batch"``, or not at all: ``"none"``
     ended_members: str = "zero"  #: ``"step"``: a member that has ended counts as return 0 (``"zero"``) or not (``"drop"``)
 
@@ -202,9 +204,7 @@ def step(rollout: Rollout, options: AdvantageOptions) -> th.Tensor:
     return scale(advantages, advantages, to_go, row_group, rollout.n_groups, options.normalize)
 
 
-def gae(
-    rollout: Rollout, values: th.Tensor, final_values: th.Tensor, gamma: float, gae_lambda: float
-) -> th.Tensor:
+def gae(rollout: Rollout, values: th.Tensor, final_values: th.Tensor, gamma: float, gae_lambda: float) -> th.Tensor:
     """Generalised advantage estimation (arXiv 1506.02438, eq. 16) under a given baseline.
 
     :param values: ``[M]`` baseline at each step's observation

@@ -94,7 +94,9 @@ class GroupRolloutBuffer(BaseBuffer):
 
         old_obs = getattr(self, "observations", None)
         dict_space = isinstance(self.observation_space, spaces.Dict)
-        obs_spaces = self.observation_space.spaces if isinstance(self.observation_space, spaces.Dict) else {"": self.observation_space}
+        obs_spaces = (
+            self.observation_space.spaces if isinstance(self.observation_space, spaces.Dict) else {"": self.observation_space}
+        )
         obs = {}
         for key, space in obs_spaces.items():
             dtype = th.from_numpy(np.zeros(1, dtype=space.dtype if space.dtype != np.float64 else np.float32)).dtype
@@ -207,9 +209,7 @@ class GroupRolloutBuffer(BaseBuffer):
 
     def _take(self, rows: dict[str, Any], index: th.Tensor) -> dict[str, Any]:
         on_device = index.to(self.device)
-        taken = {
-            key: map_obs(lambda o: o.index_select(0, on_device), rows[key]) for key in ("obs", "actions", "log_probs")
-        }
+        taken = {key: map_obs(lambda o: o.index_select(0, on_device), rows[key]) for key in ("obs", "actions", "log_probs")}
         taken.update({key: rows[key].index_select(0, index) for key in ("rewards", "jobs", "t", "ends")})
         jobs = set(taken["jobs"].tolist()) if rows["final_obs"] else set()
         taken["final_obs"] = {job: obs for job, obs in rows["final_obs"].items() if job in jobs}

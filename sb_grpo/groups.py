@@ -87,7 +87,7 @@ class GroupSlots:
         if not dones.any():
             return 0
         completed = 0
-        for slot in np.flatnonzero(dones):
+        for slot in np.flatnonzero(dones).tolist():
             group = int(self.job[slot]) // self.group_size
             ended = self._members_ended.pop(group, 0) + 1
             if ended == self.group_size:

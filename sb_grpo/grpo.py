@@ -213,7 +213,9 @@ class GRPO(OnPolicyAlgorithm):
         if self._base_seed is None:
             self._base_seed = int(np.random.randint(2**31)) if self.seed is None else self.seed
         self._clip_range_schedule = FloatSchedule(self.clip_range)
-        self._clip_range_high_schedule = FloatSchedule(self.clip_range if self.clip_range_high is None else self.clip_range_high)
+        self._clip_range_high_schedule = FloatSchedule(
+            self.clip_range if self.clip_range_high is None else self.clip_range_high
+        )
         buffer_class: Any = self.rollout_buffer_class or GroupRolloutBuffer
         self.rollout_buffer = buffer_class(
             self.steps_per_env,
@@ -263,8 +265,9 @@ class GRPO(OnPolicyAlgorithm):
 
     def _hparams(self) -> HParam:
         names = (
-            "learning_rate n_steps batch_size n_epochs gamma gae_lambda clip_range clip_range_high group_size n_groups advantage "
-            "baseline normalize_advantage surrogate aggregation importance_level ent_coef kl_coef target_kl max_grad_norm seed n_envs"
+            "learning_rate n_steps batch_size n_epochs gamma gae_lambda clip_range clip_range_high group_size n_groups "
+            "advantage baseline normalize_advantage surrogate aggregation importance_level ent_coef kl_coef target_kl "
+            "max_grad_norm seed n_envs"
         ).split()
         values = {name: getattr(self, name) for name in names}
         return HParam(
@@ -291,7 +294,11 @@ class GRPO(OnPolicyAlgorithm):
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)
         statistics = self._vec_normalize_env and copy.deepcopy(
-            {name: getattr(self._vec_normalize_env, name) for name in ("obs_rms", "ret_rms", "returns") if hasattr(self._vec_normalize_env, name)}
+            {
+                name: getattr(self._vec_normalize_env, name)
+                for name in ("obs_rms", "ret_rms", "returns")
+                if hasattr(self._vec_normalize_env, name)
+            }
         )
         try:
             completed = collect(self, env, callback, rollout_buffer)
@@ -341,8 +348,8 @@ class GRPO(OnPolicyAlgorithm):
             row = int((~th.isfinite(advantages)).nonzero()[0])
             raise ValueError(
                 f"The advantage ({self.advantage!r}) of step {int(rollout.t[row])} of an episode in group "
-                f"{int(rollout.group[rollout.episode[row]])} of this rollout is {float(advantages[row])}. The policy has not been "
-                "updated. Check the rewards, or bound them with reward_scaling='clip'."
+                f"{int(rollout.group[rollout.episode[row]])} of this rollout is {float(advantages[row])}. The policy has not "
+                "been updated. Check the rewards, or bound them with reward_scaling='clip'."
             )
         has_signal = segment_mean((advantages != 0).float(), rollout.group[rollout.episode], rollout.n_groups) > 0
         keep = has_signal[rollout.group[rollout.episode]].nonzero().squeeze(1)

@@ -15,10 +15,11 @@ def importance_ratio(log_ratio: th.Tensor, level: str, episode: th.Tensor) -> th
     :return: ``[B]``
     """
     if level == "step":
-        return log_ratio.exp()
+        return th.exp(log_ratio)
     _, row, count = th.unique_consecutive(episode, return_inverse=True, return_counts=True)
     mean = log_ratio.new_zeros(len(count)).index_add(0, row, log_ratio) / count
-    return mean.exp()[row]
+    ratio: th.Tensor = mean.exp()[row]
+    return ratio
 
 
 def clipped_surrogate(
@@ -74,4 +75,5 @@ def step_weights(episode: th.Tensor, aggregation: str, horizon: int) -> th.Tenso
     _, row, length = th.unique_consecutive(episode, return_inverse=True, return_counts=True)
     if aggregation == "constant":
         return th.full((len(episode),), len(episode) / (len(length) * horizon), device=episode.device)
-    return (len(episode) / (len(length) * length.float()))[row]
+    weights: th.Tensor = len(episode) / (len(length) * length.float())
+    return weights[row]

@@ -100,7 +100,11 @@ class ActorPolicy(BasePolicy):
         self.policy_net = nn.Sequential(*create_mlp(self.features_dim, -1, self.net_arch, activation_fn))
         self._build_action_head(self.net_arch[-1] if self.net_arch else self.features_dim)
         if ortho_init:
-            for module, gain in ((self.features_extractor, np.sqrt(2)), (self.policy_net, np.sqrt(2)), (self.action_net, 0.01)):
+            for module, gain in (
+                (self.features_extractor, np.sqrt(2)),
+                (self.policy_net, np.sqrt(2)),
+                (self.action_net, 0.01),
+            ):
                 module.apply(partial(self.init_weights, gain=gain))
         # A flat float observation is its own feature vector: no preprocessing on the hot path.
         self._obs_is_features = (
@@ -117,7 +121,9 @@ class ActorPolicy(BasePolicy):
             self.head = make_discrete_head(self.action_space)
         sde_kwargs = {"full_std": self.full_std, "squash_output": self.squash_output, "use_expln": self.use_expln}
         self.action_dist = make_proba_distribution(
-            self.action_space, use_sde=self.use_sde, dist_kwargs={**sde_kwargs, "learn_features": False} if self.use_sde else None
+            self.action_space,
+            use_sde=self.use_sde,
+            dist_kwargs={**sde_kwargs, "learn_features": False} if self.use_sde else None,
         )
         if isinstance(self.action_dist, StateDependentNoiseDistribution):
             self.action_net, self.log_std = self.action_dist.proba_distribution_net(latent_dim, self.log_std_init, latent_dim)
@@ -225,7 +231,9 @@ MlpPolicy = ActorPolicy
 class ActorCnnPolicy(ActorPolicy):
     """:class:`ActorPolicy` with a NatureCNN in front, for image observations."""
 
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, lr_schedule: Schedule, **kwargs: Any) -> None:
+    def __init__(
+        self, observation_space: spaces.Space, action_space: spaces.Space, lr_schedule: Schedule, **kwargs: Any
+    ) -> None:
         kwargs.setdefault("features_extractor_class", NatureCNN)
         super().__init__(observation_space, action_space, lr_schedule, **kwargs)
 
@@ -236,7 +244,9 @@ CnnPolicy = ActorCnnPolicy
 class ActorMultiInputPolicy(ActorPolicy):
     """:class:`ActorPolicy` with a CombinedExtractor in front, for Dict observations."""
 
-    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, lr_schedule: Schedule, **kwargs: Any) -> None:
+    def __init__(
+        self, observation_space: spaces.Space, action_space: spaces.Space, lr_schedule: Schedule, **kwargs: Any
+    ) -> None:
         kwargs.setdefault("features_extractor_class", CombinedExtractor)
         super().__init__(observation_space, action_space, lr_schedule, **kwargs)
 

@@ -11,7 +11,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo.buffers import GroupRolloutBuffer
+from sb_grpo.buffers import GroupRolloutBuffer, map_obs
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO
@@ -57,6 +57,38 @@ def check_finite(env: VecEnv, what: str, value: Any, step: int) -> None:
         )
 
 
+def note_ends(buffer: GroupRolloutBuffer, jobs: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
+    """How each slot's episode fared in this step; keeps the last observation of those that a time limit ended.
+
+    :return: ``[n_envs]`` int8: 0 goes on, 1 terminated, 2 truncated
+    """
+    ends = np.zeros(len(dones), dtype=np.int8)
+    for slot in np.flatnonzero(dones).tolist():
+        truncated = infos[slot].get("TimeLimit.truncated", False)
+        ends[slot] = 2 if truncated else 1
+        if truncated:
+            buffer.add_final_observation(int(jobs[slot]), infos[slot]["terminal_observation"])
+    return ends
+
+
+def rollout_is_complete(model: GRPO, n_steps: int, completed: int) -> bool:
+    """After ``n_steps`` steps per env; whole-episode estimators also want complete groups.
+
+    :param n_steps: steps per env so far
+    :param completed: groups completed so far
+    :raises ValueError: if an episode does not seem to end
+    """
+    if not model.whole_episodes:
+        return n_steps >= model.steps_per_env
+    if model.endless_guard and model.slots.t.max() >= ENDLESS:
+        raise ValueError(
+            f"No end after {ENDLESS} steps of an episode, and the env has no time limit, but "
+            f"advantage={model.advantage!r} needs whole episodes. Set a limit with gymnasium.make(..., "
+            "max_episode_steps=1000) or gymnasium.wrappers.TimeLimit, or use advantage='state'."
+        )
+    return completed >= model.n_groups if model.n_groups else n_steps >= model.steps_per_env and completed > 0
+
+
 def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRolloutBuffer) -> bool:
     """Fill the buffer with one rollout. Mirrors ``OnPolicyAlgorithm.collect_rollouts`` of SB3 2.9 without its critic.
 
@@ -66,7 +98,7 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
     """
     assert model._last_obs is not None, "No previous observation was provided"
     slots, device, vec_normalize = model.slots, model.device, model._vec_normalize_env
-    wait_for_groups, n_steps, completed = model.whole_episodes, 0, 0
+    n_steps, completed = 0, 0
     callback.on_rollout_start()
     while True:
         if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
@@ -80,7 +112,9 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
         new_obs, rewards, dones, infos = env.step(clipped_actions)
         n_steps += 1
         model.num_timesteps += env.num_envs
-        raw_obs, raw_rewards = (new_obs, rewards) if vec_normalize is None else (vec_normalize.old_obs, vec_normalize.old_reward)
+        raw_obs, raw_rewards = (
+            (new_obs, rewards) if vec_normalize is None else (vec_normalize.old_obs, vec_normalize.old_reward)
+        )
         step = model.num_timesteps // env.num_envs
         check_finite(env, "reward", raw_rewards, step)
         check_finite(env, "observation", raw_obs, step)
@@ -90,33 +124,15 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
             return False
         model._update_info_buffer(infos, dones)
 
-        ends = np.zeros(env.num_envs, dtype=np.int8)
-        for slot in np.flatnonzero(dones):
-            truncated = infos[slot].get("TimeLimit.truncated", False)
-            ends[slot] = 2 if truncated else 1
-            if truncated:
-                buffer.add_final_observation(int(slots.job[slot]), infos[slot]["terminal_observation"])
+        ends = note_ends(buffer, slots.job, dones, infos)
         buffer.add(obs_tensor, action_tensor, raw_rewards, slots.job, slots.t, ends)
         completed += slots.step(env, dones)
         model._last_obs, model._last_episode_starts = new_obs, dones  # type: ignore[assignment]
-        if wait_for_groups:
-            if model.endless_guard and slots.t.max() >= ENDLESS:
-                raise ValueError(
-                    f"No end after {ENDLESS} steps of an episode, and the env has no time limit, but "
-                    f"advantage={model.advantage!r} needs whole episodes. Set a limit with gymnasium.make(..., "
-                    "max_episode_steps=1000) or gymnasium.wrappers.TimeLimit, or use advantage='state'."
-                )
-            enough = completed >= model.n_groups if model.n_groups else n_steps >= model.steps_per_env and completed > 0
-            if enough:
-                break
-        elif n_steps >= model.steps_per_env:
+        if rollout_is_complete(model, n_steps, completed):
             break
-    if not wait_for_groups:
-        for slot in range(env.num_envs):
-            buffer.add_final_observation(
-                int(slots.job[slot]),
-                {key: value[slot] for key, value in new_obs.items()} if isinstance(new_obs, dict) else new_obs[slot],
-            )
+    if not model.whole_episodes:  # episodes are cut here: what comes next is needed to judge their last steps
+        for slot, job in enumerate(slots.job.tolist()):
+            buffer.add_final_observation(job, map_obs(lambda o: o[slot], new_obs))  # noqa: B023
     callback.update_locals({**locals(), "self": model})
     callback.on_rollout_end()
     return True

@@ -47,14 +47,20 @@ def check_arguments(model: GRPO) -> None:
         value = getattr(model, name)
         if value is not None and not value > 0:
             raise ValueError(f"{name}={value} must be positive{'' if name == 'max_grad_norm' else ', or left out'}.")
+    _check_ranges(model)
+    _check_groups(model)
+    _check_sizes(model)
+
+
+def _check_ranges(model: GRPO) -> None:
     for name in ("gamma", "gae_lambda"):
         if not 0.0 <= getattr(model, name) <= 1.0:
             raise ValueError(f"{name}={getattr(model, name)} must lie in [0, 1].")
-    for name, schedule in (("clip_range", model.clip_range), ("clip_range_high", model.clip_range_high)):
-        if isinstance(schedule, float | int) and schedule < 0:
-            raise ValueError(f"{name}={schedule} must not be negative; 0.2 is usual.")
-    _check_groups(model)
-    _check_sizes(model)
+    for name in ("clip_range", "clip_range_high"):
+        schedule = getattr(model, name)
+        start = schedule(1.0) if callable(schedule) else schedule
+        if start is not None and start < 0:
+            raise ValueError(f"{name}={start} must not be negative; 0.2 is usual.")
 
 
 def _check_groups(model: GRPO) -> None:
@@ -73,7 +79,9 @@ def _check_groups(model: GRPO) -> None:
 
 def _check_sizes(model: GRPO) -> None:
     if model.n_steps is not None and model.n_groups is not None:
-        raise ValueError(f"n_steps={model.n_steps} and n_groups={model.n_groups} both set the rollout's size: pass one of them.")
+        raise ValueError(
+            f"n_steps={model.n_steps} and n_groups={model.n_groups} both set the rollout's size: pass one of them."
+        )
     rows = model.steps_per_env * model.n_envs
     if model.n_groups is None and rows < model.batch_size:
         raise ValueError(

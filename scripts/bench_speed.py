@@ -118,7 +118,7 @@ def main() -> None:
         "versions": {"torch": th.__version__, "stable_baselines3": __version__, "python": platform.python_version()},
         "speed": {},
     }
-    print(f"8 x {SETTINGS['n_steps']} steps per rollout, batch {SETTINGS['batch_size']}, {SETTINGS['n_epochs']} epochs, 64-64 net, 1 thread")
+    print("8 envs, 64-64 net, 1 thread, " + ", ".join(f"{name} {value}" for name, value in SETTINGS.items()))
     print("| task | PPO, steps/s | GRPO, steps/s | GRPO / PPO | wanted | share of the baseline fit |")
     print("|---|---|---|---|---|---|")
     for env_id in args.envs:
@@ -126,7 +126,8 @@ def main() -> None:
         for algorithm in (PPO, GRPO):
             steps_per_second(algorithm, env_id, 4_096)  # warm up
         pairs = [
-            (steps_per_second(PPO, env_id, n_timesteps), steps_per_second(GRPO, env_id, n_timesteps)) for _ in range(args.pairs)
+            (steps_per_second(PPO, env_id, n_timesteps), steps_per_second(GRPO, env_id, n_timesteps))
+            for _ in range(args.pairs)
         ]
         ratio = statistics.median(grpo / ppo for ppo, grpo in pairs)
         ppo, grpo = (statistics.median(column) for column in zip(*pairs, strict=True))

@@ -12,7 +12,7 @@ OBS = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
 def fill(buffer, steps, lengths, jobs):
     """Run jobs of the given lengths on the buffer's slots; the observation of a step is 1000 * job + t."""
-    state = fill.state.setdefault(id(buffer), dict(job=[None] * buffer.n_envs, t=[0] * buffer.n_envs))
+    state = buffer.__dict__.setdefault("filled", dict(job=[None] * buffer.n_envs, t=[0] * buffer.n_envs))
     for _ in range(steps):
         for slot in range(buffer.n_envs):
             if state["job"][slot] is None:
@@ -28,9 +28,6 @@ def fill(buffer, steps, lengths, jobs):
             state["t"][slot] += 1
             if ends[slot]:
                 state["job"][slot] = None
-
-
-fill.state = {}
 
 
 @pytest.mark.parametrize("n_envs", [1, 3])

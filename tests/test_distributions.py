@@ -43,7 +43,9 @@ def test_samples_follow_the_distribution(action_space):
     th.manual_seed(1)
     policy = GRPO("MlpPolicy", SpaceEnv(OBS, action_space), seed=0).policy
     with th.no_grad():
-        policy.action_net.bias.add_(th.tensor([0.5, -1.0, 0.2, 0.9, -0.4, 0.1, 0.0, 0.6, -0.3, 0.4])[: len(policy.action_net.bias)])
+        policy.action_net.bias.add_(
+            th.tensor([0.5, -1.0, 0.2, 0.9, -0.4, 0.1, 0.0, 0.6, -0.3, 0.4])[: len(policy.action_net.bias)]
+        )
         actions = policy.act(th.zeros(20_000, 3)).float()
         reference = policy.get_distribution(th.zeros(20_000, 3)).sample().float()
     th.testing.assert_close(actions.mean(0), reference.mean(0), atol=0.04, rtol=0.0)

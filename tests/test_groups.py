@@ -45,7 +45,9 @@ def run_groups(env, group_size, episodes, seed=3):
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3", "Hopper-v5"])
 @pytest.mark.parametrize("vec_env_cls", [DummyVecEnv, SubprocVecEnv])
-@pytest.mark.parametrize("wrap", [lambda e: e, lambda e: VecFrameStack(VecNormalize(VecMonitor(e)), 2)], ids=["bare", "wrapped"])
+@pytest.mark.parametrize(
+    "wrap", [lambda e: e, lambda e: VecFrameStack(VecNormalize(VecMonitor(e)), 2)], ids=["bare", "wrapped"]
+)
 def test_members_start_bit_equal(env_id, vec_env_cls, wrap):
     group_size, episodes = 4, 60
     env = wrap(make_vec_env(env_id, 3, vec_env_cls=vec_env_cls, wrapper_class=SeededResetWrapper, seed=0))
@@ -109,7 +111,7 @@ def test_independent_noise_keeps_the_start_and_changes_the_rest():
         start, _ = env.reset()
         return start, np.array([env.step(2)[0] for _ in range(20)])
 
-    (start_a, a), (start_b, b), (start_c, c) = trajectory(None), trajectory(None), trajectory(77)
+    (start_a, a), (_, b), (start_c, c) = trajectory(None), trajectory(None), trajectory(77)
     np.testing.assert_array_equal(start_a, start_c)
     np.testing.assert_array_equal(a, b)  # common random numbers
     assert (a != c).any()
@@ -143,6 +145,6 @@ def test_installing_twice_changes_nothing():
 
 def test_subproc_without_the_wrapper_names_the_remedy():
     env = make_vec_env("CartPole-v1", 2, vec_env_cls=SubprocVecEnv)
-    with pytest.raises(ValueError, match="wrapper_class=sb_grpo.SeededResetWrapper"):
+    with pytest.raises(ValueError, match=r"wrapper_class=sb_grpo.SeededResetWrapper"):
         GRPO("MlpPolicy", env)
     env.close()

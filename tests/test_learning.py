@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb_grpo import GRPO
 from tests.helpers import ProbeEnv
-from zoo.hyperparams import make_model
+from zoo.experiment import build
 
 ESTIMATORS = ["outcome", "process", "step", "state"]
 
@@ -73,10 +71,11 @@ def test_continuous_action_finds_its_target(use_sde):
     assert abs(float(model.predict(np.array([1.0, 0.0], dtype=np.float32), deterministic=True)[0][0]) - 0.7) < 0.2
 
 
-def final_return(env_id, n_timesteps, seed):
-    model = make_model(env_id, seed=seed)
-    model.learn(n_timesteps)
-    return evaluate_policy(model, make_vec_env(env_id, 10, seed=10_000 + seed), 20)[0]
+def final_return(env_id, n_timesteps, seed, folder):
+    experiment = build(env_id, seed, str(folder), n_timesteps=n_timesteps)
+    model, _ = experiment.setup_experiment()
+    experiment.learn(model)
+    return float(np.mean(experiment.evaluate(model)))
 
 
 @pytest.mark.slow
@@ -84,6 +83,6 @@ def final_return(env_id, n_timesteps, seed):
     ("env_id", "n_timesteps", "bar", "needed"),
     [("CartPole-v1", 50_000, 475, 5), ("Pendulum-v1", 100_000, -250, 4), ("LunarLander-v3", 400_000, 200, 4)],
 )
-def test_five_seeds(env_id, n_timesteps, bar, needed):
-    returns = [final_return(env_id, n_timesteps, seed) for seed in range(5)]
+def test_five_seeds(env_id, n_timesteps, bar, needed, tmp_path):
+    returns = [final_return(env_id, n_timesteps, seed, tmp_path) for seed in range(5)]
     assert sum(r >= bar for r in returns) >= needed, returns

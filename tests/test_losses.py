@@ -5,8 +5,7 @@ import math
 import pytest
 import torch as th
 
-from sb_grpo import AdvantageOptions
-from sb_grpo import losses
+from sb_grpo import AdvantageOptions, losses
 from sb_grpo.advantages import outcome
 from tests.helpers import make_rollout
 
@@ -82,6 +81,8 @@ def test_outcome_loss_equals_equation_3_of_deepseekmath():
 
     rollout = make_rollout(rewards, [0, 0, 0])
     advantages = outcome(rollout, AdvantageOptions(gamma=1.0))
-    per_step = losses.clipped_surrogate((log_new - log_old).exp(), advantages, eps, eps) + beta * losses.kl_k3(log_new, log_ref)
+    per_step = losses.clipped_surrogate((log_new - log_old).exp(), advantages, eps, eps) + beta * losses.kl_k3(
+        log_new, log_ref
+    )
     ours = (losses.step_weights(rollout.episode, "episode", 3) * per_step).mean()
     assert float(ours) == pytest.approx(-objective, rel=1e-5)

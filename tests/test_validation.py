@@ -70,7 +70,7 @@ class Endless(ProbeEnv):
 def test_whole_episodes_on_an_endless_env(advantage):
     model = GRPO("MlpPolicy", Endless(), advantage=advantage)
     weights = [p.detach().clone() for p in model.policy.parameters()]
-    with pytest.raises(ValueError, match="max_episode_steps=1000.*advantage='state'"):
+    with pytest.raises(ValueError, match=r"max_episode_steps=1000.*advantage='state'"):
         model.learn(20_000)
     assert all((a == b).all() for a, b in zip(weights, model.policy.parameters(), strict=True))
 
@@ -119,7 +119,7 @@ def test_nan_in_one_key_of_a_dict_observation_is_named():
 def test_large_but_finite_values_pass():
     class Huge(ProbeEnv):
         def step(self, action):
-            obs, reward, *rest = super().step(action)
+            _, reward, *rest = super().step(action)
             return (np.full(2, 3e38, dtype=np.float32), reward, *rest)
 
     GRPO("MlpPolicy", Huge("action"), n_steps=64, n_epochs=1, advantage="step", group_size=2).learn(64)
@@ -128,5 +128,5 @@ def test_large_but_finite_values_pass():
 def test_advantages_that_are_not_finite_are_located():
     env = make_vec_env("CartPole-v1", 2)
     model = GRPO("MlpPolicy", env, advantage=lambda rollout, options: rollout.rewards / 0.0, n_steps=64)
-    with pytest.raises(ValueError, match="advantage .* of step 0 of an episode in group 0"):
+    with pytest.raises(ValueError, match=r"advantage .* of step 0 of an episode in group 0"):
         model.learn(100)

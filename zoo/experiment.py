@@ -29,7 +29,7 @@ FINAL_EPISODES = 20
 def register() -> None:
     """Make rl_zoo3 know ``--algo grpo`` and use :class:`Experiment`."""
     rl_zoo3.ALGOS["grpo"] = GRPO
-    rl_zoo3.train.ExperimentManager = Experiment
+    rl_zoo3.train.ExperimentManager = Experiment  # type: ignore[attr-defined]
 
 
 class Experiment(ExperimentManager):
@@ -85,7 +85,9 @@ class Experiment(ExperimentManager):
             "std_return": float(np.std(returns)),
             "commit": _commit(),
             "python": platform.python_version(),
-            "versions": {name: version(name) for name in ("sb_grpo", "stable_baselines3", "gymnasium", "torch", "numpy", "rl_zoo3")},
+            "versions": {
+                name: version(name) for name in ("sb_grpo", "stable_baselines3", "gymnasium", "torch", "numpy", "rl_zoo3")
+            },
         }
         (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
         picture = plot_learning_curve(folder, f"{self.algo.upper()} on {self.env_name.gym_id}")
@@ -96,7 +98,9 @@ class Experiment(ExperimentManager):
         print(f"Metrics:        {folder / 'metrics.json'}")
 
 
-def build(env_id: str, seed: int, log_folder: str, algo: str = "grpo", n_timesteps: int = -1, **hyperparams: Any) -> Experiment:
+def build(
+    env_id: str, seed: int, log_folder: str, algo: str = "grpo", n_timesteps: int = -1, **hyperparams: Any
+) -> Experiment:
     """A run from Python, with the settings of ``zoo/hyperparams/grpo.yml``.
 
     :param env_id: registered env id
@@ -124,5 +128,7 @@ def build(env_id: str, seed: int, log_folder: str, algo: str = "grpo", n_timeste
 
 
 def _commit() -> str | None:
-    result = subprocess.run(["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    )
     return result.stdout.strip() or None

@@ -9,8 +9,8 @@ import numpy as np
 
 matplotlib.use("Agg")
 
-import matplotlib.pyplot as plt  # noqa: E402
-from stable_baselines3.common.monitor import load_results  # noqa: E402
+import matplotlib.pyplot as plt
+from stable_baselines3.common.monitor import load_results
 
 TRAINING, EVALUATION = "#0072B2", "#D55E00"  # Okabe-Ito: told apart by colour-blind readers
 

@@ -80,7 +80,7 @@ def install_seeded_reset(venv: VecEnv) -> None:
     base = venv.unwrapped
     if not isinstance(base, DummyVecEnv):
         raise ValueError(
-            f"GRPO must choose the seed of every reset, and the envs inside {type(base).__name__} cannot be reached from here. "
+            f"GRPO must choose the seed of every reset, but the envs inside {type(base).__name__} cannot be reached. "
             "Build them with the wrapper: make_vec_env(env_id, n_envs=8, vec_env_cls=SubprocVecEnv, "
             "wrapper_class=sb_grpo.SeededResetWrapper)"
         )
