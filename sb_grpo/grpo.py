@@ -10,14 +10,14 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.logger import HParam
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo.advantages import ESTIMATORS, AdvantageEstimator, AdvantageOptions, episode_returns, segment_mean, shape_rewards
+from sb_grpo import diagnostics
+from sb_grpo.advantages import ESTIMATORS, AdvantageEstimator, AdvantageOptions, segment_mean, shape_rewards
 from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import GroupRolloutBuffer, Minibatch, Rollout, map_obs
 from sb_grpo.envs.seeded_reset import install_seeded_reset
@@ -25,16 +25,13 @@ from sb_grpo.groups import GroupSlots
 from sb_grpo.losses import cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3, step_weights
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.sampler import collect
-from sb_grpo.update import LastGood, clip_gradients, minibatches
+from sb_grpo.update import LastGood, clip_gradients, in_chunks, minibatches
 from sb_grpo.validation import check_arguments, check_early_reset, time_limit
 
 SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
 
 #: Default rollout, in env steps over all envs together. PPO's 2048 *per env* starves the policy of updates.
 ROLLOUT_STEPS = 2048
-#: Rows per forward pass where no gradient is needed.
-CHUNK = 4096
-NOT_PRINTED = ("stdout", "log", "json", "csv")
 
 
 class GRPO(OnPolicyAlgorithm):
@@ -184,6 +181,7 @@ class GRPO(OnPolicyAlgorithm):
         self._next_group = 0
         self._n_rollouts = self._n_gradient_steps = 0
         self._steps_trained = self._steps_dropped = 0
+        self._time_limit: int | None = None
         self._batch: Minibatch | None = None
         if _init_setup_model:
             self._setup_model()
@@ -255,25 +253,13 @@ class GRPO(OnPolicyAlgorithm):
             self._steps_dropped += self.rollout_buffer.drop_kept()
             self.slots = GroupSlots(self.n_envs, self.group_size, self._base_seed, self._next_group, self.shared_noise)
             self.slots.queue_all(self.env)
-            self.endless_guard = time_limit(self.env) is None
+            self._time_limit = time_limit(self.env)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         if restart:
             self.slots.started_all(self.env)
         if self.tensorboard_log is not None:
-            self.logger.record("hparams", self._hparams(), exclude=NOT_PRINTED)
+            diagnostics.record_hparams(self)
         return result
-
-    def _hparams(self) -> HParam:
-        names = (
-            "learning_rate n_steps batch_size n_epochs gamma gae_lambda clip_range clip_range_high group_size n_groups "
-            "advantage baseline normalize_advantage surrogate aggregation importance_level ent_coef kl_coef target_kl "
-            "max_grad_norm seed n_envs"
-        ).split()
-        values = {name: getattr(self, name) for name in names}
-        return HParam(
-            {name: value if isinstance(value, int | float | str) else str(value) for name, value in values.items()},
-            {"rollout/ep_rew_mean": 0.0, "rollout/ep_len_mean": 0.0, "train/approx_kl": 0.0},
-        )
 
     # ---------------------------------------------------------------- collect
 
@@ -313,25 +299,12 @@ class GRPO(OnPolicyAlgorithm):
             self._last_obs = None  # the episodes lost their beginnings: the next learn() starts new groups
             return False
         self._n_rollouts += 1
-        rollout = rollout_buffer.pack(self._log_probs(*rollout_buffer.new_rows()), self.group_size, self.whole_episodes)
+        rollout = rollout_buffer.pack(
+            in_chunks(self.policy.log_prob, *rollout_buffer.new_rows()), self.group_size, self.whole_episodes
+        )
         assert rollout is not None, "a rollout ends with a complete group"
         self._batch = self._prepare(rollout)
         return True
-
-    @th.no_grad()
-    def _log_probs(self, obs: Any, actions: th.Tensor, policy: ActorPolicy | None = None) -> th.Tensor:
-        """Log-probabilities in one batched pass: same weights as during collection, so the same numbers."""
-        policy = policy or self.policy
-        parts = [
-            policy.log_prob(map_obs(lambda o: o[i : i + CHUNK], obs), actions[i : i + CHUNK])  # noqa: B023
-            for i in range(0, len(actions), CHUNK)
-        ]
-        return th.cat(parts)
-
-    @th.no_grad()
-    def _features(self, obs: Any) -> th.Tensor:
-        n = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
-        return th.cat([self.policy.features(map_obs(lambda o: o[i : i + CHUNK], obs)) for i in range(0, n, CHUNK)])  # noqa: B023
 
     def _prepare(self, rollout: Rollout) -> Minibatch:
         """Advantages and row weights of a rollout; rows without signal are left out."""
@@ -339,7 +312,8 @@ class GRPO(OnPolicyAlgorithm):
         options = AdvantageOptions(self.gamma, self.gae_lambda, self.baseline, self.normalize_advantage, self.ended_members)
         explained = None
         if self.state_baseline is not None:
-            features, final = self._features(rollout.observations), self._features(rollout.final_observations)
+            features = in_chunks(self.policy.features, rollout.observations)
+            final = in_chunks(self.policy.features, rollout.final_observations)
             advantages, explained = self.state_baseline.advantages(rollout, options, features, final)
         else:
             estimator = self.advantage if callable(self.advantage) else ESTIMATORS[self.advantage]
@@ -353,8 +327,9 @@ class GRPO(OnPolicyAlgorithm):
             )
         has_signal = segment_mean((advantages != 0).float(), rollout.group[rollout.episode], rollout.n_groups) > 0
         keep = has_signal[rollout.group[rollout.episode]].nonzero().squeeze(1)
-        horizon = max(rollout.max_length, 1)
-        self._log_rollout(rollout, advantages, has_signal, explained)
+        horizon = self._time_limit or rollout.max_length if self.whole_episodes else self.steps_per_env
+        self._steps_trained += len(advantages)
+        diagnostics.record_rollout(self, rollout, advantages, has_signal, explained)
         episode = rollout.episode[keep]
         return Minibatch(
             observations=map_obs(lambda o: o.index_select(0, keep), rollout.observations),
@@ -364,26 +339,6 @@ class GRPO(OnPolicyAlgorithm):
             weights=step_weights(episode, self.aggregation, horizon),
             episode=episode,
         )
-
-    def _log_rollout(self, rollout: Rollout, advantages: th.Tensor, has_signal: th.Tensor, explained: float | None) -> None:
-        self._steps_trained += len(advantages)
-        returns = episode_returns(rollout, 1.0)
-        record = self.logger.record
-        record("rollout/useful_fraction", self._steps_trained / (self._steps_trained + self._steps_dropped))
-        record("rollout/pending_steps", self.rollout_buffer.n_kept)
-        record("rollout/n_steps", len(advantages))
-        record("group/n_groups", rollout.n_groups)
-        record("group/frac_zero_std", 1.0 - has_signal.float().mean().item())
-        record("group/start_mismatch", self.slots.start_mismatches)
-        record("group/baseline", segment_mean(returns, rollout.group, rollout.n_groups).mean().item())
-        record("group/return_std", returns.std(unbiased=False).item())
-        record("group/reward_mean", rollout.rewards.mean().item())
-        record("group/reward_std", rollout.rewards.std(unbiased=False).item())
-        record("group/advantage_mean", advantages.mean().item())
-        record("group/advantage_std", advantages.std(unbiased=False).item())
-        record("group/advantages", advantages, exclude=NOT_PRINTED)
-        if explained is not None:
-            record("train/explained_variance", explained)
 
     # ---------------------------------------------------------------- train
 
@@ -419,7 +374,7 @@ class GRPO(OnPolicyAlgorithm):
             if stopped:
                 break
         self._n_gradient_steps += len(norms)
-        self._log_train(batch, clip, norms)
+        diagnostics.record_update(self, batch, clip, norms)
 
     def _gradient_step(self, minibatch: Minibatch, clip: tuple[float, float], parameters: list[th.nn.Parameter]) -> th.Tensor:
         rows = len(minibatch.advantages)
@@ -441,7 +396,7 @@ class GRPO(OnPolicyAlgorithm):
             log_prob, entropy = self.policy.log_prob(minibatch.observations, minibatch.actions), None
         else:
             log_prob, entropy = self.policy.evaluate_actions(minibatch.observations, minibatch.actions)
-        per_step = self._surrogate(log_prob, minibatch, clip)
+        per_step = self.surrogate_loss(log_prob, minibatch, clip)
         if self.ref_policy is not None:
             with th.no_grad():
                 ref_log_prob = self.ref_policy.log_prob(minibatch.observations, minibatch.actions)
@@ -450,7 +405,14 @@ class GRPO(OnPolicyAlgorithm):
             per_step = per_step - self.ent_coef * entropy
         return per_step.mean() if self.aggregation == "step" else (minibatch.weights * per_step).mean()
 
-    def _surrogate(self, log_prob: th.Tensor, minibatch: Minibatch, clip: tuple[float, float]) -> th.Tensor:
+    def surrogate_loss(self, log_prob: th.Tensor, minibatch: Minibatch, clip: tuple[float, float]) -> th.Tensor:
+        """The surrogate of each row, without KL and entropy.
+
+        :param log_prob: ``[B]`` under the policy as it is now
+        :param minibatch: the rows
+        :param clip: lower and upper clip range
+        :return: ``[B]``
+        """
         ratio = importance_ratio(log_prob - minibatch.old_log_probs, self.importance_level, minibatch.episode)
         if self.surrogate == "cispo":
             return cispo_surrogate(log_prob, ratio, minibatch.advantages, *clip)
@@ -461,40 +423,6 @@ class GRPO(OnPolicyAlgorithm):
         assert self.target_kl is not None
         log_prob = self.policy.log_prob(minibatch.observations, minibatch.actions)
         return kl_k3(minibatch.old_log_probs, log_prob).mean().item() > 1.5 * self.target_kl
-
-    @th.no_grad()
-    def _log_train(self, batch: Minibatch, clip: tuple[float, float], norms: list[th.Tensor]) -> None:
-        """Diagnostics of the whole rollout under the updated policy: one pass, none inside the minibatch loop."""
-        parts = [
-            self.policy.evaluate_actions(map_obs(lambda o: o[i : i + CHUNK], batch.observations), batch.actions[i : i + CHUNK])  # noqa: B023
-            for i in range(0, len(batch.advantages), CHUNK)
-        ]
-        log_prob, entropy = (th.cat(column) for column in zip(*parts, strict=True))
-        ratio = importance_ratio(log_prob - batch.old_log_probs, self.importance_level, batch.episode)
-        policy_loss = (batch.weights * self._surrogate(log_prob, batch, clip)).mean().item()
-        entropy_loss = -(batch.weights * entropy).mean().item()
-        kl_loss = 0.0
-        if self.ref_policy is not None:
-            ref_log_prob = self._log_probs(batch.observations, batch.actions, self.ref_policy)
-            kl_loss = (batch.weights * kl_k3(log_prob, ref_log_prob)).mean().item()
-        grad_norms = th.stack([n.norm() for n in norms]) if norms else th.zeros(1)
-        low, high = (ratio < 1.0 - clip[0]).float().mean().item(), (ratio > 1.0 + clip[1]).float().mean().item()
-        record = self.logger.record
-        record("train/policy_gradient_loss", policy_loss)
-        record("train/entropy_loss", entropy_loss)
-        record("train/kl_loss", kl_loss)
-        record("train/loss", policy_loss + self.ent_coef * entropy_loss + self.kl_coef * kl_loss)
-        record("train/mean_entropy", entropy.mean().item())
-        record("train/approx_kl", kl_k3(batch.old_log_probs, log_prob).mean().item())
-        record("train/clip_fraction", low + high)
-        record("train/clip_fraction_low", low)
-        record("train/clip_fraction_high", high)
-        record("train/grad_norm", grad_norms.mean().item())
-        if hasattr(self.policy, "log_std"):
-            record("train/std", self.policy.log_std.exp().mean().item())
-        record("train/clip_range", clip[0])
-        record("train/n_updates", self._n_updates, exclude="tensorboard")
-        record("train/n_gradient_steps", self._n_gradient_steps)
 
     def learn(
         self: SelfGRPO,

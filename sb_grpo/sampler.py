@@ -80,7 +80,7 @@ def rollout_is_complete(model: GRPO, n_steps: int, completed: int) -> bool:
     """
     if not model.whole_episodes:
         return n_steps >= model.steps_per_env
-    if model.endless_guard and model.slots.t.max() >= ENDLESS:
+    if model._time_limit is None and model.slots.t.max() >= ENDLESS:
         raise ValueError(
             f"No end after {ENDLESS} steps of an episode, and the env has no time limit, but "
             f"advantage={model.advantage!r} needs whole episodes. Set a limit with gymnasium.make(..., "

@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch as th
 from torch import nn
 
 from sb_grpo.buffers import Minibatch, map_obs
+
+#: Rows per forward pass where no gradient is needed.
+CHUNK = 4096
+
+
+@th.no_grad()
+def in_chunks(fn: Callable[..., th.Tensor], *columns: Any) -> th.Tensor:
+    """Apply a function to columns of rows, a few thousand rows at a time, without gradients.
+
+    :param fn: function of tensors (or dicts of them) with as many rows each
+    :param columns: ``[M, ...]`` tensors or dicts of tensors
+    :return: ``[M, ...]``
+    """
+    last = columns[-1]
+    n = len(next(iter(last.values())) if isinstance(last, dict) else last)
+    if n <= CHUNK:
+        return fn(*columns)
+    parts = [fn(*(map_obs(lambda x: x[i : i + CHUNK], column) for column in columns)) for i in range(0, n, CHUNK)]  # noqa: B023
+    return th.cat(parts)
 
 
 def minibatches(batch: Minibatch, batch_size: int, whole_episodes: bool = False) -> Iterator[Minibatch]:

@@ -24,6 +24,7 @@ from stable_baselines3 import PPO, __version__
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
+from sb_grpo.buffers import map_obs
 from sb_grpo.losses import clipped_surrogate
 
 SETTINGS = dict(n_steps=256, batch_size=64, n_epochs=10)  # SB3's defaults, with 8 x 256 steps per rollout
@@ -61,7 +62,7 @@ def fit_share(env_id: str, n_timesteps: int) -> float:
 
 def update_memory(model: Any, batch_size: int = 64) -> int:
     """Bytes that an update holds at its peak: weights, gradients, Adam's moments, activations saved for backward."""
-    obs = model.observation_space.sample()[None].repeat(batch_size, axis=0)
+    obs = map_obs(lambda x: np.repeat(x[None], batch_size, axis=0), model.observation_space.sample())
     obs, _ = model.policy.obs_to_tensor(obs)
     actions = th.as_tensor(np.array([model.action_space.sample() for _ in range(batch_size)]))
     saved: dict[int, int] = {}
@@ -92,6 +93,8 @@ def memory_table() -> list[dict[str, Any]]:
         "HalfCheetah-v5, MlpPolicy": ("MlpPolicy", "HalfCheetah-v5"),
         "84x84x4 image, CnnPolicy": ("CnnPolicy", SpaceEnv(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6))),
     }
+    mixed = spaces.Dict({"image": spaces.Box(0, 255, (4, 84, 84), np.uint8), "vector": spaces.Box(-1.0, 1.0, (8,))})
+    cases["84x84x4 image + vector, MultiInputPolicy"] = ("MultiInputPolicy", SpaceEnv(mixed, spaces.Discrete(6)))
     rows = []
     for name, (policy, env) in cases.items():
         row: dict[str, Any] = {"case": name}
@@ -104,6 +107,16 @@ def memory_table() -> list[dict[str, Any]]:
             row[label] = {"parameters": parameters, "update_bytes": update_memory(model), "saved_bytes": saved}
         rows.append(row)
     return rows
+
+
+def print_memory(rows: list[dict[str, Any]]) -> None:
+    print("\n| model (GRPO / PPO) | parameters | critic's share of PPO | memory of an update, kB | saved file, kB |")
+    print("|---|---|---|---|---|")
+    for row in rows:
+        ours, theirs = row["grpo"], row["ppo"]
+        share = 100 * (1 - ours["parameters"] / theirs["parameters"])
+        memory, saved = (f"{ours[k] / 1e3:,.0f} / {theirs[k] / 1e3:,.0f}" for k in ("update_bytes", "saved_bytes"))
+        print(f"| {row['case']} | {ours['parameters']:,} / {theirs['parameters']:,} | {share:.2f} % | {memory} | {saved} |")
 
 
 def main() -> None:
@@ -135,15 +148,7 @@ def main() -> None:
         results["speed"][env_id] = {"pairs": pairs, "ratio": ratio, "fit_share": share}
         print(f"| {env_id} | {ppo:,.0f} | {grpo:,.0f} | {ratio:.2f} | {wanted} | {100 * share:.1f} % |", flush=True)
     results["memory"] = memory_table()
-    print("\n| model | parameters GRPO / PPO | update memory GRPO / PPO, kB | saved file GRPO / PPO, kB |")
-    print("|---|---|---|---|")
-    for row in results["memory"]:
-        ours, theirs = row["grpo"], row["ppo"]
-        print(
-            f"| {row['case']} | {ours['parameters']:,} / {theirs['parameters']:,} "
-            f"| {ours['update_bytes'] / 1e3:,.0f} / {theirs['update_bytes'] / 1e3:,.0f} "
-            f"| {ours['saved_bytes'] / 1e3:,.0f} / {theirs['saved_bytes'] / 1e3:,.0f} |"
-        )
+    print_memory(results["memory"])
     if args.json:
         args.json.write_text(json.dumps(results, indent=2) + "\n")
 

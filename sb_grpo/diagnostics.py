@@ -1,0 +1,101 @@
+"""What a run records: hyperparameters, the rollout, the update. docs/logger.md explains every key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch as th
+from stable_baselines3.common.logger import HParam
+
+from sb_grpo.advantages import episode_returns, segment_mean
+from sb_grpo.buffers import Minibatch, Rollout
+from sb_grpo.losses import importance_ratio, kl_k3
+from sb_grpo.update import in_chunks
+
+if TYPE_CHECKING:
+    from sb_grpo.grpo import GRPO
+
+#: For what only TensorBoard can show.
+NOT_PRINTED = ("stdout", "log", "json", "csv")
+
+HPARAMS = """
+learning_rate n_steps batch_size n_epochs gamma gae_lambda clip_range clip_range_high ratio_cap group_size n_groups advantage
+baseline normalize_advantage ended_members surrogate aggregation importance_level ent_coef kl_coef ref_sync_interval target_kl
+max_grad_norm reward_scaling shared_noise use_sde seed n_envs
+""".split()
+
+
+def record_hparams(model: GRPO) -> None:
+    """Constructor settings for TensorBoard's HParams tab."""
+    values = {name: getattr(model, name) for name in HPARAMS}
+    hparams = HParam(
+        {name: value if isinstance(value, int | float | str) else str(value) for name, value in values.items()},
+        {"rollout/ep_rew_mean": 0.0, "rollout/ep_len_mean": 0.0, "train/approx_kl": 0.0},
+    )
+    model.logger.record("hparams", hparams, exclude=NOT_PRINTED)
+
+
+def record_rollout(
+    model: GRPO, rollout: Rollout, advantages: th.Tensor, has_signal: th.Tensor, explained: float | None
+) -> None:
+    """Group health of the rollout just collected.
+
+    :param advantages: ``[M]``
+    :param has_signal: ``[n_groups]`` bool: the group has a spread
+    :param explained: explained variance of the ``"state"`` baseline
+    """
+    returns = episode_returns(rollout, 1.0)
+    record = model.logger.record
+    record("rollout/useful_fraction", model._steps_trained / (model._steps_trained + model._steps_dropped))
+    record("rollout/pending_steps", model.rollout_buffer.n_kept)
+    record("rollout/n_steps", len(advantages))
+    record("group/n_groups", rollout.n_groups)
+    record("group/frac_zero_std", 1.0 - has_signal.float().mean().item())
+    record("group/start_mismatch", model.slots.start_mismatches)
+    record("group/baseline", segment_mean(returns, rollout.group, rollout.n_groups).mean().item())
+    record("group/return_std", returns.std(unbiased=False).item())
+    record("group/reward_mean", rollout.rewards.mean().item())
+    record("group/reward_std", rollout.rewards.std(unbiased=False).item())
+    record("group/advantage_mean", advantages.mean().item())
+    record("group/advantage_std", advantages.std(unbiased=False).item())
+    record("group/advantages", advantages, exclude=NOT_PRINTED)
+    if explained is not None:
+        record("train/explained_variance", explained)
+
+
+@th.no_grad()
+def record_update(model: GRPO, batch: Minibatch, clip: tuple[float, float], norms: list[th.Tensor]) -> None:
+    """The whole rollout under the updated policy: one pass, none inside the minibatch loop.
+
+    :param batch: rows of the update
+    :param clip: lower and upper clip range
+    :param norms: gradient norms, one ``[P]`` tensor per gradient step
+    """
+    policy = model.policy
+    evaluated = in_chunks(lambda o, a: th.stack(policy.evaluate_actions(o, a), dim=1), batch.observations, batch.actions)
+    log_prob, entropy = evaluated.unbind(dim=1)
+    ratio = importance_ratio(log_prob - batch.old_log_probs, model.importance_level, batch.episode)
+    policy_loss = (batch.weights * model.surrogate_loss(log_prob, batch, clip)).mean().item()
+    entropy_loss = -(batch.weights * entropy).mean().item()
+    kl_loss = 0.0
+    if model.ref_policy is not None:
+        ref_log_prob = in_chunks(model.ref_policy.log_prob, batch.observations, batch.actions)
+        kl_loss = (batch.weights * kl_k3(log_prob, ref_log_prob)).mean().item()
+    low, high = (ratio < 1.0 - clip[0]).float().mean().item(), (ratio > 1.0 + clip[1]).float().mean().item()
+    record = model.logger.record
+    record("train/policy_gradient_loss", policy_loss)
+    record("train/entropy_loss", entropy_loss)
+    record("train/kl_loss", kl_loss)
+    record("train/loss", policy_loss + model.ent_coef * entropy_loss + model.kl_coef * kl_loss)
+    record("train/mean_entropy", entropy.mean().item())
+    record("train/approx_kl", kl_k3(batch.old_log_probs, log_prob).mean().item())
+    record("train/clip_fraction", low + high)
+    record("train/clip_fraction_low", low)
+    record("train/clip_fraction_high", high)
+    if norms:
+        record("train/grad_norm", th.stack(norms).norm(dim=1).mean().item())
+    if hasattr(policy, "log_std"):
+        record("train/std", policy.log_std.exp().mean().item())
+    record("train/clip_range", clip[0])
+    record("train/n_updates", model._n_updates, exclude="tensorboard")
+    record("train/n_gradient_steps", model._n_gradient_steps)
