@@ -8,7 +8,6 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
@@ -26,7 +25,7 @@ from sb_grpo.losses import cispo_surrogate, clipped_surrogate, importance_ratio,
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.sampler import collect
 from sb_grpo.update import LastGood, clip_gradients, in_chunks, minibatches
-from sb_grpo.validation import check_arguments, check_early_reset, time_limit
+from sb_grpo.validation import check_arguments, check_early_reset, check_spaces, time_limit
 
 SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
 
@@ -163,7 +162,6 @@ class GRPO(OnPolicyAlgorithm):
             device=device,
             seed=seed,
             _init_setup_model=False,
-            supported_action_spaces=(spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary),
         )
         self.batch_size, self.n_epochs = batch_size, n_epochs
         self.clip_range, self.clip_range_high, self.ratio_cap = clip_range, clip_range_high, ratio_cap
@@ -200,6 +198,7 @@ class GRPO(OnPolicyAlgorithm):
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        check_spaces(env.observation_space, env.action_space)
         venv = OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
         install_seeded_reset(venv)
         return venv

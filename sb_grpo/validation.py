@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.advantages import ESTIMATORS
+from sb_grpo.distributions import make_discrete_head
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO
@@ -26,6 +29,27 @@ AT_LEAST: dict[str, float] = {
     "ref_sync_interval": 1, "ent_coef": 0.0, "kl_coef": 0.0,
 }  # fmt: skip
 POSITIVE = ("max_grad_norm", "reward_clip", "target_kl", "ratio_cap")
+
+
+def check_spaces(observation_space: spaces.Space, action_space: spaces.Space) -> None:
+    """Check that the spaces are among those that SB3's PPO takes.
+
+    :raises ValueError: naming the space and what to do
+    """
+    parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
+    for part in parts:
+        if not isinstance(part, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+            raise ValueError(
+                f"Unsupported observation space {part}: GRPO takes Box, Discrete, MultiDiscrete, MultiBinary and one level of "
+                "Dict. Use gymnasium.wrappers.FlattenObservation or an ObservationWrapper of your own."
+            )
+    if not isinstance(action_space, spaces.Box):
+        make_discrete_head(action_space)
+    elif not (np.isfinite(action_space.low).all() and np.isfinite(action_space.high).all()):
+        raise ValueError(
+            f"Unsupported action space {action_space}: its bounds must be finite. Declare finite ones in the env, or in an "
+            "ActionWrapper around it."
+        )
 
 
 def check_arguments(model: GRPO) -> None:

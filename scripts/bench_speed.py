@@ -12,6 +12,7 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -86,6 +87,7 @@ def update_memory(model: Any, batch_size: int = 64) -> int:
 
 def memory_table() -> list[dict[str, Any]]:
     """Parameters, update memory and saved size of both, per policy."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
     from tests.helpers import SpaceEnv
 
     cases = {

@@ -2,12 +2,13 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch as th
 
-from sb_grpo import AdvantageOptions, losses
+from sb_grpo import GRPO, AdvantageOptions, losses
 from sb_grpo.advantages import outcome
-from tests.helpers import make_rollout
+from tests.helpers import ProbeEnv, make_rollout
 
 
 def test_clipped_surrogate_value_and_gradient_by_hand():
@@ -86,3 +87,27 @@ def test_outcome_loss_equals_equation_3_of_deepseekmath():
     )
     ours = (losses.step_weights(rollout.episode, "episode", 3) * per_step).mean()
     assert float(ours) == pytest.approx(-objective, rel=1e-5)
+
+
+def test_the_models_own_loss_equals_equation_3_with_default_aggregation():
+    """One collected group through GRPO itself; episodes of one length, where the mean over steps is the paper's."""
+    model = GRPO("MlpPolicy", ProbeEnv("observation"), advantage="outcome", n_groups=1, group_size=5, gamma=1.0, kl_coef=0.04)
+    rewards = []
+    model.advantage = lambda rollout, options: rewards.append(rollout.rewards) or outcome(rollout, options)
+    _, callback = model._setup_learn(100)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, None)
+    batch = model._batch
+    with th.no_grad():
+        for i, parameter in enumerate(model.policy.parameters()):
+            parameter.add_(0.3 * th.randn(parameter.shape, generator=th.Generator().manual_seed(i)))
+        log_new = model.policy.log_prob(batch.observations, batch.actions)
+        log_ref = model.ref_policy.log_prob(batch.observations, batch.actions)
+    returns = rewards[0].reshape(5, 4).sum(1).numpy()
+    objective = 0.0
+    for i in range(5):
+        advantage = (returns[i] - returns.mean()) / returns.std()
+        for t in range(4):
+            k = 4 * i + t
+            ratio, d = math.exp(log_new[k] - batch.old_log_probs[k]), float(log_ref[k] - log_new[k])
+            objective += (min(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage) - 0.04 * (math.exp(d) - d - 1)) / 4 / 5
+    assert float(model._loss(batch, (0.2, 0.2)).detach()) == pytest.approx(-objective, rel=1e-4)

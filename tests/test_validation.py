@@ -50,10 +50,19 @@ def test_arguments(kwargs, says):
         GRPO("MlpPolicy", "CartPole-v1", **kwargs)
 
 
-def test_nested_observation_spaces_are_refused_as_sb3_does():
-    space = spaces.Dict({"a": spaces.Dict({"b": spaces.Discrete(2)})})
-    with pytest.raises(NotImplementedError, match="Nested"):
-        GRPO("MultiInputPolicy", SpaceEnv(space, spaces.Discrete(2)))
+@pytest.mark.parametrize(
+    ("observation_space", "action_space", "says"),
+    [
+        (spaces.Dict({"a": spaces.Dict({"b": spaces.Discrete(2)})}), spaces.Discrete(2), "observation space Dict.*one level"),
+        (spaces.Tuple([spaces.Discrete(2)]), spaces.Discrete(2), "observation space Tuple"),
+        (spaces.Discrete(2), spaces.Tuple([spaces.Discrete(2)]), "action space Tuple.*MultiBinary"),
+        (spaces.Discrete(2), spaces.Box(-np.inf, np.inf, (1,)), "action space Box.*finite"),
+    ],
+    ids=["nested", "tuple", "action-tuple", "unbounded"],
+)
+def test_unsupported_spaces(observation_space, action_space, says):
+    with pytest.raises(ValueError, match=says):
+        GRPO("MultiInputPolicy", SpaceEnv(observation_space, action_space))
 
 
 def test_mlp_policy_on_dict_observations_names_multi_input():
