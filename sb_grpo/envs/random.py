@@ -1,0 +1,58 @@
+"""Counter-based random numbers on any device: a hash of (seed, counter) instead of a generator with a state.
+
+The same integers come out of ``sb_grpo.groups.mix`` on the host and of :func:`mix_tensor` on CPU or CUDA, bit for bit.
+"""
+
+from __future__ import annotations
+
+import torch as th
+
+
+def signed(word: int) -> int:
+    """The int64 with the same 64 bits."""
+    return word - (1 << 64) if word >= 1 << 63 else word
+
+
+_GOLDEN, _M1, _M2 = (signed(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+
+def _shift_right(x: th.Tensor, bits: int) -> th.Tensor:
+    """Logical shift: torch's own keeps the sign."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def mix_tensor(*words: th.Tensor | int) -> th.Tensor:
+    """Hash integers to 64 well-spread bits, element by element, as :func:`sb_grpo.groups.mix` does.
+
+    :param words: int64 tensors that broadcast, or integers; at least one tensor
+    :return: int64 tensor of the broadcast shape (all 64 bits used)
+    """
+    state: th.Tensor | int = 0
+    for word in words:
+        state = state + word + _GOLDEN if isinstance(state + word, th.Tensor) else signed((state + word + _GOLDEN) % (1 << 64))
+        state = th.as_tensor(state, dtype=th.int64, device=next(w.device for w in words if isinstance(w, th.Tensor)))
+        state = (state ^ _shift_right(state, 30)) * _M1
+        state = (state ^ _shift_right(state, 27)) * _M2
+        state = state ^ _shift_right(state, 31)
+    assert isinstance(state, th.Tensor)
+    return state
+
+
+def group_seeds(base_seed: int, groups: th.Tensor) -> th.Tensor:
+    """:func:`sb_grpo.groups.group_seed` of many groups at once.
+
+    :param groups: int64 group numbers
+    :return: int64 seeds in [0, 2^31)
+    """
+    return _shift_right(mix_tensor(base_seed, groups), 33)
+
+
+def uniform(seeds: th.Tensor, n: int, dtype: th.dtype = th.float32) -> th.Tensor:
+    """Uniform numbers that depend on the seed alone.
+
+    :param seeds: ``[m]`` int64
+    :param n: numbers per seed
+    :return: ``[m, n]`` in [0, 1), multiples of 2^-24, so exact in float32 and the same on every device
+    """
+    bits = _shift_right(mix_tensor(seeds.unsqueeze(1), th.arange(n, device=seeds.device)), 40)
+    return bits.to(dtype) * 2.0**-24

@@ -1,0 +1,217 @@
+"""TensorVecEnv: envs whose state lives in torch tensors, steered slot by slot, and an SB3 VecEnv at the same time."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb_grpo.envs.random import signed
+from sb_grpo.groups import mix
+
+
+class TensorStep(NamedTuple):
+    """One step of every slot. Slots that ended are not reset: the caller decides what runs there next."""
+
+    observations: th.Tensor  #: [N, ...] after the step; of an ended episode, its final observation
+    rewards: th.Tensor  #: [N]
+    terminated: th.Tensor  #: [N] bool
+    truncated: th.Tensor  #: [N] bool: the time limit, and not terminated
+
+
+class Snapshot(NamedTuple):
+    """Where chosen slots were: enough to go on from there, in any slots."""
+
+    state: th.Tensor  #: [n, state_dim]
+    elapsed: th.Tensor  #: [n] steps since the reset
+
+
+class TensorVecEnv(VecEnv):
+    """Envs on one torch device.
+
+    A subclass gives three pure functions of tensors (:meth:`initial_state`, :meth:`transition`, :meth:`observe`). The start
+    state is a function of the seed alone: same seed, same start, on any device, in any slot, at any batch size.
+
+    The tensor interface (``reset_slots``, ``step_tensor``, ``snapshot``, ``restore``) never leaves the device and never waits
+    for it. The VecEnv interface (``reset``, ``step``) is NumPy in and out and resets by itself, for ``evaluate_policy``,
+    callbacks and recorders; it reports episodes as Monitor does.
+
+    :param num_envs: number of slots
+    :param observation_space: of one slot
+    :param action_space: of one slot
+    :param max_episode_steps: time limit
+    :param device: torch device
+    :param dtype: floating point type of state and physics; observations are float32
+    :raises ValueError: for no slots or a device that is not there
+    """
+
+    env_id: ClassVar[str] = ""
+
+    def __init__(
+        self,
+        num_envs: int,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        max_episode_steps: int,
+        device: th.device | str = "cpu",
+        dtype: th.dtype = th.float32,
+    ) -> None:
+        if num_envs < 1:
+            raise ValueError(f"num_envs={num_envs} is too small: it must be at least 1.")
+        self.device, self.dtype, self.max_episode_steps = th.device(device), dtype, max_episode_steps
+        try:
+            self.elapsed = th.zeros(num_envs, dtype=th.int64, device=self.device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"device={str(device)!r} is not there ({error}). Use device='cpu', or a device that is.") from error
+        self.spec = gym.spec(self.env_id) if self.env_id else None
+        self.allow_early_resets = True
+        super().__init__(num_envs, observation_space, action_space)
+        self.state = self.initial_state(th.zeros(num_envs, dtype=th.int64, device=self.device))
+        self._episode_return = np.zeros(num_envs)
+        self._base_seed, self._episodes_started = 0, 0
+        self._start = time.time()
+
+    # ------------------------------------------------------------ what a subclass gives
+
+    @abstractmethod
+    def initial_state(self, seeds: th.Tensor) -> th.Tensor:
+        """Start states, a pure function of the seeds (see ``sb_grpo.envs.random.uniform``).
+
+        :param seeds: ``[n]`` int64
+        :return: ``[n, state_dim]``
+        """
+
+    @abstractmethod
+    def transition(self, state: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """Physics.
+
+        :param state: ``[n, state_dim]``
+        :param actions: ``[n]`` int64 or ``[n, k]`` float, within the action space
+        :return: next state ``[n, state_dim]``, reward ``[n]``, terminated ``[n]`` bool
+        """
+
+    def observe(self, state: th.Tensor) -> th.Tensor:
+        """What the agent sees of states, ``[n, ...]`` float32; the state itself unless overridden."""
+        return state.float()
+
+    # ------------------------------------------------------------ tensors
+
+    @property
+    def observations(self) -> th.Tensor:
+        """``[N, ...]`` of every slot now."""
+        return self.observe(self.state)
+
+    def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:
+        """Restart the slots under a mask.
+
+        :param mask: ``[N]`` bool
+        :param seeds: ``[N]`` int64, one per slot; those outside the mask are ignored
+        """
+        self.state = th.where(mask.unsqueeze(1), self.initial_state(seeds), self.state)
+        self.elapsed = th.where(mask, th.zeros_like(self.elapsed), self.elapsed)
+
+    def step_tensor(self, actions: th.Tensor) -> TensorStep:
+        """Step every slot; ended ones too, until the caller resets them.
+
+        :param actions: ``[N]`` int64 or ``[N, k]`` float on the env's device
+        """
+        self.state, rewards, terminated = self.transition(self.state, actions)
+        self.elapsed = self.elapsed + 1
+        truncated = (self.elapsed >= self.max_episode_steps) & ~terminated
+        return TensorStep(self.observations, rewards.float(), terminated, truncated)
+
+    def snapshot(self, slots: th.Tensor) -> Snapshot:
+        """Copy the state of chosen slots.
+
+        :param slots: ``[n]`` int64 indices
+        """
+        return Snapshot(self.state[slots], self.elapsed[slots])
+
+    def restore(self, slots: th.Tensor, snapshot: Snapshot) -> None:
+        """Put copied states into slots; one snapshot row may go into several.
+
+        :param slots: ``[n]`` int64 indices, different ones
+        :param snapshot: n rows
+        """
+        self.state = self.state.index_copy(0, slots, snapshot.state)
+        self.elapsed = self.elapsed.index_copy(0, slots, snapshot.elapsed)
+
+    # ------------------------------------------------------------ SB3's VecEnv
+
+    def _fresh_seeds(self) -> th.Tensor:
+        seeds = [signed(mix(self._base_seed, self._episodes_started + i)) for i in range(self.num_envs)]
+        self._episodes_started += self.num_envs
+        return th.tensor(seeds, device=self.device)
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        self._base_seed = int(np.random.randint(2**31)) if seed is None else seed
+        self._episodes_started = 0
+        return [self._base_seed] * self.num_envs
+
+    def reset(self) -> np.ndarray:  # type: ignore[override]
+        self.reset_slots(th.ones(self.num_envs, dtype=th.bool, device=self.device), self._fresh_seeds())
+        self._episode_return[:] = 0.0
+        self._reset_seeds()
+        self._reset_options()
+        return self.observations.cpu().numpy()
+
+    def step_async(self, actions: np.ndarray) -> None:
+        if isinstance(self.action_space, spaces.Discrete):
+            bad = (actions < 0) | (actions >= self.action_space.n)
+        else:
+            bad = ~np.isfinite(actions.reshape(self.num_envs, -1)).all(axis=1)
+        if bad.any():
+            slot = int(np.flatnonzero(bad)[0])
+            raise ValueError(f"Action {actions[slot]} of slot {slot} is outside {self.action_space}.")
+        self._actions = th.as_tensor(actions, device=self.device)
+
+    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:  # type: ignore[override]
+        step = self.step_tensor(self._actions)
+        done_mask = step.terminated | step.truncated
+        rewards, dones = step.rewards.cpu().numpy(), done_mask.cpu().numpy()
+        self._episode_return += rewards
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        if dones.any():
+            final, truncated = step.observations.cpu().numpy(), step.truncated.cpu().numpy()
+            elapsed = self.elapsed.cpu().numpy()
+            for slot in np.flatnonzero(dones).tolist():
+                seconds = round(time.time() - self._start, 6)
+                infos[slot] = {
+                    "terminal_observation": final[slot],
+                    "TimeLimit.truncated": bool(truncated[slot]),
+                    "episode": {"r": float(self._episode_return[slot]), "l": int(elapsed[slot]), "t": seconds},
+                }
+            self._episode_return[dones] = 0.0
+            self.reset_slots(done_mask, self._fresh_seeds())
+        return self.observations.cpu().numpy(), rewards, dones, infos
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+    def _n(self, indices: None | int | Iterable[int]) -> int:
+        return len(list(self._get_indices(indices)))
+
+    def get_attr(self, attr_name: str, indices: None | int | Iterable[int] = None) -> list[Any]:
+        return [getattr(self, attr_name)] * self._n(indices)
+
+    def set_attr(self, attr_name: str, value: Any, indices: None | int | Iterable[int] = None) -> None:
+        if self._n(indices) != self.num_envs:
+            raise ValueError(f"{attr_name!r} belongs to all slots of a {type(self).__name__} together: leave indices out.")
+        setattr(self, attr_name, value)
+
+    def env_method(self, method_name: str, *args: Any, indices: None | int | Iterable[int] = None, **kwargs: Any) -> list[Any]:
+        if self._n(indices) != self.num_envs:
+            raise ValueError(f"{method_name!r} acts on all slots of a {type(self).__name__} together: leave indices out.")
+        return [getattr(self, method_name)(*args, **kwargs)] * self.num_envs
+
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: None | int | Iterable[int] = None) -> list[bool]:
+        """True for Monitor, whose ``info["episode"]`` is part of this env."""
+        return [wrapper_class is Monitor] * self._n(indices)
