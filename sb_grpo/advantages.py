@@ -19,6 +19,8 @@ import torch as th
 from sb_grpo.buffers import Rollout
 
 SPREAD_TOLERANCE = 1e-5
+#: The same for residuals of a fit, which are never exactly 0: a constant reward leaves 1e-4, CartPole when solved 7e-3.
+RESIDUAL_TOLERANCE = 1e-3
 
 
 class AdvantageOptions(NamedTuple):
@@ -121,7 +123,13 @@ def peer_baseline(values: th.Tensor, key: th.Tensor, n: int, kind: str) -> th.Te
 
 
 def scale(
-    centred: th.Tensor, spread_of: th.Tensor, size_of: th.Tensor, group: th.Tensor, n_groups: int, normalize: str
+    centred: th.Tensor,
+    spread_of: th.Tensor,
+    size_of: th.Tensor,
+    group: th.Tensor,
+    n_groups: int,
+    normalize: str,
+    tolerance: float = SPREAD_TOLERANCE,
 ) -> th.Tensor:
     """Divide by the spread, and set to 0 what belongs to a group without spread.
 
@@ -131,10 +139,11 @@ def scale(
     :param group: ``[K]`` group of each value
     :param n_groups: number of groups
     :param normalize: ``"group"``, ``"batch"`` or ``"none"``
+    :param tolerance: a spread below this share of the root mean square of ``size_of`` is none
     :return: ``[K]``
     """
     spread = segment_std(spread_of, group, n_groups)
-    alive = (spread > SPREAD_TOLERANCE * segment_mean(size_of.square(), group, n_groups).sqrt())[group]
+    alive = (spread > tolerance * segment_mean(size_of.square(), group, n_groups).sqrt())[group]
     tiny = th.finfo(spread.dtype).tiny
     if normalize == "group":
         centred = centred / spread[group].clamp(min=tiny)
@@ -220,10 +229,11 @@ def gae(rollout: Rollout, values: th.Tensor, final_values: th.Tensor, gamma: flo
     return linear_recurrence(delta, gamma * gae_lambda * (~last).to(delta.dtype), rollout.max_length)
 
 
-def centre_and_scale(advantages: th.Tensor, rollout: Rollout, normalize: str) -> th.Tensor:
+def centre_and_scale(advantages: th.Tensor, targets: th.Tensor, rollout: Rollout, normalize: str) -> th.Tensor:
     """z-scores of steps within the group or the batch: what makes ``"state"`` advantages group-relative.
 
-    :param advantages: ``[M]``
+    :param advantages: ``[M]`` targets minus baseline
+    :param targets: ``[M]`` lambda-returns; advantages below ``RESIDUAL_TOLERANCE`` of their size count as none
     :param normalize: ``"group"``, ``"batch"`` or ``"none"`` (returned as they are)
     :return: ``[M]``
     """
@@ -233,7 +243,7 @@ def centre_and_scale(advantages: th.Tensor, rollout: Rollout, normalize: str) ->
     if normalize == "batch":
         row_group, n = th.zeros_like(row_group), 1
     centred = advantages - segment_mean(advantages, row_group, n)[row_group]
-    return scale(centred, advantages, advantages, row_group, n, "group")
+    return scale(centred, advantages, targets, row_group, n, "group", RESIDUAL_TOLERANCE)
 
 
 def _baseline(values: th.Tensor, group: th.Tensor, n_groups: int, options: AdvantageOptions) -> th.Tensor:

@@ -104,9 +104,11 @@ class StateBaseline(nn.Module):
         values = predictions[:, best]
         raw = gae(rollout, values, final_predictions[:, best], options.gamma, options.gae_lambda)
         target = raw + values
+        if not first:  # weights must be used with the statistics that they were fitted under
+            self._update_statistics(x)
+            phi = self.phi(x)
         self._fit(phi, target)
-        self._update_statistics(x)
-        return centre_and_scale(raw, rollout, options.normalize), explained_variance(values, target)
+        return centre_and_scale(raw, target, rollout, options.normalize), explained_variance(values, target)
 
     def _best_ridge(self, rollout: Rollout, options: AdvantageOptions, values: th.Tensor, final_values: th.Tensor) -> int:
         """Index of the ridge whose predictions come closest to the lambda-returns under the middle one."""
@@ -123,11 +125,14 @@ class StateBaseline(nn.Module):
             moment.add_(self._moments[1], alpha=self.memory)
         self._moments = gram, moment
         systems = gram.double().repeat(len(RIDGE_FACTORS), 1, 1)
-        diagonal = systems.diagonal(dim1=1, dim2=2)
-        diagonal += 1e-6 * diagonal.max()  # above the rounding error of a float32 Gram matrix, so the system is regular
-        diagonal[:, 1:] += self.ridge * systems.new_tensor(RIDGE_FACTORS).unsqueeze(1)  # the constant is not shrunk
+        diagonal = systems.diagonal(dim1=1, dim2=2)[:, 1:]  # the constant, column 0, is not shrunk
+        diagonal += self.ridge * systems.new_tensor(RIDGE_FACTORS).unsqueeze(1)
+        factor, failed = th.linalg.cholesky_ex(systems)
+        while bool(failed.any()):  # the weakest ridge drowns in the rounding errors of the float32 Gram matrix
+            diagonal += 1e-5 * diagonal.mean()
+            factor, failed = th.linalg.cholesky_ex(systems)
         right = moment.double().view(1, -1, 1).expand(len(RIDGE_FACTORS), -1, 1)
-        self.weights.copy_(th.cholesky_solve(right, th.linalg.cholesky(systems)).squeeze(2).T)
+        self.weights.copy_(th.cholesky_solve(right, factor).squeeze(2).T)
 
     def _update_statistics(self, x: th.Tensor) -> None:
         """Merge the batch into mean and variance (Chan et al., 1979)."""

@@ -33,11 +33,6 @@ class Rollout(NamedTuple):
     n_groups: int
     max_length: int  #: steps of the longest episode in here
 
-    @property
-    def complete(self) -> th.Tensor:
-        """``[E]`` bool: the episode's end is in here, it was not cut by the end of the rollout."""
-        return self.terminated | self.truncated
-
 
 class Minibatch(NamedTuple):
     """Rows of a rollout as the loss wants them."""
@@ -80,7 +75,13 @@ class GroupRolloutBuffer(BaseBuffer):
     ) -> None:
         super().__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self._kept: dict[str, Any] | None = None
+        self._obs_dtypes: dict[str, th.dtype] = {}
         self._allocate(buffer_size)
+
+    @property
+    def column_device(self) -> th.device | str:
+        """Where rewards, jobs, times and ends are gathered: beside the envs that report them."""
+        return "cpu"
 
     def _allocate(self, size: int) -> None:
         """Make room for ``size`` steps per env, keeping what is there."""
@@ -99,7 +100,8 @@ class GroupRolloutBuffer(BaseBuffer):
         )
         obs = {}
         for key, space in obs_spaces.items():
-            dtype = th.from_numpy(np.zeros(1, dtype=space.dtype if space.dtype != np.float64 else np.float32)).dtype
+            dtype = self._obs_dtypes.get(key) or th.from_numpy(np.zeros(1, dtype=space.dtype)).dtype
+            dtype = th.float32 if dtype == th.float64 else dtype
             obs[key] = th.zeros((size, self.n_envs, *(space.shape or ())), dtype=dtype, device=self.device)
             if old_obs is not None:
                 obs[key][: self.pos] = (old_obs[key] if dict_space else old_obs)[: self.pos]
@@ -107,10 +109,10 @@ class GroupRolloutBuffer(BaseBuffer):
         discrete = isinstance(self.action_space, spaces.Discrete | spaces.MultiDiscrete)
         action_shape = () if isinstance(self.action_space, spaces.Discrete) else (self.action_dim,)
         self.actions = grown("actions", action_shape, th.int64 if discrete else th.float32, self.device)
-        self.rewards = grown("rewards", (), th.float32, "cpu")
-        self.jobs = grown("jobs", (), th.int64, "cpu")
-        self.t = grown("t", (), th.int64, "cpu")
-        self.ends = grown("ends", (), th.int8, "cpu")  # 0 goes on, 1 terminated, 2 truncated
+        self.rewards = grown("rewards", (), th.float32, self.column_device)
+        self.jobs = grown("jobs", (), th.int64, self.column_device)
+        self.t = grown("t", (), th.int64, self.column_device)
+        self.ends = grown("ends", (), th.int8, self.column_device)  # 0 goes on, 1 terminated, 2 truncated
         self.buffer_size = size
 
     def reset(self) -> None:
@@ -144,6 +146,10 @@ class GroupRolloutBuffer(BaseBuffer):
         :param t: ``[n_envs]`` int64 step number in the episode
         :param ends: ``[n_envs]`` int8: 0 goes on, 1 terminated, 2 truncated
         """
+        if not self._obs_dtypes:
+            # VecNormalize delivers floats for integer spaces: go by what comes, not by the space.
+            self._obs_dtypes = {key: o.dtype for key, o in (obs if isinstance(obs, dict) else {"": obs}).items()}
+            self._allocate(self.buffer_size)
         if self.pos == self.buffer_size:
             self._allocate(2 * self.buffer_size)
         pos = self.pos
@@ -182,7 +188,7 @@ class GroupRolloutBuffer(BaseBuffer):
             "actions": actions,
             "log_probs": log_probs,
             **{name: getattr(self, name)[: self.pos].flatten() for name in ("rewards", "jobs", "t", "ends")},
-            "final_obs": self._final_obs,
+            "final_obs": self._new_final_observations(),
         }
         if self._kept is not None:
             rows = {key: self._join(self._kept[key], value) for key, value in rows.items()}
@@ -199,6 +205,18 @@ class GroupRolloutBuffer(BaseBuffer):
                 order = order[ready[order]]
         return self._as_rollout(self._take(rows, order), group_size) if len(order) else None
 
+    def complete_groups(self, group_size: int) -> int:
+        """Groups of which every member has ended, kept rows included."""
+        ended = [self.jobs[: self.pos][self.ends[: self.pos] > 0]]
+        if self._kept is not None:
+            ended.append(self._kept["jobs"][self._kept["ends"] > 0])
+        members_ended = th.unique(th.cat(ended) // group_size, return_counts=True)[1]
+        return int((members_ended == group_size).sum())
+
+    def _new_final_observations(self) -> Any:
+        """What :meth:`_final_observations` will need of this rollout's steps."""
+        return self._final_obs
+
     @staticmethod
     def _join(kept: Any, new: Any) -> Any:
         if isinstance(kept, dict) and kept and not isinstance(next(iter(kept.values())), th.Tensor):
@@ -211,16 +229,19 @@ class GroupRolloutBuffer(BaseBuffer):
         on_device = index.to(self.device)
         taken = {key: map_obs(lambda o: o.index_select(0, on_device), rows[key]) for key in ("obs", "actions", "log_probs")}
         taken.update({key: rows[key].index_select(0, index) for key in ("rewards", "jobs", "t", "ends")})
-        jobs = set(taken["jobs"].tolist()) if rows["final_obs"] else set()
-        taken["final_obs"] = {job: obs for job, obs in rows["final_obs"].items() if job in jobs}
+        taken["final_obs"] = self._take_final_observations(rows["final_obs"], index, taken["jobs"])
         return taken
+
+    def _take_final_observations(self, final_obs: Any, index: th.Tensor, jobs: th.Tensor) -> Any:
+        wanted = set(jobs.tolist()) if final_obs else set()
+        return {job: obs for job, obs in final_obs.items() if job in wanted}
 
     def _as_rollout(self, rows: dict[str, Any], group_size: int) -> Rollout:
         jobs, episode, lengths = th.unique_consecutive(rows["jobs"], return_inverse=True, return_counts=True)
         last = lengths.cumsum(0) - 1
+        final = self._final_observations(rows, jobs, last)
         end = rows["ends"].index_select(0, last)
         groups, group = th.unique_consecutive(jobs // group_size, return_inverse=True)
-        final = self._stack_final(jobs.tolist(), rows["final_obs"])
         return Rollout(
             observations=rows["obs"],
             actions=rows["actions"],
@@ -236,10 +257,17 @@ class GroupRolloutBuffer(BaseBuffer):
             max_length=int(lengths.max()),
         )
 
-    def _stack_final(self, jobs: list[int], final_obs: dict[int, Any]) -> TensorOrDict:
+    def _final_observations(self, rows: dict[str, Any], jobs: th.Tensor, last: th.Tensor) -> TensorOrDict:
+        """``[E, ...]`` observation after the last step of each episode, zeros where nobody will ask.
+
+        :param jobs: ``[E]`` job of each episode
+        :param last: ``[E]`` its last row
+        """
+        final_obs, job_list = rows["final_obs"], jobs.tolist()
+
         def stack(buffer: th.Tensor, key: str | None) -> th.Tensor:
-            out = np.zeros((len(jobs), *buffer.shape[2:]), dtype=th.zeros(0, dtype=buffer.dtype).numpy().dtype)
-            for row, job in enumerate(jobs):
+            out = np.zeros((len(job_list), *buffer.shape[2:]), dtype=th.zeros(0, dtype=buffer.dtype).numpy().dtype)
+            for row, job in enumerate(job_list):
                 if job in final_obs:
                     out[row] = final_obs[job] if key is None else final_obs[job][key]
             return th.from_numpy(out).to(self.device)
@@ -250,3 +278,46 @@ class GroupRolloutBuffer(BaseBuffer):
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
         raise NotImplementedError("A GroupRolloutBuffer hands out whole rollouts: use pack().")
+
+
+class TensorRolloutBuffer(GroupRolloutBuffer):
+    """A :class:`GroupRolloutBuffer` of which every column lives on the model's device (device envs).
+
+    The observation after each step is kept for every step: finding out which of them matter would make the host wait.
+    """
+
+    @property
+    def column_device(self) -> th.device | str:
+        return self.device
+
+    def _allocate(self, size: int) -> None:
+        old, old_return = getattr(self, "next_observations", None), getattr(self, "finished_return", None)
+        super()._allocate(size)
+        assert isinstance(self.observations, th.Tensor)
+        self.next_observations = th.zeros_like(self.observations)
+        self.finished_return = th.zeros((size, self.n_envs), device=self.device)
+        if old is not None and old_return is not None:
+            self.next_observations[: self.pos] = old[: self.pos]
+            self.finished_return[: self.pos] = old_return[: self.pos]
+
+    def add_step(self, **columns: th.Tensor) -> None:
+        """Append one step of every slot, without leaving the device.
+
+        :param columns: ``observations``, ``actions``, ``rewards``, ``jobs``, ``t``, ``ends``, ``next_observations`` and
+            ``finished_return`` (return of the episode where it ended), ``[n_envs, ...]`` each
+        """
+        if self.pos == self.buffer_size:
+            self._allocate(2 * self.buffer_size)
+        for name, value in columns.items():
+            getattr(self, name)[self.pos] = value
+        self.pos += 1
+
+    def _new_final_observations(self) -> th.Tensor:
+        return self.next_observations[: self.pos].flatten(0, 1)
+
+    def _take_final_observations(self, final_obs: th.Tensor, index: th.Tensor, jobs: th.Tensor) -> th.Tensor:
+        return final_obs.index_select(0, index)
+
+    def _final_observations(self, rows: dict[str, Any], jobs: th.Tensor, last: th.Tensor) -> TensorOrDict:
+        final: th.Tensor = rows["final_obs"].index_select(0, last)
+        return final

@@ -44,6 +44,7 @@ def record_rollout(
     :param has_signal: ``[n_groups]`` bool: the group has a spread
     :param explained: explained variance of the ``"state"`` baseline
     """
+    assert model.slots is not None
     returns = episode_returns(rollout, 1.0)
     record = model.logger.record
     record("rollout/useful_fraction", model._steps_trained / (model._steps_trained + model._steps_dropped))
@@ -72,7 +73,8 @@ def record_update(model: GRPO, batch: Minibatch, clip: tuple[float, float], norm
     :param norms: gradient norms, one ``[P]`` tensor per gradient step
     """
     policy = model.policy
-    evaluated = in_chunks(lambda o, a: th.stack(policy.evaluate_actions(o, a), dim=1), batch.observations, batch.actions)
+    with model.autocasting():
+        evaluated = in_chunks(lambda o, a: th.stack(policy.evaluate_actions(o, a), dim=1), batch.observations, batch.actions)
     log_prob, entropy = evaluated.unbind(dim=1)
     ratio = importance_ratio(log_prob - batch.old_log_probs, model.importance_level, batch.episode)
     policy_loss = (batch.weights * model.surrogate_loss(log_prob, batch, clip)).mean().item()

@@ -11,7 +11,7 @@ import warnings
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo.envs.seeded_reset import START_DIGEST
+from sb_grpo.envs.seeded_reset import RESET_NUMBER, START_DIGEST
 
 _MASK64 = (1 << 64) - 1
 
@@ -40,7 +40,7 @@ def group_seed(base_seed: int, group: int) -> int:
 
 
 class GroupSlots:
-    """Hands out jobs to the slots of a VecEnv and keeps each slot's place in its episode.
+    """Host envs. Hands out jobs to the slots of a VecEnv and keeps each slot's place in its episode.
 
     Jobs are numbered through: job ``j`` is member ``j % group_size`` of group ``j // group_size``. Every slot always
     has one job running and one queued, because SB3 resets inside ``step``, before anybody could choose.
@@ -61,6 +61,8 @@ class GroupSlots:
         self._queued = np.zeros(n_envs, dtype=np.int64)
         self._first_digest: dict[int, bytes] = {}
         self._members_ended: dict[int, int] = {}
+        self._base_env: VecEnv | None = None
+        self._reset_number = np.zeros(n_envs, dtype=np.int64)
 
     @property
     def next_group(self) -> int:
@@ -74,8 +76,14 @@ class GroupSlots:
 
     def started_all(self, env: VecEnv) -> None:
         """Take note that ``env.reset()`` started every queued job, and queue the jobs after those."""
+        self._base_env = env.unwrapped
         for slot in range(len(self.job)):
             self._start(env, slot)
+
+    def in_step_with(self, env: VecEnv) -> bool:
+        """Nobody else has reset these envs since: they still run the jobs noted here."""
+        numbers = [info.get(RESET_NUMBER) for info in env.unwrapped.reset_infos]
+        return env.unwrapped is self._base_env and numbers == self._reset_number.tolist()
 
     def step(self, env: VecEnv, dones: np.ndarray) -> int:
         """Advance every slot by one step; slots that are done have already been reset by the VecEnv.
@@ -107,7 +115,9 @@ class GroupSlots:
     def _start(self, env: VecEnv, slot: int) -> None:
         job = int(self._queued[slot])
         self.job[slot], self.t[slot] = job, 0
-        self._check_start(env, job // self.group_size, env.unwrapped.reset_infos[slot][START_DIGEST])
+        info = env.unwrapped.reset_infos[slot]
+        self._reset_number[slot] = info[RESET_NUMBER]
+        self._check_start(env, job // self.group_size, info[START_DIGEST])
         self._queue(env, slot)
 
     def _check_start(self, env: VecEnv, group: int, digest: bytes) -> None:
@@ -115,9 +125,9 @@ class GroupSlots:
             return
         self.start_mismatches += 1
         if self.start_mismatches == 1:
-            spec = env.get_attr("spec", indices=[0])[0]
+            env_id, _ = env.env_method("describe", indices=[0])[0]
             warnings.warn(
-                f"Two members of a group started from different observations in {getattr(spec, 'id', None) or 'this env'} "
+                f"Two members of a group started from different observations in {env_id or 'this env'} "
                 f"(group {group}, seed {group_seed(self.base_seed, group)}): reset(seed=...) does not fix its start state. "
                 "Groups still average over episodes, but not over equal starts. Counted as group/start_mismatch.",
                 UserWarning,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
@@ -18,14 +20,16 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo import diagnostics
 from sb_grpo.advantages import ESTIMATORS, AdvantageEstimator, AdvantageOptions, segment_mean, shape_rewards
 from sb_grpo.baseline import StateBaseline
-from sb_grpo.buffers import GroupRolloutBuffer, Minibatch, Rollout, map_obs
+from sb_grpo.buffers import GroupRolloutBuffer, Minibatch, Rollout, TensorRolloutBuffer, map_obs
+from sb_grpo.device_sampler import TensorSlots, collect_tensors, start_mismatches
 from sb_grpo.envs.seeded_reset import install_seeded_reset
+from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.groups import GroupSlots
 from sb_grpo.losses import cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3, step_weights
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
-from sb_grpo.sampler import collect
+from sb_grpo.sampler import check_finite, collect
 from sb_grpo.update import LastGood, clip_gradients, in_chunks, minibatches
-from sb_grpo.validation import check_arguments, check_early_reset, check_spaces, time_limit
+from sb_grpo.validation import check_arguments, check_early_reset, check_env, time_limit
 
 SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
 
@@ -55,7 +59,8 @@ class GRPO(OnPolicyAlgorithm):
         ``"state"`` (state-conditioned group baseline, fitted in closed form), or a function of
         (:class:`Rollout`, :class:`AdvantageOptions`) that returns one number per step
     :param baseline: what the first three subtract: ``"mean"``, ``"leave_one_out"``, ``"median"`` of the group, ``"global"``
-    :param normalize_advantage: divide by the spread of the ``"group"``, of the ``"batch"`` (rollout), or ``"none"``
+    :param normalize_advantage: divide by the spread of the ``"group"``, of the ``"batch"`` (rollout), or ``"none"``;
+        True and False mean ``"group"`` and ``"none"``
     :param ended_members: ``"step"``: members that have ended count as return 0 (``"zero"``) or not at all (``"drop"``)
     :param clip_range_high: upper clip (DAPO); None: as ``clip_range``
     :param ratio_cap: bound of the ratio where the advantage is negative too (two-sided clip); None: off
@@ -111,7 +116,7 @@ class GRPO(OnPolicyAlgorithm):
         n_groups: int | None = None,
         advantage: str | AdvantageEstimator = "state",
         baseline: str = "mean",
-        normalize_advantage: str = "group",
+        normalize_advantage: str | bool = "group",
         ended_members: str = "zero",
         clip_range_high: float | Schedule | None = None,
         ratio_cap: float | None = None,
@@ -167,6 +172,8 @@ class GRPO(OnPolicyAlgorithm):
         self.clip_range, self.clip_range_high, self.ratio_cap = clip_range, clip_range_high, ratio_cap
         self.group_size, self.n_groups, self.shared_noise = group_size, n_groups, shared_noise
         self.advantage, self.baseline, self.ended_members = advantage, baseline, ended_members
+        if isinstance(normalize_advantage, bool):  # PPO's way to say it
+            normalize_advantage = "group" if normalize_advantage else "none"
         self.normalize_advantage, self.baseline_kwargs = normalize_advantage, baseline_kwargs
         self.surrogate, self.aggregation, self.importance_level = surrogate, aggregation, importance_level
         self.kl_coef, self.ref_sync_interval, self.target_kl = kl_coef, ref_sync_interval, target_kl
@@ -179,6 +186,7 @@ class GRPO(OnPolicyAlgorithm):
         self._next_group = 0
         self._n_rollouts = self._n_gradient_steps = 0
         self._steps_trained = self._steps_dropped = 0
+        self.slots: GroupSlots | TensorSlots | None = None
         self._time_limit: int | None = None
         self._batch: Minibatch | None = None
         if _init_setup_model:
@@ -198,7 +206,9 @@ class GRPO(OnPolicyAlgorithm):
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
-        check_spaces(env.observation_space, env.action_space)
+        check_env(env)
+        if isinstance(env, TensorVecEnv):
+            return env
         venv = OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
         install_seeded_reset(venv)
         return venv
@@ -207,13 +217,16 @@ class GRPO(OnPolicyAlgorithm):
         check_arguments(self)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
-        if self._base_seed is None:
-            self._base_seed = int(np.random.randint(2**31)) if self.seed is None else self.seed
+        if self.seed is not None:
+            self._base_seed = self.seed
+        elif self._base_seed is None:
+            self._base_seed = int(np.random.randint(2**31))
         self._clip_range_schedule = FloatSchedule(self.clip_range)
         self._clip_range_high_schedule = FloatSchedule(
             self.clip_range if self.clip_range_high is None else self.clip_range_high
         )
-        buffer_class: Any = self.rollout_buffer_class or GroupRolloutBuffer
+        on_device = isinstance(self.env, TensorVecEnv)
+        buffer_class: Any = self.rollout_buffer_class or (TensorRolloutBuffer if on_device else GroupRolloutBuffer)
         self.rollout_buffer = buffer_class(
             self.steps_per_env,
             self.observation_space,
@@ -222,17 +235,39 @@ class GRPO(OnPolicyAlgorithm):
             n_envs=self.n_envs,
             **self.rollout_buffer_kwargs,
         )
-        self.policy = self.policy_class(  # type: ignore[assignment]
-            self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **self.policy_kwargs
-        ).to(self.device)
+        self.policy = self._make_policy()
         if self.advantage == "state":
             self.state_baseline = StateBaseline(self.policy.features_dim, **(self.baseline_kwargs or {})).to(self.device)
         if self.kl_coef > 0:
             self._sync_reference()
 
     def _sync_reference(self) -> None:
-        self.ref_policy = copy.deepcopy(self.policy).requires_grad_(False)
+        """The reference policy becomes a frozen copy of the policy (gSDE's distribution object cannot be deep-copied)."""
+        self.ref_policy = self._make_policy()
+        self.ref_policy.requires_grad_(False)
+        self.ref_policy.load_state_dict(self.policy.state_dict())
+        self.ref_policy.set_training_mode(False)
         del self.ref_policy.optimizer
+
+    def _make_policy(self) -> ActorPolicy:
+        policy_class: Any = self.policy_class
+        policy: ActorPolicy = policy_class(
+            self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **self.policy_kwargs
+        ).to(self.device)
+        return policy
+
+    def _make_slots(self) -> GroupSlots | TensorSlots:
+        assert self._base_seed is not None
+        if isinstance(self.env, TensorVecEnv):
+            return TensorSlots(self.n_envs, self.group_size, self._base_seed, self._next_group, self.device)
+        return GroupSlots(self.n_envs, self.group_size, self._base_seed, self._next_group, self.shared_noise)
+
+    @cached_property
+    def action_bounds(self) -> tuple[th.Tensor, th.Tensor]:
+        """Lower and upper bounds of a Box action space, on the model's device."""
+        assert isinstance(self.action_space, spaces.Box)
+        low, high = self.action_space.low, self.action_space.high
+        return th.as_tensor(low, device=self.device), th.as_tensor(high, device=self.device)
 
     def _setup_learn(
         self,
@@ -242,20 +277,28 @@ class GRPO(OnPolicyAlgorithm):
         tb_log_name: str = "GRPO",
         progress_bar: bool = False,
     ) -> tuple[int, BaseCallback]:
-        assert self.env is not None and self._base_seed is not None
+        if self.env is None:
+            raise ValueError("There is no env to learn from: pass one to GRPO.load(..., env=...), or call set_env(env).")
+        in_step = self.slots is not None and self.slots.in_step_with(self.env)
+        if not in_step:  # a loaded model, another env, or somebody else has reset this one
+            self._last_obs = None
         restart = reset_num_timesteps or self._last_obs is None
         if restart:
-            if self._n_rollouts and self._last_obs is not None:
-                check_early_reset(self.env)
+            if self.slots is not None:
+                check_early_reset(self.env, can_continue=self._last_obs is not None)
             if reset_num_timesteps:
                 self._steps_trained = self._steps_dropped = 0
             self._steps_dropped += self.rollout_buffer.drop_kept()
-            self.slots = GroupSlots(self.n_envs, self.group_size, self._base_seed, self._next_group, self.shared_noise)
+            if self.slots is not None:
+                self._next_group = self.slots.next_group
+            self.slots = self._make_slots()
             self.slots.queue_all(self.env)
             self._time_limit = time_limit(self.env)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
-        if restart:
+        if restart and self.slots is not None:
             self.slots.started_all(self.env)
+            raw_obs = self._last_obs if self._vec_normalize_env is None else self._vec_normalize_env.old_obs
+            check_finite(self.env, "observation", raw_obs, step=0)
         if self.tensorboard_log is not None:
             diagnostics.record_hparams(self)
         return result
@@ -285,23 +328,31 @@ class GRPO(OnPolicyAlgorithm):
                 if hasattr(self._vec_normalize_env, name)
             }
         )
+        completed = False
         try:
-            completed = collect(self, env, callback, rollout_buffer)
+            if isinstance(env, TensorVecEnv):
+                assert isinstance(rollout_buffer, TensorRolloutBuffer)
+                completed = collect_tensors(self, env, callback, rollout_buffer)
+            else:
+                completed = collect(self, env, callback, rollout_buffer)
         except ValueError:
             # Running statistics that have seen a NaN never recover.
             for name, value in (statistics or {}).items():
                 setattr(self._vec_normalize_env, name, value)
             raise
-        self._next_group = self.slots.next_group
+        finally:
+            if not completed:  # the episodes lost their beginnings: the next learn() starts new groups
+                self._steps_dropped += rollout_buffer.pos * env.num_envs + rollout_buffer.drop_kept()
+                self._last_obs = None
         if not completed:
-            self._steps_dropped += rollout_buffer.pos * env.num_envs + rollout_buffer.drop_kept()
-            self._last_obs = None  # the episodes lost their beginnings: the next learn() starts new groups
             return False
         self._n_rollouts += 1
-        rollout = rollout_buffer.pack(
-            in_chunks(self.policy.log_prob, *rollout_buffer.new_rows()), self.group_size, self.whole_episodes
-        )
+        with self.autocasting():
+            log_probs = in_chunks(self.policy.log_prob, *rollout_buffer.new_rows())
+        rollout = rollout_buffer.pack(log_probs, self.group_size, self.whole_episodes)
         assert rollout is not None, "a rollout ends with a complete group"
+        if isinstance(self.slots, TensorSlots):
+            self.slots.start_mismatches += start_mismatches(rollout)
         self._batch = self._prepare(rollout)
         return True
 
@@ -317,6 +368,12 @@ class GRPO(OnPolicyAlgorithm):
         else:
             estimator = self.advantage if callable(self.advantage) else ESTIMATORS[self.advantage]
             advantages = estimator(rollout, options)
+            if not isinstance(advantages, th.Tensor) or advantages.shape != rollout.rewards.shape:
+                got = tuple(advantages.shape) if hasattr(advantages, "shape") else type(advantages).__name__
+                raise ValueError(
+                    f"advantage={self.advantage!r} returned {got}; it must return a torch tensor with one number per step, "
+                    f"shape {tuple(rollout.rewards.shape)}."
+                )
         if not bool(th.isfinite(advantages).all()):
             row = int((~th.isfinite(advantages)).nonzero()[0])
             raise ValueError(
@@ -348,11 +405,11 @@ class GRPO(OnPolicyAlgorithm):
         """
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
+        if self.kl_coef > 0 and self.ref_sync_interval and self._n_rollouts % self.ref_sync_interval == 0:
+            self._sync_reference()
         batch, self._batch = self._batch, None
         if batch is None or len(batch.advantages) == 0:  # no group had a spread: nothing to learn from
             return
-        if self.kl_coef > 0 and self.ref_sync_interval and self._n_rollouts % self.ref_sync_interval == 0:
-            self._sync_reference()
         clip = (
             self._clip_range_schedule(self._current_progress_remaining),
             self._clip_range_high_schedule(self._current_progress_remaining),
@@ -382,7 +439,7 @@ class GRPO(OnPolicyAlgorithm):
             parameter.grad = None
         for i in range(0, rows, size):
             part = minibatch if size >= rows else Minibatch(*(map_obs(lambda x: x[i : i + size], x) for x in minibatch))  # noqa: B023
-            with th.autocast(self.device.type, dtype=th.bfloat16, enabled=self.autocast):
+            with self.autocasting():
                 loss = self._loss(part, clip) * (len(part.advantages) / rows)
             loss.backward()  # type: ignore[no-untyped-call]
         norms = clip_gradients(parameters, self.max_grad_norm)
@@ -402,7 +459,8 @@ class GRPO(OnPolicyAlgorithm):
             per_step = per_step + self.kl_coef * kl_k3(log_prob, ref_log_prob)
         if entropy is not None:
             per_step = per_step - self.ent_coef * entropy
-        return per_step.mean() if self.aggregation == "step" else (minibatch.weights * per_step).mean()
+        all_equal = self.aggregation == "step" and self.importance_level == "step"
+        return per_step.mean() if all_equal else (minibatch.weights * per_step).mean()
 
     def surrogate_loss(self, log_prob: th.Tensor, minibatch: Minibatch, clip: tuple[float, float]) -> th.Tensor:
         """The surrogate of each row, without KL and entropy.
@@ -420,8 +478,17 @@ class GRPO(OnPolicyAlgorithm):
     @th.no_grad()
     def _exceeds_target_kl(self, minibatch: Minibatch) -> bool:
         assert self.target_kl is not None
-        log_prob = self.policy.log_prob(minibatch.observations, minibatch.actions)
+        with self.autocasting():
+            log_prob = self.policy.log_prob(minibatch.observations, minibatch.actions)
         return kl_k3(minibatch.old_log_probs, log_prob).mean().item() > 1.5 * self.target_kl
+
+    def autocasting(self) -> th.autocast:
+        """The context of every forward pass that makes log-probabilities: ratios compare like with like."""
+        return th.autocast(self.device.type, dtype=th.bfloat16, enabled=self.autocast)
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        # A rollout may overshoot; schedules must not fall below their end.
+        super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
 
     def learn(
         self: SelfGRPO,
@@ -437,12 +504,18 @@ class GRPO(OnPolicyAlgorithm):
     # ---------------------------------------------------------------- save and load
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "slots", "_batch"]
+        return [*super()._excluded_save_params(), "slots", "_batch", "action_bounds"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, tensors = super()._get_torch_save_params()
         optional = [name for name in ("state_baseline", "ref_policy") if getattr(self, name) is not None]
         return [*state_dicts, *optional], tensors
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """As SB3's; a model saved in mid-rollout goes on with groups that it has not used."""
+        if self.slots is not None:
+            self._next_group = self.slots.next_group
+        super().save(*args, **kwargs)
 
     def set_parameters(
         self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"

@@ -223,6 +223,21 @@ class ActorPolicy(BasePolicy):
         if not isinstance(self.action_dist, StateDependentNoiseDistribution):
             raise ValueError("reset_noise() belongs to gSDE; construct the policy with use_sde=True.")
         self.action_dist.sample_weights(self.log_std, batch_size=n_envs)
+        if n_envs == 1:  # SB3 then uses this one; see renew_noise
+            self.action_dist.exploration_mat = self.action_dist.exploration_matrices[0]
+
+    @th.no_grad()
+    def renew_noise(self, mask: th.Tensor) -> None:
+        """gSDE: a new exploration matrix for some envs. Members of a group must not share one, or they would be copies.
+
+        :param mask: ``[n_envs]`` bool, where an episode starts
+        """
+        dist = self.action_dist
+        assert isinstance(dist, StateDependentNoiseDistribution)
+        fresh = dist.weights_dist.rsample(mask.shape)
+        dist.exploration_matrices = th.where(mask.view(-1, 1, 1), fresh, dist.exploration_matrices)
+        if len(mask) == 1:
+            dist.exploration_mat = dist.exploration_matrices[0]
 
 
 MlpPolicy = ActorPolicy

@@ -12,6 +12,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.buffers import GroupRolloutBuffer, map_obs
+from sb_grpo.groups import GroupSlots
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO
@@ -80,11 +81,16 @@ def rollout_is_complete(model: GRPO, n_steps: int, completed: int) -> bool:
     """
     if not model.whole_episodes:
         return n_steps >= model.steps_per_env
+    assert model.slots is not None
     if model._time_limit is None and model.slots.t.max() >= ENDLESS:
+        reason, way_out = (
+            (f"n_groups={model.n_groups}", "set n_steps instead of n_groups")
+            if model.advantage == "state"
+            else (f"advantage={model.advantage!r}", "use advantage='state'")
+        )
         raise ValueError(
-            f"No end after {ENDLESS} steps of an episode, and the env has no time limit, but "
-            f"advantage={model.advantage!r} needs whole episodes. Set a limit with gymnasium.make(..., "
-            "max_episode_steps=1000) or gymnasium.wrappers.TimeLimit, or use advantage='state'."
+            f"No end after {ENDLESS} steps of an episode, and the env has no time limit, but {reason} needs whole episodes. "
+            f"Set a limit with gymnasium.make(..., max_episode_steps=1000) or gymnasium.wrappers.TimeLimit, or {way_out}."
         )
     return completed >= model.n_groups if model.n_groups else n_steps >= model.steps_per_env and completed > 0
 
@@ -98,6 +104,7 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
     """
     assert model._last_obs is not None, "No previous observation was provided"
     slots, device, vec_normalize = model.slots, model.device, model._vec_normalize_env
+    assert isinstance(slots, GroupSlots)
     n_steps, completed = 0, 0
     callback.on_rollout_start()
     while True:
@@ -127,6 +134,8 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
         ends = note_ends(buffer, slots.job, dones, infos)
         buffer.add(obs_tensor, action_tensor, raw_rewards, slots.job, slots.t, ends)
         completed += slots.step(env, dones)
+        if model.use_sde and dones.any():
+            model.policy.renew_noise(th.as_tensor(dones, device=device))
         model._last_obs, model._last_episode_starts = new_obs, dones  # type: ignore[assignment]
         if rollout_is_complete(model, n_steps, completed):
             break

@@ -36,7 +36,9 @@ def minibatches(batch: Minibatch, batch_size: int, whole_episodes: bool = False)
 
     :param batch: M rows
     :param batch_size: rows per minibatch, met as closely as M allows
-    :param whole_episodes: shuffle episodes instead of rows and keep each one together (episode-level ratios need it)
+    :param whole_episodes: shuffle episodes instead of rows and keep each one together (episode-level ratios need it); the
+        minibatches are then of unequal size, and their weights make up for it: the mean of weight * loss over a minibatch,
+        averaged over minibatches, is that over all rows
     """
     n, device = len(batch.advantages), batch.advantages.device
     if whole_episodes:
@@ -44,19 +46,25 @@ def minibatches(batch: Minibatch, batch_size: int, whole_episodes: bool = False)
         rank = th.randperm(len(length), device=device)
         order = rank[row].argsort(stable=True)
         ranked_length = th.zeros_like(length).scatter_(0, rank, length)
-        bucket = (ranked_length.cumsum(0) - ranked_length) // batch_size
-        sizes = th.zeros_like(ranked_length).index_add_(0, bucket, ranked_length)
-        splits = [size for size in sizes.tolist() if size > 0]
+        _, bucket = th.unique_consecutive((ranked_length.cumsum(0) - ranked_length) // batch_size, return_inverse=True)
+        splits = th.bincount(bucket, ranked_length).long().tolist()
     else:
         order = th.randperm(n, device=device)
         k = max(1, round(n / batch_size))
         splits = [n // k + (i < n % k) for i in range(k)]
-    shuffled = Minibatch(*(map_obs(lambda x: x.index_select(0, order), part) for part in batch))
+    # The small columns are shuffled at once; observations, which may be images, one minibatch at a time.
+    shuffled = batch._replace(
+        observations=order,
+        **{name: getattr(batch, name)[order] for name in ("actions", "old_log_probs", "advantages", "weights", "episode")},
+    )
     start = 0
     for size in splits:
-        stop = start + size
-        yield Minibatch(*(map_obs(lambda x: x[start:stop], part) for part in shuffled))  # noqa: B023
-        start = stop
+        part = Minibatch(*(map_obs(lambda x: x[start : start + size], column) for column in shuffled))  # noqa: B023
+        start += size
+        rows, weights = part.observations, part.weights
+        if whole_episodes:
+            weights = weights * (size * len(splits) / n)
+        yield part._replace(observations=map_obs(lambda x: x.index_select(0, rows), batch.observations), weights=weights)  # noqa: B023
 
 
 def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> th.Tensor:

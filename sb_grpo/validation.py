@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import numbers
 from typing import TYPE_CHECKING, Any
 
+import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
@@ -11,6 +14,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.advantages import ESTIMATORS
 from sb_grpo.distributions import make_discrete_head
+from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO
@@ -28,14 +33,25 @@ AT_LEAST: dict[str, float] = {
     "group_size": 1, "n_steps": 1, "n_groups": 1, "batch_size": 1, "n_epochs": 1, "micro_batch_size": 1,
     "ref_sync_interval": 1, "ent_coef": 0.0, "kl_coef": 0.0,
 }  # fmt: skip
+INTEGERS = ("group_size", "n_steps", "n_groups", "batch_size", "n_epochs", "micro_batch_size", "ref_sync_interval")
+FLOATS = (
+    "gamma", "gae_lambda", "ent_coef", "kl_coef", "max_grad_norm", "reward_clip", "target_kl", "ratio_cap",
+)  # fmt: skip
+OPTIONAL = ("n_steps", "n_groups", "micro_batch_size", "ref_sync_interval", "target_kl", "ratio_cap", "clip_range_high")
 POSITIVE = ("max_grad_norm", "reward_clip", "target_kl", "ratio_cap")
 
 
-def check_spaces(observation_space: spaces.Space, action_space: spaces.Space) -> None:
-    """Check that the spaces are among those that SB3's PPO takes.
+def check_env(env: Any) -> None:
+    """Check that this is an env whose spaces are among those that SB3's PPO takes.
 
-    :raises ValueError: naming the space and what to do
+    :raises ValueError: naming what it is and what to do
     """
+    if not isinstance(env, gym.Env | VecEnv):
+        raise ValueError(
+            f"env={env!r} is a {type(env).__name__}: GRPO takes an env id, a gymnasium.Env or an SB3 VecEnv. Build several "
+            "envs with stable_baselines3.common.env_util.make_vec_env instead of gymnasium.make_vec."
+        )
+    observation_space, action_space = env.observation_space, env.action_space
     parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
     for part in parts:
         if not isinstance(part, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
@@ -57,6 +73,7 @@ def check_arguments(model: GRPO) -> None:
 
     :raises ValueError: for the first rule that is broken
     """
+    _check_types(model)
     advantage: Any = model.advantage
     if not callable(advantage) and advantage not in (*ESTIMATORS, "state"):
         raise ValueError(f"advantage={advantage!r} is unknown; use one of {[*ESTIMATORS, 'state']} or a callable.")
@@ -65,7 +82,7 @@ def check_arguments(model: GRPO) -> None:
             raise ValueError(f"{name}={getattr(model, name)!r} is unknown; use one of {list(choices)}.")
     for name, low in AT_LEAST.items():
         value = getattr(model, name)
-        if value is not None and value < low:
+        if value is not None and not value >= low:
             raise ValueError(f"{name}={value} is too small: it must be at least {low}.")
     for name in POSITIVE:
         value = getattr(model, name)
@@ -76,6 +93,31 @@ def check_arguments(model: GRPO) -> None:
     _check_sizes(model)
 
 
+def _check_types(model: GRPO) -> None:
+    if getattr(model, "observation_space", None) is None:
+        raise ValueError("env=None: GRPO needs an environment to know its spaces. Pass an env id, an env or a VecEnv.")
+    if not issubclass(model.policy_class, ActorPolicy):
+        raise ValueError(
+            f"policy={model.policy_class.__name__} has a critic or is no policy of sb_grpo: use 'MlpPolicy', 'CnnPolicy', "
+            "'MultiInputPolicy' or a subclass of sb_grpo.policies.ActorPolicy."
+        )
+    if issubclass(model.policy_class, ActorMultiInputPolicy) and not isinstance(model.observation_space, spaces.Dict):
+        raise ValueError(
+            f"MultiInputPolicy is for Dict observations, not {model.observation_space}: use MlpPolicy or CnnPolicy."
+        )
+    for names, kind, what in ((INTEGERS, numbers.Integral, "an integer"), (FLOATS, numbers.Real, "a number")):
+        for name in names:
+            value = getattr(model, name)
+            if value is None and name in OPTIONAL:
+                continue
+            if isinstance(value, bool) or not isinstance(value, kind):
+                raise ValueError(f"{name}={value!r} must be {what}{', or None' if name in OPTIONAL else ''}.")
+    for name in ("learning_rate", "clip_range", "clip_range_high"):
+        value = getattr(model, name)
+        if not (callable(value) or isinstance(value, numbers.Real) or (value is None and name in OPTIONAL)):
+            raise ValueError(f"{name}={value!r} must be a number or a function of the remaining progress (1 to 0).")
+
+
 def _check_ranges(model: GRPO) -> None:
     for name in ("gamma", "gae_lambda"):
         if not 0.0 <= getattr(model, name) <= 1.0:
@@ -83,8 +125,11 @@ def _check_ranges(model: GRPO) -> None:
     for name in ("clip_range", "clip_range_high"):
         schedule = getattr(model, name)
         start = schedule(1.0) if callable(schedule) else schedule
-        if start is not None and start < 0:
+        if start is not None and not start >= 0:
             raise ValueError(f"{name}={start} must not be negative; 0.2 is usual.")
+    rate = model.learning_rate(1.0) if callable(model.learning_rate) else model.learning_rate
+    if not 0 <= rate < math.inf:
+        raise ValueError(f"learning_rate={rate} must be a finite number, 0 or more; 3e-4 is usual.")
 
 
 def _check_groups(model: GRPO) -> None:
@@ -108,8 +153,9 @@ def _check_sizes(model: GRPO) -> None:
         )
     rows = model.steps_per_env * model.n_envs
     if model.n_groups is None and rows < model.batch_size:
+        steps = model.steps_per_env if model.n_steps is not None else f"None (so {model.steps_per_env})"
         raise ValueError(
-            f"n_steps={model.steps_per_env} x n_envs={model.n_envs} gives {rows} steps, too few for one minibatch of "
+            f"n_steps={steps} x n_envs={model.n_envs} gives {rows} steps, too few for one minibatch of "
             f"batch_size={model.batch_size}. Raise n_steps or lower batch_size."
         )
     if model.micro_batch_size is not None:
@@ -126,17 +172,21 @@ def _check_sizes(model: GRPO) -> None:
 
 def time_limit(env: VecEnv) -> int | None:
     """Steps after which an env ends every episode, as its registration says; None if it does not say."""
-    spec = env.get_attr("spec", indices=[0])[0]
-    return getattr(spec, "max_episode_steps", None)
+    limit: int | None = (
+        env.max_episode_steps if isinstance(env, TensorVecEnv) else env.env_method("describe", indices=[0])[0][1]
+    )
+    return limit
 
 
-def check_early_reset(env: VecEnv) -> None:
+def check_early_reset(env: VecEnv, can_continue: bool) -> None:
     """A new ``learn()`` resets envs in mid-episode, which a strict Monitor forbids.
 
+    :param can_continue: the episodes could go on instead
     :raises ValueError: if one of the envs has ``Monitor(allow_early_resets=False)``
     """
     if any(env.env_is_wrapped(Monitor)) and not all(env.get_attr("allow_early_resets")):
+        continuing = "Continue with learn(..., reset_num_timesteps=False), or build" if can_continue else "Build"
         raise ValueError(
             "learn() has to reset the envs in mid-episode, but Monitor(allow_early_resets=False) forbids that. "
-            "Continue with learn(..., reset_num_timesteps=False), or build the Monitor with allow_early_resets=True."
+            f"{continuing} the Monitor with allow_early_resets=True."
         )

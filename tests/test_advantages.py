@@ -144,10 +144,10 @@ def test_centre_and_scale_gives_z_scores_per_group_and_per_batch():
     rollout = make_rollout([[0.0], [0.0, 0.0], [0.0]], [0, 0, 1])
     raw = th.tensor([1.0, 2.0, 3.0, 7.0])
     k = math.sqrt(1.5)
-    close(adv.centre_and_scale(raw, rollout, "group"), [-k, 0, k, 0])
-    batch = adv.centre_and_scale(raw, rollout, "batch")
+    close(adv.centre_and_scale(raw, raw, rollout, "group"), [-k, 0, k, 0])
+    batch = adv.centre_and_scale(raw, raw, rollout, "batch")
     assert abs(float(batch.mean())) < 1e-6 and abs(float(batch.std(unbiased=False)) - 1) < 1e-6
-    close(adv.centre_and_scale(raw, rollout, "none"), raw.tolist())
+    close(adv.centre_and_scale(raw, raw, rollout, "none"), raw.tolist())
 
 
 def test_reward_shaping():

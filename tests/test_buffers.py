@@ -53,7 +53,7 @@ def test_every_step_comes_out_once_and_in_order(n_envs, whole_groups):
             assert len(job[rows].unique()) == 1 and (rollout.t[rows].diff() == 1).all()
             length = lengths[int(job[rows[0]])]
             ended = int(rollout.t[rows[-1]]) + 1 == length
-            assert bool(rollout.complete[e]) == ended
+            assert bool(rollout.terminated[e] | rollout.truncated[e]) == ended
             truncated = ended and int(job[rows[0]]) % 5 == 0
             assert bool(rollout.truncated[e]) == truncated
             if truncated:

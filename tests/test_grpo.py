@@ -2,21 +2,23 @@
 
 import subprocess
 import sys
+import warnings
 
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, EvalCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger, configure
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb_grpo import GRPO, SeededResetWrapper
-from sb_grpo.advantages import outcome
+from sb_grpo.advantages import episode_returns, outcome
 from tests.helpers import ProbeEnv
 
 SMALL = dict(n_steps=64, batch_size=32, n_epochs=2, group_size=2, seed=0)
@@ -215,6 +217,102 @@ def test_a_callback_that_stops_in_mid_rollout_leaves_a_usable_model():
         assert model.slots.start_mismatches == 0
     stop = StopTrainingOnMaxEpisodes(3)
     assert GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL).learn(10_000, callback=stop).num_timesteps < 1000
+
+
+@pytest.mark.parametrize("advantage", ["state", "step"])
+@pytest.mark.parametrize("disturb", ["interrupt", "reset", "evaluate", "load"])
+def test_learning_goes_on_with_whole_episodes_after(disturb, advantage, tmp_path):
+    """Whatever happened between two calls of learn(), no episode is trained on without its beginning."""
+    first_steps = []
+
+    def spy(rollout, options):
+        starts = th.cat([rollout.episode.new_ones(1, dtype=th.bool), rollout.episode.diff() != 0])
+        first_steps.extend(rollout.t[starts].tolist())
+        return outcome(rollout, options)
+
+    class Interrupt(BaseCallback):
+        def _on_step(self):
+            if self.n_calls == 50:
+                raise KeyboardInterrupt
+            return True
+
+    env = make_vec_env("Pendulum-v1", 2, seed=0)
+    model = GRPO("MlpPolicy", env, advantage=spy if advantage == "step" else "state", **SMALL)
+    if disturb == "interrupt":
+        with pytest.raises(KeyboardInterrupt):
+            model.learn(1000, callback=Interrupt())
+    else:
+        model.learn(500)
+    if disturb == "reset":
+        model.get_env().reset()
+        model.get_env().step(np.zeros((2, 1)))
+    elif disturb == "evaluate":
+        evaluate_policy(model, model.get_env(), 2)
+    elif disturb == "load":
+        model.save(tmp_path / "m")
+        model = GRPO.load(tmp_path / "m", env=env, force_reset=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.learn(900, reset_num_timesteps=False)
+    assert set(first_steps) <= {0} and model.slots.start_mismatches == 0
+    assert all(info["l"] == 200 for info in list(model.ep_info_buffer)[-2:])
+
+
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_gsde_members_are_not_copies_of_each_other(n_envs):
+    returns = []
+
+    def spy(rollout, options):
+        returns.append(episode_returns(rollout, 1.0))
+        return outcome(rollout, options)
+
+    env = make_vec_env("Pendulum-v1", n_envs)
+    GRPO("MlpPolicy", env, use_sde=True, advantage=spy, group_size=4, n_groups=1, n_epochs=1, seed=0).learn(1600)
+    assert all(len(r.unique()) == len(r) for r in returns)
+
+
+def test_kl_with_gsde_and_autocast():
+    model = GRPO("MlpPolicy", "Pendulum-v1", use_sde=True, kl_coef=0.1, ref_sync_interval=1, autocast=True, **SMALL).learn(200)
+    assert not model.ref_policy.training
+
+
+def test_autocast_ratios_start_at_one():
+    policy_kwargs = dict(log_std_init=-3.0)
+    model = GRPO("MlpPolicy", "Pendulum-v1", autocast=True, policy_kwargs=policy_kwargs, **SMALL)
+    _, callback = model._setup_learn(100)
+    model.collect_rollouts(model.env, callback, model.rollout_buffer, None)
+    batch = model._batch
+    with model.autocasting():
+        ratio = (model.policy.log_prob(batch.observations, batch.actions) - batch.old_log_probs).exp()
+    th.testing.assert_close(ratio, th.ones_like(ratio))
+
+
+def test_integer_observations_under_vec_normalize_are_not_truncated():
+    class Counter(ProbeEnv):
+        def __init__(self):
+            super().__init__("action")
+            self.observation_space = spaces.Box(-10, 10, (2,), np.int32)
+
+        def _obs(self):
+            self.bit = 0
+            return self.np_random.integers(-10, 10, 2).astype(np.int32)
+
+    env = VecNormalize(DummyVecEnv([Counter] * 2))
+    model = GRPO("MlpPolicy", env, **SMALL).learn(128)
+    obs = model.rollout_buffer.observations
+    assert obs.dtype == th.float32 and (obs != obs.round()).any()
+
+
+def test_schedules_never_fall_below_their_end():
+    seen = []
+    GRPO("MlpPolicy", "CartPole-v1", learning_rate=lambda p: seen.append(p) or 1e-3 * p, **SMALL).learn(100)
+    assert min(seen) == 0.0
+
+
+def test_a_new_seed_at_load_means_new_groups(tmp_path):
+    model = GRPO("MlpPolicy", "CartPole-v1", **SMALL)
+    model.save(tmp_path / "m")
+    assert GRPO.load(tmp_path / "m", seed=77)._base_seed == 77
 
 
 class Spy(BaseCallback):

@@ -5,6 +5,7 @@ import torch as th
 
 from sb_grpo import GRPO
 from sb_grpo.buffers import Minibatch
+from sb_grpo.losses import step_weights
 from sb_grpo.update import LastGood, clip_gradients, minibatches
 
 
@@ -34,6 +35,22 @@ def test_whole_episodes_stay_together():
         for e in part.episode.unique():
             assert int((part.episode == e).sum()) == lengths[int(e)]
         assert (part.episode.diff() != 0).sum() + 1 == len(part.episode.unique())
+
+
+def test_episodes_longer_than_a_minibatch_make_one_each():
+    parts = list(minibatches(make_batch([100, 3, 100, 100]), 16, whole_episodes=True))
+    assert sorted(len(p.advantages) for p in parts)[-3:] >= [100, 100, 100] and sum(len(p.advantages) for p in parts) == 303
+
+
+@pytest.mark.parametrize("aggregation", ["step", "episode", "constant"])
+def test_unequal_minibatches_average_to_the_loss_of_the_whole(aggregation):
+    """4 episodes of 5 and 4 of 60 steps: the mean over minibatches of the weighted mean is the weighted mean over all."""
+    lengths = [5, 60, 5, 60, 5, 60, 5, 60]
+    batch = make_batch(lengths)
+    batch = batch._replace(weights=step_weights(batch.episode, aggregation, 100))
+    parts = list(minibatches(batch, 64, whole_episodes=True))
+    mean = sum((p.weights * p.advantages).mean() for p in parts) / len(parts)
+    th.testing.assert_close(mean, (batch.weights * batch.advantages).mean())
 
 
 def test_epochs_are_shuffled_differently():

@@ -3,9 +3,11 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.policies import ActorCriticPolicy as PPOPolicy
 
 from sb_grpo import GRPO
 from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
@@ -19,7 +21,20 @@ from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
         (dict(group_size=1, advantage="outcome", normalize_advantage="none"), "no peers.*baseline='global'"),
         (dict(advantage="outcomes"), "advantage='outcomes' is unknown.*'state'"),
         (dict(baseline="modus"), "baseline='modus' is unknown.*median"),
-        (dict(normalize_advantage=True), "normalize_advantage=True is unknown.*'group'"),
+        (dict(normalize_advantage="std"), "normalize_advantage='std' is unknown.*'group'"),
+        (dict(group_size=2.5), "group_size=2.5 must be an integer"),
+        (dict(n_groups=1.5), "n_groups=1.5 must be an integer, or None"),
+        (dict(gamma="x"), "gamma='x' must be a number"),
+        (dict(ent_coef=None), "ent_coef=None must be a number"),
+        (dict(ent_coef=float("nan")), "ent_coef=nan"),
+        (dict(kl_coef=float("nan")), "kl_coef=nan"),
+        (dict(clip_range=float("nan")), "clip_range=nan"),
+        (dict(clip_range=None), "clip_range=None must be a number or a function"),
+        (dict(learning_rate="linear"), "learning_rate='linear' must be a number or a function"),
+        (dict(learning_rate=-1.0), "learning_rate=-1.0"),
+        (dict(batch_size=4096), "n_steps=None .so 2048."),
+        (dict(policy=PPOPolicy), "ActorCriticPolicy has a critic"),
+        (dict(policy="MultiInputPolicy"), "MultiInputPolicy is for Dict observations"),
         (dict(surrogate="ppo"), "surrogate='ppo' is unknown"),
         (dict(aggregation="token"), "aggregation='token' is unknown"),
         (dict(importance_level="sequence"), "importance_level='sequence' is unknown"),
@@ -47,7 +62,44 @@ from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
 )
 def test_arguments(kwargs, says):
     with pytest.raises(ValueError, match=says):
-        GRPO("MlpPolicy", "CartPole-v1", **kwargs)
+        GRPO(**{"policy": "MlpPolicy", "env": "CartPole-v1", **kwargs})
+
+
+@pytest.mark.parametrize(
+    ("env", "says"),
+    [(5, "env=5 is a int: GRPO takes an env id"), (None, "env=None"), ("vector", "instead of gymnasium.make_vec")],
+)
+def test_things_that_are_no_env(env, says):
+    with pytest.raises(ValueError, match=says):
+        GRPO("MlpPolicy", gym.make_vec("CartPole-v1", 2) if env == "vector" else env)
+
+
+def test_learning_without_an_env_names_set_env(tmp_path):
+    GRPO("MlpPolicy", "CartPole-v1").save(tmp_path / "m")
+    with pytest.raises(ValueError, match="set_env"):
+        GRPO.load(tmp_path / "m").learn(100)
+
+
+@pytest.mark.parametrize("result", [1.0, np.zeros(3), th.zeros(3, 1)], ids=["float", "numpy", "shape"])
+def test_an_advantage_function_that_returns_something_else(result):
+    model = GRPO("MlpPolicy", "CartPole-v1", advantage=lambda rollout, options: result, n_steps=64)
+    with pytest.raises(ValueError, match="must return a torch tensor with one number per step"):
+        model.learn(100)
+
+
+def test_nan_in_the_very_first_observation():
+    class BornBroken(ProbeEnv):
+        def reset(self, *, seed=None, options=None):
+            obs, info = super().reset(seed=seed)
+            return obs * np.nan, info
+
+    with pytest.raises(ValueError, match=r"observation of env 0 .* at vector step 0"):
+        GRPO("MlpPolicy", BornBroken("action"), n_steps=64).learn(64)
+
+
+def test_ppos_booleans_are_understood():
+    assert GRPO("MlpPolicy", "CartPole-v1", normalize_advantage=True).normalize_advantage == "group"
+    assert GRPO("MlpPolicy", "CartPole-v1", normalize_advantage=False).normalize_advantage == "none"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import subprocess
 import time
 from argparse import Namespace
@@ -128,7 +129,9 @@ def build(
 
 
 def _commit() -> str | None:
-    result = subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=Path(__file__).parent, capture_output=True, text=True, check=False
+    if shutil.which("git") is None:
+        return None
+    command = ["git", "rev-parse", "HEAD"]
+    return (
+        subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout.strip() or None
     )
-    return result.stdout.strip() or None

@@ -25,10 +25,11 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
     episodes = load_results(str(folder))
     steps, returns = episodes["l"].cumsum().to_numpy(), episodes["r"].to_numpy()
     window = max(1, min(100, len(returns) // 10))
-    smooth = np.convolve(returns, np.ones(window) / window, mode="valid")
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     axes.plot(steps, returns, ".", markersize=2, alpha=0.3, color=TRAINING)
-    axes.plot(steps[window - 1 :], smooth, color=TRAINING, label=f"training, mean of {window} episodes")
+    if len(returns) > 0:
+        smooth = np.convolve(returns, np.ones(window) / window, mode="valid")
+        axes.plot(steps[window - 1 :], smooth, color=TRAINING, label=f"training, mean of {window} episodes")
     evaluations = folder / "evaluations.npz"
     if evaluations.exists():
         data = np.load(evaluations)

@@ -7,6 +7,7 @@ and ``metrics.json``.
 
 from __future__ import annotations
 
+import argparse
 import sys
 
 import rl_zoo3.train
@@ -21,18 +22,19 @@ def main(arguments: list[str]) -> int:
     :return: exit code; 2 for bad input
     """
     register()
-    given = {argument.split("=")[0] for argument in arguments}
-    if "--algo" not in given:
-        arguments = ["--algo", "grpo", *arguments]
-    algo = arguments[arguments.index("--algo") + 1]
-    if algo == "grpo" and not given & {"--conf-file", "-conf"}:
-        arguments = [*arguments, "--conf-file", str(HYPERPARAMS)]
-    if not given & {"--tensorboard-log", "-tb"}:
-        arguments = [*arguments, "--tensorboard-log", "logs/tensorboard"]
+    ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    ours.add_argument("--algo", default="grpo")
+    ours.add_argument("-conf", "--conf-file")
+    ours.add_argument("-tb", "--tensorboard-log", default="logs/tensorboard")
+    given, rest = ours.parse_known_args(arguments)
+    conf_file = given.conf_file or (str(HYPERPARAMS) if given.algo == "grpo" else None)
+    arguments = ["--algo", given.algo, "--tensorboard-log", given.tensorboard_log, *rest]
+    if conf_file is not None:
+        arguments += ["--conf-file", conf_file]
     sys.argv = ["python -m zoo.train", *arguments]
     try:
         rl_zoo3.train.train()
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         print(f"zoo.train: {error}", file=sys.stderr)
         return 2
     return 0

@@ -27,14 +27,12 @@ def mix_tensor(*words: th.Tensor | int) -> th.Tensor:
     :param words: int64 tensors that broadcast, or integers; at least one tensor
     :return: int64 tensor of the broadcast shape (all 64 bits used)
     """
-    state: th.Tensor | int = 0
+    state = th.zeros((), dtype=th.int64, device=next(word.device for word in words if isinstance(word, th.Tensor)))
     for word in words:
-        state = state + word + _GOLDEN if isinstance(state + word, th.Tensor) else signed((state + word + _GOLDEN) % (1 << 64))
-        state = th.as_tensor(state, dtype=th.int64, device=next(w.device for w in words if isinstance(w, th.Tensor)))
+        state = state + (word if isinstance(word, th.Tensor) else signed(word % (1 << 64))) + _GOLDEN
         state = (state ^ _shift_right(state, 30)) * _M1
         state = (state ^ _shift_right(state, 27)) * _M2
         state = state ^ _shift_right(state, 31)
-    assert isinstance(state, th.Tensor)
     return state
 
 

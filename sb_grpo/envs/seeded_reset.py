@@ -10,6 +10,7 @@ import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 START_DIGEST = "group_start_digest"
+RESET_NUMBER = "group_reset_number"
 
 
 def observation_digest(obs: Any) -> bytes:
@@ -46,6 +47,14 @@ class SeededResetWrapper(gym.Wrapper[Any, Any, Any, Any]):
         super().__init__(env)
         self._next_seed: int | None = None
         self._noise_seed: int | None = None
+        self._resets = 0
+
+    def describe(self) -> tuple[str | None, int | None]:
+        """Id and time limit of the env as its registration has them; None where it has none.
+
+        Plain values, because the ``spec`` itself may not survive the way between processes.
+        """
+        return (None, None) if self.spec is None else (self.spec.id, self.spec.max_episode_steps)
 
     def set_next_seed(self, seed: int, noise_seed: int | None = None) -> None:
         """Queue the seed of the next reset; it wins over the seed that ``VecEnv.seed`` left for the first reset.
@@ -63,7 +72,8 @@ class SeededResetWrapper(gym.Wrapper[Any, Any, Any, Any]):
         if self._noise_seed is not None:
             self.unwrapped.np_random = np.random.default_rng(self._noise_seed)
             self._noise_seed = None
-        return obs, {**info, START_DIGEST: observation_digest(obs)}
+        self._resets += 1
+        return obs, {**info, START_DIGEST: observation_digest(obs), RESET_NUMBER: self._resets}
 
 
 def install_seeded_reset(venv: VecEnv) -> None:

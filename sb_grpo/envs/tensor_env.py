@@ -70,13 +70,15 @@ class TensorVecEnv(VecEnv):
         try:
             self.elapsed = th.zeros(num_envs, dtype=th.int64, device=self.device)
         except (RuntimeError, AssertionError) as error:
-            raise ValueError(f"device={str(device)!r} is not there ({error}). Use device='cpu', or a device that is.") from error
+            raise ValueError(
+                f"device={str(device)!r} is not there ({error}). Use device='cpu', or a device that is."
+            ) from error
         self.spec = gym.spec(self.env_id) if self.env_id else None
-        self.allow_early_resets = True
+        self.allow_early_resets, self.render_mode = True, None
         super().__init__(num_envs, observation_space, action_space)
         self.state = self.initial_state(th.zeros(num_envs, dtype=th.int64, device=self.device))
         self._episode_return = np.zeros(num_envs)
-        self._base_seed, self._episodes_started = 0, 0
+        self._base_seed, self._episodes_started, self.resets = 0, 0, 0
         self._start = time.time()
 
     # ------------------------------------------------------------ what a subclass gives
@@ -159,6 +161,7 @@ class TensorVecEnv(VecEnv):
     def reset(self) -> np.ndarray:  # type: ignore[override]
         self.reset_slots(th.ones(self.num_envs, dtype=th.bool, device=self.device), self._fresh_seeds())
         self._episode_return[:] = 0.0
+        self.resets += 1
         self._reset_seeds()
         self._reset_options()
         return self.observations.cpu().numpy()
@@ -196,22 +199,22 @@ class TensorVecEnv(VecEnv):
     def close(self) -> None:
         """Nothing to release."""
 
-    def _n(self, indices: None | int | Iterable[int]) -> int:
+    def _n(self, indices: int | Iterable[int] | None) -> int:
         return len(list(self._get_indices(indices)))
 
-    def get_attr(self, attr_name: str, indices: None | int | Iterable[int] = None) -> list[Any]:
+    def get_attr(self, attr_name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
         return [getattr(self, attr_name)] * self._n(indices)
 
-    def set_attr(self, attr_name: str, value: Any, indices: None | int | Iterable[int] = None) -> None:
+    def set_attr(self, attr_name: str, value: Any, indices: int | Iterable[int] | None = None) -> None:
         if self._n(indices) != self.num_envs:
             raise ValueError(f"{attr_name!r} belongs to all slots of a {type(self).__name__} together: leave indices out.")
         setattr(self, attr_name, value)
 
-    def env_method(self, method_name: str, *args: Any, indices: None | int | Iterable[int] = None, **kwargs: Any) -> list[Any]:
+    def env_method(self, method_name: str, *args: Any, indices: int | Iterable[int] | None = None, **kwargs: Any) -> list[Any]:
         if self._n(indices) != self.num_envs:
             raise ValueError(f"{method_name!r} acts on all slots of a {type(self).__name__} together: leave indices out.")
         return [getattr(self, method_name)(*args, **kwargs)] * self.num_envs
 
-    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: None | int | Iterable[int] = None) -> list[bool]:
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: int | Iterable[int] | None = None) -> list[bool]:
         """True for Monitor, whose ``info["episode"]`` is part of this env."""
         return [wrapper_class is Monitor] * self._n(indices)
