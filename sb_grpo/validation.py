@@ -88,6 +88,11 @@ def check_arguments(model: GRPO) -> None:
         value = getattr(model, name)
         if value is not None and not value > 0:
             raise ValueError(f"{name}={value} must be positive{'' if name == 'max_grad_norm' else ', or left out'}.")
+    if isinstance(model.env, TensorVecEnv) and model.env.device.type != model.device.type:
+        raise ValueError(
+            f"The env is on device='{model.env.device}' and the model on device='{model.device}': they must share one. "
+            f"Pass GRPO(..., device='{model.env.device}'), or make the env on the model's device."
+        )
     _check_ranges(model)
     _check_groups(model)
     _check_sizes(model)

@@ -88,6 +88,10 @@ def install_seeded_reset(venv: VecEnv) -> None:
     if venv.has_attr("set_next_seed"):
         return
     base = venv.unwrapped
+    if hasattr(base, "reset_slots"):
+        raise ValueError(
+            f"{type(venv).__name__} moves every step of a {type(base).__name__} through NumPy: pass the TensorVecEnv itself."
+        )
     if not isinstance(base, DummyVecEnv):
         raise ValueError(
             f"GRPO must choose the seed of every reset, but the envs inside {type(base).__name__} cannot be reached. "

@@ -1,0 +1,181 @@
+"""Collection from tensor envs: same jobs, same estimators, no host wait in the step loop."""
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb_grpo import GRPO
+from sb_grpo.device_sampler import TensorSlots
+from sb_grpo.envs.native import CartPole, make_tensor_env
+from sb_grpo.envs.random import group_seeds
+
+SMALL = dict(n_steps=64, batch_size=64, n_epochs=2, group_size=2, seed=0, device="cpu")
+
+
+def capture(seen):
+    """An advantage function that keeps the rollouts it is given."""
+
+    def advantage(rollout, options):
+        seen.append(rollout)
+        return rollout.rewards - rollout.rewards.mean() + 0.1 * th.randn_like(rollout.rewards)
+
+    return advantage
+
+
+def test_jobs_go_to_free_slots_in_order():
+    env = make_tensor_env("CartPole-v1", 5)
+    slots = TensorSlots(5, 2, 7, first_group=3, device=th.device("cpu"))
+    slots.started_all(env)
+    assert slots.job.tolist() == [6, 7, 8, 9, 10] and slots.next_group == 6
+    th.testing.assert_close(env.state, env.initial_state(group_seeds(7, th.tensor([3, 3, 4, 4, 5]))))
+    env.step_tensor(th.zeros(5, dtype=th.int64))
+    slots.step(env, th.tensor([False, True, False, True, False]))
+    assert slots.job.tolist() == [6, 11, 8, 12, 10] and slots.t.tolist() == [1, 0, 1, 0, 1]
+    th.testing.assert_close(env.state[[1, 3]], env.initial_state(group_seeds(7, th.tensor([5, 6]))))
+
+
+@pytest.mark.parametrize("n_envs", [1, 3, 16])
+def test_groups_are_whole_start_equal_and_nothing_is_lost(n_envs):
+    seen = []
+    model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", n_envs), advantage=capture(seen), **{**SMALL, "group_size": 3})
+    model.learn(3000)
+    for rollout in seen:
+        assert (th.bincount(rollout.group) == 3).all() and (rollout.terminated | rollout.truncated).all()
+        starts = rollout.t == 0
+        assert int(starts.sum()) == len(rollout.group)
+        first, group = rollout.observations[starts], rollout.group
+        for g in range(rollout.n_groups):
+            assert (first[group == g] == first[group == g][0]).all()
+    trained = sum(len(r.rewards) for r in seen)
+    assert trained + model.rollout_buffer.n_kept == model.num_timesteps and model.slots.start_mismatches == 0
+
+
+def test_512_groups_of_8_at_once():
+    seen = []
+    model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4096), advantage=capture(seen), n_steps=64, group_size=8,
+                 batch_size=8192, n_epochs=1, seed=0, device="cpu")  # fmt: skip
+    model.learn(4096 * 64)
+    assert seen[0].n_groups > 512 and (th.bincount(seen[0].group) == 8).all()
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("advantage", ["outcome", "step", "state"])
+def test_every_estimator_trains_and_reloads(env_id, advantage, tmp_path):
+    env = make_tensor_env(env_id, 16)
+    model = GRPO("MlpPolicy", env, advantage=advantage, **SMALL).learn(8000)
+    assert model._n_gradient_steps > 0 and len(model.ep_info_buffer) > 0
+    lengths = [info["l"] for info in model.ep_info_buffer]
+    assert set(lengths) == {200} if env_id == "Pendulum-v1" else max(lengths) <= 500
+    model.save(tmp_path / "m")
+    GRPO.load(tmp_path / "m", env=make_tensor_env(env_id, 4), device="cpu").learn(500)
+
+
+def test_gsde_members_differ():
+    seen = []
+    env = make_tensor_env("Pendulum-v1", 8)
+    GRPO("MlpPolicy", env, use_sde=True, advantage=capture(seen), **{**SMALL, "group_size": 4, "n_steps": 200}).learn(1600)
+    ends = th.cat([seen[0].episode.diff() != 0, th.tensor([True])])
+    assert len(seen[0].final_observations.unique(dim=0)) == int(ends.sum())
+
+
+def test_episode_statistics_and_eval_callback(tmp_path):
+    env = make_tensor_env("CartPole-v1", 8)
+    callback = EvalCallback(
+        make_tensor_env("CartPole-v1", 4), n_eval_episodes=4, eval_freq=64, log_path=str(tmp_path), verbose=0
+    )
+    model = GRPO("MlpPolicy", env, **SMALL).learn(2000, callback=callback)
+    assert all(info["r"] == info["l"] for info in model.ep_info_buffer)
+    assert len(np.load(tmp_path / "evaluations.npz")["results"]) >= 3
+    model.learn(1000, reset_num_timesteps=False)
+
+
+def test_somebody_elses_reset_starts_new_groups():
+    model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4), **SMALL).learn(512)
+    group = model._next_group
+    evaluate_policy(model, model.get_env(), 2)
+    model.learn(512, reset_num_timesteps=False)
+    assert model._next_group > group and model.slots.start_mismatches == 0
+
+
+def test_a_callback_can_stop():
+    class Stop(BaseCallback):
+        def _on_step(self):
+            return self.n_calls < 100
+
+    model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4), **SMALL).learn(5000, callback=Stop())
+    assert model.num_timesteps == 400
+    model.learn(600, reset_num_timesteps=False)
+
+
+def test_same_seed_same_weights():
+    def weights():
+        model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 8), **SMALL).learn(3000)
+        return th.cat([p.detach().flatten() for p in model.policy.parameters()])
+
+    assert (weights() == weights()).all()
+
+
+WAITING = ("item", "cpu", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__float__")
+
+
+def test_the_step_loop_never_waits_for_the_device(monkeypatch):
+    """Between the first and the last step of a rollout nothing asks a tensor for its value."""
+    inside, calls = [False], []
+
+    class Window(BaseCallback):
+        def _on_rollout_start(self):
+            inside[0] = True
+
+        def _on_step(self):
+            if self.n_calls % 64 == 0:
+                inside[0] = False
+            return True
+
+    for name in WAITING:
+        original = getattr(th.Tensor, name)
+
+        def watched(self, *args, _name=name, _original=original, **kwargs):
+            if inside[0]:
+                calls.append(_name)
+            return _original(self, *args, **kwargs)
+
+        monkeypatch.setattr(th.Tensor, name, watched)
+    GRPO("MlpPolicy", make_tensor_env("Pendulum-v1", 4), **SMALL).learn(512, callback=Window())
+    assert not calls
+
+
+@pytest.mark.skipif(not th.cuda.is_available(), reason="needs CUDA")
+def test_the_step_loop_never_waits_on_cuda():
+    class Window(BaseCallback):
+        def _on_rollout_start(self):
+            th.cuda.set_sync_debug_mode("error")
+
+        def _on_step(self):
+            if self.n_calls % 64 == 0:
+                th.cuda.set_sync_debug_mode("default")
+            return True
+
+    env = make_tensor_env("CartPole-v1", 64, device="cuda")
+    GRPO("MlpPolicy", env, **{**SMALL, "device": "cuda"}).learn(64 * 64 * 3, callback=Window())
+
+
+def test_bad_input_is_named():
+    class Diverging(CartPole):
+        def transition(self, state, actions):
+            after, reward, terminated = super().transition(state, actions)
+            return (
+                after.masked_fill((self.elapsed == 3).unsqueeze(1) & (th.arange(4) == 2).unsqueeze(1), th.nan),
+                reward,
+                terminated,
+            )
+
+    model = GRPO("MlpPolicy", Diverging(4), **SMALL)
+    with pytest.raises(ValueError, match="observation of slot 2 is not finite at step 3 of this rollout"):
+        model.learn(1000)
+    with pytest.raises(ValueError, match="pass the TensorVecEnv itself"):
+        GRPO("MlpPolicy", VecNormalize(make_tensor_env("CartPole-v1", 2)))
+    with pytest.raises(ValueError, match=r"device='cpu'.*device='meta'.*GRPO\(..., device='cpu'\)"):
+        GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 2), device="meta")
