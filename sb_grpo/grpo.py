@@ -243,11 +243,12 @@ class GRPO(OnPolicyAlgorithm):
 
     def _sync_reference(self) -> None:
         """The reference policy becomes a frozen copy of the policy (gSDE's distribution object cannot be deep-copied)."""
-        self.ref_policy = self._make_policy()
-        self.ref_policy.requires_grad_(False)
+        if self.ref_policy is None:
+            self.ref_policy = self._make_policy()
+            self.ref_policy.requires_grad_(False)
+            self.ref_policy.set_training_mode(False)
+            del self.ref_policy.optimizer
         self.ref_policy.load_state_dict(self.policy.state_dict())
-        self.ref_policy.set_training_mode(False)
-        del self.ref_policy.optimizer
 
     def _make_policy(self) -> ActorPolicy:
         policy_class: Any = self.policy_class
