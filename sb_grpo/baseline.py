@@ -14,6 +14,7 @@ from torch import nn
 
 from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_variance, gae, rewards_to_go
 from sb_grpo.buffers import Rollout
+from sb_grpo.normalization import RunningNormalizer
 
 RIDGE_RANGE = (0.1, 1000.0)
 RIDGE_FACTORS = (0.1, 1.0, 10.0)
@@ -34,9 +35,6 @@ class StateBaseline(nn.Module):
     :raises ValueError: for values out of range
     """
 
-    mean: th.Tensor
-    var: th.Tensor
-    count: th.Tensor
     ridge: th.Tensor
     weights: th.Tensor
     projection: th.Tensor
@@ -62,9 +60,7 @@ class StateBaseline(nn.Module):
         self.register_buffer("projection", projection, persistent=False)
         phase = 2.0 * math.pi * th.rand(n_features, generator=generator)
         self.register_buffer("phase", phase, persistent=False)
-        self.register_buffer("mean", th.zeros(dim))
-        self.register_buffer("var", th.ones(dim))
-        self.register_buffer("count", th.zeros(()))
+        self.normalizer = RunningNormalizer(dim, clip=5.0)
         self.register_buffer("ridge", th.tensor(100.0))
         self.register_buffer("weights", th.zeros(size, len(RIDGE_FACTORS)))
         self._moments: tuple[th.Tensor, th.Tensor] | None = None
@@ -75,7 +71,7 @@ class StateBaseline(nn.Module):
         :param x: ``[M, input_dim + 1]`` policy features and the step number
         :return: ``[M, size]``
         """
-        z = ((x - self.mean) / (self.var + 1e-8).sqrt()).clamp_(-5.0, 5.0)
+        z = self.normalizer(x)
         waves = th.addmm(self.phase, z, self.projection).cos_()
         return th.cat([z.new_ones(len(z), 1), z, *([z.square()] if self.with_squares else []), waves], dim=1)
 
@@ -92,9 +88,9 @@ class StateBaseline(nn.Module):
         x = th.cat([features, rollout.t.unsqueeze(1).to(features.dtype)], dim=1)
         last_t = th.zeros_like(rollout.group).scatter_reduce(0, rollout.episode, rollout.t, "amax")
         x_final = th.cat([final_features, (last_t + 1).unsqueeze(1).to(features.dtype)], dim=1)
-        first = bool(self.count == 0)
+        first = bool(self.normalizer.count == 0)
         if first:
-            self._update_statistics(x)
+            self.normalizer.update(x)
         phi = self.phi(x)
         if first:  # nothing to predict with yet: the first rollout is compared with its own fit to plain returns
             self._fit(phi, rewards_to_go(rollout, options.gamma))
@@ -105,7 +101,7 @@ class StateBaseline(nn.Module):
         raw = gae(rollout, values, final_predictions[:, best], options.gamma, options.gae_lambda)
         target = raw + values
         if not first:  # weights must be used with the statistics that they were fitted under
-            self._update_statistics(x)
+            self.normalizer.update(x)
             phi = self.phi(x)
         self._fit(phi, target)
         return centre_and_scale(raw, target, rollout, options.normalize), explained_variance(values, target)
@@ -133,12 +129,3 @@ class StateBaseline(nn.Module):
             factor, failed = th.linalg.cholesky_ex(systems)
         right = moment.double().view(1, -1, 1).expand(len(RIDGE_FACTORS), -1, 1)
         self.weights.copy_(th.cholesky_solve(right, factor).squeeze(2).T)
-
-    def _update_statistics(self, x: th.Tensor) -> None:
-        """Merge the batch into mean and variance (Chan et al., 1979)."""
-        n, m = float(self.count), len(x)
-        mean, var = x.mean(0), x.var(0, unbiased=False)
-        delta = mean - self.mean
-        self.var.copy_((self.var * n + var * m) / (n + m) + delta.square() * (n * m / (n + m) ** 2))
-        self.mean.add_(delta * (m / (n + m)))
-        self.count.add_(m)

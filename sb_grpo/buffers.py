@@ -74,6 +74,7 @@ class GroupRolloutBuffer(BaseBuffer):
         n_envs: int = 1,
     ) -> None:
         super().__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
+        self.pos = 0
         self._kept: dict[str, Any] | None = None
         self._obs_dtypes: dict[str, th.dtype] = {}
         self._allocate(buffer_size)

@@ -319,6 +319,9 @@ class GRPO(OnPolicyAlgorithm):
         :raises ValueError: for NaN or inf from the env
         """
         self.policy.set_training_mode(False)
+        if self.policy.normalize_obs and rollout_buffer.pos > 0:
+            # Between rollouts only: within one, old and new log-probabilities must see the same observations.
+            self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.new_rows()[0]))
         rollout_buffer.reset()
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)

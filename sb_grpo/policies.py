@@ -32,6 +32,7 @@ from sb_grpo.distributions import (
     StateDependentNoiseHead,
     make_discrete_head,
 )
+from sb_grpo.normalization import RunningNormalizer
 
 
 class ActorPolicy(BasePolicy):
@@ -51,6 +52,8 @@ class ActorPolicy(BasePolicy):
     :param features_extractor_class: network in front of the policy network
     :param features_extractor_kwargs: its keyword arguments
     :param normalize_images: divide uint8 images by 255
+    :param normalize_obs: standardise flat observations by running statistics that are saved with the policy, in place of
+        VecNormalize; GRPO updates them between rollouts
     :param optimizer_class: optimiser, Adam by default (then fused, with eps 1e-5)
     :param optimizer_kwargs: its keyword arguments, learning rate excluded
     """
@@ -71,6 +74,7 @@ class ActorPolicy(BasePolicy):
         features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
         features_extractor_kwargs: dict[str, Any] | None = None,
         normalize_images: bool = True,
+        normalize_obs: bool = False,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
     ) -> None:
@@ -112,6 +116,11 @@ class ActorPolicy(BasePolicy):
             and isinstance(observation_space, spaces.Box)
             and not (normalize_images and is_image_space(observation_space))
         )
+        self.normalize_obs = normalize_obs
+        if normalize_obs:
+            if not self._obs_is_features:
+                raise ValueError(f"normalize_obs=True is for flat observations, not {observation_space}: use VecNormalize.")
+            self.obs_normalizer = RunningNormalizer(self.features_dim, clip=10.0)
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
 
     def _build_action_head(self, latent_dim: int) -> None:
@@ -148,10 +157,17 @@ class ActorPolicy(BasePolicy):
             squash_output=self.squash_output,
             features_extractor_class=self.features_extractor_class,
             features_extractor_kwargs=self.features_extractor_kwargs,
+            normalize_obs=self.normalize_obs,
             optimizer_class=self.optimizer_class,
             optimizer_kwargs=self.optimizer_kwargs,
         )
         return data
+
+    @staticmethod
+    def flat_observations(obs: PyTorchObs) -> th.Tensor:
+        """Flat float observations, ``[batch, features_dim]``, before any normalisation."""
+        assert isinstance(obs, th.Tensor)
+        return obs.float().flatten(1)
 
     def features(self, obs: PyTorchObs) -> th.Tensor:
         """Features of a batch of observations.
@@ -160,8 +176,8 @@ class ActorPolicy(BasePolicy):
         :return: ``[batch, features_dim]`` float
         """
         if self._obs_is_features:
-            assert isinstance(obs, th.Tensor)
-            return obs.float().flatten(1)
+            flat = self.flat_observations(obs)
+            return self.obs_normalizer(flat) if self.normalize_obs else flat  # type: ignore[no-any-return]
         return super().extract_features(obs, self.features_extractor)  # type: ignore[no-any-return]
 
     def _head_input(self, obs: PyTorchObs) -> th.Tensor:
