@@ -60,7 +60,8 @@ class Experiment(ExperimentManager):
         :return: one raw return per episode
         """
         env = self.create_envs(min(self.n_envs, n_episodes), eval_env=True, no_log=True)
-        env.seed(self.seed + 1_000_000)
+        # A VecEnv seeds its envs with consecutive numbers: hashed, so that the runs of neighbouring seeds do not share starts.
+        env.seed(int(np.random.SeedSequence([self.seed, 1]).generate_state(1)[0]) >> 1)
         training_env = model.get_env()
         assert training_env is not None
         sync_envs_normalization(training_env, env)
