@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.advantages import ESTIMATORS
+from sb_grpo.baseline import StateBaseline
 from sb_grpo.distributions import make_discrete_head
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
@@ -96,6 +98,7 @@ def check_arguments(model: GRPO) -> None:
     _check_ranges(model)
     _check_groups(model)
     _check_sizes(model)
+    _check_without_effect(model)
 
 
 def _check_types(model: GRPO) -> None:
@@ -173,6 +176,35 @@ def _check_sizes(model: GRPO) -> None:
             raise ValueError(
                 "micro_batch_size cannot split episodes that importance_level='episode' needs whole: lower batch_size instead."
             )
+
+
+def _check_without_effect(model: GRPO) -> None:
+    """Arguments that would be ignored without a word."""
+    if model.ref_sync_interval is not None and model.kl_coef == 0:
+        raise ValueError(
+            f"ref_sync_interval={model.ref_sync_interval} has no effect with kl_coef=0: there is no reference policy to sync. "
+            "Set kl_coef > 0, or leave ref_sync_interval out."
+        )
+    if model.ratio_cap is not None:
+        clip_high = model.clip_range if model.clip_range_high is None else model.clip_range_high
+        largest = 1.0 + float(clip_high(1.0) if callable(clip_high) else clip_high)
+        if model.surrogate == "cispo":
+            raise ValueError(f"ratio_cap={model.ratio_cap} has no effect with surrogate='cispo': leave it out.")
+        if model.ratio_cap <= largest:
+            raise ValueError(
+                f"ratio_cap={model.ratio_cap} must be larger than 1 + the upper clip range, {largest}: it bounds what the "
+                "clip lets through. 3 to 10 is usual."
+            )
+    if model.baseline_kwargs:
+        if model.advantage != "state":
+            raise ValueError(
+                f"baseline_kwargs={model.baseline_kwargs} has no effect with advantage={model.advantage!r}: it belongs to "
+                "'state'. Leave it out."
+            )
+        known = [name for name in inspect.signature(StateBaseline).parameters if name != "input_dim"]
+        unknown = sorted(set(model.baseline_kwargs) - set(known))
+        if unknown:
+            raise ValueError(f"baseline_kwargs has unknown keys {unknown}; there are {known}.")
 
 
 def time_limit(env: VecEnv) -> int | None:

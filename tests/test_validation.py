@@ -57,6 +57,11 @@ from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
         (dict(micro_batch_size=128), "micro_batch_size=128 is larger than batch_size=64"),
         (dict(micro_batch_size=8, importance_level="episode"), "lower batch_size"),
         (dict(ref_sync_interval=0), "ref_sync_interval=0"),
+        (dict(ref_sync_interval=2), "no effect with kl_coef=0"),
+        (dict(ratio_cap=3.0, surrogate="cispo"), "no effect with surrogate='cispo'"),
+        (dict(ratio_cap=1.1), "ratio_cap=1.1 must be larger than .* 1.2"),
+        (dict(baseline_kwargs=dict(memory=0.5), advantage="step"), "no effect with advantage='step'"),
+        (dict(baseline_kwargs=dict(window=2)), "unknown keys .'window'.; there are .'n_features'"),
     ],
     ids=lambda x: "-".join(f"{k}={v}" for k, v in x.items()) if isinstance(x, dict) else "",
 )
