@@ -28,9 +28,8 @@ class AdvantageOptions(NamedTuple):
 
     gamma: float = 0.99  #: discount, in [0, 1]
     gae_lambda: float = 0.95  #: lambda of the lambda-return, in [0, 1]; used by ``"state"``
-    baseline: str = (
-        "mean"  #: ``"mean"``, ``"leave_one_out"``, ``"median"`` (of the group) or ``"global"`` (mean of all groups)
-    )
+    #: ``"mean"``, ``"leave_one_out"``, ``"median"`` (of the group) or ``"global"`` (mean of all groups)
+    baseline: str = "mean"
     normalize: str = "group"  #: divide by the spread of the ``"group"``, of the ``"batch"``, or not at all: ``"none"``
     ended_members: str = "zero"  #: ``"step"``: a member that has ended counts as return 0 (``"zero"``) or not (``"drop"``)
 

@@ -84,29 +84,33 @@ class GroupRolloutBuffer(BaseBuffer):
         """Where rewards, jobs, times and ends are gathered: beside the envs that report them."""
         return "cpu"
 
+    def _grown(self, old: th.Tensor | None, size: int, shape: tuple[int, ...], dtype: th.dtype, device: Any) -> th.Tensor:
+        """Zeros for ``size`` steps per env, beginning with the steps that are there."""
+        new = th.zeros((size, self.n_envs, *shape), dtype=dtype, device=device)
+        if old is not None:
+            new[: self.pos] = old[: self.pos]
+        return new
+
     def _allocate(self, size: int) -> None:
         """Make room for ``size`` steps per env, keeping what is there."""
 
-        def grown(name: str, shape: tuple[int, ...], dtype: th.dtype, device: th.device | str) -> th.Tensor:
-            new = th.zeros((size, self.n_envs, *shape), dtype=dtype, device=device)
-            old = getattr(self, name, None)
-            if old is not None:
-                new[: self.pos] = old[: self.pos]
-            return new
+        def grown(name: str, shape: tuple[int, ...], dtype: th.dtype, device: Any) -> th.Tensor:
+            return self._grown(getattr(self, name, None), size, shape, dtype, device)
 
-        old_obs = getattr(self, "observations", None)
-        dict_space = isinstance(self.observation_space, spaces.Dict)
-        obs_spaces = (
-            self.observation_space.spaces if isinstance(self.observation_space, spaces.Dict) else {"": self.observation_space}
-        )
-        obs = {}
-        for key, space in obs_spaces.items():
-            dtype = self._obs_dtypes.get(key) or th.from_numpy(np.zeros(1, dtype=space.dtype)).dtype
+        def grown_obs(space: spaces.Space, dtype: th.dtype | None, old: th.Tensor | None) -> th.Tensor:
+            dtype = dtype or th.from_numpy(np.zeros(1, dtype=space.dtype)).dtype
             dtype = th.float32 if dtype == th.float64 else dtype
-            obs[key] = th.zeros((size, self.n_envs, *(space.shape or ())), dtype=dtype, device=self.device)
-            if old_obs is not None:
-                obs[key][: self.pos] = (old_obs[key] if dict_space else old_obs)[: self.pos]
-        self.observations: TensorOrDict = obs if dict_space else obs[""]
+            return self._grown(old, size, space.shape or (), dtype, self.device)
+
+        old = getattr(self, "observations", None)
+        self.observations: TensorOrDict
+        if isinstance(self.observation_space, spaces.Dict):
+            self.observations = {
+                key: grown_obs(space, self._obs_dtypes.get(key), old and old[key])
+                for key, space in self.observation_space.spaces.items()
+            }
+        else:
+            self.observations = grown_obs(self.observation_space, self._obs_dtypes.get(""), old)
         discrete = isinstance(self.action_space, spaces.Discrete | spaces.MultiDiscrete)
         action_shape = () if isinstance(self.action_space, spaces.Discrete) else (self.action_dim,)
         self.actions = grown("actions", action_shape, th.int64 if discrete else th.float32, self.device)
@@ -126,8 +130,7 @@ class GroupRolloutBuffer(BaseBuffer):
 
         :return: how many they were
         """
-        n = 0 if self._kept is None else len(self._kept["rewards"])
-        self._kept = None
+        n, self._kept = self.n_kept, None
         return n
 
     @property
@@ -148,9 +151,7 @@ class GroupRolloutBuffer(BaseBuffer):
         :param ends: ``[n_envs]`` int8: 0 goes on, 1 terminated, 2 truncated
         """
         if not self._obs_dtypes:
-            # VecNormalize delivers floats for integer spaces: go by what comes, not by the space.
-            self._obs_dtypes = {key: o.dtype for key, o in (obs if isinstance(obs, dict) else {"": obs}).items()}
-            self._allocate(self.buffer_size)
+            self._match_dtypes(obs)
         if self.pos == self.buffer_size:
             self._allocate(2 * self.buffer_size)
         pos = self.pos
@@ -166,6 +167,13 @@ class GroupRolloutBuffer(BaseBuffer):
         self.t.numpy()[pos] = t
         self.ends.numpy()[pos] = ends
         self.pos += 1
+
+    def _match_dtypes(self, obs: TensorOrDict) -> None:
+        """VecNormalize delivers floats for integer spaces: go by what comes, not by the space."""
+        self._obs_dtypes = {key: o.dtype for key, o in (obs if isinstance(obs, dict) else {"": obs}).items()}
+        there = self.observations if isinstance(self.observations, dict) else {"": self.observations}
+        if any(there[key].dtype != dtype for key, dtype in self._obs_dtypes.items()):
+            self._allocate(self.buffer_size)
 
     def add_final_observation(self, job: int, obs: Any) -> None:
         """Remember the observation after the last step of an episode (needed where it did not terminate)."""
@@ -192,15 +200,15 @@ class GroupRolloutBuffer(BaseBuffer):
             "final_obs": self._new_final_observations(),
         }
         if self._kept is not None:
-            rows = {key: self._join(self._kept[key], value) for key, value in rows.items()}
+            kept_final, new_final = self._kept.pop("final_obs"), rows.pop("final_obs")
+            rows = {key: map_obs(lambda a, b: th.cat([a, b]), self._kept[key], value) for key, value in rows.items()}
+            rows["final_obs"] = self._join_final_observations(kept_final, new_final)
         self._kept = None
         # Within a job rows are already in time order: kept rows first, then time-major ones.
         order = th.argsort(rows["jobs"], stable=True)
         if whole_groups:
-            jobs = rows["jobs"]
-            ended_jobs = jobs[rows["ends"] > 0]
-            groups, members_ended = th.unique(ended_jobs // group_size, return_counts=True)
-            ready = th.isin(jobs // group_size, groups[members_ended == group_size])
+            whole = self._whole_groups(rows["jobs"], rows["ends"], group_size)
+            ready = th.isin(rows["jobs"] // group_size, whole)
             if not ready.all():
                 self._kept = self._take(rows, th.nonzero(~ready).squeeze(1))
                 order = order[ready[order]]
@@ -208,23 +216,24 @@ class GroupRolloutBuffer(BaseBuffer):
 
     def complete_groups(self, group_size: int) -> int:
         """Groups of which every member has ended, kept rows included."""
-        ended = [self.jobs[: self.pos][self.ends[: self.pos] > 0]]
+        jobs, ends = self.jobs[: self.pos].flatten(), self.ends[: self.pos].flatten()
         if self._kept is not None:
-            ended.append(self._kept["jobs"][self._kept["ends"] > 0])
-        members_ended = th.unique(th.cat(ended) // group_size, return_counts=True)[1]
-        return int((members_ended == group_size).sum())
+            jobs, ends = th.cat([self._kept["jobs"], jobs]), th.cat([self._kept["ends"], ends])
+        return len(self._whole_groups(jobs, ends, group_size))
+
+    @staticmethod
+    def _whole_groups(jobs: th.Tensor, ends: th.Tensor, group_size: int) -> th.Tensor:
+        """Numbers of the groups of which every member has ended among these rows."""
+        groups, members_ended = th.unique(jobs[ends > 0] // group_size, return_counts=True)
+        whole: th.Tensor = groups[members_ended == group_size]
+        return whole
 
     def _new_final_observations(self) -> Any:
         """What :meth:`_final_observations` will need of this rollout's steps."""
         return self._final_obs
 
-    @staticmethod
-    def _join(kept: Any, new: Any) -> Any:
-        if isinstance(kept, dict) and kept and not isinstance(next(iter(kept.values())), th.Tensor):
-            return {**kept, **new}  # final observations by job
-        if isinstance(kept, dict) and not kept:
-            return new
-        return map_obs(lambda a, b: th.cat([a, b]), kept, new)
+    def _join_final_observations(self, kept: Any, new: Any) -> Any:
+        return {**kept, **new}
 
     def _take(self, rows: dict[str, Any], index: th.Tensor) -> dict[str, Any]:
         on_device = index.to(self.device)
@@ -292,14 +301,12 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
         return self.device
 
     def _allocate(self, size: int) -> None:
-        old, old_return = getattr(self, "next_observations", None), getattr(self, "finished_return", None)
         super()._allocate(size)
-        assert isinstance(self.observations, th.Tensor)
-        self.next_observations = th.zeros_like(self.observations)
-        self.finished_return = th.zeros((size, self.n_envs), device=self.device)
-        if old is not None and old_return is not None:
-            self.next_observations[: self.pos] = old[: self.pos]
-            self.finished_return[: self.pos] = old_return[: self.pos]
+        obs = self.observations
+        assert isinstance(obs, th.Tensor)
+        old, old_return = getattr(self, "next_observations", None), getattr(self, "finished_return", None)
+        self.next_observations = self._grown(old, size, obs.shape[2:], obs.dtype, self.device)
+        self.finished_return = self._grown(old_return, size, (), th.float32, self.device)
 
     def add_step(self, **columns: th.Tensor) -> None:
         """Append one step of every slot, without leaving the device.
@@ -315,6 +322,9 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
 
     def _new_final_observations(self) -> th.Tensor:
         return self.next_observations[: self.pos].flatten(0, 1)
+
+    def _join_final_observations(self, kept: th.Tensor, new: th.Tensor) -> th.Tensor:
+        return th.cat([kept, new])
 
     def _take_final_observations(self, final_obs: th.Tensor, index: th.Tensor, jobs: th.Tensor) -> th.Tensor:
         return final_obs.index_select(0, index)

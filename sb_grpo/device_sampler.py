@@ -3,87 +3,30 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.buffers import Rollout, TensorRolloutBuffer
-from sb_grpo.envs.random import group_seeds
 from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.groups import TensorSlots
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO
 
 
-class TensorSlots:
-    """:class:`~sb_grpo.groups.GroupSlots` of a tensor env: jobs are handed to free slots by tensor arithmetic.
-
-    No job is queued ahead: a tensor env is reset after the step, when it is known which slots are free. Several slots that
-    end in one step take the next jobs in the order of the slots.
-
-    :param n_envs: number of slots
-    :param group_size: members per group
-    :param base_seed: seed of the stream of groups
-    :param first_group: number of the first group to hand out
-    :param device: torch device
-    """
-
-    def __init__(self, n_envs: int, group_size: int, base_seed: int, first_group: int, device: th.device) -> None:
-        self.group_size, self.base_seed, self.device = group_size, base_seed, device
-        self.job = th.arange(n_envs, device=device) + first_group * group_size
-        self._next_job = self.job[-1] + 1
-        self.t = th.zeros(n_envs, dtype=th.int64, device=device)
-        self.episode_return = th.zeros(n_envs, device=device)
-        self.start_mismatches = 0
-        self._env_resets: tuple[TensorVecEnv, int] | None = None
-
-    @property
-    def next_group(self) -> int:
-        """Number of the first group of which no job has been handed out. Waits for the device."""
-        return -(-int(self._next_job) // self.group_size)
-
-    def queue_all(self, env: VecEnv) -> None:
-        """Nothing to queue; here for the same interface as host slots."""
-
-    def started_all(self, env: VecEnv) -> None:
-        """Start the first job in every slot."""
-        assert isinstance(env, TensorVecEnv)
-        self._reset(env, th.ones_like(self.job, dtype=th.bool))
-        self._env_resets = env, env.resets
-
-    def in_step_with(self, env: VecEnv) -> bool:
-        """Nobody else has reset this env since the slots were started."""
-        return isinstance(env, TensorVecEnv) and self._env_resets == (env, env.resets)
-
-    def step(self, env: TensorVecEnv, done: th.Tensor) -> None:
-        """Advance every slot by one step and start the next jobs where episodes ended.
-
-        :param done: ``[n_envs]`` bool
-        """
-        place = done.cumsum(0)
-        self.job = th.where(done, self._next_job + place - 1, self.job)
-        self._next_job = self._next_job + place[-1]
-        self.t = th.where(done, 0, self.t + 1)
-        self.episode_return = th.where(done, 0.0, self.episode_return)
-        self._reset(env, done)
-
-    def _reset(self, env: TensorVecEnv, mask: th.Tensor) -> None:
-        env.reset_slots(mask, group_seeds(self.base_seed, self.job // self.group_size))
-
-
-def to_env_actions(model: GRPO, actions: th.Tensor) -> th.Tensor:
-    """Actions in the env's own bounds: unsquashed or clipped where the space is a Box.
-
-    :param actions: ``[n_envs]`` or ``[n_envs, n]`` as sampled
-    """
+def env_actions(model: GRPO) -> Callable[[th.Tensor], th.Tensor]:
+    """The map from sampled actions to the env's own bounds: unsquashed or clipped where the space is a Box."""
     space = model.action_space
     if not isinstance(space, spaces.Box):
-        return actions
-    low, high = model.action_bounds
-    return low + 0.5 * (actions + 1.0) * (high - low) if model.policy.squash_output else actions.clamp(low, high)
+        return lambda actions: actions
+    low, high = (th.as_tensor(bound, device=model.device) for bound in (space.low, space.high))
+    if model.policy.squash_output:
+        return lambda actions: low + 0.5 * (actions + 1.0) * (high - low)
+    return lambda actions: actions.clamp(low, high)
 
 
 def collect_tensors(model: GRPO, env: TensorVecEnv, callback: BaseCallback, buffer: TensorRolloutBuffer) -> bool:
@@ -96,6 +39,7 @@ def collect_tensors(model: GRPO, env: TensorVecEnv, callback: BaseCallback, buff
     """
     slots = model.slots
     assert isinstance(slots, TensorSlots)
+    to_env = env_actions(model)
     callback.on_rollout_start()
     infos: list[dict[str, Any]] = [{} for _ in range(env.num_envs)]
     while True:
@@ -105,7 +49,7 @@ def collect_tensors(model: GRPO, env: TensorVecEnv, callback: BaseCallback, buff
             with th.no_grad():
                 obs = env.observations
                 actions = model.policy.act(obs)
-                step = env.step_tensor(to_env_actions(model, actions))
+                step = env.step_tensor(to_env(actions))
             rewards, dones = step.rewards, step.terminated | step.truncated
             slots.episode_return = slots.episode_return + rewards
             buffer.add_step(

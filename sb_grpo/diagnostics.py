@@ -81,7 +81,8 @@ def record_update(model: GRPO, batch: Minibatch, clip: tuple[float, float], norm
     entropy_loss = -(batch.weights * entropy).mean().item()
     kl_loss = 0.0
     if model.ref_policy is not None:
-        ref_log_prob = in_chunks(model.ref_policy.log_prob, batch.observations, batch.actions)
+        with model.autocasting():
+            ref_log_prob = in_chunks(model.ref_policy.log_prob, batch.observations, batch.actions)
         kl_loss = (batch.weights * kl_k3(log_prob, ref_log_prob)).mean().item()
     low, high = (ratio < 1.0 - clip[0]).float().mean().item(), (ratio > 1.0 + clip[1]).float().mean().item()
     record = model.logger.record

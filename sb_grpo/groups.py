@@ -9,38 +9,16 @@ from __future__ import annotations
 import warnings
 
 import numpy as np
+import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb_grpo.envs.random import group_seed, group_seeds, mix
 from sb_grpo.envs.seeded_reset import RESET_NUMBER, START_DIGEST
-
-_MASK64 = (1 << 64) - 1
-
-
-def mix(*words: int) -> int:
-    """Hash integers to 64 well-spread bits: splitmix64's finaliser, folded over the words.
-
-    :param words: integers, negative ones taken modulo 2^64
-    :return: an integer in [0, 2^64)
-    """
-    state = 0
-    for word in words:
-        state = (state + (word & _MASK64) + 0x9E3779B97F4A7C15) & _MASK64
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
-        state ^= state >> 31
-    return state
-
-
-def group_seed(base_seed: int, group: int) -> int:
-    """Reset seed of a group: a pure function of the model's seed and the group's number.
-
-    :return: an integer in [0, 2^31), the range that every Gymnasium env accepts
-    """
-    return mix(base_seed, group) >> 33
+from sb_grpo.envs.tensor_env import TensorVecEnv
 
 
 class GroupSlots:
-    """Host envs. Hands out jobs to the slots of a VecEnv and keeps each slot's place in its episode.
+    """Hands out jobs to the slots of a VecEnv of host envs and keeps each slot's place in its episode.
 
     Jobs are numbered through: job ``j`` is member ``j % group_size`` of group ``j // group_size``. Every slot always
     has one job running and one queued, because SB3 resets inside ``step``, before anybody could choose.
@@ -133,3 +111,59 @@ class GroupSlots:
                 UserWarning,
                 stacklevel=2,
             )
+
+
+class TensorSlots:
+    """The :class:`GroupSlots` of a tensor env: jobs are handed to free slots by tensor arithmetic.
+
+    No job is queued ahead: a tensor env is reset after the step, when it is known which slots are free. Several slots that
+    end in one step take the next jobs in the order of the slots.
+
+    :param n_envs: number of slots
+    :param group_size: members per group
+    :param base_seed: seed of the stream of groups
+    :param first_group: number of the first group to hand out
+    :param device: torch device
+    """
+
+    def __init__(self, n_envs: int, group_size: int, base_seed: int, first_group: int, device: th.device) -> None:
+        self.group_size, self.base_seed, self.device = group_size, base_seed, device
+        self.job = th.arange(n_envs, device=device) + first_group * group_size
+        self._next_job = self.job[-1] + 1
+        self.t = th.zeros(n_envs, dtype=th.int64, device=device)
+        self.episode_return = th.zeros(n_envs, device=device)
+        self.start_mismatches = 0
+        self._env_resets: tuple[TensorVecEnv, int] | None = None
+
+    @property
+    def next_group(self) -> int:
+        """Number of the first group of which no job has been handed out. Waits for the device."""
+        return -(-int(self._next_job) // self.group_size)
+
+    def queue_all(self, env: VecEnv) -> None:
+        """Nothing to queue; here for the same interface as host slots."""
+
+    def started_all(self, env: VecEnv) -> None:
+        """Start the first job in every slot."""
+        assert isinstance(env, TensorVecEnv)
+        self._reset(env, th.ones_like(self.job, dtype=th.bool))
+        self._env_resets = env, env.resets
+
+    def in_step_with(self, env: VecEnv) -> bool:
+        """Nobody else has reset this env since the slots were started."""
+        return isinstance(env, TensorVecEnv) and self._env_resets == (env, env.resets)
+
+    def step(self, env: TensorVecEnv, done: th.Tensor) -> None:
+        """Advance every slot by one step and start the next jobs where episodes ended.
+
+        :param done: ``[n_envs]`` bool
+        """
+        place = done.cumsum(0)
+        self.job = th.where(done, self._next_job + place - 1, self.job)
+        self._next_job = self._next_job + place[-1]
+        self.t = th.where(done, 0, self.t + 1)
+        self.episode_return = th.where(done, 0.0, self.episode_return)
+        self._reset(env, done)
+
+    def _reset(self, env: TensorVecEnv, mask: th.Tensor) -> None:
+        env.reset_slots(mask, group_seeds(self.base_seed, self.job // self.group_size))

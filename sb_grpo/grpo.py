@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import math
-from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
@@ -21,15 +18,15 @@ from sb_grpo import diagnostics
 from sb_grpo.advantages import ESTIMATORS, AdvantageEstimator, AdvantageOptions, segment_mean, shape_rewards
 from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import GroupRolloutBuffer, Minibatch, Rollout, TensorRolloutBuffer, map_obs
-from sb_grpo.device_sampler import TensorSlots, collect_tensors, start_mismatches
+from sb_grpo.device_sampler import collect_tensors, start_mismatches
 from sb_grpo.envs.seeded_reset import install_seeded_reset
 from sb_grpo.envs.tensor_env import TensorVecEnv
-from sb_grpo.groups import GroupSlots
+from sb_grpo.groups import GroupSlots, TensorSlots
 from sb_grpo.losses import cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3, step_weights
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
-from sb_grpo.sampler import check_finite, collect
+from sb_grpo.sampler import check_finite, collect, unspoilt
 from sb_grpo.update import LastGood, clip_gradients, in_chunks, minibatches
-from sb_grpo.validation import check_arguments, check_early_reset, check_env, time_limit
+from sb_grpo.validation import check_advantages, check_arguments, check_early_reset, check_env, time_limit
 
 SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
 
@@ -263,13 +260,6 @@ class GRPO(OnPolicyAlgorithm):
             return TensorSlots(self.n_envs, self.group_size, self._base_seed, self._next_group, self.device)
         return GroupSlots(self.n_envs, self.group_size, self._base_seed, self._next_group, self.shared_noise)
 
-    @cached_property
-    def action_bounds(self) -> tuple[th.Tensor, th.Tensor]:
-        """Lower and upper bounds of a Box action space, on the model's device."""
-        assert isinstance(self.action_space, spaces.Box)
-        low, high = self.action_space.low, self.action_space.high
-        return th.as_tensor(low, device=self.device), th.as_tensor(high, device=self.device)
-
     def _setup_learn(
         self,
         total_timesteps: int,
@@ -325,25 +315,14 @@ class GRPO(OnPolicyAlgorithm):
         rollout_buffer.reset()
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)
-        statistics = self._vec_normalize_env and copy.deepcopy(
-            {
-                name: getattr(self._vec_normalize_env, name)
-                for name in ("obs_rms", "ret_rms", "returns")
-                if hasattr(self._vec_normalize_env, name)
-            }
-        )
         completed = False
         try:
             if isinstance(env, TensorVecEnv):
                 assert isinstance(rollout_buffer, TensorRolloutBuffer)
                 completed = collect_tensors(self, env, callback, rollout_buffer)
             else:
-                completed = collect(self, env, callback, rollout_buffer)
-        except ValueError:
-            # Running statistics that have seen a NaN never recover.
-            for name, value in (statistics or {}).items():
-                setattr(self._vec_normalize_env, name, value)
-            raise
+                with unspoilt(self._vec_normalize_env):
+                    completed = collect(self, env, callback, rollout_buffer)
         finally:
             if not completed:  # the episodes lost their beginnings: the next learn() starts new groups
                 self._steps_dropped += rollout_buffer.pos * env.num_envs + rollout_buffer.drop_kept()
@@ -372,33 +351,24 @@ class GRPO(OnPolicyAlgorithm):
         else:
             estimator = self.advantage if callable(self.advantage) else ESTIMATORS[self.advantage]
             advantages = estimator(rollout, options)
-            if not isinstance(advantages, th.Tensor) or advantages.shape != rollout.rewards.shape:
-                got = tuple(advantages.shape) if hasattr(advantages, "shape") else type(advantages).__name__
-                raise ValueError(
-                    f"advantage={self.advantage!r} returned {got}; it must return a torch tensor with one number per step, "
-                    f"shape {tuple(rollout.rewards.shape)}."
-                )
-        if not bool(th.isfinite(advantages).all()):
-            row = int((~th.isfinite(advantages)).nonzero()[0])
-            raise ValueError(
-                f"The advantage ({self.advantage!r}) of step {int(rollout.t[row])} of an episode in group "
-                f"{int(rollout.group[rollout.episode[row]])} of this rollout is {float(advantages[row])}. The policy has not "
-                "been updated. Check the rewards, or bound them with reward_scaling='clip'."
-            )
-        has_signal = segment_mean((advantages != 0).float(), rollout.group[rollout.episode], rollout.n_groups) > 0
-        keep = has_signal[rollout.group[rollout.episode]].nonzero().squeeze(1)
-        horizon = self._time_limit or rollout.max_length if self.whole_episodes else self.steps_per_env
+        check_advantages(self.advantage, advantages, rollout)
+        row_group = rollout.group[rollout.episode]
+        has_signal = segment_mean((advantages != 0).float(), row_group, rollout.n_groups) > 0
         self._steps_trained += len(advantages)
         diagnostics.record_rollout(self, rollout, advantages, has_signal, explained)
-        episode = rollout.episode[keep]
-        return Minibatch(
-            observations=map_obs(lambda o: o.index_select(0, keep), rollout.observations),
-            actions=rollout.actions[keep],
-            old_log_probs=rollout.log_probs[keep],
-            advantages=advantages[keep],
-            weights=step_weights(episode, self.aggregation, horizon),
-            episode=episode,
+        batch = Minibatch(
+            observations=rollout.observations,
+            actions=rollout.actions,
+            old_log_probs=rollout.log_probs,
+            advantages=advantages,
+            weights=th.ones_like(advantages),
+            episode=rollout.episode,
         )
+        if not bool(has_signal.all()):
+            keep = has_signal[row_group].nonzero().squeeze(1)
+            batch = Minibatch(*(map_obs(lambda x: x.index_select(0, keep), column) for column in batch))
+        horizon = self._time_limit or rollout.max_length if self.whole_episodes else self.steps_per_env
+        return batch._replace(weights=step_weights(batch.episode, self.aggregation, horizon))
 
     # ---------------------------------------------------------------- train
 
@@ -508,7 +478,7 @@ class GRPO(OnPolicyAlgorithm):
     # ---------------------------------------------------------------- save and load
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "slots", "_batch", "action_bounds"]
+        return [*super()._excluded_save_params(), "slots", "_batch"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, tensors = super()._get_torch_save_params()

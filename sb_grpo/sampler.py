@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,7 +12,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import obs_as_tensor
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb_grpo.buffers import GroupRolloutBuffer, map_obs
 from sb_grpo.groups import GroupSlots
@@ -93,6 +96,19 @@ def rollout_is_complete(model: GRPO, n_steps: int, completed: int) -> bool:
             f"Set a limit with gymnasium.make(..., max_episode_steps=1000) or gymnasium.wrappers.TimeLimit, or {way_out}."
         )
     return completed >= model.n_groups if model.n_groups else n_steps >= model.steps_per_env and completed > 0
+
+
+@contextmanager
+def unspoilt(vec_normalize: VecNormalize | None) -> Iterator[None]:
+    """Put VecNormalize's running statistics back when an env fails: once they have seen a NaN they never recover."""
+    names = ("obs_rms", "ret_rms", "returns")
+    before = {name: copy.deepcopy(getattr(vec_normalize, name)) for name in names if hasattr(vec_normalize, name)}
+    try:
+        yield
+    except ValueError:
+        for name, value in before.items():
+            setattr(vec_normalize, name, value)
+        raise
 
 
 def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRolloutBuffer) -> bool:

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
+import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.advantages import ESTIMATORS
 from sb_grpo.baseline import StateBaseline
+from sb_grpo.buffers import Rollout
 from sb_grpo.distributions import make_discrete_head
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
@@ -126,16 +128,19 @@ def _check_types(model: GRPO) -> None:
             raise ValueError(f"{name}={value!r} must be a number or a function of the remaining progress (1 to 0).")
 
 
+def _at_start(schedule: Any) -> Any:
+    return schedule(1.0) if callable(schedule) else schedule
+
+
 def _check_ranges(model: GRPO) -> None:
     for name in ("gamma", "gae_lambda"):
         if not 0.0 <= getattr(model, name) <= 1.0:
             raise ValueError(f"{name}={getattr(model, name)} must lie in [0, 1].")
     for name in ("clip_range", "clip_range_high"):
-        schedule = getattr(model, name)
-        start = schedule(1.0) if callable(schedule) else schedule
+        start = _at_start(getattr(model, name))
         if start is not None and not start >= 0:
             raise ValueError(f"{name}={start} must not be negative; 0.2 is usual.")
-    rate = model.learning_rate(1.0) if callable(model.learning_rate) else model.learning_rate
+    rate = _at_start(model.learning_rate)
     if not 0 <= rate < math.inf:
         raise ValueError(f"learning_rate={rate} must be a finite number, 0 or more; 3e-4 is usual.")
 
@@ -187,7 +192,7 @@ def _check_without_effect(model: GRPO) -> None:
         )
     if model.ratio_cap is not None:
         clip_high = model.clip_range if model.clip_range_high is None else model.clip_range_high
-        largest = 1.0 + float(clip_high(1.0) if callable(clip_high) else clip_high)
+        largest = 1.0 + float(_at_start(clip_high))
         if model.surrogate == "cispo":
             raise ValueError(f"ratio_cap={model.ratio_cap} has no effect with surrogate='cispo': leave it out.")
         if model.ratio_cap <= largest:
@@ -205,6 +210,27 @@ def _check_without_effect(model: GRPO) -> None:
         unknown = sorted(set(model.baseline_kwargs) - set(known))
         if unknown:
             raise ValueError(f"baseline_kwargs has unknown keys {unknown}; there are {known}.")
+
+
+def check_advantages(name: Any, advantages: Any, rollout: Rollout) -> None:
+    """Check what an estimator returned for a rollout.
+
+    :param name: the ``advantage`` argument, for the message
+    :raises ValueError: if it is no tensor of the right shape, or not finite
+    """
+    if not isinstance(advantages, th.Tensor) or advantages.shape != rollout.rewards.shape:
+        got = tuple(advantages.shape) if hasattr(advantages, "shape") else type(advantages).__name__
+        raise ValueError(
+            f"advantage={name!r} returned {got}; it must return a torch tensor with one number per step, "
+            f"shape {tuple(rollout.rewards.shape)}."
+        )
+    if not bool(th.isfinite(advantages).all()):
+        row = int((~th.isfinite(advantages)).nonzero()[0])
+        raise ValueError(
+            f"The advantage ({name!r}) of step {int(rollout.t[row])} of an episode in group "
+            f"{int(rollout.group[rollout.episode[row]])} of this rollout is {float(advantages[row])}. The policy has not "
+            "been updated. Check the rewards, or bound them with reward_scaling='clip'."
+        )
 
 
 def time_limit(env: VecEnv) -> int | None:

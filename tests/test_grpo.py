@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -377,7 +378,7 @@ def test_tensorboard_gets_scalars_histogram_and_hyperparameters(tmp_path):
     assert "group/advantages" in events.Tags()["histograms"]
     assert "_hparams_/experiment" in events.summary_metadata or "_hparams_/experiment" in events.Tags().get("tensors", [])
     assert events.Scalars("train/n_gradient_steps")[-1].value == model._n_gradient_steps - 12
-    glossary = (__import__("pathlib").Path(__file__).parents[1] / "docs/logger.md").read_text()
+    glossary = (Path(__file__).parents[1] / "docs/logger.md").read_text()
     assert all(f"`{key}`" in glossary for key in [*scalars, "group/advantages"] if not key.startswith("_hparams_"))
 
 

@@ -9,8 +9,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb_grpo.envs.native import NATIVE, make_tensor_env
-from sb_grpo.envs.random import group_seeds, mix_tensor, signed, uniform
-from sb_grpo.groups import group_seed, mix
+from sb_grpo.envs.random import group_seed, group_seeds, mix, mix_tensor, signed, uniform
 
 DEVICES = ["cpu", *(["cuda"] if th.cuda.is_available() else [])]
 

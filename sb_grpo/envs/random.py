@@ -1,6 +1,6 @@
 """Counter-based random numbers on any device: a hash of (seed, counter) instead of a generator with a state.
 
-The same integers come out of ``sb_grpo.groups.mix`` on the host and of :func:`mix_tensor` on CPU or CUDA, bit for bit.
+The same integers come out of :func:`mix` on the host and of :func:`mix_tensor` on CPU or CUDA, bit for bit.
 """
 
 from __future__ import annotations
@@ -13,7 +13,34 @@ def signed(word: int) -> int:
     return word - (1 << 64) if word >= 1 << 63 else word
 
 
-_GOLDEN, _M1, _M2 = (signed(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+#: splitmix64's increment and multipliers, and the same as int64.
+_CONSTANTS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_GOLDEN, _M1, _M2 = (signed(constant) for constant in _CONSTANTS)
+_MASK64 = (1 << 64) - 1
+
+
+def mix(*words: int) -> int:
+    """Hash integers to 64 well-spread bits: splitmix64's finaliser, folded over the words.
+
+    :param words: integers, negative ones taken modulo 2^64
+    :return: an integer in [0, 2^64)
+    """
+    golden, m1, m2 = _CONSTANTS
+    state = 0
+    for word in words:
+        state = (state + (word & _MASK64) + golden) & _MASK64
+        state = ((state ^ (state >> 30)) * m1) & _MASK64
+        state = ((state ^ (state >> 27)) * m2) & _MASK64
+        state ^= state >> 31
+    return state
+
+
+def group_seed(base_seed: int, group: int) -> int:
+    """Reset seed of a group: a pure function of the model's seed and the group's number.
+
+    :return: an integer in [0, 2^31), the range that every Gymnasium env accepts
+    """
+    return mix(base_seed, group) >> 33
 
 
 def _shift_right(x: th.Tensor, bits: int) -> th.Tensor:
@@ -22,7 +49,7 @@ def _shift_right(x: th.Tensor, bits: int) -> th.Tensor:
 
 
 def mix_tensor(*words: th.Tensor | int) -> th.Tensor:
-    """Hash integers to 64 well-spread bits, element by element, as :func:`sb_grpo.groups.mix` does.
+    """Hash integers to 64 well-spread bits, element by element, as :func:`mix` does.
 
     :param words: int64 tensors that broadcast, or integers; at least one tensor
     :return: int64 tensor of the broadcast shape (all 64 bits used)
@@ -37,7 +64,7 @@ def mix_tensor(*words: th.Tensor | int) -> th.Tensor:
 
 
 def group_seeds(base_seed: int, groups: th.Tensor) -> th.Tensor:
-    """:func:`sb_grpo.groups.group_seed` of many groups at once.
+    """:func:`group_seed` of many groups at once.
 
     :param groups: int64 group numbers
     :return: int64 seeds in [0, 2^31)

@@ -9,6 +9,8 @@ import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
+from sb_grpo.envs.tensor_env import TensorVecEnv
+
 START_DIGEST = "group_start_digest"
 RESET_NUMBER = "group_reset_number"
 
@@ -88,7 +90,7 @@ def install_seeded_reset(venv: VecEnv) -> None:
     if venv.has_attr("set_next_seed"):
         return
     base = venv.unwrapped
-    if hasattr(base, "reset_slots"):
+    if isinstance(base, TensorVecEnv):
         raise ValueError(
             f"{type(venv).__name__} moves every step of a {type(base).__name__} through NumPy: pass the TensorVecEnv itself."
         )

@@ -14,8 +14,7 @@ from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo.envs.random import signed
-from sb_grpo.groups import mix
+from sb_grpo.envs.random import mix, signed
 
 
 class TensorStep(NamedTuple):
