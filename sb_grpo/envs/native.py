@@ -9,11 +9,12 @@ from typing import Any
 import gymnasium as gym
 import torch as th
 
+from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.random import uniform
 from sb_grpo.envs.tensor_env import TensorVecEnv
 
 
-class _ClassicControl(TensorVecEnv):
+class _ClassicControl(FunctionalTensorEnv):
     """Spaces and time limit come from Gymnasium's registration."""
 
     #: Bounds of the uniform start state, one pair per component.

@@ -26,29 +26,20 @@ class TensorStep(NamedTuple):
     truncated: th.Tensor  #: [N] bool: the time limit, and not terminated
 
 
-class Snapshot(NamedTuple):
-    """Where chosen slots were: enough to go on from there, in any slots."""
-
-    state: th.Tensor  #: [n, state_dim]
-    elapsed: th.Tensor  #: [n] steps since the reset
-
-
 class TensorVecEnv(VecEnv):
-    """Envs on one torch device.
+    """Envs on one torch device, steered slot by slot: what GRPO asks of a simulator whose data are tensors.
 
-    A subclass gives three pure functions of tensors (:meth:`initial_state`, :meth:`transition`, :meth:`observe`). The start
-    state is a function of the seed alone: same seed, same start, on any device, in any slot, at any batch size.
+    The tensor interface (``observations``, ``reset_slots``, ``step_tensor``; ``snapshot``, ``restore`` where it can)
+    never resets by itself. The VecEnv interface (``reset``, ``step``) is NumPy in and out and resets by itself, for
+    ``evaluate_policy``, callbacks and recorders; it reports episodes as Monitor does.
 
-    The tensor interface (``reset_slots``, ``step_tensor``, ``snapshot``, ``restore``) never leaves the device and never waits
-    for it. The VecEnv interface (``reset``, ``step``) is NumPy in and out and resets by itself, for ``evaluate_policy``,
-    callbacks and recorders; it reports episodes as Monitor does.
+    Most own envs are best written as a :class:`sb_grpo.envs.functional.FunctionalTensorEnv`: three pure functions of tensors.
 
     :param num_envs: number of slots
     :param observation_space: of one slot
     :param action_space: of one slot
-    :param max_episode_steps: time limit
+    :param max_episode_steps: time limit; None: unknown to this class
     :param device: torch device
-    :param dtype: floating point type of state and physics; observations are float32
     :raises ValueError: for no slots or a device that is not there
     """
 
@@ -59,15 +50,14 @@ class TensorVecEnv(VecEnv):
         num_envs: int,
         observation_space: spaces.Space,
         action_space: spaces.Space,
-        max_episode_steps: int,
+        max_episode_steps: int | None,
         device: th.device | str = "cpu",
-        dtype: th.dtype = th.float32,
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs} is too small: it must be at least 1.")
-        self.device, self.dtype, self.max_episode_steps = th.device(device), dtype, max_episode_steps
+        self.device, self.max_episode_steps = th.device(device), max_episode_steps
         try:
-            self.elapsed = th.zeros(num_envs, dtype=th.int64, device=self.device)
+            th.zeros(1, device=self.device)
         except (RuntimeError, AssertionError) as error:
             raise ValueError(
                 f"device={str(device)!r} is not there ({error}). Use device='cpu', or a device that is."
@@ -75,75 +65,47 @@ class TensorVecEnv(VecEnv):
         self.spec = gym.spec(self.env_id) if self.env_id else None
         self.allow_early_resets, self.render_mode = True, None
         super().__init__(num_envs, observation_space, action_space)
-        self.state = self.initial_state(th.zeros(num_envs, dtype=th.int64, device=self.device))
-        self._episode_return = np.zeros(num_envs)
+        self._episode_return, self._episode_length = np.zeros(num_envs), np.zeros(num_envs, dtype=np.int64)
         self._base_seed, self._episodes_started, self.resets = 0, 0, 0
         self._start = time.time()
-
-    # ------------------------------------------------------------ what a subclass gives
-
-    @abstractmethod
-    def initial_state(self, seeds: th.Tensor) -> th.Tensor:
-        """Start states, a pure function of the seeds (see ``sb_grpo.envs.random.uniform``).
-
-        :param seeds: ``[n]`` int64
-        :return: ``[n, state_dim]``
-        """
-
-    @abstractmethod
-    def transition(self, state: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """Physics.
-
-        :param state: ``[n, state_dim]``
-        :param actions: ``[n]`` int64 or ``[n, k]`` float, within the action space
-        :return: next state ``[n, state_dim]``, reward ``[n]``, terminated ``[n]`` bool
-        """
-
-    def observe(self, state: th.Tensor) -> th.Tensor:
-        """What the agent sees of states, ``[n, ...]`` float32; the state itself unless overridden."""
-        return state.float()
 
     # ------------------------------------------------------------ tensors
 
     @property
+    @abstractmethod
     def observations(self) -> th.Tensor:
         """``[N, ...]`` of every slot now."""
-        return self.observe(self.state)
 
+    @abstractmethod
     def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:
-        """Restart the slots under a mask.
+        """Restart the slots under a mask: equal seeds, equal start states.
 
         :param mask: ``[N]`` bool
-        :param seeds: ``[N]`` int64, one per slot; those outside the mask are ignored
+        :param seeds: ``[N]`` int64 in [0, 2^31), one per slot; those outside the mask are ignored
         """
-        self.state = th.where(mask.unsqueeze(1), self.initial_state(seeds), self.state)
-        self.elapsed = th.where(mask, th.zeros_like(self.elapsed), self.elapsed)
 
+    @abstractmethod
     def step_tensor(self, actions: th.Tensor) -> TensorStep:
         """Step every slot; ended ones too, until the caller resets them.
 
         :param actions: ``[N]`` int64 or ``[N, k]`` float on the env's device
         """
-        self.state, rewards, terminated = self.transition(self.state, actions)
-        self.elapsed = self.elapsed + 1
-        truncated = (self.elapsed >= self.max_episode_steps) & ~terminated
-        return TensorStep(self.observations, rewards.float(), terminated, truncated)
 
-    def snapshot(self, slots: th.Tensor) -> Snapshot:
-        """Copy the state of chosen slots.
+    def snapshot(self, slots: th.Tensor) -> Any:
+        """Copy the state of chosen slots, where the simulator can.
 
         :param slots: ``[n]`` int64 indices
+        :return: a tensor, or a tuple of tensors, with n rows each
         """
-        return Snapshot(self.state[slots], self.elapsed[slots])
+        raise NotImplementedError(f"{type(self).__name__} cannot copy the state of slots.")
 
-    def restore(self, slots: th.Tensor, snapshot: Snapshot) -> None:
+    def restore(self, slots: th.Tensor, snapshot: Any) -> None:
         """Put copied states into slots; one snapshot row may go into several.
 
         :param slots: ``[n]`` int64 indices, different ones
-        :param snapshot: n rows
+        :param snapshot: n rows of :meth:`snapshot`
         """
-        self.state = self.state.index_copy(0, slots, snapshot.state)
-        self.elapsed = self.elapsed.index_copy(0, slots, snapshot.elapsed)
+        raise NotImplementedError(f"{type(self).__name__} cannot set the state of slots.")
 
     # ------------------------------------------------------------ SB3's VecEnv
 
@@ -159,7 +121,7 @@ class TensorVecEnv(VecEnv):
 
     def reset(self) -> np.ndarray:  # type: ignore[override]
         self.reset_slots(th.ones(self.num_envs, dtype=th.bool, device=self.device), self._fresh_seeds())
-        self._episode_return[:] = 0.0
+        self._episode_return[:], self._episode_length[:] = 0.0, 0
         self.resets += 1
         self._reset_seeds()
         self._reset_options()
@@ -180,18 +142,18 @@ class TensorVecEnv(VecEnv):
         done_mask = step.terminated | step.truncated
         rewards, dones = step.rewards.cpu().numpy(), done_mask.cpu().numpy()
         self._episode_return += rewards
+        self._episode_length += 1
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         if dones.any():
             final, truncated = step.observations.cpu().numpy(), step.truncated.cpu().numpy()
-            elapsed = self.elapsed.cpu().numpy()
             for slot in np.flatnonzero(dones).tolist():
                 seconds = round(time.time() - self._start, 6)
                 infos[slot] = {
                     "terminal_observation": final[slot],
                     "TimeLimit.truncated": bool(truncated[slot]),
-                    "episode": {"r": float(self._episode_return[slot]), "l": int(elapsed[slot]), "t": seconds},
+                    "episode": {"r": float(self._episode_return[slot]), "l": int(self._episode_length[slot]), "t": seconds},
                 }
-            self._episode_return[dones] = 0.0
+            self._episode_return[dones], self._episode_length[dones] = 0.0, 0
             self.reset_slots(done_mask, self._fresh_seeds())
         return self.observations.cpu().numpy(), rewards, dones, infos
 

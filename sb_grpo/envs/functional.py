@@ -1,0 +1,92 @@
+"""A TensorVecEnv from three pure functions of tensors: start state, transition, observation."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import NamedTuple
+
+import torch as th
+from gymnasium import spaces
+
+from sb_grpo.envs.tensor_env import TensorStep, TensorVecEnv
+
+
+class Snapshot(NamedTuple):
+    """Where chosen slots were: enough to go on from there, in any slots."""
+
+    state: th.Tensor  #: [n, state_dim]
+    elapsed: th.Tensor  #: [n] steps since the reset
+
+
+class FunctionalTensorEnv(TensorVecEnv):
+    """Envs whose physics are tensor arithmetic.
+
+    The start state is a function of the seed alone: same seed, same start, on any device, in any slot, at any batch size. The
+    tensor interface never leaves the device and never waits for it, so GRPO can capture whole runs of steps (``compile=``).
+
+    :param num_envs: number of slots
+    :param observation_space: of one slot
+    :param action_space: of one slot
+    :param max_episode_steps: time limit
+    :param device: torch device
+    :param dtype: floating point type of state and physics; observations are float32
+    :raises ValueError: for no slots or a device that is not there
+    """
+
+    max_episode_steps: int
+
+    def __init__(
+        self,
+        num_envs: int,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        max_episode_steps: int,
+        device: th.device | str = "cpu",
+        dtype: th.dtype = th.float32,
+    ) -> None:
+        super().__init__(num_envs, observation_space, action_space, max_episode_steps, device)
+        self.dtype = dtype
+        self.elapsed = th.zeros(num_envs, dtype=th.int64, device=self.device)
+        self.state = self.initial_state(self.elapsed)
+
+    @abstractmethod
+    def initial_state(self, seeds: th.Tensor) -> th.Tensor:
+        """Start states, a pure function of the seeds (see ``sb_grpo.envs.random.uniform``).
+
+        :param seeds: ``[n]`` int64
+        :return: ``[n, state_dim]``
+        """
+
+    @abstractmethod
+    def transition(self, state: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """Physics.
+
+        :param state: ``[n, state_dim]``
+        :param actions: ``[n]`` int64 or ``[n, k]`` float, within the action space
+        :return: next state ``[n, state_dim]``, reward ``[n]``, terminated ``[n]`` bool
+        """
+
+    def observe(self, state: th.Tensor) -> th.Tensor:
+        """What the agent sees of states, ``[n, ...]`` float32; the state itself unless overridden."""
+        return state.float()
+
+    @property
+    def observations(self) -> th.Tensor:
+        return self.observe(self.state)
+
+    def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:
+        self.state = th.where(mask.unsqueeze(1), self.initial_state(seeds), self.state)
+        self.elapsed = th.where(mask, 0, self.elapsed)
+
+    def step_tensor(self, actions: th.Tensor) -> TensorStep:
+        self.state, rewards, terminated = self.transition(self.state, actions)
+        self.elapsed = self.elapsed + 1
+        truncated = (self.elapsed >= self.max_episode_steps) & ~terminated
+        return TensorStep(self.observations, rewards.float(), terminated, truncated)
+
+    def snapshot(self, slots: th.Tensor) -> Snapshot:
+        return Snapshot(self.state[slots], self.elapsed[slots])
+
+    def restore(self, slots: th.Tensor, snapshot: Snapshot) -> None:
+        self.state = self.state.index_copy(0, slots, snapshot.state)
+        self.elapsed = self.elapsed.index_copy(0, slots, snapshot.elapsed)
