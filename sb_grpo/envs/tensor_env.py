@@ -44,6 +44,8 @@ class TensorVecEnv(VecEnv):
     """
 
     env_id: ClassVar[str] = ""
+    #: The tensor interface is tensor arithmetic throughout, so that a run of steps can be traced into one graph.
+    capturable: ClassVar[bool] = False
 
     def __init__(
         self,
