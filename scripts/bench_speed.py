@@ -1,6 +1,6 @@
 """Whole ``learn()`` of GRPO against SB3's PPO: same envs, net, epochs and batch size, interleaved, median of several pairs.
 
-usage: python scripts/bench_speed.py [--pairs 5] [--envs CartPole-v1 ...] [--device-path] [--json FILE]
+usage: python scripts/bench_speed.py [--pairs 5] [--envs CartPole-v1 ...] [--device-path [--rejax PYTHON]] [--json FILE]
 
 Both run with one torch thread. A pair is one run of each, back to back; the ratio is the median of the pairs' ratios,
 because the machine's noise is common to both halves of a pair. Memory needs no timing: see ``update_memory``.
@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from device_path import compare_loops, solve_cartpole
 from gymnasium import spaces
 from stable_baselines3 import PPO, __version__
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
 from sb_grpo.buffers import map_obs
-from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.losses import clipped_surrogate
 
 SETTINGS = dict(n_steps=256, batch_size=64, n_epochs=10)  # SB3's defaults, with 8 x 256 steps per rollout
@@ -126,29 +126,8 @@ def print_memory(rows: list[dict[str, Any]]) -> None:
         print(f"| {row['case']} | {ours['parameters']:,} / {theirs['parameters']:,} | {share:.2f} % | {memory} | {saved} |")
 
 
-def device_path(pairs: int) -> dict[str, Any]:
-    """CartPole-v1: PPO on 8 and on 256 host envs, GRPO on 256 tensor envs (eager), interleaved."""
-    light = dict(n_steps=128, batch_size=256, n_epochs=4)
-    big = dict(n_steps=128, batch_size=4096, n_epochs=4)
-    host = lambda n: make_vec_env("CartPole-v1", n, seed=0)  # noqa: E731
-    cases = {
-        "SB3 PPO, 8 envs": (PPO, lambda: host(8), 40_960, light),
-        "SB3 PPO, 256 envs": (PPO, lambda: host(256), 131_072, big),
-        "GRPO, 256 host envs": (GRPO, lambda: host(256), 131_072, big),
-        "GRPO, 256 tensor envs, eager": (GRPO, lambda: make_tensor_env("CartPole-v1", 256), 262_144, big),
-    }
-    rates: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(pairs):
-        for name, (algorithm, make, n_timesteps, settings) in cases.items():
-            rates[name].append(learn_rate(algorithm, make(), n_timesteps, settings))
-    reference = rates["SB3 PPO, 8 envs"]
-    print(f"CartPole-v1, 64-64 net, 1 thread; 8 envs: {light}; 256 envs: {big}")
-    print("| loop | steps/s | / SB3 PPO with 8 envs |")
-    print("|---|---|---|")
-    for name, values in rates.items():
-        ratio = statistics.median(a / b for a, b in zip(values, reference, strict=True))
-        print(f"| {name} | {statistics.median(values):,.0f} | {ratio:.1f} |", flush=True)
-    return {"rates": rates, "light": light, "big": big}
+def versions() -> dict[str, str]:
+    return {"torch": th.__version__, "stable_baselines3": __version__, "python": platform.python_version()}
 
 
 def main() -> None:
@@ -156,17 +135,18 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=5, help="runs of each algorithm per task")
     parser.add_argument("--envs", nargs="+", default=list(TASKS), choices=list(TASKS), help="tasks")
     parser.add_argument("--device-path", action="store_true", help="tensor envs against host envs instead")
+    parser.add_argument("--rejax", help="Python that has rejax, to run it beside (see scripts/peer_rejax.py)")
     parser.add_argument("--json", type=Path, help="write the raw figures here")
     args = parser.parse_args()
     th.set_num_threads(1)
     if args.device_path:
-        figures = device_path(args.pairs)
+        figures = {"versions": versions(), **compare_loops(args.pairs, args.rejax), "to_475": solve_cartpole(range(5))}
         if args.json:
             args.json.write_text(json.dumps(figures, indent=2) + "\n")
         return
     results: dict[str, Any] = {
         "settings": SETTINGS,
-        "versions": {"torch": th.__version__, "stable_baselines3": __version__, "python": platform.python_version()},
+        "versions": versions(),
         "speed": {},
     }
     print("8 envs, 64-64 net, 1 thread, " + ", ".join(f"{name} {value}" for name, value in SETTINGS.items()))
