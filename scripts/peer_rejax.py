@@ -28,6 +28,7 @@ parser.add_argument("--iterations", type=int, default=8, help="rollouts and upda
 args = parser.parse_args()
 # One thread, like the others; set before jax is imported. It still takes some of a second core: see cpu_seconds.
 os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the GPU is shared with the others
 
 
 import jax  # noqa: E402
