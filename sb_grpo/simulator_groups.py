@@ -6,24 +6,12 @@ simulator cannot do. ``TensorVecEnv.grouping`` chooses between them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch as th
 
-from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.envs.tensor_env import TensorVecEnv, map_snapshot
 from sb_grpo.groups import TensorSlots
-
-
-def map_snapshot(fn: Callable[..., th.Tensor], *snapshots: Any) -> Any:
-    """Apply ``fn`` to the tensors of snapshots of one form: a tensor, or tuples, named tuples and dicts of them."""
-    first = snapshots[0]
-    if isinstance(first, th.Tensor):
-        return fn(*snapshots)
-    if isinstance(first, dict):
-        return {key: map_snapshot(fn, *(s[key] for s in snapshots)) for key in first}
-    parts = [map_snapshot(fn, *leaves) for leaves in zip(*snapshots, strict=True)]
-    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
 
 
 class StateSlots(TensorSlots):

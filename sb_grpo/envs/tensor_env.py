@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
@@ -27,6 +27,17 @@ class TensorStep(NamedTuple):
     rewards: th.Tensor  #: [N]
     terminated: th.Tensor  #: [N] bool
     truncated: th.Tensor  #: [N] bool: the time limit, and not terminated
+
+
+def map_snapshot(fn: Callable[..., th.Tensor], *snapshots: Any) -> Any:
+    """Apply ``fn`` to the tensors of snapshots of one form: a tensor, or tuples, named tuples and dicts of them."""
+    first = snapshots[0]
+    if isinstance(first, th.Tensor):
+        return fn(*snapshots)
+    if isinstance(first, dict):
+        return {key: map_snapshot(fn, *(s[key] for s in snapshots)) for key in first}
+    parts = [map_snapshot(fn, *leaves) for leaves in zip(*snapshots, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
 
 
 class TensorVecEnv(VecEnv):
