@@ -1,7 +1,7 @@
 """Groups for simulators whose resets cannot be seeded slot by slot: leaders' states, paired streams, common starts.
 
-:class:`sb_grpo.groups.TensorSlots` is the rule, and never waits for the device. Each class here replaces the one thing that the
-simulator cannot do. ``TensorVecEnv.grouping`` chooses between them.
+:class:`sb_grpo.groups.TensorSlots` is the rule, and never waits for the device. Each class here replaces the one thing that
+the simulator cannot do. ``TensorVecEnv.grouping`` chooses between them.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ class SynchronousSlots(TensorSlots):
     def _restart(self, env: TensorVecEnv, done: th.Tensor) -> None:
         if bool((self.job < 0).all()):
             self._first_job = self.job = self._first_job + len(self.job)
+            self.t = th.zeros_like(self.t)  # it has counted idle steps
             env.reset_all(self._seeds())
 
 

@@ -1,4 +1,4 @@
-"""Brax and MuJoCo Playground (MJX) as TensorVecEnvs: JAX steps the physics, DLPack hands its arrays to torch without a copy."""
+"""Brax and MuJoCo Playground (MJX, Warp) as TensorVecEnvs: JAX steps the physics, DLPack hands torch its arrays uncopied."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ try:
     import jax
     import jax.numpy as jnp
 except ImportError as error:
-    raise ImportError("BraxEnv needs JAX: pip install 'sb_grpo[envs]', or pip install brax") from error
+    raise ImportError("BraxEnv needs JAX: pip install 'sb_grpo[sim]', or pip install brax") from error
 
 
 def _to_torch(array: jax.Array) -> th.Tensor:
-    return th.from_dlpack(array)
+    return th.utils.dlpack.from_dlpack(array)
 
 
 def _to_jax(tensor: th.Tensor) -> jax.Array:
-    return jax.dlpack.from_dlpack(tensor.detach().contiguous())
+    array: jax.Array = jax.dlpack.from_dlpack(tensor.detach().contiguous())
+    return array
 
 
-@jax.jit
 def _choose(mask: jax.Array, new: Any, old: Any) -> Any:
     """Leaves of ``new`` in the slots of the mask, of ``old`` elsewhere.
 
-    Leaves without one row per slot (MuJoCo Warp's contact lists) are scratch of the last step: the next one computes them anew.
+    Leaves without one row per slot (MuJoCo Warp's contact lists) are scratch of the last step: the next computes them anew.
     """
 
     def choose(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -41,11 +41,11 @@ def _choose(mask: jax.Array, new: Any, old: Any) -> Any:
 
 
 def _per_slot(leaf: jax.Array, n: int) -> bool:
-    return leaf.shape[:1] == (n,)
+    return bool(leaf.shape[:1] == (n,))
 
 
 class BraxEnv(TensorVecEnv):
-    """A functional JAX env: ``reset(key) -> state`` and ``step(state, action) -> state`` with ``obs``, ``reward`` and ``done``.
+    """A functional JAX env: ``reset(key) -> state``, ``step(state, action) -> state``, with ``obs``, ``reward`` and ``done``.
 
     Reset and step are each one compiled function over all slots (seconds on the first call, a minute for large MJX models). A
     masked reset computes a start for every slot and takes some, so it runs only in steps in which some slot ended; to know
@@ -77,8 +77,8 @@ class BraxEnv(TensorVecEnv):
             device,
         )
         _check_platform(self.device)
-        self._start = jax.jit(jax.vmap(lambda seed: env.reset(jax.random.PRNGKey(seed))))
-        self._step = jax.jit(jax.vmap(env.step))
+        self._reset_jit = jax.jit(jax.vmap(lambda seed: env.reset(jax.random.PRNGKey(seed))))
+        self._step_jit, self._choose_jit = jax.jit(jax.vmap(env.step)), jax.jit(_choose)
         self.elapsed = th.zeros(num_envs, dtype=th.int64, device=self.device)
         self._state: Any = None
 
@@ -90,16 +90,17 @@ class BraxEnv(TensorVecEnv):
         return _to_torch(self._observed(self._state.obs))
 
     def reset_all(self, seeds: th.Tensor) -> None:
-        self._state = self._start(_to_jax(seeds.to(th.int32)))
+        self._state = self._reset_jit(_to_jax(seeds.to(th.int32)))
         self.elapsed = th.zeros_like(self.elapsed)
 
     def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:
         if bool(mask.any()):
-            self._state = _choose(_to_jax(mask), self._start(_to_jax(seeds.to(th.int32))), self._state)
+            fresh = self._reset_jit(_to_jax(seeds.to(th.int32)))
+            self._state = self._choose_jit(_to_jax(mask), fresh, self._state)
             self.elapsed = th.where(mask, 0, self.elapsed)
 
     def step_tensor(self, actions: th.Tensor) -> TensorStep:
-        self._state = self._step(self._state, _to_jax(actions.float()))
+        self._state = self._step_jit(self._state, _to_jax(actions.float()))
         self.elapsed = self.elapsed + 1
         terminated = _to_torch(self._state.done) > 0.5
         truncated = (self.elapsed >= self.max_episode_steps) & ~terminated
@@ -120,7 +121,7 @@ class BraxEnv(TensorVecEnv):
         for i, leaf in enumerate(leaves):
             if _per_slot(leaf, self.num_envs):
                 leaves[i] = leaf.at[rows].set(_to_jax(next(copies)).view(leaf.dtype))
-        self._state = form.unflatten(leaves)
+        self._state = jax.tree.unflatten(form, leaves)
         self.elapsed = self.elapsed.index_copy(0, slots, snapshot[0])
 
 
@@ -130,8 +131,8 @@ def _check_platform(device: th.device) -> None:
         jax.devices(platform)
     except RuntimeError as error:
         raise ValueError(
-            f"device={str(device)!r}: JAX has no {platform} here, only {jax.default_backend()}. Install JAX for it, for example "
-            "pip install 'jax[cuda12]', or use device='cpu'."
+            f"device={str(device)!r}: JAX has no {platform} here, only {jax.default_backend()}. Install JAX for it, for "
+            "example pip install 'jax[cuda12]', or use device='cpu'."
         ) from error
 
 
@@ -159,7 +160,7 @@ def make_brax_env(
     try:
         from brax import envs
     except ImportError as error:
-        raise ImportError("make_brax_env needs Brax: pip install 'sb_grpo[envs]', or pip install brax") from error
+        raise ImportError("make_brax_env needs Brax: pip install 'sb_grpo[sim]', or pip install brax") from error
     _check_name(name, envs._envs, "Brax")
     return BraxEnv(envs.get_environment(name, **kwargs), num_envs, episode_length, device)
 
@@ -180,5 +181,5 @@ def make_playground_env(name: str, num_envs: int, device: th.device | str = "cpu
         raise ImportError("make_playground_env needs MuJoCo Playground: pip install playground") from error
     _check_name(name, registry.ALL_ENVS, "MuJoCo Playground")
     env = registry.load(name, **kwargs)
-    asymmetric = isinstance(env.observation_size, dict)
-    return BraxEnv(env, num_envs, int(registry.get_default_config(name).episode_length), device, "state" if asymmetric else None)
+    limit = int(registry.get_default_config(name).episode_length)
+    return BraxEnv(env, num_envs, limit, device, obs_key="state" if isinstance(env.observation_size, dict) else None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import logging
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from sb_grpo.envs.tensor_env import TensorStep
 try:
     import envpool
 except ImportError as error:
-    raise ImportError("EnvPoolEnv needs EnvPool: pip install 'sb_grpo[envs]', or pip install envpool") from error
+    raise ImportError("EnvPoolEnv needs EnvPool: pip install 'sb_grpo[sim]', or pip install envpool") from error
 
 
 class EnvPoolEnv(HostSimulatorEnv):
@@ -23,8 +22,8 @@ class EnvPoolEnv(HostSimulatorEnv):
 
     EnvPool has no seeded resets, so ``reset_all`` makes a new pool from its seeds: slots with equal seeds have equal first,
     second, ... starts, as long as the game draws no random numbers within an episode (sticky actions do;
-    ``group/start_mismatch`` counts what comes of it). A slot that ended is reset at once, by EnvPool's reset of chosen envs, so
-    that no step goes to EnvPool's own autoreset, which would come with the next step.
+    ``group/start_mismatch`` counts what comes of it). A slot that ended is reset at once, by EnvPool's reset of chosen envs:
+    no step goes to EnvPool's own autoreset, which would come with the next one.
 
     :param task_id: one of ``envpool.list_all_envs()``
     :param num_envs: number of slots; a multiple of the model's ``group_size``
@@ -45,7 +44,8 @@ class EnvPoolEnv(HostSimulatorEnv):
                 f"batch_size={kwargs['batch_size']} with num_envs={num_envs} is EnvPool's asynchronous mode, in which a step "
                 "returns some of the slots: GRPO steps all of them. Leave batch_size out."
             )
-        self.task_id, self.kwargs, self.pool = task_id, kwargs, None
+        self.task_id, self.kwargs = task_id, kwargs
+        self.pool: Any = None
         spec = envpool.make_spec(task_id, num_envs=num_envs, **kwargs)
         super().__init__(
             num_envs,
@@ -56,7 +56,7 @@ class EnvPoolEnv(HostSimulatorEnv):
         )
 
     def reset_all(self, seeds: th.Tensor) -> None:
-        self.pool: Any = envpool.make(self.task_id, "gymnasium", num_envs=self.num_envs, seed=seeds.tolist(), **self.kwargs)
+        self.pool = envpool.make(self.task_id, "gymnasium", num_envs=self.num_envs, seed=seeds.tolist(), **self.kwargs)
         self._obs = self.to_tensor(self.pool.reset()[0])
 
     def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:

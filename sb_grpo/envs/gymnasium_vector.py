@@ -49,12 +49,11 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
                 f"vec_env={vec_env!r} is a {type(vec_env).__name__}, not a gymnasium.vector.VectorEnv: make one with "
                 "gymnasium.make_vec(...). An SB3 VecEnv or a gymnasium.Env goes to GRPO as it is."
             )
-        self.vec_env, self.broadcast = vec_env, broadcast
+        self.vec_env: Any = vec_env  # VectorEnv.reset is annotated for one seed only
+        self.broadcast = broadcast
         self.autoreset_mode = AutoresetMode(vec_env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         limit = _time_limit(vec_env) if max_episode_steps is None else max_episode_steps
-        super().__init__(
-            vec_env.num_envs, vec_env.single_observation_space, vec_env.single_action_space, limit, device
-        )
+        super().__init__(vec_env.num_envs, vec_env.single_observation_space, vec_env.single_action_space, limit, device)
         self._seed_lists = True
         if synchronous:
             self.grouping = "synchronous"
@@ -118,8 +117,8 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
     def _refusal(self, reason: str) -> str:
         return (
             f"{type(self.vec_env).__name__} cannot reset single slots to a seed ({reason}), so members of a group cannot be "
-            "started one by one. Either make the same env with vectorization_mode='sync' (or 'async', or as an EnvPoolEnv), or "
-            "pass synchronous=True: then all groups start together, slots whose episode has ended idle until the last has "
+            "started one by one. Either make the same env with vectorization_mode='sync' (or 'async', or as an EnvPoolEnv), "
+            "or pass synchronous=True: then all groups start together, slots whose episode has ended idle until the last has "
             "ended (rollout/useful_fraction shows what that costs), and members start alike where the vector env takes a list "
             "of seeds or you pass broadcast=..., a function that copies each leader's state to its members."
         )
