@@ -25,7 +25,7 @@ from sb_grpo.groups import GroupSlots, TensorSlots
 from sb_grpo.losses import cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3, step_weights
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.sampler import check_finite, collect, unspoilt
-from sb_grpo.simulator_groups import SLOTS
+from sb_grpo.simulator_groups import SLOTS, StreamSlots
 from sb_grpo.update import LastGood, clip_gradients, in_chunks, minibatches
 from sb_grpo.validation import check_advantages, check_arguments, check_early_reset, check_env, time_limit
 
@@ -258,7 +258,10 @@ class GRPO(OnPolicyAlgorithm):
     def _make_slots(self) -> GroupSlots | TensorSlots:
         assert self._base_seed is not None
         if isinstance(self.env, TensorVecEnv):
-            return SLOTS[self.env.grouping](self.n_envs, self.group_size, self._base_seed, self._next_group, self.device)
+            slots = SLOTS[self.env.grouping](self.n_envs, self.group_size, self._base_seed, self._next_group, self.device)
+            if isinstance(slots, StreamSlots) and self.whole_episodes:
+                slots.max_lead = 1  # episodes that wait for their group must not grow old
+            return slots
         return GroupSlots(self.n_envs, self.group_size, self._base_seed, self._next_group, self.shared_noise)
 
     def _setup_learn(

@@ -56,16 +56,36 @@ class StateSlots(TensorSlots):
 class StreamSlots(TensorSlots):
     """Slot i works for member ``i % group_size`` of stream ``i // group_size``: the k-th episodes of a stream are a group.
 
-    Members' k-th starts are equal because their streams were seeded alike. A slot whose episode ended goes on at once with
-    the next of its stream, so that members drift apart: short episodes wait in the buffer for the long ones of their group.
+    Members' k-th starts are equal because their streams were seeded alike. A slot cannot take over another's job, so members
+    whose episodes are short would run ever further ahead of the others, and their episodes wait for them, older and older: a
+    slot more than ``max_lead`` episodes ahead of the slowest of its group idles, with job -1.
     """
+
+    #: None: no bound. For estimators that use episodes at once, whether or not their group is complete.
+    max_lead: int | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._first_job = self.job
+        self._round = th.zeros_like(self.job)  # number of the episode that the slot runs or waits to run
 
     @property
     def next_group(self) -> int:
-        return int(self.job.max()) // self.group_size + 1
+        """Number of a group beyond those of every stream. Waits for the device."""
+        return int(self._first_job[-1] + self._round.max() * len(self.job)) // self.group_size + 1
 
-    def _next_jobs(self, done: th.Tensor) -> th.Tensor:
-        return th.where(done, self.job + len(self.job), self.job)
+    def step(self, env: TensorVecEnv, done: th.Tensor) -> None:
+        free = done | (self.job < 0)
+        self._round = self._round + done
+        may_run = th.ones_like(done)
+        if self.max_lead is not None:
+            of_group = self._round.view(-1, self.group_size)
+            may_run = (of_group - of_group.amin(dim=1, keepdim=True) <= self.max_lead).flatten()
+        starts = free & may_run
+        self.job = th.where(may_run, self._first_job + self._round * len(self.job), -1)
+        self.t = th.where(starts, 0, self.t + 1)
+        self.episode_return = th.where(done, 0.0, self.episode_return)
+        env.reset_slots(starts, self._seeds())
 
 
 class SynchronousSlots(TensorSlots):

@@ -87,7 +87,7 @@ def test_groups_are_whole_start_equal_and_every_step_is_accounted_for(env):
     trained = sum(len(r.rewards) for r in seen)
     assert model.slots.start_mismatches == 0 and trained == model._steps_trained > 1000
     assert trained + model.rollout_buffer.n_kept + model._steps_dropped == model.num_timesteps
-    assert (model._steps_dropped > 0) == (env.grouping == "synchronous")
+    assert (model._steps_dropped > 0) == (env.grouping in ("streams", "synchronous"))  # slots idle, for few or for all
     assert all(info["r"] == info["l"] for info in model.ep_info_buffer)
 
 
@@ -219,14 +219,20 @@ def test_envpool_members_stay_paired_when_their_episodes_differ_in_length():
     env.reset_all(th.tensor([5, 5, 9, 9]))
     starts = [[env.observations[slot].tolist()] for slot in range(4)]
     before = env.observations
-    kept = before.clone()
+    kept, still = before.clone(), 0
     for i in range(150):
         step = env.step_tensor(th.tensor([0, i % 2, 1, (i // 2) % 2]))
         done = step.terminated | step.truncated
+        if (done | env.idle).any() and i % 10:  # let ended slots wait a while: they stay as they are, and end once
+            assert (step.observations[env.idle & ~done] == env.observations[env.idle & ~done]).all()
+            assert (step.rewards[env.idle & ~done] == 0).all()
+            still += int((env.idle & ~done).sum())
+            continue
+        done = env.idle
         env.reset_slots(done, th.zeros(4, dtype=th.int64))
         for slot in done.nonzero().flatten().tolist():
             starts[slot].append(env.observations[slot].tolist())
-    assert (before == kept).all()  # the pool does not write into what it gave away
+    assert still > 20 and (before == kept).all()  # the pool does not write into what it gave away
     assert len(starts[0]) != len(starts[1]) and len(starts[1]) > 2
     for a, b in ((0, 1), (2, 3)):
         n = min(len(starts[a]), len(starts[b]))

@@ -78,7 +78,31 @@ def test_streams_keep_their_slots():
     slots.started_all(env)
     slots.step(env, ended(6, 1))
     slots.step(env, ended(6, 1, 4))
-    assert slots.job.tolist() == [12, 25, 14, 15, 22, 17] and slots.next_group == 9
+    assert slots.job.tolist() == [12, 25, 14, 15, 22, 17] and slots.next_group == 10
+
+
+def test_a_member_that_is_too_far_ahead_of_its_stream_idles():
+    env = Resting(6)
+    slots = StreamSlots(6, 3, 0, first_group=0, device=CPU)
+    slots.max_lead = 1
+    slots.started_all(env)
+    slots.step(env, ended(6, 0))
+    slots.step(env, ended(6, 0, 1, 4))
+    assert slots.job.tolist() == [-1, 7, 2, 3, 10, 5] and slots.t.tolist()[1:] == [0, 2, 2, 0, 2]
+    slots.step(env, ended(6, 5))
+    assert slots.job[0] == -1 and slots.next_group == 6  # job 12 is slot 0's, though it waits
+    started = env.resets_of.clone()
+    slots.step(env, ended(6, 2))
+    assert slots.job.tolist() == [12, 7, 8, 3, 10, 11] and slots.t[0] == 0
+    assert (env.resets_of - started).tolist() == [1, 0, 1, 0, 0, 0]
+
+
+class Resting(CartPole):
+    """Counts the resets of each slot."""
+
+    def reset_slots(self, mask, seeds):
+        self.resets_of = getattr(self, "resets_of", 0) + mask.long()
+        super().reset_slots(mask, seeds)
 
 
 def test_synchronous_slots_idle_until_all_have_ended():

@@ -22,8 +22,8 @@ class EnvPoolEnv(HostSimulatorEnv):
 
     EnvPool has no seeded resets, so ``reset_all`` makes a new pool from its seeds: slots with equal seeds have equal first,
     second, ... starts, as long as the game draws no random numbers within an episode (sticky actions do;
-    ``group/start_mismatch`` counts what comes of it). A slot that ended is reset at once, by EnvPool's reset of chosen envs:
-    no step goes to EnvPool's own autoreset, which would come with the next one.
+    ``group/start_mismatch`` counts what comes of it). A slot that ended is not stepped before it is reset, by EnvPool's reset
+    of chosen envs: no step goes to EnvPool's own autoreset, which would come with the next one.
 
     :param task_id: one of ``envpool.list_all_envs()``
     :param num_envs: number of slots; a multiple of the model's ``group_size``
@@ -57,18 +57,31 @@ class EnvPoolEnv(HostSimulatorEnv):
 
     def reset_all(self, seeds: th.Tensor) -> None:
         self.pool = envpool.make(self.task_id, "gymnasium", num_envs=self.num_envs, seed=seeds.tolist(), **self.kwargs)
+        self.wake()
         self._obs = self.to_tensor(self.pool.reset()[0])
 
     def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:
         slots = mask.cpu().numpy().nonzero()[0].astype(np.int32)
         if len(slots) > 0:
             obs, info = self.pool.reset(slots)
-            where = th.as_tensor(info["env_id"], dtype=th.int64, device=self.device)
-            self._obs = self._obs.index_copy(0, where, self.to_tensor(obs))
+            self._see(info["env_id"], obs)
+            self.idle = self.idle & ~mask
 
     def step_tensor(self, actions: th.Tensor) -> TensorStep:
-        obs, rewards, terminated, truncated, _ = self.pool.step(self.to_numpy(actions))
-        return self.note_step(obs, rewards, terminated, truncated)
+        rewards, (terminated, truncated) = np.zeros(self.num_envs, np.float32), np.zeros((2, self.num_envs), bool)
+        running = (~self.idle).cpu().numpy().nonzero()[0].astype(np.int32)
+        if len(running) > 0:
+            obs, *columns, info = self.pool.step(self.to_numpy(actions)[running], running)
+            slots = info["env_id"]
+            self._see(slots, obs)
+            rewards[slots], terminated[slots], truncated[slots] = columns
+        step = self.note_step(rewards, terminated, truncated)
+        self.idle = self.idle | step.terminated | step.truncated
+        return step
+
+    def _see(self, slots: np.ndarray, obs: np.ndarray) -> None:
+        """Take note of the observations of some slots, ``[n, ...]``."""
+        self._obs = self._obs.index_copy(0, th.as_tensor(slots, dtype=th.int64, device=self.device), self.to_tensor(obs))
 
     def close(self) -> None:
         self.pool = None

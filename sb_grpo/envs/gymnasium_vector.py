@@ -88,7 +88,8 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
         if self.autoreset_mode == AutoresetMode.SAME_STEP and done.any():
             obs = np.array(obs)
             obs[done] = np.stack(infos["final_obs"][done])
-        step = self.note_step(obs, rewards, terminated, truncated)
+        self._obs = self.to_tensor(obs)
+        step = self.note_step(rewards, terminated, truncated)
         return self.hold_ended(step) if self.grouping == "synchronous" else step
 
     def close(self) -> None:

@@ -76,12 +76,8 @@ class HostSimulatorEnv(TensorVecEnv):
         space = self.action_space
         return actions.cpu().numpy().reshape(self.num_envs, *(space.shape or ())).astype(space.dtype)
 
-    def note_step(self, final_obs: np.ndarray, rewards: Any, terminated: np.ndarray, truncated: np.ndarray) -> TensorStep:
-        """The step as tensors; its observations become the env's.
-
-        :param final_obs: ``[N, ...]`` after the step; of an ended episode, its last
-        """
-        self._obs = self.to_tensor(final_obs)
+    def note_step(self, rewards: Any, terminated: np.ndarray, truncated: np.ndarray) -> TensorStep:
+        """The step as tensors, with the observations that the env has now (of an ended episode, the last)."""
         rewards, terminated = np.asarray(rewards, dtype=np.float32), np.array(terminated, dtype=bool)
         truncated = np.array(truncated, dtype=bool) & ~terminated
         return TensorStep(self._obs, *(th.tensor(column, device=self.device) for column in (rewards, terminated, truncated)))

@@ -89,7 +89,7 @@ class TensorVecEnv(VecEnv):
         self._episode_return, self._episode_length = np.zeros(num_envs), np.zeros(num_envs, dtype=np.int64)
         self._base_seed, self._episodes_started, self.resets = 0, 0, 0
         self._start = time.time()
-        self.idle = th.zeros(num_envs, dtype=th.bool, device=self.device)  #: synchronous envs: slots that have ended
+        self.idle = th.zeros(num_envs, dtype=th.bool, device=self.device)  #: slots that wait, ended, for their peers
         self._held: th.Tensor | None = None
 
     # ------------------------------------------------------------ tensors
