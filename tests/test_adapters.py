@@ -28,7 +28,9 @@ SMALL = dict(n_steps=64, batch_size=64, n_epochs=1, group_size=4, seed=0, device
 
 
 def gym_env(n=8, env_id="CartPole-v1", mode="sync", autoreset=AutoresetMode.NEXT_STEP):
-    return GymnasiumVectorEnv(gym.make_vec(env_id, n, vectorization_mode=mode, vector_kwargs=dict(autoreset_mode=autoreset)))
+    # Forking this process, in which JAX may have started threads, could hang.
+    kwargs = dict(autoreset_mode=autoreset, **(dict(context="forkserver") if mode == "async" else {}))
+    return GymnasiumVectorEnv(gym.make_vec(env_id, n, vectorization_mode=mode, vector_kwargs=kwargs))
 
 
 def entry_point():
@@ -350,6 +352,8 @@ def test_bad_spaces_actions_and_values_are_named():
 def test_unknown_tasks_and_modes_are_named():
     with pytest.raises(ValueError, match=r"no task 'CartPole-v7'\. Nearest.*CartPole-v1"):
         pool("CartPole-v7")
+    with pytest.raises(ValueError, match=r"seed=3: GRPO\(\.\.\., seed=\.\.\.\) decides"):
+        importlib.import_module("sb_grpo.envs.envpool").EnvPoolEnv("CartPole-v1", 4, seed=3)
     with pytest.raises(ValueError, match="batch_size=2 with num_envs=4 is EnvPool's asynchronous mode"):
         importlib.import_module("sb_grpo.envs.envpool").EnvPoolEnv("CartPole-v1", 4, batch_size=2)
 

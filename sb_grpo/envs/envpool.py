@@ -29,7 +29,7 @@ class EnvPoolEnv(HostSimulatorEnv):
     :param num_envs: number of slots; a multiple of the model's ``group_size``
     :param device: torch device of the tensors
     :param kwargs: of ``envpool.make``, such as ``num_threads``
-    :raises ValueError: for an unknown task, for EnvPool's asynchronous mode, or for observations that tensors cannot hold
+    :raises ValueError: for an unknown task, EnvPool's asynchronous mode, a seed, or observations that tensors cannot hold
     """
 
     grouping = "streams"
@@ -44,6 +44,8 @@ class EnvPoolEnv(HostSimulatorEnv):
                 f"batch_size={kwargs['batch_size']} with num_envs={num_envs} is EnvPool's asynchronous mode, in which a step "
                 "returns some of the slots: GRPO steps all of them. Leave batch_size out."
             )
+        if "seed" in kwargs:
+            raise ValueError(f"seed={kwargs['seed']}: GRPO(..., seed=...) decides the seeds of the pool. Leave it out here.")
         self.task_id, self.kwargs = task_id, kwargs
         self.pool: Any = None
         spec = envpool.make_spec(task_id, num_envs=num_envs, **kwargs)
