@@ -15,6 +15,7 @@ from torch import nn
 from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_variance, gae, rewards_to_go
 from sb_grpo.buffers import Rollout
 from sb_grpo.normalization import RunningNormalizer
+from sb_grpo.update import evenly_spaced, in_chunks
 
 RIDGE_RANGE = (0.1, 1000.0)
 RIDGE_FACTORS = (0.1, 1.0, 10.0)
@@ -32,6 +33,7 @@ class StateBaseline(nn.Module):
     :param scale: length scale of the kernel, in standard deviations per input
     :param memory: weight of the rollouts before relative to the newest one, per rollout of age; in [0, 1)
     :param seed: of the random projection; the same in every run, so there is nothing to save
+    :param fit_rows: a rollout of more steps is fitted on that many of them, evenly spaced over its episodes
     :raises ValueError: for values out of range
     """
 
@@ -41,7 +43,13 @@ class StateBaseline(nn.Module):
     phase: th.Tensor
 
     def __init__(
-        self, input_dim: int, n_features: int | None = None, scale: float = 1.0, memory: float = 0.5, seed: int = 0
+        self,
+        input_dim: int,
+        n_features: int | None = None,
+        scale: float = 1.0,
+        memory: float = 0.5,
+        seed: int = 0,
+        fit_rows: int = 8192,
     ) -> None:
         super().__init__()
         n_features = min(max(32 * input_dim, 128), 512) if n_features is None else n_features
@@ -49,11 +57,12 @@ class StateBaseline(nn.Module):
             ("n_features", n_features, "be at least 1", n_features >= 1),
             ("scale", scale, "be positive", scale > 0),
             ("memory", memory, "lie in [0, 1)", 0 <= memory < 1),
+            ("fit_rows", fit_rows, "be at least 1", fit_rows >= 1),
         ):
             if not fine:
                 raise ValueError(f"baseline_kwargs: {name}={value} must {rule}.")
         dim = input_dim + 1
-        self.with_squares, self.memory = dim <= 64, memory
+        self.with_squares, self.memory, self.fit_rows = dim <= 64, memory, fit_rows
         size = 1 + dim * (1 + self.with_squares) + n_features
         generator = th.Generator().manual_seed(seed)
         projection = th.randn(dim, n_features, generator=generator) / (scale * math.sqrt(dim))
@@ -89,22 +98,28 @@ class StateBaseline(nn.Module):
         last_t = th.zeros_like(rollout.group).scatter_reduce(0, rollout.episode, rollout.t, "amax")
         x_final = th.cat([final_features, (last_t + 1).unsqueeze(1).to(features.dtype)], dim=1)
         first = bool(self.normalizer.count == 0)
-        if first:
-            self.normalizer.update(x)
-        phi = self.phi(x)
+        rows = evenly_spaced(len(x), self.fit_rows, x.device)
         if first:  # nothing to predict with yet: the first rollout is compared with its own fit to plain returns
-            self._fit(phi, rewards_to_go(rollout, options.gamma))
+            self.normalizer.update(x)
+            self._fit(self.phi(x[rows]), rewards_to_go(rollout, options.gamma)[rows])
             self._moments = None
-        predictions, final_predictions = phi @ self.weights, self.phi(x_final) @ self.weights
+        predictions, final_predictions = in_chunks(self.predict, x), in_chunks(self.predict, x_final)
         best = 1 if first else self._best_ridge(rollout, options, predictions, final_predictions)
         values = predictions[:, best]
         raw = gae(rollout, values, final_predictions[:, best], options.gamma, options.gae_lambda)
         target = raw + values
         if not first:  # weights must be used with the statistics that they were fitted under
             self.normalizer.update(x)
-            phi = self.phi(x)
-        self._fit(phi, target)
+        self._fit(self.phi(x[rows]), target[rows])
         return centre_and_scale(raw, target, rollout, options.normalize), explained_variance(values, target)
+
+    def predict(self, x: th.Tensor) -> th.Tensor:
+        """The baseline under each ridge.
+
+        :param x: ``[M, input_dim + 1]`` policy features and the step number
+        :return: ``[M, 3]``
+        """
+        return self.phi(x) @ self.weights
 
     def _best_ridge(self, rollout: Rollout, options: AdvantageOptions, values: th.Tensor, final_values: th.Tensor) -> int:
         """Index of the ridge whose predictions come closest to the lambda-returns under the middle one."""

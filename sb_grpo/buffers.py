@@ -317,21 +317,28 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
         super()._allocate(size)
         obs = self.observations
         assert isinstance(obs, th.Tensor)
-        old, old_return = getattr(self, "next_observations", None), getattr(self, "finished_return", None)
-        self.next_observations = self._grown(old, size, obs.shape[2:], obs.dtype, self.device)
-        self.finished_return = self._grown(old_return, size, (), th.float32, self.device)
+        old = {name: getattr(self, name, None) for name in ("next_observations", "finished_return", "log_probs")}
+        self.next_observations = self._grown(old["next_observations"], size, obs.shape[2:], obs.dtype, self.device)
+        self.finished_return = self._grown(old["finished_return"], size, (), th.float32, self.device)
+        self.log_probs = self._grown(old["log_probs"], size, (), th.float32, self.device)
 
-    def add_step(self, **columns: th.Tensor) -> None:
-        """Append one step of every slot, without leaving the device.
+    def add_steps(self, n: int, columns: dict[str, th.Tensor]) -> None:
+        """Append steps of every slot, without leaving the device.
 
-        :param columns: ``observations``, ``actions``, ``rewards``, ``jobs``, ``t``, ``ends``, ``next_observations`` and
-            ``finished_return`` (return of the episode where it ended), ``[n_envs, ...]`` each
+        :param n: how many; the buffer's size is a multiple of it
+        :param columns: ``observations``, ``actions``, ``log_probs``, ``rewards``, ``jobs``, ``t``, ``ends``,
+            ``next_observations`` and ``finished_return`` (return of the episode where it ended), ``[n, n_envs, ...]`` each
         """
         if self.pos == self.buffer_size:
             self._allocate(2 * self.buffer_size)
-        for name, value in columns.items():
-            getattr(self, name)[self.pos] = value
-        self.pos += 1
+        for name, values in columns.items():
+            getattr(self, name)[self.pos : self.pos + n] = values
+        self.pos += n
+
+    @property
+    def new_log_probs(self) -> th.Tensor:
+        """``[time * slots]`` log-probabilities that :meth:`new_rows` had when they were drawn."""
+        return self.log_probs[: self.pos].flatten()
 
     def _new_final_observations(self) -> th.Tensor:
         return self.next_observations[: self.pos].flatten(0, 1)

@@ -13,6 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from sb_grpo.buffers import Rollout, TensorRolloutBuffer
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.groups import TensorSlots
+from sb_grpo.policies import ActorPolicy
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO
@@ -29,46 +30,77 @@ def env_actions(model: GRPO) -> Callable[[th.Tensor], th.Tensor]:
     return lambda actions: actions.clamp(low, high)
 
 
+def env_step(
+    policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots, to_env: Callable[[th.Tensor], th.Tensor], noise: th.Tensor
+) -> dict[str, th.Tensor]:
+    """Act, step every slot, and start the next jobs where episodes ended: tensor arithmetic without a look at any value.
+
+    :param noise: ``[n_envs, n]`` of :meth:`ActorPolicy.noise`
+    :return: what the buffer stores of the step, ``[n_envs, ...]`` each
+    """
+    obs = env.observations
+    actions, log_probs = policy.sample(obs, noise)
+    step = env.step_tensor(to_env(actions))
+    slots.episode_return = slots.episode_return + step.rewards
+    columns = {
+        "observations": obs,
+        "actions": actions,
+        "log_probs": log_probs,
+        "rewards": step.rewards,
+        "jobs": slots.job,
+        "t": slots.t,
+        "ends": (step.terminated + 2 * step.truncated).to(th.int8),
+        "next_observations": step.observations,
+        "finished_return": slots.episode_return,
+    }
+    slots.step(env, step.terminated | step.truncated)
+    return columns
+
+
+def env_steps(
+    policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots, to_env: Callable[[th.Tensor], th.Tensor], noise: th.Tensor
+) -> dict[str, th.Tensor]:
+    """As many env steps as there is noise for.
+
+    :param noise: ``[k, n_envs, n]``
+    :return: columns of :func:`env_step`, ``[k, n_envs, ...]``
+    """
+    steps = [env_step(policy, env, slots, to_env, step_noise) for step_noise in noise.unbind(0)]
+    return {name: th.stack([columns[name] for columns in steps]) for name in steps[0]}
+
+
 def collect_tensors(model: GRPO, env: TensorVecEnv, callback: BaseCallback, buffer: TensorRolloutBuffer) -> bool:
     """Fill the buffer with ``n_steps`` steps per env; whole-episode estimators go on until enough groups are complete.
 
-    Callbacks are called after every vector step as on the host path; ``rewards`` and ``dones`` in their locals are tensors,
-    and ``infos`` are empty.
+    Callbacks are called after every vector step as on the host path (after a captured run of steps, once for each of them);
+    ``rewards`` and ``dones`` in their locals are tensors, and ``infos`` are empty.
 
     :return: False when a callback asked to stop
     """
-    slots = model.slots
+    slots, policy = model.slots, model.policy
     assert isinstance(slots, TensorSlots)
+    take_steps, run = model.captured.env_steps(model)
     to_env = env_actions(model)
     callback.on_rollout_start()
     infos: list[dict[str, Any]] = [{} for _ in range(env.num_envs)]
     while True:
-        for n_steps in range(model.steps_per_env):
+        noise = policy.noise(model.steps_per_env, env.num_envs)
+        for n_steps in range(0, model.steps_per_env, run):
             if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
-                model.policy.reset_noise(env.num_envs)
-            with th.no_grad():
-                obs = env.observations
-                actions = model.policy.act(obs)
-                step = env.step_tensor(to_env(actions))
-            rewards, dones = step.rewards, step.terminated | step.truncated
-            slots.episode_return = slots.episode_return + rewards
-            buffer.add_step(
-                observations=obs,
-                actions=actions,
-                rewards=rewards,
-                jobs=slots.job,
-                t=slots.t,
-                ends=step.terminated + 2 * step.truncated,
-                next_observations=step.observations,
-                finished_return=slots.episode_return,
-            )
-            slots.step(env, dones)
+                policy.reset_noise(env.num_envs)
+            with th.no_grad(), model.autocasting():
+                columns = take_steps(policy, env, slots, to_env, noise[n_steps : n_steps + run])
+            buffer.add_steps(run, columns)
+            run_dones = columns["ends"] > 0
             if model.use_sde:
-                model.policy.renew_noise(dones)
-            model.num_timesteps += env.num_envs
-            callback.update_locals({**locals(), "self": model})
-            if not callback.on_step():
-                return False
+                policy.renew_noise(run_dones[0])
+            for i in range(run):
+                model.num_timesteps += env.num_envs
+                rewards, dones = columns["rewards"][i], run_dones[i]
+                callback.update_locals({**locals(), "self": model})
+                if not callback.on_step():
+                    model.num_timesteps += (run - 1 - i) * env.num_envs  # they have been taken
+                    return False
         if not model.whole_episodes or buffer.complete_groups(model.group_size) >= (model.n_groups or 1):
             break
     check_finite(buffer)

@@ -8,15 +8,18 @@ import torch as th
 from stable_baselines3.common.logger import HParam
 
 from sb_grpo.advantages import episode_returns, segment_mean
-from sb_grpo.buffers import Minibatch, Rollout
+from sb_grpo.buffers import Minibatch, Rollout, map_obs
 from sb_grpo.losses import importance_ratio, kl_k3
-from sb_grpo.update import in_chunks
+from sb_grpo.update import evenly_spaced, in_chunks
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO
 
 #: For what only TensorBoard can show.
 NOT_PRINTED = ("stdout", "log", "json", "csv")
+
+#: Rows that are enough for the figures of an update.
+SAMPLE = 8192
 
 HPARAMS = """
 learning_rate n_steps batch_size n_epochs gamma gae_lambda clip_range clip_range_high ratio_cap group_size n_groups advantage
@@ -66,13 +69,16 @@ def record_rollout(
 
 @th.no_grad()
 def record_update(model: GRPO, batch: Minibatch, clip: tuple[float, float], norms: list[th.Tensor]) -> None:
-    """The whole rollout under the updated policy: one pass, none inside the minibatch loop.
+    """The rollout under the updated policy: one pass, none inside the minibatch loop.
 
-    :param batch: rows of the update
+    :param batch: rows of the update; of more than ``SAMPLE`` of them, so many at equal distances are looked at
     :param clip: lower and upper clip range
     :param norms: gradient norms, one ``[P]`` tensor per gradient step
     """
     policy = model.policy
+    rows = evenly_spaced(len(batch.advantages), SAMPLE, model.device)
+    if model.importance_level == "step":  # episode-level ratios need all rows of an episode
+        batch = Minibatch(*(map_obs(lambda x: x[rows], column) for column in batch))
     with model.autocasting():
         evaluated = in_chunks(lambda o, a: th.stack(policy.evaluate_actions(o, a), dim=1), batch.observations, batch.actions)
     log_prob, entropy = evaluated.unbind(dim=1)

@@ -20,10 +20,20 @@ HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class ActionHead(Protocol):
-    """What the policy asks of a distribution. ``out`` is the output of the action net, ``[batch, n]``."""
+    """What the policy asks of a distribution. ``out`` is the output of the action net, ``[batch, n]``.
 
-    def sample(self, out: th.Tensor) -> th.Tensor:
-        """Draw one action per row."""
+    Random numbers are drawn apart from the actions made of them, so that many steps' worth can be drawn in one call, and the
+    arithmetic can be captured in a graph.
+    """
+
+    def noise(self, like: th.Tensor) -> th.Tensor:
+        """Random numbers for :meth:`sample`.
+
+        :param like: ``[..., n]`` tensor of the shape, type and device of ``out``
+        """
+
+    def sample(self, out: th.Tensor, noise: th.Tensor) -> th.Tensor:
+        """One action per row, a function of the row's random numbers."""
 
     def mode(self, out: th.Tensor) -> th.Tensor:
         """The most likely action per row."""
@@ -35,12 +45,21 @@ class ActionHead(Protocol):
         """Entropy per row in nats, ``[batch]``; None where it has no closed form."""
 
 
+class HasLogStd(Protocol):
+    """The policy, as far as a head of Box actions needs it."""
+
+    log_std: th.nn.Parameter
+
+
 class CategoricalHead:
     """Discrete actions; ``out`` are unnormalised log-probabilities ``[batch, n]``, actions ``[batch]`` int64."""
 
-    def sample(self, out: th.Tensor) -> th.Tensor:
+    def noise(self, like: th.Tensor) -> th.Tensor:
+        return th.empty_like(like).exponential_()
+
+    def sample(self, out: th.Tensor, noise: th.Tensor) -> th.Tensor:
         # Gumbel-max: argmax(logits + g) with g = -log(e), e ~ Exp(1).
-        return (out - th.empty_like(out).exponential_().log_()).argmax(dim=-1)
+        return (out - noise.log()).argmax(dim=-1)
 
     def mode(self, out: th.Tensor) -> th.Tensor:
         return out.argmax(dim=-1)
@@ -63,8 +82,12 @@ class MultiCategoricalHead:
     def _split(self, out: th.Tensor) -> tuple[th.Tensor, ...]:
         return th.split(out, self.sizes, dim=-1)
 
-    def sample(self, out: th.Tensor) -> th.Tensor:
-        return th.stack([self.head.sample(part) for part in self._split(out)], dim=-1)
+    def noise(self, like: th.Tensor) -> th.Tensor:
+        return self.head.noise(like)
+
+    def sample(self, out: th.Tensor, noise: th.Tensor) -> th.Tensor:
+        parts = zip(self._split(out), self._split(noise), strict=True)
+        return th.stack([self.head.sample(part, part_noise) for part, part_noise in parts], dim=-1)
 
     def mode(self, out: th.Tensor) -> th.Tensor:
         return th.stack([self.head.mode(part) for part in self._split(out)], dim=-1)
@@ -80,8 +103,11 @@ class MultiCategoricalHead:
 class BernoulliHead:
     """Independent bits; ``out`` are logits ``[batch, n]``, actions ``[batch, n]`` of 0 and 1."""
 
-    def sample(self, out: th.Tensor) -> th.Tensor:
-        return th.bernoulli(th.sigmoid(out))
+    def noise(self, like: th.Tensor) -> th.Tensor:
+        return th.rand_like(like)
+
+    def sample(self, out: th.Tensor, noise: th.Tensor) -> th.Tensor:
+        return (noise < th.sigmoid(out)).to(out.dtype)
 
     def mode(self, out: th.Tensor) -> th.Tensor:
         return (out > 0).to(out.dtype)
@@ -94,13 +120,24 @@ class BernoulliHead:
 
 
 class GaussianHead:
-    """Diagonal Gaussian with a state-independent log standard deviation; ``out`` is the mean ``[batch, n]``."""
+    """Diagonal Gaussian with a state-independent log standard deviation; ``out`` is the mean ``[batch, n]``.
 
-    def __init__(self, log_std: th.nn.Parameter) -> None:
-        self.log_std = log_std
+    :param owner: module whose ``log_std`` to use; it is looked up each time, because ``torch.func`` swaps parameters
+    """
 
-    def sample(self, out: th.Tensor) -> th.Tensor:
-        return th.addcmul(out, th.randn_like(out), self.log_std.exp())
+    def __init__(self, owner: HasLogStd) -> None:
+        self.owner = owner
+
+    @property
+    def log_std(self) -> th.Tensor:
+        """``[n]``"""
+        return self.owner.log_std
+
+    def noise(self, like: th.Tensor) -> th.Tensor:
+        return th.randn_like(like)
+
+    def sample(self, out: th.Tensor, noise: th.Tensor) -> th.Tensor:
+        return th.addcmul(out, noise, self.log_std.exp())
 
     def mode(self, out: th.Tensor) -> th.Tensor:
         return out
@@ -120,14 +157,17 @@ class StateDependentNoiseHead:
     ``out`` is ``cat([mean, latent])``: the head needs both and the policy hands over one tensor.
     """
 
-    def __init__(self, dist: StateDependentNoiseDistribution, log_std: th.nn.Parameter) -> None:
-        self.dist, self.log_std = dist, log_std
+    def __init__(self, dist: StateDependentNoiseDistribution, owner: HasLogStd) -> None:
+        self.dist, self.owner = dist, owner
 
     def _at(self, out: th.Tensor) -> StateDependentNoiseDistribution:
         mean, latent = out[:, : self.dist.action_dim], out[:, self.dist.action_dim :]
-        return self.dist.proba_distribution(mean, self.log_std, latent)
+        return self.dist.proba_distribution(mean, self.owner.log_std, latent)
 
-    def sample(self, out: th.Tensor) -> th.Tensor:
+    def noise(self, like: th.Tensor) -> th.Tensor:
+        return like.new_zeros(like.shape)  # the exploration matrices hold it: see ActorPolicy.reset_noise
+
+    def sample(self, out: th.Tensor, noise: th.Tensor) -> th.Tensor:
         return self._at(out).sample()
 
     def mode(self, out: th.Tensor) -> th.Tensor:

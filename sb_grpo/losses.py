@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any, TypeAlias
+
 import torch as th
+
+#: A float; a 0-d tensor where the loss is captured in a graph (torch's annotations know no such union).
+Scalar: TypeAlias = Any
+#: Lower and upper clip range.
+Clip: TypeAlias = tuple[Scalar, Scalar]
 
 
 def importance_ratio(log_ratio: th.Tensor, level: str, episode: th.Tensor) -> th.Tensor:
@@ -23,7 +30,7 @@ def importance_ratio(log_ratio: th.Tensor, level: str, episode: th.Tensor) -> th
 
 
 def clipped_surrogate(
-    ratio: th.Tensor, advantages: th.Tensor, clip_low: float, clip_high: float, ratio_cap: float | None = None
+    ratio: th.Tensor, advantages: th.Tensor, clip_low: Scalar, clip_high: Scalar, ratio_cap: float | None = None
 ) -> th.Tensor:
     """Negated clipped objective per row (PPO, arXiv 1707.06347, eq. 7), with separate bounds (DAPO, arXiv 2503.14476).
 
@@ -34,14 +41,14 @@ def clipped_surrogate(
     :param ratio_cap: upper bound on the ratio also where the advantage is negative (two-sided clip, INTELLECT-2)
     :return: ``[B]`` loss, to be minimised
     """
-    clipped = th.clamp(ratio, 1.0 - clip_low, 1.0 + clip_high)
+    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
     if ratio_cap is not None:
         ratio = ratio.clamp(max=ratio_cap)
     return -th.min(ratio * advantages, clipped * advantages)
 
 
 def cispo_surrogate(
-    log_prob: th.Tensor, ratio: th.Tensor, advantages: th.Tensor, clip_low: float, clip_high: float
+    log_prob: th.Tensor, ratio: th.Tensor, advantages: th.Tensor, clip_low: Scalar, clip_high: Scalar
 ) -> th.Tensor:
     """REINFORCE weighted by the clipped, detached ratio (CISPO, arXiv 2506.13585): no row loses its gradient.
 

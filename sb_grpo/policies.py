@@ -103,6 +103,9 @@ class ActorPolicy(BasePolicy):
         self.features_dim = self.features_extractor.features_dim
         self.policy_net = nn.Sequential(*create_mlp(self.features_dim, -1, self.net_arch, activation_fn))
         self._build_action_head(self.net_arch[-1] if self.net_arch else self.features_dim)
+        last_layer = self.action_net
+        assert isinstance(last_layer, nn.Linear)
+        self.n_outputs = last_layer.out_features
         if ortho_init:
             for module, gain in (
                 (self.features_extractor, np.sqrt(2)),
@@ -136,10 +139,10 @@ class ActorPolicy(BasePolicy):
         )
         if isinstance(self.action_dist, StateDependentNoiseDistribution):
             self.action_net, self.log_std = self.action_dist.proba_distribution_net(latent_dim, self.log_std_init, latent_dim)
-            self.head = StateDependentNoiseHead(self.action_dist, self.log_std)
+            self.head = StateDependentNoiseHead(self.action_dist, self)
         elif isinstance(self.action_dist, DiagGaussianDistribution):
             self.action_net, self.log_std = self.action_dist.proba_distribution_net(latent_dim, self.log_std_init)
-            self.head = GaussianHead(self.log_std)
+            self.head = GaussianHead(self)
         else:
             self.action_net = self.action_dist.proba_distribution_net(latent_dim)  # type: ignore[call-arg, assignment]
 
@@ -193,7 +196,26 @@ class ActorPolicy(BasePolicy):
         :return: actions ``[batch]`` (Discrete) or ``[batch, n]``
         """
         out = self._head_input(obs)
-        return self.head.mode(out) if deterministic else self.head.sample(out)
+        return self.head.mode(out) if deterministic else self.head.sample(out, self.head.noise(out))
+
+    def noise(self, *batch: int) -> th.Tensor:
+        """Random numbers for :meth:`sample`, many steps' worth in one call.
+
+        :param batch: sizes in front, for example ``n_steps, n_envs``
+        :return: ``[*batch, n]``
+        """
+        return self.head.noise(th.empty((*batch, self.n_outputs), device=self.device))
+
+    def sample(self, obs: th.Tensor, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """Actions and their log-probabilities, from random numbers that were drawn before.
+
+        :param obs: ``[batch, ...]``
+        :param noise: ``[batch, n]`` of :meth:`noise`
+        :return: actions ``[batch]`` (Discrete) or ``[batch, n]``, log-probabilities ``[batch]``
+        """
+        out = self._head_input(obs).float()
+        actions = self.head.sample(out, noise)
+        return actions, self.head.log_prob(out, actions)
 
     def log_prob(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
         """Log-probability of actions, ``[batch]``; bfloat16 outputs under autocast are widened first.
@@ -214,7 +236,7 @@ class ActorPolicy(BasePolicy):
     def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor]:
         """Actions shaped as the action space has them, and their log-probabilities."""
         out = self._head_input(obs)
-        actions = self.head.mode(out) if deterministic else self.head.sample(out)
+        actions = self.head.mode(out) if deterministic else self.head.sample(out, self.head.noise(out))
         return actions.reshape((-1, *self.action_space.shape)), self.head.log_prob(out, actions)  # type: ignore[misc]
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:

@@ -31,6 +31,16 @@ def in_chunks(fn: Callable[..., th.Tensor], *columns: Any) -> th.Tensor:
     return th.cat(parts)
 
 
+def evenly_spaced(n: int, at_most: int, device: th.device) -> th.Tensor | slice:
+    """Some of n rows: all of them, or ``at_most`` at equal distances.
+
+    :return: an index of rows
+    """
+    if n <= at_most:
+        return slice(None)
+    return th.arange(at_most, device=device) * n // at_most
+
+
 def minibatches(batch: Minibatch, batch_size: int, whole_episodes: bool = False) -> Iterator[Minibatch]:
     """Every row exactly once, in random order, in minibatches of nearly equal size.
 
@@ -74,9 +84,17 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> th.Tensor
     """
     grads = [th.zeros_like(p) if p.grad is None else p.grad for p in parameters]
     norms = th.stack(th._foreach_norm(grads))
-    factor = (max_norm / (norms.norm() + 1e-6)).clamp(max=1.0)
-    th._foreach_mul_(grads, factor)
+    th._foreach_mul_(grads, gradient_scale(norms, max_norm))
     return norms
+
+
+def gradient_scale(norms: th.Tensor, max_norm: float | th.Tensor) -> th.Tensor:
+    """What to multiply gradients with so that their joint norm is at most ``max_norm``.
+
+    :param norms: ``[P]`` norm of each gradient
+    """
+    scale: th.Tensor = (max_norm / (norms.norm() + 1e-6)).clamp(max=1.0)
+    return scale
 
 
 class LastGood:

@@ -24,7 +24,7 @@ from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO
 
-CHOICES: dict[str, tuple[str, ...]] = {
+CHOICES: dict[str, tuple[Any, ...]] = {
     "baseline": ("mean", "leave_one_out", "median", "global"),
     "normalize_advantage": ("group", "batch", "none"),
     "ended_members": ("zero", "drop"),
@@ -32,6 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "aggregation": ("step", "episode", "constant"),
     "importance_level": ("step", "episode"),
     "reward_scaling": ("none", "clip", "tanh"),
+    "compile": (False, True, "reduce-overhead"),
 }
 AT_LEAST: dict[str, float] = {
     "group_size": 1, "n_steps": 1, "n_groups": 1, "batch_size": 1, "n_epochs": 1, "micro_batch_size": 1,

@@ -33,6 +33,7 @@ class FunctionalTensorEnv(TensorVecEnv):
     :raises ValueError: for no slots or a device that is not there
     """
 
+    capturable = True
     max_episode_steps: int
 
     def __init__(

@@ -58,6 +58,8 @@ class TensorVecEnv(VecEnv):
     """
 
     env_id: ClassVar[str] = ""
+    #: The tensor interface is tensor arithmetic throughout, so that a run of steps can be traced into one graph.
+    capturable: ClassVar[bool] = False
 
     #: What the simulator's resets allow, and so how members of a group come to start alike:
     #: ``"seeds"``: one slot at a time, equal seeds give equal starts.

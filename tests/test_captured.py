@@ -1,0 +1,196 @@
+"""Captured execution: the same numbers as the eager path, or a warning that says why there is no graph."""
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import DummyVecEnv
+from torch import nn
+
+from sb_grpo import GRPO
+from sb_grpo.buffers import Minibatch
+from sb_grpo.captured import Graph, Loss, adam_moments, pad, update
+from sb_grpo.envs.native import make_tensor_env
+from tests.helpers import ProbeEnv
+
+SMALL = dict(n_steps=4, batch_size=16, n_epochs=2, group_size=2, seed=0, device="cpu")
+
+
+def weights(model):
+    return th.cat([p.detach().flatten() for p in model.policy.parameters()])
+
+
+def minibatch_of(model, rows):
+    generator = th.Generator().manual_seed(1)
+    obs = th.randn(rows, *model.observation_space.shape, generator=generator)
+    with th.no_grad():
+        actions, log_probs = model.policy.sample(obs, model.policy.noise(rows))
+    advantages, weight = th.randn(2, rows, generator=generator).unbind(0)
+    return Minibatch(obs, actions, log_probs + 0.3 * advantages, advantages, weight.abs(), th.arange(rows))
+
+
+OPTIONS = [
+    {},
+    dict(ent_coef=0.1, aggregation="episode"),
+    dict(kl_coef=0.3, ratio_cap=1.5, clip_range=0.1, clip_range_high=0.3),
+    dict(surrogate="cispo", max_grad_norm=0.01),
+    dict(policy_kwargs=dict(net_arch=[8], normalize_obs=True, optimizer_kwargs=dict(betas=(0.5, 0.9), eps=1e-3))),
+]
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+@pytest.mark.parametrize("options", OPTIONS)
+def test_the_update_written_out_is_the_eager_update(env_id, options):
+    def trained(step):
+        model = GRPO("MlpPolicy", make_tensor_env(env_id, 4), **SMALL, **options)
+        minibatch = minibatch_of(model, 24)
+        if model.ref_policy is not None:
+            with th.no_grad():
+                model.ref_policy.action_net.bias.add_(0.5)
+        parameters = list(model.policy.parameters())
+        norms = [step(model, minibatch, (0.1, 0.3), parameters) for _ in range(4)]
+        return weights(model), th.stack(norms), model.policy.optimizer.state_dict()
+
+    def written_out(model, minibatch, clip, parameters):
+        group = model.policy.optimizer.param_groups[0]
+        moments = adam_moments(model.policy.optimizer, parameters)
+        scalars = th.tensor([*clip, group["lr"], model.max_grad_norm])
+        if model.aggregation == "step":
+            minibatch = minibatch._replace(weights=th.ones_like(minibatch.weights))
+        with th.no_grad():
+            return update(Loss(model), parameters, moments, pad(minibatch, 16), scalars, group["betas"], group["eps"])
+
+    (eager, eager_norms, eager_state), (ours, norms, state) = trained(GRPO._gradient_step), trained(written_out)
+    th.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-6)
+    th.testing.assert_close(norms, eager_norms, rtol=1e-4, atol=1e-6)
+    for key in ("step", "exp_avg", "exp_avg_sq"):
+        th.testing.assert_close(state["state"][0][key], eager_state["state"][0][key], rtol=1e-4, atol=1e-7)
+
+
+def test_padding_weighs_nothing():
+    rows = Minibatch(th.randn(5, 2), th.arange(5), *th.randn(2, 5).unbind(0), th.rand(5), th.arange(5))
+    padded = pad(rows, 4)
+    assert len(padded.advantages) == 8 and padded.weights[5:].eq(0).all()
+    th.testing.assert_close((padded.weights * padded.advantages).mean(), (rows.weights * rows.advantages).mean())
+    assert pad(rows, 5) is rows
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.slow)])
+def test_captured_training_equals_eager_training(env_id, tmp_path):
+    """The first rollout and the weights after one update; later ones drift apart by rounding, as they must."""
+
+    def trained(mode):
+        seen = []
+
+        def advantage(rollout, options):
+            seen.append(rollout)
+            return rollout.rewards + rollout.actions.flatten() - rollout.observations[:, 0]
+
+        model = GRPO("MlpPolicy", make_tensor_env(env_id, 4), advantage=advantage, compile=mode, **SMALL)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="compile: ")
+            model.learn(64)
+        return model, seen[0]
+
+    (eager, eager_rollout), (ours, rollout) = trained(False), trained(True)
+    assert ours.captured._steps.compiled and ours.captured._update.compiled and ours.num_timesteps == eager.num_timesteps
+    for name in ("t", "episode", "group", "terminated", "truncated"):
+        assert (getattr(rollout, name) == getattr(eager_rollout, name)).all()
+    for name in ("observations", "actions", "log_probs", "rewards", "final_observations"):
+        th.testing.assert_close(getattr(rollout, name), getattr(eager_rollout, name), rtol=1e-4, atol=1e-5)
+    th.testing.assert_close(weights(ours), weights(eager), rtol=1e-3, atol=1e-5)
+    ours.save(tmp_path / "model")
+    again = GRPO.load(tmp_path / "model", env=make_tensor_env(env_id, 4), device="cpu")
+    assert again.compile is True and (weights(again) == weights(ours)).all()
+    loaded, saved = again.policy.optimizer.state_dict()["state"], ours.policy.optimizer.state_dict()["state"]
+    assert loaded[0]["step"] == saved[0]["step"] > 0
+
+
+@pytest.mark.slow
+def test_cuda_graph_mode_runs_where_there_is_no_cuda():
+    model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4), compile="reduce-overhead", **SMALL).learn(128)
+    assert model.captured._steps.compiled and model.captured._update.compiled and model._n_gradient_steps > 0
+
+
+def test_a_callback_stops_at_the_edge_of_a_graph_and_every_step_counts():
+    calls = []
+
+    class Stop(BaseCallback):
+        def _on_step(self):
+            calls.append((self.model.num_timesteps, self.locals["dones"].shape, self.locals["rewards"].shape))
+            return self.n_calls < 3
+
+    model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4), compile=True, **SMALL).learn(1000, callback=Stop())
+    assert [n for n, *_ in calls] == [4, 8, 12] and {shape for _, *shapes in calls for shape in shapes} == {(4,)}
+    assert model.num_timesteps == 16 == model._steps_dropped
+
+
+def probes():
+    return DummyVecEnv([lambda: ProbeEnv("action")] * 4)
+
+
+class Peeking(nn.Tanh):
+    """An activation that looks at a value: no graph can hold it."""
+
+    def forward(self, x):
+        return super().forward(x) if x.sum().item() < 1e9 else x
+
+
+@pytest.mark.parametrize(
+    ("env", "options", "says"),
+    [
+        (
+            probes,
+            dict(importance_level="episode"),
+            ["envs are not tensor envs", "importance_level='episode'"],
+        ),
+        (lambda: make_tensor_env("Pendulum-v1", 4), dict(use_sde=True), ["rollout runs eagerly.*use_sde", "update.*use_sde"]),
+        (probes, dict(micro_batch_size=8), ["envs are not tensor envs", "micro_batch_size=8"]),
+        (
+            probes,
+            dict(policy_kwargs=dict(optimizer_class=th.optim.SGD)),
+            ["envs are not tensor envs", "SGD with these options is not plain Adam"],
+        ),
+        (
+            lambda: make_tensor_env("CartPole-v1", 4),
+            dict(policy_kwargs=dict(activation_fn=Peeking)),
+            ["rollout could not be captured", "update could not be captured"],
+        ),
+    ],
+)
+def test_what_cannot_be_captured_is_said_once_and_runs_eagerly(env, options, says):
+    def trained(mode):
+        return GRPO("MlpPolicy", env(), compile=mode, **SMALL, **options).learn(160)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = trained(True)
+    messages = [str(w.message) for w in caught if str(w.message).startswith("compile: ")]
+    assert len(messages) == 2
+    for message, pattern in zip(messages, says, strict=True):
+        assert re.search(pattern, message), message
+    assert (weights(model) == weights(trained(False))).all()
+
+
+def test_models_do_not_crowd_each_other_out_of_the_graph_cache():
+    def add(x, n):
+        return x + n
+
+    for n in range(12):
+        assert Graph(add, True, "sum")(th.zeros(2), n).tolist() == [n, n]
+
+
+@pytest.mark.skipif(not th.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("mode", [True, "reduce-overhead"])
+def test_captured_training_equals_eager_training_on_cuda(mode):
+    def trained(mode):
+        env = make_tensor_env("CartPole-v1", 64, device="cuda")
+        model = GRPO("MlpPolicy", env, compile=mode, **{**SMALL, "device": "cuda", "batch_size": 256}).learn(64 * 16 * 3)
+        return model, np.array([info["r"] for info in model.ep_info_buffer])
+
+    (eager, _), (ours, _) = trained(False), trained(mode)
+    assert ours.captured._steps.compiled and ours.captured._update.compiled
+    th.testing.assert_close(weights(ours), weights(eager), rtol=0.05, atol=0.01)
