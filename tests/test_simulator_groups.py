@@ -255,6 +255,11 @@ def test_an_unknown_grouping_is_refused_before_training():
         GRPO("MlpPolicy", type("Odd", (CartPole,), {"grouping": "pairs"})(4), device="cpu")
 
 
+def test_slots_that_wait_for_the_device_are_not_captured():
+    with pytest.warns(UserWarning, match="rollout runs eagerly, because slots wait .*Unseeded.grouping='state'"):
+        GRPO("MlpPolicy", Unseeded(8), device="cpu", compile=True)
+
+
 def test_an_env_that_cannot_copy_states_says_so():
     class NoCopies(Unseeded):
         snapshot = TensorVecEnv.snapshot
