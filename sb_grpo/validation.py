@@ -54,8 +54,8 @@ def check_env(env: Any) -> None:
     if not isinstance(env, gym.Env | VecEnv):
         raise ValueError(
             f"env={env!r} is a {type(env).__name__}: GRPO takes an env id, a gymnasium.Env or an SB3 VecEnv. Build several "
-            "envs with stable_baselines3.common.env_util.make_vec_env instead of gymnasium.make_vec, or wrap what that made in "
-            "sb_grpo.envs.gymnasium_vector.GymnasiumVectorEnv."
+            "envs with stable_baselines3.common.env_util.make_vec_env instead of gymnasium.make_vec, or wrap what that made "
+            "in sb_grpo.envs.gymnasium_vector.GymnasiumVectorEnv."
         )
     observation_space, action_space = env.observation_space, env.action_space
     parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
