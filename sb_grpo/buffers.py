@@ -75,6 +75,7 @@ class GroupRolloutBuffer(BaseBuffer):
     ) -> None:
         super().__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.pos = 0
+        self.n_idle = 0  #: rows of the last rollout in which a slot had no job; they are left out
         self._kept: dict[str, Any] | None = None
         self._obs_dtypes: dict[str, th.dtype] = {}
         self._allocate(buffer_size)
@@ -122,7 +123,7 @@ class GroupRolloutBuffer(BaseBuffer):
 
     def reset(self) -> None:
         """Forget the steps of this rollout; rows kept for later stay."""
-        self.pos, self.full = 0, False
+        self.pos, self.n_idle, self.full = 0, 0, False
         self._final_obs: dict[int, Any] = {}
 
     def drop_kept(self) -> int:
@@ -183,6 +184,14 @@ class GroupRolloutBuffer(BaseBuffer):
         """Observations and actions of this rollout's steps, ``[time * slots, ...]`` views."""
         return map_obs(lambda o: o[: self.pos].flatten(0, 1), self.observations), self.actions[: self.pos].flatten(0, 1)
 
+    def seen_observations(self) -> TensorOrDict:
+        """Observations of this rollout's steps, those of idle slots left out once :meth:`pack` has counted them."""
+        obs, _ = self.new_rows()
+        if self.n_idle == 0:
+            return obs
+        has_job = (self.jobs[: self.pos].flatten() >= 0).to(self.device)
+        return map_obs(lambda o: o[has_job], obs)  # type: ignore[no-any-return]
+
     def pack(self, log_probs: th.Tensor, group_size: int, whole_groups: bool) -> Rollout | None:
         """Sort the steps into episodes and hand them out.
 
@@ -199,6 +208,10 @@ class GroupRolloutBuffer(BaseBuffer):
             **{name: getattr(self, name)[: self.pos].flatten() for name in ("rewards", "jobs", "t", "ends")},
             "final_obs": self._new_final_observations(),
         }
+        has_job = rows["jobs"] >= 0
+        self.n_idle = len(has_job) - int(has_job.sum())
+        if self.n_idle:
+            rows = self._take(rows, th.nonzero(has_job).squeeze(1))
         if self._kept is not None:
             kept_final, new_final = self._kept.pop("final_obs"), rows.pop("final_obs")
             rows = {key: map_obs(lambda a, b: th.cat([a, b]), self._kept[key], value) for key, value in rows.items()}

@@ -98,6 +98,10 @@ class Captured:
             return "its envs are not tensor envs"
         if not model.env.capturable:
             return f"{type(model.env).__name__} is not made of tensor functions (capturable=False)"
+        if model.env.grouping != "seeds":
+            return (
+                f"slots wait for the device to start groups where {type(model.env).__name__}.grouping={model.env.grouping!r}"
+            )
         return "gSDE keeps its noise in an object (use_sde=True)" if model.use_sde else None
 
     @staticmethod

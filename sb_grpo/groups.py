@@ -116,6 +116,8 @@ class GroupSlots:
 class TensorSlots:
     """The :class:`GroupSlots` of a tensor env: jobs are handed to free slots by tensor arithmetic.
 
+    ``sb_grpo.simulator_groups`` holds its kin for simulators whose resets cannot be seeded slot by slot.
+
     No job is queued ahead: a tensor env is reset after the step, when it is known which slots are free. Several slots that
     end in one step take the next jobs in the order of the slots.
 
@@ -146,7 +148,7 @@ class TensorSlots:
     def started_all(self, env: VecEnv) -> None:
         """Start the first job in every slot."""
         assert isinstance(env, TensorVecEnv)
-        self._reset(env, th.ones_like(self.job, dtype=th.bool))
+        env.reset_all(self._seeds())
         self._env_resets = env, env.resets
 
     def in_step_with(self, env: VecEnv) -> bool:
@@ -158,12 +160,22 @@ class TensorSlots:
 
         :param done: ``[n_envs]`` bool
         """
-        place = done.cumsum(0)
-        self.job = th.where(done, self._next_job + place - 1, self.job)
-        self._next_job = self._next_job + place[-1]
+        self.job = self._next_jobs(done)
         self.t = th.where(done, 0, self.t + 1)
         self.episode_return = th.where(done, 0.0, self.episode_return)
-        self._reset(env, done)
+        self._restart(env, done)
 
-    def _reset(self, env: TensorVecEnv, mask: th.Tensor) -> None:
-        env.reset_slots(mask, group_seeds(self.base_seed, self.job // self.group_size))
+    def _next_jobs(self, done: th.Tensor) -> th.Tensor:
+        """``[n_envs]`` jobs after a step: free slots take the next ones."""
+        place = done.cumsum(0)
+        job = th.where(done, self._next_job + place - 1, self.job)
+        self._next_job = self._next_job + place[-1]
+        return job
+
+    def _restart(self, env: TensorVecEnv, done: th.Tensor) -> None:
+        """Start the jobs of free slots."""
+        env.reset_slots(done, self._seeds())
+
+    def _seeds(self) -> th.Tensor:
+        """``[n_envs]`` reset seed of the group that each slot works for."""
+        return group_seeds(self.base_seed, self.job // self.group_size)

@@ -26,6 +26,7 @@ from sb_grpo.groups import GroupSlots, TensorSlots
 from sb_grpo.losses import Clip, cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3, step_weights
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.sampler import check_finite, collect, unspoilt
+from sb_grpo.simulator_groups import SLOTS, StreamSlots
 from sb_grpo.update import LastGood, clip_gradients, in_chunks, minibatches
 from sb_grpo.validation import check_advantages, check_arguments, check_early_reset, check_env, time_limit
 
@@ -262,7 +263,10 @@ class GRPO(OnPolicyAlgorithm):
     def _make_slots(self) -> GroupSlots | TensorSlots:
         assert self._base_seed is not None
         if isinstance(self.env, TensorVecEnv):
-            return TensorSlots(self.n_envs, self.group_size, self._base_seed, self._next_group, self.device)
+            slots = SLOTS[self.env.grouping](self.n_envs, self.group_size, self._base_seed, self._next_group, self.device)
+            if isinstance(slots, StreamSlots) and self.whole_episodes:
+                slots.max_lead = 1  # episodes that wait for their group must not grow old
+            return slots
         return GroupSlots(self.n_envs, self.group_size, self._base_seed, self._next_group, self.shared_noise)
 
     def _setup_learn(
@@ -316,7 +320,7 @@ class GRPO(OnPolicyAlgorithm):
         self.policy.set_training_mode(False)
         if self.policy.normalize_obs and rollout_buffer.pos > 0:
             # Between rollouts only: within one, old and new log-probabilities must see the same observations.
-            self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.new_rows()[0]))
+            self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.seen_observations()))
         rollout_buffer.reset()
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)
@@ -342,6 +346,7 @@ class GRPO(OnPolicyAlgorithm):
                 log_probs = in_chunks(self.policy.log_prob, *rollout_buffer.new_rows())
         rollout = rollout_buffer.pack(log_probs, self.group_size, self.whole_episodes)
         assert rollout is not None, "a rollout ends with a complete group"
+        self._steps_dropped += rollout_buffer.n_idle
         if isinstance(self.slots, TensorSlots):
             self.slots.start_mismatches += start_mismatches(rollout)
         self._batch = self._prepare(rollout)

@@ -18,7 +18,7 @@ from sb_grpo.advantages import ESTIMATORS
 from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import Rollout
 from sb_grpo.distributions import make_discrete_head
-from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 
 if TYPE_CHECKING:
@@ -54,7 +54,8 @@ def check_env(env: Any) -> None:
     if not isinstance(env, gym.Env | VecEnv):
         raise ValueError(
             f"env={env!r} is a {type(env).__name__}: GRPO takes an env id, a gymnasium.Env or an SB3 VecEnv. Build several "
-            "envs with stable_baselines3.common.env_util.make_vec_env instead of gymnasium.make_vec."
+            "envs with stable_baselines3.common.env_util.make_vec_env instead of gymnasium.make_vec, or wrap what that made "
+            "in sb_grpo.envs.gymnasium_vector.GymnasiumVectorEnv."
         )
     observation_space, action_space = env.observation_space, env.action_space
     parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
@@ -146,7 +147,27 @@ def _check_ranges(model: GRPO) -> None:
         raise ValueError(f"learning_rate={rate} must be a finite number, 0 or more; 3e-4 is usual.")
 
 
+#: What a group is where the simulator cannot give any slot any start.
+_FIXED_GROUPS = {
+    "streams": "the slots' starts come from streams that are seeded together, so a group is group_size neighbouring slots",
+    "synchronous": "all slots start together, so a group is group_size neighbouring slots",
+}
+
+
+def _check_grouping(model: GRPO, env: TensorVecEnv) -> None:
+    if env.grouping not in GROUPINGS:
+        raise ValueError(f"{type(env).__name__}.grouping={env.grouping!r} is unknown; use one of {list(GROUPINGS)}.")
+    if env.grouping in _FIXED_GROUPS and env.num_envs % model.group_size != 0:
+        raise ValueError(
+            f"num_envs={env.num_envs} is no multiple of group_size={model.group_size}, but in a {type(env).__name__} "
+            f"(grouping={env.grouping!r}) {_FIXED_GROUPS[env.grouping]}. Make it with num_envs="
+            f"{-(-env.num_envs // model.group_size) * model.group_size}, or choose a group_size that divides {env.num_envs}."
+        )
+
+
 def _check_groups(model: GRPO) -> None:
+    if isinstance(model.env, TensorVecEnv):
+        _check_grouping(model, model.env)
     if model.group_size > 1:
         return
     if model.normalize_advantage == "group":

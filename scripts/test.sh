@@ -2,7 +2,7 @@
 # Install, then lint, types, tests.
 # usage: bash scripts/test.sh [--slow]      --slow also runs the real trainings
 set -euo pipefail
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh" zoo,envs,tests
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh" zoo,envs,sim,tests
 export OMP_NUM_THREADS=1
 ruff check .
 mypy

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
@@ -14,7 +14,10 @@ from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo.envs.random import mix, signed
+from sb_grpo.envs.random import mix
+
+#: How a simulator can start the members of a group alike; see :attr:`TensorVecEnv.grouping`.
+GROUPINGS = ("seeds", "state", "streams", "synchronous")
 
 
 class TensorStep(NamedTuple):
@@ -24,6 +27,17 @@ class TensorStep(NamedTuple):
     rewards: th.Tensor  #: [N]
     terminated: th.Tensor  #: [N] bool
     truncated: th.Tensor  #: [N] bool: the time limit, and not terminated
+
+
+def map_snapshot(fn: Callable[..., th.Tensor], *snapshots: Any) -> Any:
+    """Apply ``fn`` to the tensors of snapshots of one form: a tensor, or tuples, named tuples and dicts of them."""
+    first = snapshots[0]
+    if isinstance(first, th.Tensor):
+        return fn(*snapshots)
+    if isinstance(first, dict):
+        return {key: map_snapshot(fn, *(s[key] for s in snapshots)) for key in first}
+    parts = [map_snapshot(fn, *leaves) for leaves in zip(*snapshots, strict=True)]
+    return type(first)(*parts) if hasattr(first, "_fields") else tuple(parts)
 
 
 class TensorVecEnv(VecEnv):
@@ -46,6 +60,13 @@ class TensorVecEnv(VecEnv):
     env_id: ClassVar[str] = ""
     #: The tensor interface is tensor arithmetic throughout, so that a run of steps can be traced into one graph.
     capturable: ClassVar[bool] = False
+
+    #: What the simulator's resets allow, and so how members of a group come to start alike:
+    #: ``"seeds"``: one slot at a time, equal seeds give equal starts.
+    #: ``"state"``: one slot at a time, seeds do not decide: a leader is reset, and the others get its ``snapshot``.
+    #: ``"streams"``: a slot's starts come from a stream that ``reset_all`` seeds; ``reset_slots`` takes the next of each.
+    #: ``"synchronous"``: only ``reset_all``. Ended slots idle until the last has ended (:meth:`hold_ended`).
+    grouping: str = "seeds"
 
     def __init__(
         self,
@@ -70,6 +91,8 @@ class TensorVecEnv(VecEnv):
         self._episode_return, self._episode_length = np.zeros(num_envs), np.zeros(num_envs, dtype=np.int64)
         self._base_seed, self._episodes_started, self.resets = 0, 0, 0
         self._start = time.time()
+        self.idle = th.zeros(num_envs, dtype=th.bool, device=self.device)  #: slots that wait, ended, for their peers
+        self._held: th.Tensor | None = None
 
     # ------------------------------------------------------------ tensors
 
@@ -80,11 +103,18 @@ class TensorVecEnv(VecEnv):
 
     @abstractmethod
     def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:
-        """Restart the slots under a mask: equal seeds, equal start states.
+        """Restart the slots under a mask: equal seeds, equal start states (where ``grouping`` is ``"seeds"``).
 
         :param mask: ``[N]`` bool
         :param seeds: ``[N]`` int64 in [0, 2^31), one per slot; those outside the mask are ignored
         """
+
+    def reset_all(self, seeds: th.Tensor) -> None:
+        """Restart every slot, and its stream of later starts where it has one.
+
+        :param seeds: ``[N]`` int64 in [0, 2^31), one per slot
+        """
+        self.reset_slots(th.ones(self.num_envs, dtype=th.bool, device=self.device), seeds)
 
     @abstractmethod
     def step_tensor(self, actions: th.Tensor) -> TensorStep:
@@ -109,10 +139,29 @@ class TensorVecEnv(VecEnv):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot set the state of slots.")
 
+    def hold_ended(self, step: TensorStep) -> TensorStep:
+        """What a synchronous env reports: slots that ended earlier keep their last observation, earn nothing, do not end
+        again. ``reset_all`` must call :meth:`wake` first.
+
+        :param step: what the simulator says of every slot
+        """
+        idle, held = self.idle, self._held
+        observations = step.observations
+        if held is not None:
+            observations = th.where(idle.view(-1, *[1] * (observations.dim() - 1)), held, observations)
+        terminated, truncated = step.terminated & ~idle, step.truncated & ~idle
+        self.idle, self._held = idle | terminated | truncated, observations
+        return TensorStep(observations, step.rewards.masked_fill(idle, 0.0), terminated, truncated)
+
+    def wake(self) -> None:
+        """No slot idles any more."""
+        self.idle, self._held = th.zeros_like(self.idle), None
+
     # ------------------------------------------------------------ SB3's VecEnv
 
     def _fresh_seeds(self) -> th.Tensor:
-        seeds = [signed(mix(self._base_seed, self._episodes_started + i)) for i in range(self.num_envs)]
+        """Seeds of the VecEnv interface's next episodes; the 1 keeps them apart from a model's group seeds."""
+        seeds = [mix(self._base_seed, self._episodes_started + i, 1) >> 33 for i in range(self.num_envs)]
         self._episodes_started += self.num_envs
         return th.tensor(seeds, device=self.device)
 
@@ -122,7 +171,7 @@ class TensorVecEnv(VecEnv):
         return [self._base_seed] * self.num_envs
 
     def reset(self) -> np.ndarray:  # type: ignore[override]
-        self.reset_slots(th.ones(self.num_envs, dtype=th.bool, device=self.device), self._fresh_seeds())
+        self.reset_all(self._fresh_seeds())
         self._episode_return[:], self._episode_length[:] = 0.0, 0
         self.resets += 1
         self._reset_seeds()
@@ -130,21 +179,16 @@ class TensorVecEnv(VecEnv):
         return self.observations.cpu().numpy()
 
     def step_async(self, actions: np.ndarray) -> None:
-        if isinstance(self.action_space, spaces.Discrete):
-            bad = (actions < 0) | (actions >= self.action_space.n)
-        else:
-            bad = ~np.isfinite(actions.reshape(self.num_envs, -1)).all(axis=1)
-        if bad.any():
-            slot = int(np.flatnonzero(bad)[0])
-            raise ValueError(f"Action {actions[slot]} of slot {slot} is outside {self.action_space}.")
+        check_actions(np.asarray(actions), self.action_space)
         self._actions = th.as_tensor(actions, device=self.device)
 
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:  # type: ignore[override]
+        running = ~self.idle.cpu().numpy()
         step = self.step_tensor(self._actions)
         done_mask = step.terminated | step.truncated
         rewards, dones = step.rewards.cpu().numpy(), done_mask.cpu().numpy()
         self._episode_return += rewards
-        self._episode_length += 1
+        self._episode_length += running
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         if dones.any():
             final, truncated = step.observations.cpu().numpy(), step.truncated.cpu().numpy()
@@ -156,7 +200,10 @@ class TensorVecEnv(VecEnv):
                     "episode": {"r": float(self._episode_return[slot]), "l": int(self._episode_length[slot]), "t": seconds},
                 }
             self._episode_return[dones], self._episode_length[dones] = 0.0, 0
-            self.reset_slots(done_mask, self._fresh_seeds())
+            if self.grouping != "synchronous":
+                self.reset_slots(done_mask, self._fresh_seeds())
+            elif self.idle.all():
+                self.reset_all(self._fresh_seeds())
         return self.observations.cpu().numpy(), rewards, dones, infos
 
     def close(self) -> None:
@@ -181,3 +228,23 @@ class TensorVecEnv(VecEnv):
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: int | Iterable[int] | None = None) -> list[bool]:
         """True for Monitor, whose ``info["episode"]`` is part of this env."""
         return [wrapper_class is Monitor] * self._n(indices)
+
+
+def check_actions(actions: np.ndarray, space: spaces.Space) -> None:
+    """Look for actions that the space does not know. Box actions must be finite: envs clip them themselves.
+
+    :param actions: ``[N, ...]``
+    :param space: of one slot
+    :raises ValueError: naming the first slot, its action and the space
+    """
+    if isinstance(space, spaces.Box):
+        bad = ~np.isfinite(actions)
+    elif isinstance(space, spaces.MultiBinary):
+        bad = (actions != 0) & (actions != 1)
+    else:
+        n = space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n  # type: ignore[attr-defined]
+        bad = (actions < 0) | (actions >= n)
+    bad_slots = bad.reshape(len(actions), -1).any(axis=1)
+    if bad_slots.any():
+        slot = int(np.flatnonzero(bad_slots)[0])
+        raise ValueError(f"Action {actions[slot]} of slot {slot} is outside {space}.")

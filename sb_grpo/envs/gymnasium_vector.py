@@ -1,0 +1,152 @@
+"""Any ``gymnasium.vector.VectorEnv`` as a TensorVecEnv, whichever way it resets."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from gymnasium.vector import AutoresetMode, VectorEnv
+
+from sb_grpo.envs.host_simulator import HostSimulatorEnv
+from sb_grpo.envs.tensor_env import TensorStep
+
+#: What a reset that does not know seed lists or masks may raise.
+_REFUSALS = (TypeError, ValueError, KeyError, IndexError, AssertionError, NotImplementedError, gym.error.Error)
+
+
+class GymnasiumVectorEnv(HostSimulatorEnv):
+    """Steers a vector env slot by slot through ``reset(seed=[...], options={"reset_mask": ...})``.
+
+    All three autoreset modes give the same episodes: DISABLED as it is; with NEXT_STEP and SAME_STEP an ended slot is reset
+    with its seed at once, so that no step is spent on the vector env's own reset. The constructor tries masked, seeded resets.
+
+    :param vec_env: the vector env; it is reset here, and must not be stepped by anybody else
+    :param device: torch device of the tensors
+    :param synchronous: for vector envs without masked resets: groups start together, and slots whose episode has ended idle
+        until the last has ended
+    :param broadcast: synchronous only: ``broadcast(vec_env, leader)`` gives every slot ``i`` the state of slot ``leader[i]``
+        (int64 ``[N]``) after a reset; without it starts differ where the vector env takes no seed lists
+    :param max_episode_steps: time limit; None: as the env's registration says
+    :raises ValueError: for anything but a vector env, for observations that tensors cannot hold, or where slots cannot be
+        reset one by one and ``synchronous`` was not chosen
+    """
+
+    def __init__(
+        self,
+        vec_env: VectorEnv,
+        device: th.device | str = "cpu",
+        synchronous: bool = False,
+        broadcast: Callable[[Any, np.ndarray], None] | None = None,
+        max_episode_steps: int | None = None,
+    ) -> None:
+        if not isinstance(vec_env, VectorEnv):
+            raise ValueError(
+                f"vec_env={vec_env!r} is a {type(vec_env).__name__}, not a gymnasium.vector.VectorEnv: make one with "
+                "gymnasium.make_vec(...). An SB3 VecEnv or a gymnasium.Env goes to GRPO as it is."
+            )
+        self.vec_env: Any = vec_env  # VectorEnv.reset is annotated for one seed only
+        self.broadcast = broadcast
+        self.autoreset_mode = AutoresetMode(vec_env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        limit = _time_limit(vec_env) if max_episode_steps is None else max_episode_steps
+        super().__init__(vec_env.num_envs, vec_env.single_observation_space, vec_env.single_action_space, limit, device)
+        self._seed_lists = True
+        if synchronous:
+            self.grouping = "synchronous"
+            self._try_seed_lists()
+        else:
+            self._try_masked_resets()
+
+    # ------------------------------------------------------------ the tensor interface
+
+    def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:
+        if self.grouping == "synchronous":
+            raise NotImplementedError("A synchronous vector env starts all slots together: use reset_all.")
+        chosen = mask.cpu().numpy()
+        if chosen.any():
+            seed_list = [s if m else None for s, m in zip(seeds.tolist(), chosen.tolist(), strict=True)]
+            self._obs = self.to_tensor(self.vec_env.reset(seed=seed_list, options={"reset_mask": chosen})[0])
+
+    def reset_all(self, seeds: th.Tensor) -> None:
+        self.wake()
+        seed_list = seeds.tolist()
+        obs, _ = self.vec_env.reset(seed=seed_list if self._seed_lists else seed_list[0])
+        if self.broadcast is not None:
+            _, first, slot_of = np.unique(seed_list, return_index=True, return_inverse=True)
+            leader = first[slot_of]
+            self.broadcast(self.vec_env, leader)
+            obs = obs[leader]
+        self._obs = self.to_tensor(obs)
+
+    def step_tensor(self, actions: th.Tensor) -> TensorStep:
+        obs, rewards, terminated, truncated, infos = self.vec_env.step(self.to_numpy(actions))
+        done = terminated | truncated
+        if self.autoreset_mode == AutoresetMode.SAME_STEP and done.any():
+            obs = np.array(obs)
+            obs[done] = np.stack(infos["final_obs"][done])
+        self._obs = self.to_tensor(obs)
+        step = self.note_step(rewards, terminated, truncated)
+        return self.hold_ended(step) if self.grouping == "synchronous" else step
+
+    def close(self) -> None:
+        self.vec_env.close()
+
+    # ------------------------------------------------------------ what the resets allow
+
+    def _try_masked_resets(self) -> None:
+        """Find out whether a masked reset obeys the seed and leaves the other slots alone.
+
+        :raises ValueError: if not
+        """
+        n, alone = self.num_envs, np.zeros(self.num_envs, dtype=bool)
+        alone[0] = True
+        try:
+            start = np.array(self.vec_env.reset(seed=[1] * n)[0])
+            before = np.array(self.vec_env.step(self.vec_env.action_space.sample())[0])
+            after = np.array(self.vec_env.reset(seed=[1] * n, options={"reset_mask": alone.copy()})[0])
+        except _REFUSALS as error:
+            raise ValueError(self._refusal(f"reset(seed=[...], options={{'reset_mask': ...}}) raised {error!r}")) from error
+        if not np.array_equal(after[1:], before[1:]):
+            raise ValueError(self._refusal("a reset under a mask changed slots outside it"))
+        if not (_rows_equal(start) and np.array_equal(after[0], start[0])):
+            raise ValueError(self._refusal("equal seeds gave different starts"))
+
+    def _refusal(self, reason: str) -> str:
+        return (
+            f"{type(self.vec_env).__name__} cannot reset single slots to a seed ({reason}), so members of a group cannot be "
+            "started one by one. Either make the same env with vectorization_mode='sync' (or 'async', or as an EnvPoolEnv), "
+            "or pass synchronous=True: then all groups start together, slots whose episode has ended idle until the last has "
+            "ended (rollout/useful_fraction shows what that costs), and members start alike where the vector env takes a list "
+            "of seeds or you pass broadcast=..., a function that copies each leader's state to its members."
+        )
+
+    def _try_seed_lists(self) -> None:
+        """Find out whether a common reset takes one seed per slot; warn where nothing can make starts equal."""
+        try:
+            self._seed_lists = _rows_equal(np.array(self.vec_env.reset(seed=[1] * self.num_envs)[0]))
+        except _REFUSALS:
+            self._seed_lists = False
+        if not self._seed_lists and self.broadcast is None:
+            warnings.warn(
+                f"{type(self.vec_env).__name__} takes one seed for all slots, and no broadcast=... was given: members of a "
+                "group start in different states, so a group only averages over episodes.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+
+def _rows_equal(rows: np.ndarray) -> bool:
+    return bool((rows == rows[:1]).all())
+
+
+def _time_limit(vec_env: VectorEnv) -> int | None:
+    """As registered: of the vector env if ``make_vec`` made it, else of its first env."""
+    spec = vec_env.spec
+    if spec is None and hasattr(vec_env, "get_attr"):
+        spec = copy.copy(vec_env.get_attr("spec")[0])
+    limit: int | None = None if spec is None else spec.max_episode_steps
+    return limit

@@ -1,0 +1,83 @@
+"""What adapters to simulators that speak NumPy share: spaces, observations and actions on their way to and from tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import is_image_space, is_image_space_channels_first
+
+from sb_grpo.envs.tensor_env import TensorStep, TensorVecEnv
+
+
+def tensor_space(space: spaces.Space) -> spaces.Space:
+    """The observation space as its tensors will have it: no float64, images with the channel first (as SB3 transposes them).
+
+    :raises ValueError: for a space that the tensor interface cannot take
+    """
+    if not isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+        raise ValueError(
+            f"Unsupported observation space {space}: tensor envs take Box, MultiDiscrete and MultiBinary. Put "
+            "gymnasium.wrappers.FlattenObservation around each env, or train on an SB3 VecEnv, which takes Discrete and Dict."
+        )
+    if not isinstance(space, spaces.Box):
+        return space
+    low, high = space.low, space.high
+    if _channels_last(space):
+        low, high = np.moveaxis(low, -1, 0), np.moveaxis(high, -1, 0)
+    if space.dtype == np.float64:
+        low, high = low.astype(np.float32), high.astype(np.float32)
+    return spaces.Box(low, high, dtype=low.dtype.type)
+
+
+def _channels_last(space: spaces.Space) -> bool:
+    return is_image_space(space) and not is_image_space_channels_first(space)  # type: ignore[arg-type]
+
+
+class HostSimulatorEnv(TensorVecEnv):
+    """A batch of envs that takes and gives NumPy arrays on the host; every step and reset waits for it.
+
+    :param num_envs: number of slots
+    :param observation_space: of one slot, as the simulator has it
+    :param action_space: of one slot
+    :param max_episode_steps: time limit of the simulator; None: unknown
+    :param device: torch device of the tensors
+    :raises ValueError: for an observation space that tensors cannot hold, no slots, or a device that is not there
+    """
+
+    def __init__(
+        self,
+        num_envs: int,
+        observation_space: spaces.Space,
+        action_space: spaces.Space,
+        max_episode_steps: int | None,
+        device: th.device | str,
+    ) -> None:
+        self._transpose = _channels_last(observation_space)
+        super().__init__(num_envs, tensor_space(observation_space), action_space, max_episode_steps, device)
+        self._obs = self.to_tensor(np.zeros((num_envs, *(observation_space.shape or ())), dtype=observation_space.dtype))
+
+    @property
+    def observations(self) -> th.Tensor:
+        return self._obs
+
+    def to_tensor(self, obs: np.ndarray) -> th.Tensor:
+        """A copy on the env's device, because simulators reuse their arrays.
+
+        :param obs: ``[n, ...]``
+        """
+        obs = np.array(obs, dtype=self.observation_space.dtype)
+        return th.from_numpy(np.moveaxis(obs, -1, 1) if self._transpose else obs).contiguous().to(self.device)
+
+    def to_numpy(self, actions: th.Tensor) -> np.ndarray:
+        """Actions as the simulator's space has them, ``[N, ...]``."""
+        space = self.action_space
+        return actions.cpu().numpy().reshape(self.num_envs, *(space.shape or ())).astype(space.dtype)
+
+    def note_step(self, rewards: Any, terminated: np.ndarray, truncated: np.ndarray) -> TensorStep:
+        """The step as tensors, with the observations that the env has now (of an ended episode, the last)."""
+        rewards, terminated = np.asarray(rewards, dtype=np.float32), np.array(terminated, dtype=bool)
+        truncated = np.array(truncated, dtype=bool) & ~terminated
+        return TensorStep(self._obs, *(th.tensor(column, device=self.device) for column in (rewards, terminated, truncated)))

@@ -1,0 +1,120 @@
+"""Groups for simulators whose resets cannot be seeded slot by slot: leaders' states, paired streams, common starts.
+
+:class:`sb_grpo.groups.TensorSlots` is the rule, and never waits for the device. Each class here replaces the one thing that
+the simulator cannot do. ``TensorVecEnv.grouping`` chooses between them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch as th
+
+from sb_grpo.envs.tensor_env import TensorVecEnv, map_snapshot
+from sb_grpo.groups import TensorSlots
+
+
+class StateSlots(TensorSlots):
+    """Member 0 of a group is reset; the others start from a copy of the state that it started in.
+
+    Jobs are handed out in order, so that only the start of the group handed out last has to be remembered between steps.
+    Waits for the device once per step: simulators want a list of slots, and setting the state of a running slot to what it
+    is anyway is not without effect in all of them, so that a full-size masked copy is no way out.
+    """
+
+    _last_start: Any = None
+
+    def started_all(self, env: TensorVecEnv) -> None:  # type: ignore[override]
+        super().started_all(env)
+        self._start(env, th.arange(len(self.job), device=self.device))
+
+    def _restart(self, env: TensorVecEnv, done: th.Tensor) -> None:
+        slots = done.nonzero().squeeze(1)
+        if len(slots) > 0:
+            leads = done & (self.job % self.group_size == 0)
+            env.reset_slots(leads, self._seeds())
+            self._start(env, slots)
+
+    def _start(self, env: TensorVecEnv, slots: th.Tensor) -> None:
+        """Give the members among new jobs their leaders' start.
+
+        :param slots: ``[n]`` slots with new jobs, in the order of the jobs; leaders among them have just been reset
+        """
+        is_leader = self.job[slots] % self.group_size == 0
+        leaders, members = slots[is_leader], slots[~is_leader]
+        starts, n_before = self._last_start, 0 if self._last_start is None else 1
+        if len(leaders) > 0:
+            now = env.snapshot(leaders)
+            starts = now if starts is None else map_snapshot(lambda before, new: th.cat([before, new]), starts, now)
+        if len(members) > 0:
+            # Row 0 belongs to the group that an earlier step began, the rows after it to the leaders of this step.
+            rows = is_leader.cumsum(0)[~is_leader] - 1 + n_before
+            env.restore(members, map_snapshot(lambda leaf: leaf[rows], starts))
+        self._last_start = map_snapshot(lambda leaf: leaf[-1:], starts)
+
+
+class StreamSlots(TensorSlots):
+    """Slot i works for member ``i % group_size`` of stream ``i // group_size``: the k-th episodes of a stream are a group.
+
+    Members' k-th starts are equal because their streams were seeded alike. A slot cannot take over another's job, so members
+    whose episodes are short would run ever further ahead of the others, and their episodes wait for them, older and older: a
+    slot more than ``max_lead`` episodes ahead of the slowest of its group idles, with job -1.
+    """
+
+    #: None: no bound. For estimators that use episodes at once, whether or not their group is complete.
+    max_lead: int | None = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._first_job = self.job
+        self._round = th.zeros_like(self.job)  # number of the episode that the slot runs or waits to run
+
+    @property
+    def next_group(self) -> int:
+        """Number of a group beyond those of every stream. Waits for the device."""
+        return int(self._first_job[-1] + self._round.max() * len(self.job)) // self.group_size + 1
+
+    def step(self, env: TensorVecEnv, done: th.Tensor) -> None:
+        free = done | (self.job < 0)
+        self._round = self._round + done
+        may_run = th.ones_like(done)
+        if self.max_lead is not None:
+            of_group = self._round.view(-1, self.group_size)
+            may_run = (of_group - of_group.amin(dim=1, keepdim=True) <= self.max_lead).flatten()
+        starts = free & may_run
+        self.job = th.where(may_run, self._first_job + self._round * len(self.job), -1)
+        self.t = th.where(starts, 0, self.t + 1)
+        self.episode_return = th.where(done, 0.0, self.episode_return)
+        env.reset_slots(starts, self._seeds())
+
+
+class SynchronousSlots(TensorSlots):
+    """All groups start together; a slot whose episode has ended idles, with job -1, until the last has ended.
+
+    Waits for the device once per step, to see whether all have.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._first_job = self.job
+
+    @property
+    def next_group(self) -> int:
+        return int(self._first_job[-1]) // self.group_size + 1
+
+    def _next_jobs(self, done: th.Tensor) -> th.Tensor:
+        return self.job.masked_fill(done, -1)
+
+    def _restart(self, env: TensorVecEnv, done: th.Tensor) -> None:
+        if bool((self.job < 0).all()):
+            self._first_job = self.job = self._first_job + len(self.job)
+            self.t = th.zeros_like(self.t)  # it has counted idle steps
+            env.reset_all(self._seeds())
+
+
+SLOTS: dict[str, type[TensorSlots]] = {
+    "seeds": TensorSlots,
+    "state": StateSlots,
+    "streams": StreamSlots,
+    "synchronous": SynchronousSlots,
+}
