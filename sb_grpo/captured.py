@@ -102,6 +102,8 @@ class Captured:
             return (
                 f"slots wait for the device to start groups where {type(model.env).__name__}.grouping={model.env.grouping!r}"
             )
+        if model.restart == "branch":
+            return "slots wait for the device to copy states (restart='branch')"
         return "gSDE keeps its noise in an object (use_sde=True)" if model.use_sde else None
 
     @staticmethod

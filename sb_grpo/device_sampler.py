@@ -10,10 +10,12 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 
-from sb_grpo.buffers import Rollout, TensorRolloutBuffer
+from sb_grpo.buffers import Rollout
+from sb_grpo.device_buffer import TensorRolloutBuffer
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.groups import TensorSlots
 from sb_grpo.policies import ActorPolicy
+from sb_grpo.sampler import check_endless
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO
@@ -103,6 +105,7 @@ def collect_tensors(model: GRPO, env: TensorVecEnv, callback: BaseCallback, buff
                     return False
         if not model.whole_episodes or buffer.complete_groups(model.group_size) >= (model.n_groups or 1):
             break
+        check_endless(model)
     check_finite(buffer)
     record_episodes(model.ep_info_buffer, buffer)
     callback.on_rollout_end()
@@ -116,6 +119,8 @@ def check_finite(buffer: TensorRolloutBuffer) -> None:
     """
     columns = {"observation": buffer.next_observations, "reward": buffer.rewards.unsqueeze(2)}
     for what, values in columns.items():
+        if not values.is_floating_point():
+            continue
         bad = ~th.isfinite(values[: buffer.pos].flatten(2)).all(dim=2)
         if bool(bad.any()):
             step, slot = bad.nonzero()[0].tolist()

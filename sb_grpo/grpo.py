@@ -17,8 +17,9 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo import diagnostics
 from sb_grpo.advantages import ESTIMATORS, AdvantageEstimator, AdvantageOptions, segment_mean, shape_rewards
 from sb_grpo.baseline import StateBaseline
-from sb_grpo.buffers import GroupRolloutBuffer, Minibatch, Rollout, TensorRolloutBuffer, map_obs
+from sb_grpo.buffers import GroupRolloutBuffer, Minibatch, Rollout, map_obs
 from sb_grpo.captured import Captured
+from sb_grpo.device_buffer import TensorRolloutBuffer
 from sb_grpo.device_sampler import collect_tensors, start_mismatches
 from sb_grpo.envs.seeded_reset import install_seeded_reset
 from sb_grpo.envs.tensor_env import TensorVecEnv
@@ -26,7 +27,7 @@ from sb_grpo.groups import GroupSlots, TensorSlots
 from sb_grpo.losses import Clip, cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3, step_weights
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.sampler import check_finite, collect, unspoilt
-from sb_grpo.simulator_groups import SLOTS, StreamSlots
+from sb_grpo.simulator_groups import SLOTS, BranchSlots, StreamSlots
 from sb_grpo.update import LastGood, clip_gradients, in_chunks, minibatches
 from sb_grpo.validation import check_advantages, check_arguments, check_early_reset, check_env, time_limit
 
@@ -78,6 +79,8 @@ class GRPO(OnPolicyAlgorithm):
     :param compile: capture the step loop (tensor envs) and the gradient step as graphs: True (``torch.compile``) or
         ``"reduce-overhead"`` (with CUDA graphs). Compiling takes 10 to 40 s; what cannot be captured is named and stays eager
     :param shared_noise: False: members share the start state but not the noise that ``step`` draws
+    :param restart: where groups start: ``"reset"``, or ``"branch"`` (experimental; tensor envs that can copy states): half of
+        them in a state that the policy is visiting. Episode statistics then count branched episodes from there on
     :param baseline_kwargs: keyword arguments of :class:`StateBaseline`
     :param use_sde: state-dependent exploration (Box actions)
     :param sde_sample_freq: new exploration noise every so many steps; -1: once per rollout
@@ -135,6 +138,7 @@ class GRPO(OnPolicyAlgorithm):
         autocast: bool = False,
         compile: bool | str = False,
         shared_noise: bool = True,
+        restart: str = "reset",
         baseline_kwargs: dict[str, Any] | None = None,
         use_sde: bool = False,
         sde_sample_freq: int = -1,
@@ -172,7 +176,8 @@ class GRPO(OnPolicyAlgorithm):
         )
         self.batch_size, self.n_epochs = batch_size, n_epochs
         self.clip_range, self.clip_range_high, self.ratio_cap = clip_range, clip_range_high, ratio_cap
-        self.group_size, self.n_groups, self.shared_noise = group_size, n_groups, shared_noise
+        self.group_size, self.n_groups = group_size, n_groups
+        self.shared_noise, self.restart = shared_noise, restart
         self.advantage, self.baseline, self.ended_members = advantage, baseline, ended_members
         if isinstance(normalize_advantage, bool):  # PPO's way to say it
             normalize_advantage = "group" if normalize_advantage else "none"
@@ -263,7 +268,8 @@ class GRPO(OnPolicyAlgorithm):
     def _make_slots(self) -> GroupSlots | TensorSlots:
         assert self._base_seed is not None
         if isinstance(self.env, TensorVecEnv):
-            slots = SLOTS[self.env.grouping](self.n_envs, self.group_size, self._base_seed, self._next_group, self.device)
+            kind = BranchSlots if self.restart == "branch" else SLOTS[self.env.grouping]
+            slots = kind(self.n_envs, self.group_size, self._base_seed, self._next_group, self.device)
             if isinstance(slots, StreamSlots) and self.whole_episodes:
                 slots.max_lead = 1  # episodes that wait for their group must not grow old
             return slots

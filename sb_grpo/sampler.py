@@ -75,15 +75,11 @@ def note_ends(buffer: GroupRolloutBuffer, jobs: np.ndarray, dones: np.ndarray, i
     return ends
 
 
-def rollout_is_complete(model: GRPO, n_steps: int, completed: int) -> bool:
-    """After ``n_steps`` steps per env; whole-episode estimators also want complete groups.
+def check_endless(model: GRPO) -> None:
+    """Whole-episode estimators would wait for ever for an episode that does not end.
 
-    :param n_steps: steps per env so far
-    :param completed: groups completed so far
-    :raises ValueError: if an episode does not seem to end
+    :raises ValueError: if one has gone on for ``ENDLESS`` steps and no time limit is known
     """
-    if not model.whole_episodes:
-        return n_steps >= model.steps_per_env
     assert model.slots is not None
     if model._time_limit is None and model.slots.t.max() >= ENDLESS:
         reason, way_out = (
@@ -95,6 +91,18 @@ def rollout_is_complete(model: GRPO, n_steps: int, completed: int) -> bool:
             f"No end after {ENDLESS} steps of an episode, and the env has no time limit, but {reason} needs whole episodes. "
             f"Set a limit with gymnasium.make(..., max_episode_steps=1000) or gymnasium.wrappers.TimeLimit, or {way_out}."
         )
+
+
+def rollout_is_complete(model: GRPO, n_steps: int, completed: int) -> bool:
+    """After ``n_steps`` steps per env; whole-episode estimators also want complete groups.
+
+    :param n_steps: steps per env so far
+    :param completed: groups completed so far
+    """
+    if not model.whole_episodes:
+        return n_steps >= model.steps_per_env
+    assert model.slots is not None
+    check_endless(model)
     return completed >= model.n_groups if model.n_groups else n_steps >= model.steps_per_env and completed > 0
 
 

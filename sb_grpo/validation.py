@@ -32,6 +32,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "aggregation": ("step", "episode", "constant"),
     "importance_level": ("step", "episode"),
     "reward_scaling": ("none", "clip", "tanh"),
+    "restart": ("reset", "branch"),
     "compile": (False, True, "reduce-overhead"),
 }
 AT_LEAST: dict[str, float] = {
@@ -165,9 +166,21 @@ def _check_grouping(model: GRPO, env: TensorVecEnv) -> None:
         )
 
 
+def _check_branching(model: GRPO) -> None:
+    env: Any = model.env
+    copies = isinstance(env, TensorVecEnv) and type(env).snapshot is not TensorVecEnv.snapshot
+    if env is not None and not (copies and env.grouping in ("seeds", "state")):
+        raise ValueError(
+            f"restart='branch' copies states between slots, which {type(env).__name__} cannot. Use a tensor env with snapshot "
+            "and restore, such as sb_grpo.envs.native.make_tensor_env(...), or restart='reset'."
+        )
+
+
 def _check_groups(model: GRPO) -> None:
     if isinstance(model.env, TensorVecEnv):
         _check_grouping(model, model.env)
+    if model.restart == "branch":
+        _check_branching(model)
     if model.group_size > 1:
         return
     if model.normalize_advantage == "group":

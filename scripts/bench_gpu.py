@@ -77,10 +77,11 @@ def solve(n_envs: int, device: str, seeds: range) -> list[dict[str, Any]]:
 
 
 def train_brax(name: str, n_envs: int, device: str) -> dict[str, Any]:
-    """One task of Brax or MuJoCo Playground, trained for a while: steps per second and the returns it ends with."""
+    """One Brax task, trained for a while: steps per second and the returns it ends with."""
     from sb_grpo.envs.brax import make_brax_env
 
-    model = make_model(n_envs, device, False, make_brax_env(name, n_envs, device), policy_kwargs=dict(normalize_obs=True))
+    env = make_brax_env(name, n_envs, device, backend="mjx")
+    model = make_model(n_envs, device, False, env, policy_kwargs=dict(normalize_obs=True))
     start = time.perf_counter()
     model.learn(40 * n_envs * N_STEPS)
     seconds = time.perf_counter() - start
@@ -109,7 +110,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=5, help="runs to 475")
     parser.add_argument("--rejax", help="Python that has rejax (see scripts/peer_rejax.py)")
-    parser.add_argument("--brax", help="Brax or Playground env to train too, for example inverted_pendulum")
+    parser.add_argument("--brax", help="Brax env to train too, for example inverted_pendulum")
     parser.add_argument("--json", type=Path, help="write the raw figures here")
     args = parser.parse_args()
     th.set_num_threads(1)
