@@ -160,7 +160,9 @@ def test_every_draw_of_the_space_is_accepted_by_the_model(env_id, n_envs):
     model = objective.build(base, 0)[1]
     first = grpo_space(optuna.trial.FixedTrial({"n_groups": 1} | grpo_start(model, base)), base, {})
     assert all(first[name] == pytest.approx(base[name]) for name in ("gae_lambda", "gamma", "n_epochs") if name in base)
-    assert str(first["learning_rate"]) == str(base.get("learning_rate", "3e-4")).replace("3e-4", "0.0003").replace("1e-3", "0.001")
+    assert str(first["learning_rate"]) == str(base.get("learning_rate", "3e-4")).replace("3e-4", "0.0003").replace(
+        "1e-3", "0.001"
+    )
     assert seen == {"state", "step", "outcome", "process"}
 
 

@@ -38,8 +38,9 @@ def check_settings(algo: str, settings: dict[str, Any], where: Callable[[str], s
     :raises BadInput: for the first that is wrong
     """
     constructor = rl_zoo3.ALGOS[algo].__init__
-    names = set(inspect.signature(constructor).parameters) - {"self", "_init_setup_model"} - OPTIONS
-    hints = {**typing.get_type_hints(constructor), **RUN_SETTINGS}
+    parameters = inspect.signature(constructor, eval_str=True).parameters
+    names = set(parameters) - {"self", "_init_setup_model"} - OPTIONS
+    hints = {**{name: parameters[name].annotation for name in names}, **RUN_SETTINGS}
     known = names | set(RUN_SETTINGS)
     for name, value in settings.items():
         if name in OPTIONS:

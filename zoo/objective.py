@@ -16,7 +16,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from zoo.experiment import Experiment
+from zoo.experiment import Experiment, register
 from zoo.search_space import SPACES
 from zoo.study import derived_seed, worker
 
@@ -142,6 +142,7 @@ class Objective:
 
         :raises BadInput: if the settings are refused
         """
+        register()
         run = TrialRun(
             Namespace(), self.algo, self.env_id, "", n_timesteps=self.n_timesteps, eval_freq=-1, hyperparams=settings,
             seed=seed, verbose=0, **self.run_options,
