@@ -102,6 +102,21 @@ def test_a_killed_study_goes_on_without_a_loss_or_a_double(tmp_path):
     assert len(trials_of(storage, "killed")) == 6
 
 
+def test_ctrl_c_reports_and_keeps_the_trial_for_later(tmp_path):
+    arguments = ["-n", "20000", "--n-seeds", "3", "--study-name", "cut", "--no-optim-plots"]
+    storage = tmp_path / "tune" / "cut" / "journal.log"
+    process = subprocess.Popen(command(tmp_path, *arguments), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not (storage.exists() and "training_seeds" in storage.read_text()):
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    said = process.communicate()[0]
+    assert process.returncode == 130 and "Interrupted: trials [0] will be tried again" in said
+    cut, waiting = trials_of(str(storage), "cut")
+    assert (cut.state, waiting.state) == (TrialState.FAIL, TrialState.WAITING)
+    assert waiting.system_attrs["fixed_params"] == cut.params and waiting.user_attrs == {"first_try": 0, "retry_of": 0}
+
+
 def test_two_processes_share_a_study(tmp_path):
     storage = f"sqlite:///{tmp_path / 'shared.db'}"
     arguments = [*TINY, "--n-trials", "3", "--storage", storage, "--study-name", "shared", "--no-optim-plots"]

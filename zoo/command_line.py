@@ -17,8 +17,15 @@ class BadInput(ValueError):
     """What the user asked for cannot be done; the message says why, and what to do instead."""
 
 
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and the description as it is written."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, without the list of all options."""
+
+    def __init__(self, program: str, description: str | None) -> None:
+        super().__init__(prog=program, description=description, formatter_class=Help)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {one_line(message)}\n")

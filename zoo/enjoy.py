@@ -6,7 +6,6 @@ writes a picture instead and needs no display; ``--no-render`` prints returns on
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import re
@@ -36,7 +35,7 @@ VIDEOS = (".gif", ".mp4")
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog="zoo.enjoy", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = Parser("zoo.enjoy", __doc__)
     add = parser.add_argument
     add("--env", default="CartPole-v1", help="env id")
     add("--algo", default="grpo", choices=list(rl_zoo3.ALGOS), help="algorithm")

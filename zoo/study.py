@@ -128,7 +128,10 @@ def _abandoned(trial: FrozenTrial) -> bool:
         return trial.datetime_start is not None and (time.time() - trial.datetime_start.timestamp()) > NAMING
     if host != socket.gethostname():
         return False  # heartbeats tell
-    return not psutil.pid_exists(pid) or psutil.Process(pid).create_time() != started
+    try:
+        return abs(psutil.Process(pid).create_time() - started) > 1.0
+    except psutil.NoSuchProcess:
+        return True
 
 
 def enqueue_again(study: Study, trial: FrozenTrial) -> None:
@@ -156,10 +159,26 @@ def retire_abandoned(study: Study) -> list[int]:
     return retired
 
 
+def enqueue_interrupted(study: Study) -> list[int]:
+    """Enqueue the trials of this process again that Ctrl-C has ended: Optuna has marked them as failed.
+
+    :return: their numbers
+    """
+    trials, again = study.get_trials(deepcopy=False), _tried_again(study)
+    ended = [t for t in trials if t.state == TrialState.FAIL and failure(t) is None and t.number not in again]
+    mine = [t for t in ended if t.user_attrs.get("worker") == worker()]
+    for trial in mine:
+        enqueue_again(study, trial)
+    return [trial.number for trial in mine]
+
+
+def _tried_again(study: Study) -> set[int]:
+    return {t.user_attrs["retry_of"] for t in study.get_trials(deepcopy=False) if "retry_of" in t.user_attrs}
+
+
 def counted(study: Study) -> int:
     """Trials that are done or under way; one that was abandoned counts where it is tried again."""
-    trials = study.get_trials(deepcopy=False)
-    again = {t.user_attrs.get("retry_of") for t in trials}
+    trials, again = study.get_trials(deepcopy=False), _tried_again(study)
     return sum(t.state != TrialState.WAITING and not (t.state == TrialState.FAIL and t.number in again) for t in trials)
 
 

@@ -12,9 +12,8 @@ import matplotlib
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
-import optuna
 import yaml
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 from optuna.importance import get_param_importances
 from optuna.study import Study
 from optuna.trial import TrialState
@@ -57,7 +56,9 @@ def write_report(study: Study, storage: str, folder: Path, plots: bool = True) -
         print(f"Train it:  python -m zoo.train --algo {study.user_attrs['algo']} --env {study.user_attrs['env']} "
               f"--conf-file {path}")  # fmt: skip
     if plots and len(completed) > 1:
-        draw(study, folder)
+        with warnings.catch_warnings():  # of few trials per parameter, and of plots that may change
+            warnings.simplefilter("ignore")
+            draw(study, folder)
         print(f"Plots:     {folder}/*.html, *.png")
     elif plots:
         print("Plots:     none, they need two completed trials")
@@ -91,12 +92,14 @@ def draw(study: Study, folder: Path) -> None:
     }  # fmt: skip
     for name, (as_html, as_png, options) in figures.items():
         as_html(study, **options).write_html(folder / f"{name}.html", include_plotlyjs="directory")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            as_png(study, **options)
+        as_png(study, **options)
         figure = plt.gcf()
         figure.set_size_inches(SIZES.get(name, (8.0, 5.0)))
-        for axes in figure.axes:  # a short logarithmic axis has no room for the labels between powers of ten
-            axes.xaxis.set_minor_formatter(NullFormatter())
+        for axes in figure.axes:
+            left, right = axes.get_xlim()
+            if axes.get_xscale() == "log" and right / left < 100:  # where Matplotlib's labels would lie on each other
+                axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+                axes.xaxis.set_major_formatter("{x:g}")
+                axes.xaxis.set_minor_formatter(NullFormatter())
         figure.savefig(folder / f"{name}.png", dpi=80, bbox_inches="tight")
         plt.close(figure)

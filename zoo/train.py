@@ -29,7 +29,7 @@ class TrainParser(Parser):
     """rl_zoo3's parser with our options, our defaults, and a look at what was given before anything starts."""
 
     def __init__(self) -> None:
-        super().__init__(prog="zoo.train", description=__doc__)
+        super().__init__("zoo.train", __doc__)
         self.add_argument(
             "--profile",
             choices=list(read_yaml(PROFILES)),

@@ -23,12 +23,12 @@ from zoo.command_line import BadInput, Parser, Settings, check_env_id, run
 from zoo.experiment import HYPERPARAMS, Experiment, register
 from zoo.objective import Objective
 from zoo.search_space import SPACES, grpo_start
-from zoo.study import PRUNERS, SAMPLERS, SeededByTrial, counted, failure, open_storage, retire_abandoned
+from zoo.study import PRUNERS, SAMPLERS, SeededByTrial, counted, enqueue_interrupted, failure, open_storage, retire_abandoned
 from zoo.study_report import write_report
 
 
 def make_parser() -> Parser:
-    parser = Parser(prog="zoo.tune", description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser = Parser("zoo.tune", __doc__)
     add = parser.add_argument
     add("--algo", default="grpo", choices=list(SPACES), help="grpo, or ppo with rl_zoo3's space")
     add("--env", default="CartPole-v1", help="env id")
@@ -152,8 +152,7 @@ def search(study: Study, objective: Objective, args: Any) -> bool:
             gc_after_trial=True,
         )  # fmt: skip
     except KeyboardInterrupt:
-        for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            print(f"Interrupted: trial {trial.number} will be tried again by the next zoo.tune.")
+        print(f"Interrupted: trials {enqueue_interrupted(study)} will be tried again when the study goes on.")
         return False
     return True
 
