@@ -54,7 +54,7 @@ def test_a_study_leaves_settings_that_train_reads_a_table_and_plots(tmp_path):
     assert best["group_size"] == winner.params["group_size"] and best["n_timesteps"] == 256
 
     line = next(x for x in result.stdout.splitlines() if x.startswith("Train it:")).split("-m ")[1].split()
-    train = [sys.executable, "-m", *line, "-f", str(tmp_path), "-tb", "", "--eval-freq", "-1"]
+    train = [sys.executable, "-m", *line, "-f", str(tmp_path), "-tb", "", "--eval-freq", "-1", "--num-threads", "1"]
     trained = subprocess.run(train, cwd=ROOT, capture_output=True, text=True, check=False)
     assert trained.returncode == 0, trained.stderr
     model = GRPO.load(tmp_path / "grpo" / "CartPole-v1_1" / "CartPole-v1.zip")
@@ -195,7 +195,7 @@ def test_another_trial_than_the_best_can_be_trained(tmp_path, capsys):
     assert tune_here(tmp_path, *TINY, "--n-trials", "1", "--no-optim-plots") == 0
     storage, name = str(tmp_path / "tune" / "grpo_CartPole-v1_256" / "journal.log"), "grpo_CartPole-v1_256"
     settings = settings_of_trial(storage, name, 0)
-    train = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), "-n", "64", "--eval-freq", "-1", "--seed", "0"]
+    train = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), "-n", "64", "--eval-freq", "-1", "--num-threads", "1"]
     load = ["--storage", storage, "--study-name", name, "--trial-id", "0"]
     result = subprocess.run([*train, *load], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

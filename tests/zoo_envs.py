@@ -1,4 +1,4 @@
-"""Registered with ``--gym-packages tests.zoo_envs``: an env that breaks once, in a trial that is not the first."""
+"""Registered with ``--gym-packages zoo_envs``: an env that breaks once, in a trial that is not the first."""
 
 import gymnasium as gym
 from helpers import ProbeEnv

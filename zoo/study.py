@@ -129,7 +129,8 @@ def _abandoned(trial: FrozenTrial) -> bool:
     if host != socket.gethostname():
         return False  # heartbeats tell
     try:
-        return abs(psutil.Process(pid).create_time() - started) > 1.0
+        process = psutil.Process(pid)
+        return abs(process.create_time() - started) > 1.0 or bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return True
 
@@ -193,6 +194,8 @@ def settings_of_trial(storage: str, study_name: str, number: int) -> dict[str, A
 
     :raises BadInput: if there is none
     """
+    if "://" not in storage and not Path(storage).exists():
+        raise BadInput(f"--storage {storage}: there is no such file.")
     opened = open_storage(storage)
     names = optuna.get_all_study_names(opened)
     if study_name not in names:
