@@ -12,6 +12,7 @@ import optuna
 import pytest
 import yaml
 from optuna.trial import TrialState
+from stable_baselines3 import PPO
 
 from sb_grpo import GRPO
 from zoo import tune
@@ -230,8 +231,13 @@ def test_a_study_about_something_else_is_not_continued(tmp_path, capsys):
     assert "was begun with env='CartPole-v1', not 'Acrobot-v1'" in capsys.readouterr().err
 
 
-@pytest.mark.slow  # rl_zoo3's space for PPO has rollouts of up to 32k steps
+@pytest.mark.slow
 def test_ppo_is_searched_in_the_space_of_rl_zoo3(tmp_path):
     assert tune_here(tmp_path, *TINY, "--algo", "ppo", "--n-trials", "2", "--no-optim-plots") == 0
-    best = yaml.safe_load((tmp_path / "tune" / "ppo_CartPole-v1_256" / "best.yml").read_text())["CartPole-v1"]
-    assert best["policy_kwargs"].startswith("dict(net_arch={'pi':")
+    path = tmp_path / "tune" / "ppo_CartPole-v1_256" / "best.yml"
+    best = yaml.safe_load(path.read_text())["CartPole-v1"]
+    assert best["policy_kwargs"].startswith("dict(net_arch={'pi':") and best["n_steps"] == 32  # fixed by TINY
+    train = [sys.executable, "-m", "zoo.train", "--algo", "ppo", "--conf-file", str(path), "-f", str(tmp_path), "-tb", ""]
+    result = subprocess.run([*train, "--num-threads", "1"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert PPO.load(tmp_path / "ppo" / "CartPole-v1_1" / "CartPole-v1.zip").gamma == best["gamma"]
