@@ -76,7 +76,8 @@ def check(args: Any) -> None:
         if importlib.util.find_spec("imageio_ffmpeg" if args.record.suffix == ".mp4" else "imageio") is None:
             raise BadInput("--record needs imageio: pip install -e '.[video]'.")
         if sys.platform == "linux" and not _has_display():
-            os.environ["SDL_VIDEODRIVER"] = "dummy"  # otherwise pygame looks for a display and complains
+            os.environ["SDL_VIDEODRIVER"] = "dummy"  # otherwise pygame looks for a display and complains,
+            os.environ.setdefault("MUJOCO_GL", "egl")  # and MuJoCo asks GLFW for one
     elif not args.no_render and sys.platform == "linux" and not _has_display():
         raise BadInput("there is no display for a window: use --record FILE.gif, or --no-render.")
 
@@ -186,7 +187,7 @@ class Recorder:
         try:
             picture = self.env.render()
         except Exception as error:  # each renderer has its own
-            raise BadInput(f"cannot draw the env: {error}. (MuJoCo without a display: set MUJOCO_GL=egl)") from error
+            raise BadInput(f"cannot draw the env: {error}") from error
         if picture is None:
             raise BadInput("cannot draw the env: it returned no picture for render_mode='rgb_array'.")
         self.writer.append_data(picture)
