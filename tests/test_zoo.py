@@ -1,23 +1,34 @@
 """The command line, run for real on tiny settings."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
+import rl_zoo3
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb_grpo import GRPO
-from zoo.experiment import build
+from zoo.checks import check_settings
+from zoo.command_line import run
+from zoo.experiment import build, register
+from zoo.schedules import make_schedule
+from zoo.train import main
 
 ROOT = Path(__file__).parents[1]
 
 
-def zoo_train(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+def zoo_train(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "zoo.train", "--log-folder", str(folder), "--tensorboard-log", str(folder / "tb")]
-    return subprocess.run([*command, "--num-threads", "1", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [*command, "--num-threads", "1", *arguments],
+        cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, **variables},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("options", [[], ["--vec-env", "subproc"]], ids=["dummy", "subproc"])
@@ -35,6 +46,8 @@ def test_a_run_leaves_model_settings_curve_and_metrics(options, tmp_path):
     assert (run / "learning_curve.png").stat().st_size > 10_000
     assert GRPO.load(run / "CartPole-v1.zip").n_steps == 64
     assert list((tmp_path / "tb" / "CartPole-v1").glob("GRPO_1/events*"))
+    # Statistics of the best model (its evaluation is at 150 or 300 steps) beside those of the last.
+    assert (run / "CartPole-v1" / "best" / "vecnormalize.pkl").exists()
 
 
 def test_other_algorithms_take_the_same_path(tmp_path):
@@ -47,20 +60,126 @@ def test_other_algorithms_take_the_same_path(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--env", "CartPole-v7"], "CartPole-v7 not found"),
+        (["--env", "CartPole-v7"], "env 'CartPole-v7' not found. Did you mean CartPole-v1"),
+        (["--hyperparams", "learing_rate:0.1"], "no hyperparameter 'learing_rate'. Did you mean learning_rate?"),
+        (["--conf-file", "broken.yml"], "n_epochs='ten' is str, but must be an integer"),
+        (["--trial-id", "3", "--study-name", "x", "--storage", "none.log"], "--storage none.log: there is no such file"),
+        (["--algo", "ppo", "--profile", "balanced"], "the profiles are for grpo, not for ppo"),
+        (["--optimize-hyperparameters"], "python -m zoo.tune"),
+        (["--trained-agent", "none.zip"], "there is no such .zip file"),
+        (["--bogus"], "unrecognized arguments: --bogus"),
         (["--env", "CartPole-v1", "--hyperparams", "group_size:0"], "group_size=0 is too small"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_code_2(arguments, says, tmp_path):
-    result = zoo_train(tmp_path, *arguments)
-    assert result.returncode == 2 and says in result.stderr and "Traceback" not in result.stderr
+def test_bad_input_is_one_line_and_exit_code_2(arguments, says, tmp_path, monkeypatch, capsys):
+    (tmp_path / "broken.yml").write_text("CartPole-v1: {n_timesteps: 100, policy: MlpPolicy, n_epochs: ten}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    try:
+        code = run("zoo.train", main, arguments)
+    except SystemExit as stop:  # argparse
+        code = stop.code
+    error = capsys.readouterr().err
+    assert code == 2 and says in error and error.count("\n") == 1
+
+
+def test_bad_input_of_the_real_command(tmp_path):
+    result = zoo_train(tmp_path, "--env", "CartPole-v7")
+    assert result.returncode == 2 and result.stderr.startswith("zoo.train: ") and result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"gama": 0.9}, "grpo has no hyperparameter 'gama'. Did you mean gamma?"),
+        ({"seed": 3}, "seed is not a hyperparameter but an option: --seed"),
+        ({"learning_rate": "3e-4"}, "YAML takes 3e-4 for text: write 0.0003 or !!float 3e-4"),
+        ({"learning_rate": "step_3"}, "'step_3' is no schedule"),
+        ({"clip_range_high": [0.2]}, "clip_range_high=[0.2] is list, but must be a number, lin_3e-4"),
+        ({"gamma": "high"}, "gamma='high' is str, but must be a number"),
+        ({"n_steps": 12.5}, "n_steps=12.5 is float, but must be an integer or null"),
+        ({"use_sde": 1}, "use_sde=1 is int, but must be True or False"),
+        ({"baseline_kwargs": "dict(memory=1)"}, "is str, but must be a mapping or null"),
+        ({"n_envs": "8"}, "n_envs='8' is str, but must be an integer"),
+    ],
+)
+def test_names_and_types_of_settings(settings, says):
+    register()
+    with pytest.raises(ValueError) as error:
+        check_settings("grpo", {"n_timesteps": 1e5, "policy": "MlpPolicy", **settings}, lambda name: "my.yml")
+    assert str(error.value).startswith("my.yml: ") and says in str(error.value)
+    with pytest.raises(ValueError, match="policy is missing"):
+        check_settings("grpo", {"n_timesteps": 1e5}, lambda name: "my.yml")
+
+
+def test_the_checks_refuse_none_of_the_entries_of_rl_zoo3():
+    folder = Path(rl_zoo3.__file__).parent / "hyperparams"
+    checked = 0
+    for algo in set(rl_zoo3.ALGOS) - {"grpo"}:
+        for settings in yaml.safe_load((folder / f"{algo}.yml").read_text()).values():
+            check_settings(algo, settings, lambda name: name)
+            checked += 1
+    assert checked > 100
+
+
+def test_a_schedule_warms_up_is_saved_and_loaded(tmp_path):
+    schedule = make_schedule("cos_1e-3_0.2")
+    assert [schedule(1 - done) for done in (0, 0.1, 0.2, 0.6, 1)] == pytest.approx([0, 5e-4, 1e-3, 5e-4, 0])
+    assert make_schedule("lin_2e-3")(0.5) == pytest.approx(1e-3)
+    for wrong in ("sin_1", "lin_x", "lin_1_2", "cos_1_2", "3e-4", "cos"):
+        with pytest.raises(ValueError, match="is no schedule"):
+            make_schedule(wrong)
+    small = {"n_steps": 32, "n_envs": 2, "n_epochs": 1, "batch_size": 32}
+    model, _ = build(
+        "CartPole-v1", 0, str(tmp_path), n_timesteps=256, learning_rate="cos_1e-3_0.5", clip_range_high="lin_0.3", **small
+    ).setup_experiment()
+    model.learn(256)
+    assert model.policy.optimizer.param_groups[0]["lr"] == pytest.approx(0.0)
+    model.save(tmp_path / "model")
+    loaded = GRPO.load(tmp_path / "model")
+    assert loaded.lr_schedule(0.75) == pytest.approx(5e-4) and loaded.lr_schedule(0.5) == pytest.approx(1e-3)
+    assert loaded.clip_range_high(0.5) == pytest.approx(0.15)
+
+
+def test_a_profile_lies_between_entry_and_command_line_and_is_tracked(tmp_path):
+    arguments = ["--profile", "conservative", "--hyperparams", "n_epochs:1", "n_steps:32", "advantage:step", "--track"]
+    result = zoo_train(tmp_path, "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1", *arguments, WANDB_MODE="offline")
+    assert result.returncode == 0, result.stderr
+    model = GRPO.load(tmp_path / "grpo" / "CartPole-v1_1" / "CartPole-v1.zip")
+    assert model.gae_lambda == 0.98  # the entry's
+    assert model.group_size == 16 and model.target_kl == 0.01  # the profile's, which the entry does not name
+    assert model.lr_schedule(0.9) == pytest.approx(1e-4)  # the profile's, over the entry's
+    assert model.n_epochs == 1 and model.advantage == "step"  # the command line's
+
+    (event,) = (tmp_path / "runs").glob("CartPole-v1__grpo__*/CartPole-v1/GRPO_1/events*")
+    tags = EventAccumulator(str(event)).Reload()
+    content = tags.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+    assert b"learning_rate" in content and b"cos_1e-4_0.1" in content and b"group_size" in content
+
+    (tracked,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
+    logged = tracked.read_bytes()
+    assert b"rollout/ep_rew_mean" in logged and b"group_size" in logged  # through TensorBoard, and the callback's settings
+
+
+def test_tracking_without_wandb_names_the_extra(tmp_path):
+    without = "import sys; sys.modules['wandb'] = None; from zoo.train import main; from zoo.command_line import run; "
+    call = without + f"sys.exit(run('zoo.train', main, ['--track', '-f', {str(tmp_path)!r}]))"
+    result = subprocess.run([sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (
+        result.returncode == 2 and result.stderr == "zoo.train: --track needs Weights & Biases: pip install -e '.[track]'.\n"
+    )
 
 
 def test_every_entry_of_the_yaml_builds_a_model(tmp_path):
     entries = yaml.safe_load((ROOT / "zoo/hyperparams/grpo.yml").read_text())
-    for env_id in entries:
-        if env_id != "default":
-            model, _ = build(env_id, 0, str(tmp_path)).setup_experiment()
-            assert isinstance(model, GRPO)
-    model, _ = build("Acrobot-v1", 0, str(tmp_path)).setup_experiment()  # no entry of its own: "default"
+    mujoco = "HalfCheetah Hopper Walker2d Ant Humanoid HumanoidStandup Swimmer Reacher Pusher InvertedPendulum"
+    asked = [f"{name}-v5" for name in [*mujoco.split(), "InvertedDoublePendulum"]]
+    asked += ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "LunarLander-v3"]
+    asked += ["LunarLanderContinuous-v3", "BipedalWalker-v3", "MiniGrid-Empty-Random-5x5-v0", "atari", "default"]
+    assert set(asked) <= set(entries)
+    for env_id in sorted(set(entries) - {"atari", "default"}) + ["PongNoFrameskip-v4"]:
+        model, _ = build(env_id, 0, str(tmp_path)).setup_experiment()
+        assert isinstance(model, GRPO) and gym.spec(env_id) is not None
+        model.env.close()
+    model, _ = build("CartPole-v0", 0, str(tmp_path)).setup_experiment()  # no entry of its own: "default"
     assert model.n_envs == entries["default"]["n_envs"]

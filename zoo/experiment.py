@@ -12,6 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import rl_zoo3
 import rl_zoo3.train
@@ -21,10 +22,16 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, sync_envs_normalization
 
 from sb_grpo import GRPO, SeededResetWrapper
+from zoo.callbacks import HParamsCallback
+from zoo.checks import check_settings, read_yaml
+from zoo.command_line import BadInput
 from zoo.plot import plot_learning_curve
+from zoo.schedules import SCHEDULED, make_schedule
 
 HYPERPARAMS = Path(__file__).parent / "hyperparams" / "grpo.yml"
 FINAL_EPISODES = 20
+#: Folder in a run's settings folder: VecNormalize statistics of the time when the best model was saved.
+BEST = "best"
 
 
 def register() -> None:
@@ -37,6 +44,41 @@ class Experiment(ExperimentManager):
     """An rl_zoo3 run that ends with an evaluation, a learning curve and ``metrics.json`` in its folder."""
 
     wall_time = 0.0
+    settings: dict[str, Any]
+
+    def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
+        """rl_zoo3's, with everything that can be wrong before the first step as :class:`BadInput`."""
+        try:
+            return super().setup_experiment()
+        except (ValueError, TypeError, AssertionError, AttributeError, OSError, ImportError, gym.error.Error) as error:
+            raise error if isinstance(error, BadInput) else BadInput(str(error)) from error
+
+    def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        if self.config.endswith((".yml", ".yaml")):
+            read_yaml(self.config)
+        hyperparams, saved = super().read_hyperparameters()
+        custom = self.custom_hyperparams or {}
+        check_settings(self.algo, hyperparams, lambda name: "--hyperparams" if name in custom else self.config)
+        self.settings = saved
+        return hyperparams, saved
+
+    @staticmethod
+    def _preprocess_schedules(hyperparams: dict[str, Any]) -> dict[str, Any]:
+        """Make schedules of their names; rl_zoo3 takes every name for a linear one, and knows none for clip_range_high."""
+        named = {k: make_schedule(v) for k, v in hyperparams.items() if k in SCHEDULED and isinstance(v, str)}
+        others = {k: v for k, v in hyperparams.items() if k not in named}
+        return {**ExperimentManager._preprocess_schedules(others), **named}
+
+    def create_callbacks(self) -> None:
+        super().create_callbacks()  # type: ignore[no-untyped-call]
+        if self.tensorboard_log is not None:
+            self.callbacks.append(HParamsCallback({"algo": self.algo, "seed": self.seed, **self.settings}))
+        if getattr(self.args, "track", False):
+            from wandb.integration.sb3 import WandbCallback  # an extra
+
+            # rl_zoo3 has chosen a folder in the working directory.
+            self.tensorboard_log = str(Path(self.log_folder, self.tensorboard_log or "runs"))
+            self.callbacks.append(WandbCallback())
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         wrapper = self.env_wrapper
@@ -72,6 +114,10 @@ class Experiment(ExperimentManager):
         return [float(r) for r in returns]  # type: ignore[union-attr]
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:
+        at_best = Path(self.params_path) / "vecnormalize.pkl"
+        if at_best.exists():  # rl_zoo3 would overwrite it by the last ones, which best_model.zip has never seen
+            (at_best.parent / BEST).mkdir(exist_ok=True)
+            at_best.replace(at_best.parent / BEST / at_best.name)
         super().save_trained_model(model)
         returns = self.evaluate(model)
         folder = Path(self.save_path)

@@ -7,38 +7,83 @@ and ``metrics.json``.
 
 from __future__ import annotations
 
-import argparse
+import importlib.util
+import os
 import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import rl_zoo3.train
 
+from zoo.checks import read_yaml
+from zoo.command_line import BadInput, Parser, Settings, check_env_id, run
 from zoo.experiment import HYPERPARAMS, register
+from zoo.study import settings_of_trial
+
+PROFILES = HYPERPARAMS.with_name("profiles.yml")
 
 
-def main(arguments: list[str]) -> int:
-    """Run rl_zoo3's ``train`` with our defaults where the user gave none.
+class TrainParser(Parser):
+    """rl_zoo3's parser with our options, our defaults, and a look at what was given before anything starts."""
+
+    def __init__(self) -> None:
+        super().__init__("zoo.train", __doc__)
+        self.add_argument(
+            "--profile",
+            choices=list(read_yaml(PROFILES)),
+            help="section of zoo/hyperparams/profiles.yml, laid over the env's entry; --hyperparams goes over both",
+        )
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.set_defaults(algo="grpo", tensorboard_log="logs/tensorboard")
+        given = super().parse_args(args, namespace)
+        check_env_id(given.env, given.gym_packages)
+        _check_options(given)
+        if given.conf_file is None and given.algo == "grpo":
+            given.conf_file = str(HYPERPARAMS)
+        if given.trial_id is not None:
+            found = settings_of_trial(given.storage, given.study_name, given.trial_id)
+            given.hyperparams, given.trial_id = {**found, **(given.hyperparams or {})}, None
+        if given.profile:
+            given.hyperparams = {**read_yaml(PROFILES)[given.profile], **(given.hyperparams or {})}
+        return given
+
+
+def _check_options(given: Any) -> None:
+    """Refuse what rl_zoo3 would answer with a traceback, or not at all.
+
+    :raises BadInput: naming what to do instead
+    """
+    if given.optimize_hyperparameters:
+        raise BadInput("--optimize-hyperparameters: the search is a command of its own, python -m zoo.tune.")
+    if given.profile and given.algo != "grpo":
+        raise BadInput(f"--profile {given.profile}: the profiles are for grpo, not for {given.algo}.")
+    if given.trained_agent and not (given.trained_agent.endswith(".zip") and Path(given.trained_agent).is_file()):
+        raise BadInput(f"--trained-agent {given.trained_agent}: there is no such .zip file.")
+    if given.trial_id is not None and not (given.storage and given.study_name):
+        raise BadInput("--trial-id needs --storage and --study-name.")
+    if given.track:
+        if importlib.util.find_spec("wandb") is None:
+            raise BadInput("--track needs Weights & Biases: pip install -e '.[track]'.")
+        os.environ.setdefault("WANDB_DIR", given.log_folder)  # beside the runs, not in the working directory
+        Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run rl_zoo3's ``train`` with our parser and our experiment.
 
     :param arguments: command line without the program's name
-    :return: exit code; 2 for bad input
+    :return: exit code
     """
     register()
-    ours = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    ours.add_argument("--algo", default="grpo")
-    ours.add_argument("-conf", "--conf-file")
-    ours.add_argument("-tb", "--tensorboard-log", default="logs/tensorboard")
-    given, rest = ours.parse_known_args(arguments)
-    conf_file = given.conf_file or (str(HYPERPARAMS) if given.algo == "grpo" else None)
-    arguments = ["--algo", given.algo, "--tensorboard-log", given.tensorboard_log, *rest]
-    if conf_file is not None:
-        arguments += ["--conf-file", conf_file]
+    rl_zoo3.train.argparse = SimpleNamespace(ArgumentParser=TrainParser)  # type: ignore
+    rl_zoo3.train.StoreDict = Settings  # type: ignore[attr-defined]
     sys.argv = ["python -m zoo.train", *arguments]
-    try:
-        rl_zoo3.train.train()
-    except (ValueError, FileNotFoundError) as error:
-        print(f"zoo.train: {error}", file=sys.stderr)
-        return 2
+    rl_zoo3.train.train()
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.train", main, sys.argv[1:]))

@@ -1,0 +1,23 @@
+"""Registered with ``--gym-packages zoo_envs``: an env that breaks once, in a trial that is not the first."""
+
+import gymnasium as gym
+from helpers import ProbeEnv
+
+
+class FragileEnv(ProbeEnv):
+    """Raises at one step of all that the instances of this process take together."""
+
+    steps_of_all = 0
+
+    def __init__(self, breaks_at: int = 400, render_mode: str | None = None) -> None:
+        super().__init__("action")
+        self.breaks_at = breaks_at
+
+    def step(self, action):
+        FragileEnv.steps_of_all += 1
+        if FragileEnv.steps_of_all == self.breaks_at:
+            raise RuntimeError("the arm fell off")
+        return super().step(action)
+
+
+gym.register("Fragile-v0", FragileEnv)

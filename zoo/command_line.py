@@ -1,0 +1,94 @@
+"""What the commands share: errors of one line with exit code 2, settings as ``name:value``, names that were nearly right."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NoReturn
+
+import gymnasium as gym
+from rl_zoo3.utils import StoreDict
+
+
+class BadInput(ValueError):
+    """What the user asked for cannot be done; the message says why, and what to do instead."""
+
+
+class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
+    """Shows defaults, and the description as it is written."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, without the list of all options."""
+
+    def __init__(self, program: str, description: str | None) -> None:
+        super().__init__(prog=program, description=description, formatter_class=Help)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {one_line(message)}\n")
+
+
+class Settings(StoreDict):
+    """``name:value`` pairs. Values are Python, as in rl_zoo3; a plain word that is none is taken as text."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        settings: dict[str, Any] = {}
+        for pair in values:
+            name, colon, value = pair.partition(":")
+            if not colon or not name:
+                raise argparse.ArgumentError(self, f"{pair!r} must be name:value, for example learning_rate:3e-4")
+            try:
+                super().__call__(parser, namespace, [pair], option_string)  # type: ignore[no-untyped-call]
+                settings[name] = getattr(namespace, self.dest)[name]
+            except (NameError, SyntaxError) as error:
+                if not value.replace("_", "").replace(".", "").replace("-", "").isalnum():
+                    raise argparse.ArgumentError(self, f"{pair!r}: the value is not valid Python ({error})") from error
+                settings[name] = value
+            except Exception as error:  # the value is the user's own code
+                raise argparse.ArgumentError(self, f"{pair!r}: {type(error).__name__}: {error}") from error
+        setattr(namespace, self.dest, settings)
+
+
+def one_line(text: object) -> str:
+    return " ".join(str(text).split())
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question that names what is spelt like ``name``, capitals aside; empty if nothing is."""
+    by_lower = {k.lower(): k for k in sorted(known)}
+    nearest = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
+    return f" Did you mean {' or '.join(by_lower[n] for n in nearest)}?" if nearest else ""
+
+
+def check_env_id(env_id: str, packages: Collection[str] = ()) -> None:
+    """Import the packages that register envs and see that the env exists.
+
+    :raises BadInput: naming the nearest ids
+    """
+    for package in packages:
+        try:
+            importlib.import_module(package)
+        except ImportError as error:
+            raise BadInput(f"--gym-packages {package}: {error}") from error
+    if env_id not in gym.registry:
+        raise BadInput(
+            f"env {env_id!r} not found.{did_you_mean(env_id, gym.registry)} "
+            "(An env of a package of yours is found with --gym-packages PACKAGE.)"
+        )
+
+
+def run(program: str, main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+    """Call a command's ``main``; bad input becomes one line on stderr and exit code 2.
+
+    :param program: name in front of the message
+    :param main: takes the arguments, returns the exit code
+    :param arguments: command line without the program's name
+    """
+    try:
+        return main(arguments)
+    except BadInput as error:
+        print(f"{program}: {one_line(error)}", file=sys.stderr)
+        return 2

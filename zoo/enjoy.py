@@ -1,0 +1,264 @@
+"""Watch a trained agent: in a window, in a video or GIF, or by its returns alone.
+
+``python -m zoo.enjoy --env CartPole-v1`` shows the newest run in ``logs/grpo`` that holds a model; ``--record cartpole.gif``
+writes a picture instead and needs no display; ``--no-render`` prints returns only. A run folder of ``zoo.train`` or rl_zoo3.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rl_zoo3
+import torch as th
+import yaml
+from huggingface_sb3 import EnvironmentName
+from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import create_test_env, get_saved_hyperparams
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.utils import set_random_seed
+from stable_baselines3.common.vec_env import VecEnv
+from tqdm import tqdm
+
+from zoo.command_line import BadInput, Parser, Settings, check_env_id, did_you_mean, run
+from zoo.experiment import BEST, register
+
+VIDEOS = (".gif", ".mp4")
+
+
+def make_parser() -> Parser:
+    parser = Parser("zoo.enjoy", __doc__)
+    add = parser.add_argument
+    add("--env", default="CartPole-v1", help="env id")
+    add("--algo", default="grpo", choices=list(rl_zoo3.ALGOS), help="algorithm")
+    add("-f", "--folder", default="logs", help="root of all logs")
+    add("--exp-id", type=int, default=0, help="number of the run (0: newest that holds a model, -1: FOLDER/ALGO itself)")
+    add("--load-best", action="store_true", help="the best model instead of the last")
+    add("--load-checkpoint", type=int, metavar="STEPS", help="the checkpoint of so many steps")
+    add("--load-last-checkpoint", action="store_true", help="the checkpoint of most steps")
+    add("-n", "--n-timesteps", type=int, default=1000, help="steps to run")
+    add("--n-episodes", type=int, help="episodes to run, in place of steps")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument(
+        "--deterministic", action="store_true", help="the likeliest action (default, but not for Atari, MiniGrid)"
+    )
+    kind.add_argument("--stochastic", action="store_true", help="draw actions")
+    add("--no-render", action="store_true", help="no window")
+    add("--record", type=Path, metavar="FILE", help="write a .gif or .mp4 in place of a window; needs no display")
+    add("--seed", type=int, default=0, help="of the env")
+    add("--env-kwargs", nargs="+", action=Settings, default={}, help="arguments of the env")
+    add("--gym-packages", nargs="+", default=[], help="packages to import that register envs")
+    add("--reward-log", default="", help="folder for a monitor file of the episodes")
+    add("--device", default="auto", help="of torch")
+    add("--num-threads", type=int, default=1, help="threads of torch; -1: its own choice")
+    add("--verbose", type=int, default=1, help="0: only the mean; 1: every episode")
+    add("-P", "--progress", action="store_true", help="progress bar")
+    return parser
+
+
+def check(args: Any) -> None:
+    """Look at the options before anything is loaded.
+
+    :raises BadInput: for what cannot work
+    """
+    check_env_id(args.env, args.gym_packages)
+    if args.record is not None:
+        if args.record.suffix not in VIDEOS:
+            raise BadInput(f"--record {args.record}: the name must end in {' or '.join(VIDEOS)}.")
+        if importlib.util.find_spec("imageio_ffmpeg" if args.record.suffix == ".mp4" else "imageio") is None:
+            raise BadInput("--record needs imageio: pip install -e '.[video]'.")
+        if sys.platform == "linux" and not _has_display():
+            os.environ["SDL_VIDEODRIVER"] = "dummy"  # otherwise pygame looks for a display and complains,
+            os.environ.setdefault("MUJOCO_GL", "egl")  # and MuJoCo asks GLFW for one
+    elif not args.no_render and sys.platform == "linux" and not _has_display():
+        raise BadInput("there is no display for a window: use --record FILE.gif, or --no-render.")
+
+
+def _has_display() -> bool:
+    return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER"))
+
+
+def find_run(folder: Path, algo: str, env_name: str, exp_id: int) -> Path:
+    """Folder of the run to load; unless a number says otherwise the newest with a model in it.
+
+    :raises BadInput: if there is none
+    """
+    root = folder / algo
+    if exp_id == -1:
+        return root
+    runs = []
+    for path in root.glob(f"{env_name}_*"):
+        number = re.fullmatch(r"(\d+)(_.+)?", path.name.removeprefix(f"{env_name}_"))
+        if number and any(path.glob("*.zip")) and exp_id in (0, int(number[1])):
+            runs.append((int(number[1]), path.stat().st_mtime, path))
+    if not runs:
+        others = {path.name.rsplit("_", 1)[0] for path in root.glob("*_[0-9]*") if any(path.glob("*.zip"))}
+        which = f"run {exp_id} of" if exp_id else "a run of"
+        raise BadInput(f"{root}: no model of {which} {env_name}.{did_you_mean(env_name, others)} Train one with zoo.train.")
+    return max(runs)[2]
+
+
+def find_model(folder: Path, env_name: str, args: Any) -> Path:
+    """The model file that was asked for.
+
+    :raises BadInput: if it is not there, naming what is
+    """
+    checkpoints = sorted(folder.glob("rl_model_*_steps.zip"), key=lambda path: int(path.stem.split("_")[-2]))
+    model = folder / f"{env_name}.zip"
+    if args.load_best:
+        model = folder / "best_model.zip"
+    elif args.load_checkpoint is not None:
+        model = folder / f"rl_model_{args.load_checkpoint}_steps.zip"
+    elif args.load_last_checkpoint and checkpoints:
+        model = checkpoints[-1]
+    if not model.exists() or (args.load_last_checkpoint and not checkpoints):
+        there = sorted(path.name for path in folder.glob("*.zip"))
+        raise BadInput(f"{folder}: no {'checkpoint' if args.load_last_checkpoint else model.name}; there are {there}.")
+    return model
+
+
+def make_env(settings_folder: Path, env_name: EnvironmentName, args: Any) -> tuple[VecEnv, dict[str, Any]]:
+    """One env as in training, with VecNormalize's statistics of the model that is shown, frozen.
+
+    :return: the env, and the run's settings
+    :raises BadInput: if it cannot be built
+    """
+    best = settings_folder / BEST
+    hyperparams, stats_path = get_saved_hyperparams(str(settings_folder))
+    if stats_path is not None and args.load_best and best.exists():
+        stats_path = str(best)
+    saved_args = settings_folder / "args.yml"
+    # rl_zoo3 writes Python objects into it, so safe loading is not possible. Runs are the user's own.
+    trained = yaml.load(saved_args.read_text(), Loader=yaml.UnsafeLoader) if saved_args.exists() else {}
+    env_kwargs = {**(hyperparams.pop("env_kwargs", None) or {}), **(trained.get("env_kwargs") or {}), **args.env_kwargs}
+    if args.record is not None:
+        env_kwargs["render_mode"] = "rgb_array"
+    try:
+        env = create_test_env(
+            env_name.gym_id, stats_path=stats_path, seed=args.seed, log_dir=args.reward_log or None,
+            should_render=not args.no_render, hyperparams=dict(hyperparams), env_kwargs=env_kwargs,
+        )  # fmt: skip
+    except Exception as error:  # envs and their renderers raise what they like
+        raise BadInput(f"cannot build {env_name.gym_id}: {error}") from error
+    return env, hyperparams
+
+
+def load(path: Path, env: VecEnv, hyperparams: dict[str, Any], args: Any) -> BaseAlgorithm:
+    """The model, without memory for a replay buffer.
+
+    :raises BadInput: if the file is no model
+    """
+    kwargs: dict[str, Any] = {}
+    if issubclass(rl_zoo3.ALGOS[args.algo], OffPolicyAlgorithm):
+        kwargs = {"buffer_size": 1, "optimize_memory_usage": False}
+    if hyperparams.get("replay_buffer_class") in (HerReplayBuffer, "HerReplayBuffer"):
+        kwargs["env"] = env
+    try:
+        return rl_zoo3.ALGOS[args.algo].load(path, device=args.device, **kwargs)
+    except Exception as error:  # a broken zip, another algorithm's model, missing classes
+        raise BadInput(f"cannot load {path}: {error}") from error
+
+
+class Recorder:
+    """Writes what the env draws, frame by frame; without a file it does nothing."""
+
+    def __init__(self, env: VecEnv, path: Path | None) -> None:
+        self.env, self.writer = env, None
+        if path is None:
+            return
+        import imageio.v2 as imageio  # an extra
+
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fps: Any = env.metadata.get("render_fps", 30)
+        options = {"duration": 1000 / fps, "loop": 0} if path.suffix == ".gif" else {"fps": fps, "macro_block_size": 2}
+        self.writer = imageio.get_writer(path, mode="I", **options)
+
+    def frame(self) -> None:
+        if self.writer is None:
+            return
+        try:
+            picture = self.env.render()
+        except Exception as error:  # each renderer has its own
+            raise BadInput(f"cannot draw the env: {error}") from error
+        if picture is None:
+            raise BadInput("cannot draw the env: it returned no picture for render_mode='rgb_array'.")
+        self.writer.append_data(picture)
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
+
+
+def play(model: BaseAlgorithm, env: VecEnv, deterministic: bool, args: Any) -> list[tuple[float, int]]:
+    """Run the agent.
+
+    :return: return and length of every episode that ended
+    """
+    episodes: list[tuple[float, int]] = []
+    recorder = Recorder(env, args.record)
+    obs, state, starts = env.reset(), None, np.ones(env.num_envs, dtype=bool)
+    bar = tqdm(total=args.n_episodes or args.n_timesteps, disable=not args.progress)
+    steps = 0
+    try:
+        recorder.frame()
+        while len(episodes) < args.n_episodes if args.n_episodes else steps < args.n_timesteps:
+            actions, state = model.predict(obs, state=state, episode_start=starts, deterministic=deterministic)  # type: ignore[arg-type]
+            obs, _, starts, infos = env.step(actions)
+            steps += 1
+            recorder.frame()
+            if "episode" in infos[0]:  # from Monitor: neither normalised nor cut at a lost life
+                episodes.append((float(infos[0]["episode"]["r"]), int(infos[0]["episode"]["l"])))
+                if args.verbose > 0:
+                    tqdm.write(f"Episode {len(episodes)}: return {episodes[-1][0]:.2f}, length {episodes[-1][1]}")
+            bar.update(int("episode" in infos[0]) if args.n_episodes else 1)
+    except KeyboardInterrupt:
+        print("Interrupted.")
+    finally:
+        bar.close()
+        recorder.close()
+    return episodes
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Load, run, report.
+
+    :param arguments: command line without the program's name
+    :return: exit code
+    """
+    register()
+    args = make_parser().parse_args(arguments)
+    check(args)
+    env_name = EnvironmentName(args.env)
+    folder = find_run(Path(args.folder), args.algo, env_name, args.exp_id)
+    path = find_model(folder, env_name, args)
+    print(f"Loading {path}")
+    set_random_seed(args.seed)
+    if args.num_threads > 0:
+        th.set_num_threads(args.num_threads)
+    env, hyperparams = make_env(folder / env_name, env_name, args)
+    model = load(path, env, hyperparams, args)
+    random_by_default = ExperimentManager.is_atari(args.env) or ExperimentManager.is_minigrid(args.env)
+    deterministic = args.deterministic or not (args.stochastic or random_by_default)
+    episodes = play(model, env, deterministic, args)
+    env.close()
+    if episodes:
+        returns, lengths = np.array(episodes).T
+        spread = f"{returns.mean():.2f} +- {returns.std():.2f}"
+        print(f"{len(episodes)} episodes: mean return {spread}, mean length {lengths.mean():.1f}")
+    else:
+        print(f"No episode ended within {args.n_timesteps} steps; -n or --n-episodes lengthen the run.")
+    if args.record is not None:
+        print(f"Video: {args.record}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run("zoo.enjoy", main, sys.argv[1:]))

@@ -1,0 +1,186 @@
+"""Search hyperparameters: an Optuna study that can be interrupted, continued and shared.
+
+``python -m zoo.tune --env CartPole-v1 --n-timesteps 20000 --n-trials 30`` writes to ``logs/tune/grpo_CartPole-v1_20000/``:
+the study's journal, the best settings as a YAML for ``python -m zoo.train --conf-file``, a table of all trials, and plots.
+The same command once more adds 30 trials; ``--max-total-trials 30`` stops at 30 in all. Several processes may run at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+import torch as th
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from sb_grpo import GRPO
+from zoo.command_line import BadInput, Parser, Settings, check_env_id, run
+from zoo.experiment import HYPERPARAMS, Experiment, register
+from zoo.objective import Objective
+from zoo.search_space import SPACES, grpo_start
+from zoo.study import PRUNERS, SAMPLERS, SeededByTrial, counted, enqueue_interrupted, failure, open_storage, retire_abandoned
+from zoo.study_report import write_report
+
+
+def make_parser() -> Parser:
+    parser = Parser("zoo.tune", __doc__)
+    add = parser.add_argument
+    add("--algo", default="grpo", choices=list(SPACES), help="grpo, or ppo with rl_zoo3's space")
+    add("--env", default="CartPole-v1", help="env id")
+    add("-n", "--n-timesteps", type=int, default=-1, help="steps of a training (-1: the YAML's)")
+    add("--n-seeds", type=int, default=5, help="trainings in a trial; its value is their mean")
+    add("--n-trials", type=int, default=30, help="trials that this process adds")
+    add("--max-total-trials", type=int, help="trials of the whole study, whoever runs them; goes before --n-trials")
+    add("--n-jobs", type=int, default=1, help="trials at once, in threads; processes that share a storage are faster")
+    add("--sampler", default="tpe", choices=list(SAMPLERS), help="who draws the settings")
+    add("--pruner", default="median", choices=list(PRUNERS), help="who stops hopeless trials")
+    add("--n-startup-trials", type=int, default=10, help="random trials before sampler and pruner begin to judge")
+    add("--n-evaluations", type=int, default=4, help="evaluations in a training, the last at its end")
+    add("--eval-episodes", type=int, default=20, help="episodes of each evaluation")
+    add("--storage", help="journal file (.log) or URL of a database; default: journal.log in the study's folder")
+    add("--study-name", help="default: ALGO_ENV_STEPS")
+    add("--seed", type=int, default=0, help="of the study; with --n-jobs 1 in one go, the same seed gives the same study")
+    add("-f", "--log-folder", default="logs", help="root of all logs")
+    add("-conf", "--conf-file", help="YAML (or Python) with the settings that are not searched; default: the algorithm's own")
+    add("-params", "--hyperparams", nargs="+", action=Settings, default={}, help="settings to fix: name:value, not searched")
+    add("--env-kwargs", nargs="+", action=Settings, default={}, help="arguments of the env")
+    add("--gym-packages", nargs="+", default=[], help="packages to import that register envs")
+    add("--vec-env", default="dummy", choices=["dummy", "subproc"], help="envs in this process or in their own")
+    add("--device", default="auto", help="of torch")
+    add("--num-threads", type=int, default=1, help="threads of torch; -1: its own choice")
+    add("--no-optim-plots", action="store_true", help="no plots")
+    return parser
+
+
+def prepare(args: Any) -> tuple[Objective, dict[str, Any] | None]:
+    """The objective, tried once without training, so that what is wrong in general is said before the first trial.
+
+    :return: the objective, and the entry's own settings in the terms of the space, if it can say them
+    :raises BadInput: if a setting is refused
+    """
+    config = args.conf_file or (str(HYPERPARAMS) if args.algo == "grpo" else None)
+    options = {"env_kwargs": args.env_kwargs, "vec_env_type": args.vec_env, "device": args.device, "config": config}
+    entry = Experiment(argparse.Namespace(), args.algo, args.env, "", hyperparams=args.hyperparams, verbose=0, **options)
+    base, _ = entry.read_hyperparameters()
+    n_timesteps = args.n_timesteps if args.n_timesteps > 0 else int(base["n_timesteps"])
+    objective = Objective(
+        args.algo, args.env, dict(base), args.hyperparams, n_timesteps, args.n_seeds, args.n_evaluations, args.eval_episodes,
+        args.seed, options,
+    )  # fmt: skip
+    model = objective.build(objective.base, args.seed)[1]
+    env = model.get_env()
+    assert env is not None
+    env.close()
+    return objective, grpo_start(model, objective.base) if isinstance(model, GRPO) else None
+
+
+def open_study(args: Any, objective: Objective, start: dict[str, Any] | None) -> Study:
+    """Create the study, or continue it.
+
+    :param start: parameters of a new study's first trial
+    :raises BadInput: if a study of this name is about something else
+    """
+    storage = open_storage(args.storage)
+    sampler = SeededByTrial(lambda seed: SAMPLERS[args.sampler](seed, args.n_startup_trials), args.seed)
+    pruner = PRUNERS[args.pruner](args.n_startup_trials, args.n_seeds * args.n_evaluations)
+    try:
+        study = optuna.create_study(
+            storage=storage, study_name=args.study_name, sampler=sampler, pruner=pruner, direction="maximize"
+        )
+        if start is not None:  # by the one process that has created it
+            study.enqueue_trial(start)
+    except optuna.exceptions.DuplicatedStudyError:
+        study = optuna.load_study(study_name=args.study_name, storage=storage, sampler=sampler, pruner=pruner)
+    about = {
+        "algo": args.algo,
+        "env": args.env,
+        "n_timesteps": objective.n_timesteps,
+        "n_seeds": args.n_seeds,
+        "n_evaluations": args.n_evaluations,
+        "eval_episodes": args.eval_episodes,
+        "fixed": {name: str(value) for name, value in args.hyperparams.items()},
+    }
+    for name, value in about.items():
+        if study.user_attrs.get(name, value) != value:
+            raise BadInput(
+                f"study {args.study_name} in {args.storage} was begun with {name}={study.user_attrs[name]!r}, not {value!r}: "
+                "values would not be comparable. Choose another --study-name."
+            )
+        study.set_user_attr(name, value)
+    study.set_user_attr("command", "python " + " ".join(sys.orig_argv[1:]))
+    return study
+
+
+class Progress:
+    """One line per finished trial, and the end of a study that has a total."""
+
+    def __init__(self, max_total: int | None) -> None:
+        self.max_total = max_total
+
+    def __call__(self, study: Study, trial: FrozenTrial) -> None:
+        value = f"{trial.value:.1f}" if trial.state == TrialState.COMPLETE and trial.value is not None else ""
+        said = {TrialState.COMPLETE: value, TrialState.PRUNED: "pruned"}.get(trial.state, f"FAILED: {failure(trial)}")
+        done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        best = f", best {study.best_value:.1f} in trial {study.best_trial.number}" if done else ""
+        seconds = trial.duration.total_seconds() if trial.duration else 0.0
+        of = f" of {self.max_total}" if self.max_total else ""
+        print(f"trial {trial.number}{of}: {said} ({seconds:.0f} s){best}", flush=True)
+        if self.max_total is not None and counted(study) >= self.max_total:
+            study.stop()
+
+
+def search(study: Study, objective: Objective, args: Any) -> bool:
+    """Run trials; a crash is recorded as FAILED with its traceback and the study goes on.
+
+    :return: False if the user has interrupted it
+    """
+    retired = retire_abandoned(study)
+    if retired:
+        print(f"Trials {retired} had been left by a process that is gone: marked as failed, to be tried again.")
+    if args.max_total_trials is not None and counted(study) >= args.max_total_trials:
+        print(f"{args.study_name} already has {counted(study)} trials.")
+        return True
+    n_trials = None if args.max_total_trials is not None else args.n_trials
+    try:
+        study.optimize(
+            objective, n_trials, n_jobs=args.n_jobs, callbacks=[Progress(args.max_total_trials)], catch=(Exception,),
+            gc_after_trial=True,
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        print(f"Interrupted: trials {enqueue_interrupted(study)} will be tried again when the study goes on.")
+        return False
+    return True
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Search, then report.
+
+    :param arguments: command line without the program's name
+    :return: exit code: 1 if no trial has completed, 130 after Ctrl-C
+    """
+    args = make_parser().parse_args(arguments)
+    for name in ("n_trials", "n_jobs", "n_seeds", "n_evaluations", "eval_episodes", "max_total_trials"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 1.")
+    register()
+    check_env_id(args.env, args.gym_packages)
+    if args.num_threads > 0:
+        th.set_num_threads(args.num_threads)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # Progress speaks
+    objective, start = prepare(args)
+    args.study_name = args.study_name or f"{args.algo}_{args.env.replace('/', '-')}_{objective.n_timesteps}"
+    folder = Path(args.log_folder, "tune", args.study_name)
+    args.storage = args.storage or str(folder / "journal.log")
+    study = open_study(args, objective, start)
+    finished = search(study, objective, args)
+    completed = write_report(study, args.storage, folder, plots=not args.no_optim_plots)
+    return 130 if not finished else 0 if completed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(run("zoo.tune", main, sys.argv[1:]))
