@@ -102,7 +102,7 @@ def test_branching_trains_on_whole_groups(advantage):
 
 def test_branching_needs_states_that_can_be_copied():
     for env in ("CartPole-v1", Together(4)):
-        with pytest.raises(ValueError, match="restart='branch' copies states between slots, which .* cannot"):
+        with pytest.raises(ValueError, match=r"restart='branch' copies states between slots, which .* cannot"):
             GRPO("MlpPolicy", env, restart="branch", group_size=4)
 
 
