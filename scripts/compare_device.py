@@ -2,9 +2,9 @@
 
 usage: python scripts/compare_device.py paths|branching [--seeds 10] [--out docs/data/device]
 
-``paths``: the same settings (zoo/hyperparams/grpo.yml) and seeds on host envs and on tensor envs. ``branching``: groups that start
-from resets, and groups of which half branch off from states that the policy visits. One file per run; what exists is not run
-again. The final evaluation is 20 deterministic episodes of Gymnasium's own env for all.
+``paths``: the same settings (zoo/hyperparams/grpo.yml) and seeds on host envs and on tensor envs. ``branching``: groups that
+start from resets, and groups of which half branch off from states that the policy visits. One file per run; what exists is not
+run again. The final evaluation is 20 deterministic episodes of Gymnasium's own env for all.
 """
 
 from __future__ import annotations
