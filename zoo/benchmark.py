@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -144,6 +145,8 @@ def body(arguments: list[str]) -> int:
     """
     specs, out, jobs, options = make_specs(arguments)
     with only_one(out):
+        for folder in out.rglob("seed_*.run"):  # of runs that were killed
+            shutil.rmtree(folder)
         states = {spec: state_of(spec, out) for spec in specs}
         left = sum(state == LEFT for state in states.values())
         print(f"{len(specs)} runs, {len(specs) - left} done before, {left} to do, {jobs} at a time", flush=True)

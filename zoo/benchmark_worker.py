@@ -1,17 +1,12 @@
 """One run of a benchmark in a process of its own: train to the budget, evaluate at fixed steps, write one result file.
 
-Started by :mod:`zoo.benchmark`, which holds the other end of this process's standard input: when that closes, because the
-benchmark ended in whatever way, the run ends too.
+Started by :mod:`zoo.scheduler` through :mod:`zoo.lifeline`.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import os
-import signal
-import sys
-import threading
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -240,8 +235,6 @@ def main(arguments: list[str]) -> int:
     :param arguments: JSON of the spec and of ``{out, folder, keep, device}``
     :return: exit code; 2 if the settings build no model
     """
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the benchmark decides what it means
     th.set_num_threads(1)
     spec, options = Spec(**json.loads(arguments[0])), json.loads(arguments[1])
     folder = Path(options["folder"])
@@ -274,12 +267,3 @@ def main(arguments: list[str]) -> int:
         result = run_training(spec, experiment, built[0], options["keep"])
     write_result(spec.file(Path(options["out"])), {"spec": spec.__dict__, **result, **origin}, folder)
     return 0
-
-
-def _end_with_parent() -> None:
-    os.read(0, 1)  # returns when the benchmark is gone: its end of the pipe closes with it
-    os._exit(1)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -37,11 +37,10 @@ class Worker:
         self.folder = self.result.with_suffix(".run")
         self.log = self.result.with_suffix(".failed.log")
         self.keep, self.complaint = bool(options["keep"]), ""
-        shutil.rmtree(self.folder, ignore_errors=True)  # of a run that was killed
         self.log.unlink(missing_ok=True)
         self.folder.mkdir(parents=True)
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        command = [sys.executable, "-m", "zoo.benchmark_worker", json.dumps(asdict(spec))]
+        command = [sys.executable, "-m", "zoo.lifeline", json.dumps(asdict(spec))]
         with (self.folder / "log.txt").open("w") as log:
             self.process = subprocess.Popen(
                 [*command, json.dumps({**options, "folder": str(self.folder)})],
