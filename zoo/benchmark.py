@@ -16,31 +16,57 @@ from pathlib import Path
 from rich.console import Console
 
 from zoo.benchmark_worker import BAD_SETTINGS
-from zoo.command import BadInput, Parser, parse_seeds, run
+from zoo.command_line import BadInput, Parser, check_env_id, run
 from zoo.results import BrokenResult, read_content, read_run
 from zoo.scheduler import DONE, LEFT, table, work
-from zoo.specs import Spec, check_env, read_variants, settings_for
+from zoo.specs import Spec, read_variants, settings_for
 
 
 def parser() -> Parser:
     """The command line."""
-    it = Parser("zoo.benchmark", "Train every algorithm on every env with every seed. Existing results are skipped.")
+    it = Parser(
+        prog="zoo.benchmark",
+        allow_abbrev=False,
+        description="Train every algorithm on every env with every seed. Existing results are skipped.",
+    )
     add = it.add_argument
     add("--envs", nargs="+", required=True, metavar="ID", help="Gymnasium ids")
     algos = "algorithms of rl_zoo3, grpo, random, or labels of --variants; nothing: all labels of --variants"
     add("--algos", nargs="+", default=[], metavar="NAME", help=algos)
     variants = "YAML: label -> {algo, conf_file, hyperparams}; conf_file 'sb3-defaults': the constructor's defaults"
     add("--variants", type=Path, metavar="FILE", help=variants)
-    add("--seeds", default="0-9", help="such as 0-9, 3 or 0,2,5-7")
+    add("--seeds", default="0-9", help="such as 0-9, 3 or 0,2,5-7 (%(default)s)")
     add("--steps", nargs="+", required=True, metavar="N", help="env steps per run: one number, or ID:N for each env")
     add("--out", type=Path, required=True, metavar="FOLDER", help="for FOLDER/<env>/<label>/seed_<s>.json")
-    add("--jobs", type=int, default=os.cpu_count(), help="runs at a time, one torch thread each")
-    add("--evaluations", type=int, default=20, help="checkpoints, evenly spaced after the one at step 0")
-    add("--eval-episodes", type=int, default=10, help="episodes per checkpoint")
-    add("--final-episodes", type=int, default=50, help="episodes of the final evaluation")
-    add("--device", default="auto", help="torch device of the runs")
+    add(
+        "--jobs",
+        type=int,
+        default=os.cpu_count(),
+        help="runs at a time, one torch thread each (%(default)s, the cores)",
+    )
+    add("--evaluations", type=int, default=20, help="checkpoints, evenly spaced after the one at step 0 (%(default)s)")
+    add("--eval-episodes", type=int, default=10, help="episodes per checkpoint (%(default)s)")
+    add("--final-episodes", type=int, default=50, help="episodes of the final evaluation (%(default)s)")
+    add("--gym-packages", nargs="+", default=[], metavar="PACKAGE", help="packages to import because they register envs")
+    add("--device", default="auto", help="torch device of the runs (%(default)s)")
     add("--keep-models", action="store_true", help="keep each run's folder: model, VecNormalize, monitor files")
     return it
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds from ``0-9``, ``3`` or ``0,2,5-7``.
+
+    :param text: numbers and ranges, both ends included
+    :return: the seeds, in order, each once
+    :raises BadInput: for anything else
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise BadInput(f"--seeds {text!r} is not a list of seeds; write 0-9, 3 or 0,2,5-7")
+        seeds += range(int(first), int(last or first) + 1)
+    return list(dict.fromkeys(seeds))
 
 
 def parse_steps(texts: Sequence[str], envs: Sequence[str]) -> dict[str, int]:
@@ -68,7 +94,7 @@ def parse_steps(texts: Sequence[str], envs: Sequence[str]) -> dict[str, int]:
     return steps
 
 
-def make_specs(arguments: list[str]) -> tuple[list[Spec], Path, int, dict[str, object]]:
+def make_specs(arguments: Sequence[str]) -> tuple[list[Spec], Path, int, dict[str, object]]:
     """The cross product, seeds outermost, so that a study cut short is balanced.
 
     :param arguments: command line
@@ -80,7 +106,9 @@ def make_specs(arguments: list[str]) -> tuple[list[Spec], Path, int, dict[str, o
             raise BadInput(f"--{name.replace('_', '-')} must be at least 1")
     if not args.algos and args.variants is None:
         raise BadInput("nothing to run: give --algos, --variants or both")
-    envs = [check_env(env) for env in dict.fromkeys(args.envs)]
+    envs = list(dict.fromkeys(args.envs))
+    for env in envs:
+        check_env_id(env, args.gym_packages)
     steps, variants = parse_steps(args.steps, envs), read_variants(args.variants, args.algos)
     settings = {(env, v.label): settings_for(v, env) for env in envs for v in variants}
     size = (args.evaluations, args.eval_episodes, args.final_episodes)
@@ -93,7 +121,8 @@ def make_specs(arguments: list[str]) -> tuple[list[Spec], Path, int, dict[str, o
     for (env, label), (_, source) in settings.items():
         if ": " in source and not source.endswith(f": {env}"):
             print(f"{env} {label}: settings of {source}")
-    return specs, args.out, args.jobs, {"out": str(args.out), "keep": args.keep_models, "device": args.device}
+    options = {"keep": args.keep_models, "device": args.device, "gym_packages": args.gym_packages}
+    return specs, args.out, args.jobs, {"out": str(args.out), **options}
 
 
 def state_of(spec: Spec, out: Path) -> str:
@@ -137,7 +166,7 @@ def only_one(out: Path) -> Iterator[None]:
         yield
 
 
-def body(arguments: list[str]) -> int:
+def body(arguments: Sequence[str]) -> int:
     """The command.
 
     :param arguments: command line
@@ -161,7 +190,7 @@ def body(arguments: list[str]) -> int:
     return max((BAD_SETTINGS if worker.process.returncode == BAD_SETTINGS else 1 for worker in failed), default=0)
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """``python -m zoo.benchmark``."""
     return run("zoo.benchmark", body, arguments)
 

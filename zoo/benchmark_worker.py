@@ -5,6 +5,7 @@ Started by :mod:`zoo.scheduler` through :mod:`zoo.lifeline`.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import time
@@ -232,12 +233,14 @@ def plain(value: Any) -> Any:
 def main(arguments: list[str]) -> int:
     """Run once.
 
-    :param arguments: JSON of the spec and of ``{out, folder, keep, device}``
+    :param arguments: JSON of the spec and of ``{out, folder, keep, device, gym_packages}``
     :return: exit code; 2 if the settings build no model
     """
     th.set_num_threads(1)
     spec, options = Spec(**json.loads(arguments[0])), json.loads(arguments[1])
     folder = Path(options["folder"])
+    for package in options["gym_packages"]:
+        importlib.import_module(package)
     config = folder / "hyperparams.yml"
     config.write_text(yaml.safe_dump({spec.env: {**spec.hyperparams, "n_timesteps": spec.steps}}))
     origin = {"commit": provenance.commit(), "versions": provenance.versions(), "machine": provenance.machine()}

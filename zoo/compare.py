@@ -13,7 +13,7 @@ import pandas as pd
 import yaml
 
 from zoo import figures, tables
-from zoo.command import BadInput, Parser, run
+from zoo.command_line import BadInput, Parser, run
 from zoo.comparison import Comparison, compare_runs, load
 
 #: Section -> (what it says, tables in the text, figures). Curves, profile and single runs stand in their CSV files only.
@@ -66,10 +66,14 @@ SECTIONS: dict[str, tuple[str, list[str], list[str]]] = {
 
 def parser() -> Parser:
     """The command line."""
-    it = Parser("zoo.compare", "Compare the algorithms of a benchmark: Markdown report, CSV tables, PNG and SVG figures.")
+    it = Parser(
+        prog="zoo.compare",
+        allow_abbrev=False,
+        description="Compare the algorithms of a benchmark: Markdown report, CSV tables, PNG and SVG figures.",
+    )
     add = it.add_argument
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="output of zoo.benchmark, or parts of it")
-    add("--out", type=Path, default=Path("comparison"), metavar="FOLDER", help="for report.md, tables/ and figures/")
+    add("--out", type=Path, default=Path("comparison"), metavar="FOLDER", help="report.md, tables/, figures/ (%(default)s)")
     add("--labels", nargs="+", default=[], metavar="LABEL", help="which algorithms, in which order; nothing: all, by name")
     add("--baseline", metavar="LABEL", help="measure the others against this one; its mean is 1 of normalised scores")
     add("--threshold", nargs="+", default=[], metavar="ID:VALUE", help="return that solves an env, in place of Gymnasium's")
@@ -155,7 +159,7 @@ def _report(comparison: Comparison, broken: Sequence[str], made: dict[str, pd.Da
     return "\n".join(lines) + "\n"
 
 
-def body(arguments: list[str]) -> int:
+def body(arguments: Sequence[str]) -> int:
     """The command.
 
     :param arguments: command line
@@ -173,7 +177,7 @@ def body(arguments: list[str]) -> int:
     return 0
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """``python -m zoo.compare``."""
     return run("zoo.compare", body, arguments)
 

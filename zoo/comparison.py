@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from zoo import statistics
-from zoo.command import BadInput, did_you_mean
+from zoo.command_line import BadInput, did_you_mean
 from zoo.results import RANDOM, Run, find_results, read_all
 
 BUDGET_TOLERANCE = 0.02  # of the steps really taken, which whole vector steps can exceed the budget by
@@ -122,7 +122,7 @@ def compare_runs(
     known = sorted({run.label for run in contestants})
     for label in [*labels, *([baseline] if baseline else [])]:
         if label not in known:
-            raise BadInput(f"no runs of {label!r}{did_you_mean(label, known)} (there are: {', '.join(known)})")
+            raise BadInput(f"no runs of {label!r}.{did_you_mean(label, known)} (there are: {', '.join(known)})")
     chosen = list(dict.fromkeys(labels)) or known
     if baseline and baseline not in chosen:
         raise BadInput(f"--baseline {baseline} is not among --labels")
@@ -160,7 +160,7 @@ def _check_budgets(table: Mapping[tuple[str, str], list[Run]], allow_unequal: bo
 def _thresholds(envs: Sequence[str], given: Mapping[str, float]) -> dict[str, float]:
     for env in given:
         if env not in envs:
-            raise BadInput(f"--threshold names {env!r}, which has no runs{did_you_mean(env, envs)}")
+            raise BadInput(f"--threshold names {env!r}, which has no runs.{did_you_mean(env, envs)}")
     registered = {env: gym.registry[env].reward_threshold for env in envs if env in gym.registry}
     return {env: float(x) for env, x in {**registered, **given}.items() if x is not None}
 

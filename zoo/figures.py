@@ -17,14 +17,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
-OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 LINES = ("-", "--", "-.", ":")
-MARKERS = "osD^vPX"
+MARKERS = "osD^vPX*"
 PER_ROW = 3
 
 
 def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour and line of each label; beyond seven labels the lines tell them apart.
+    """Colour and line of each label; beyond eight labels the lines tell them apart.
 
     :param labels: in order
     """
@@ -142,7 +142,9 @@ def profiles(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
     :param table: ``tables.profile``
     :param labels: in order
     """
-    return _lines(table, labels, "score", "share", "normalised score", "share of runs above it")
+    figure = _lines(table, labels, "score", "share", "normalised score", "share of runs above it")
+    figure.axes[0].set_ylim(-0.03, 1.03)
+    return figure
 
 
 def sample_efficiency(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
@@ -186,8 +188,11 @@ def times(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
     for env, axes in grid:
         rows = table[table["env"] == env]
         colours = [style[label]["color"] for label in rows["algorithm"]]
-        axes.barh(rows["algorithm"], rows["train_wall_s"], color=colours, height=0.6)
+        bars = axes.barh(rows["algorithm"], rows["train_wall_s"], color=colours, height=0.6)
+        axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
+        axes.margins(x=0.15)
         axes.invert_yaxis()
+        axes.grid(visible=False)
         axes.set_xlabel("training time of a run (s, median)")
     return figure
 

@@ -28,7 +28,7 @@ class Worker:
     """A run in its process. The process ends when this side of its standard input closes.
 
     :param spec: the run
-    :param options: ``{out, keep, device}``
+    :param options: ``{out, keep, device, gym_packages}``
     """
 
     def __init__(self, spec: Spec, options: dict[str, object]) -> None:

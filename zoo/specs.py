@@ -9,12 +9,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import rl_zoo3
 import yaml
 from rl_zoo3.exp_manager import ExperimentManager
 
-from zoo.command import BadInput, did_you_mean
+from zoo.command_line import BadInput, did_you_mean
 from zoo.experiment import HYPERPARAMS, register
 from zoo.results import RANDOM, env_folder
 
@@ -69,17 +68,6 @@ class Spec:
         return ""
 
 
-def check_env(env_id: str) -> str:
-    """The id, if it is registered.
-
-    :param env_id: as the user gave it
-    :raises BadInput: with the nearest ids, if not
-    """
-    if env_id not in gym.registry:
-        raise BadInput(f"unknown env {env_id!r}{did_you_mean(env_id, gym.registry)}")
-    return env_id
-
-
 def known_algos() -> list[str]:
     """Names that ``--algos`` takes."""
     register()
@@ -96,7 +84,7 @@ def read_variants(path: Path | None, names: Sequence[str]) -> list[Variant]:
     known = known_algos()
     for name in names:
         if name not in table and name not in known:
-            raise BadInput(f"unknown algorithm {name!r}{did_you_mean(name, [*table, *known])} (known: {', '.join(known)})")
+            raise BadInput(f"unknown algorithm {name!r}.{did_you_mean(name, [*table, *known])} (known: {', '.join(known)})")
     return [table.get(name) or Variant(name, name, "", {}) for name in dict.fromkeys(names)] or list(table.values())
 
 
@@ -153,7 +141,7 @@ def _variant(path: Path, label: str, entry: dict[str, Any]) -> Variant:
         raise BadInput(f"{path}: label {label!r} cannot name a folder; use letters, digits and . _ + = -")
     for key in entry:
         if key not in VARIANT_KEYS:
-            raise BadInput(f"{path}: {label}: unknown key {key!r}{did_you_mean(key, VARIANT_KEYS)}")
+            raise BadInput(f"{path}: {label}: unknown key {key!r}.{did_you_mean(key, VARIANT_KEYS)}")
     algo, hyperparams = entry.get("algo"), entry.get("hyperparams", {})
     if algo not in known_algos():
         raise BadInput(f"{path}: {label}: unknown algorithm {algo!r} (known: {', '.join(known_algos())})")
@@ -162,7 +150,7 @@ def _variant(path: Path, label: str, entry: dict[str, Any]) -> Variant:
     known = [*ZOO_KEYS, *(inspect.signature(rl_zoo3.ALGOS[algo].__init__).parameters if algo != RANDOM else [])]
     for key in hyperparams:
         if key not in known:
-            raise BadInput(f"{path}: {label}: unknown hyperparameter {key!r} of {algo}{did_you_mean(key, known)}")
+            raise BadInput(f"{path}: {label}: unknown hyperparameter {key!r} of {algo}.{did_you_mean(key, known)}")
     return Variant(label, algo, str(entry.get("conf_file", "")), {key: _number(x) for key, x in hyperparams.items()})
 
 
