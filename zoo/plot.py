@@ -81,8 +81,8 @@ def draw(curves: Sequence[reading.Curve], y_name: str = "return of an episode") 
 def parser() -> Parser:
     """The command line."""
     text = (
-        "Draw learning curves. Lines are means over runs, shaded areas 95 % bootstrap intervals of the mean: over runs, or over "
-        "the evaluation's episodes where there is one run. Training returns are running means."
+        "Draw learning curves. Lines are means over runs, shaded areas 95 % bootstrap intervals of the mean: over runs, or "
+        "over the evaluation's episodes where there is one run. Training returns are running means."
     )
     it = Parser(prog="zoo.plot", allow_abbrev=False, description=text)
     add, kinds = it.add_argument, ["both", reading.EVALUATION, reading.TRAINING]
