@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
@@ -121,7 +122,8 @@ def make_specs(arguments: Sequence[str]) -> tuple[list[Spec], Path, int, dict[st
     for (env, label), (_, source) in settings.items():
         if ": " in source and not source.endswith(f": {env}"):
             print(f"{env} {label}: settings of {source}")
-    options = {"keep": args.keep_models, "device": args.device, "gym_packages": args.gym_packages}
+    command = shlex.join(["python", "-m", "zoo.benchmark", *arguments])
+    options = {"command": command, "keep": args.keep_models, "device": args.device, "gym_packages": args.gym_packages}
     return specs, args.out, args.jobs, {"out": str(args.out), **options}
 
 

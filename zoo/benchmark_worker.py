@@ -233,7 +233,7 @@ def plain(value: Any) -> Any:
 def main(arguments: list[str]) -> int:
     """Run once.
 
-    :param arguments: JSON of the spec and of ``{out, folder, keep, device, gym_packages}``
+    :param arguments: JSON of the spec and of ``{out, folder, keep, device, gym_packages, command}``
     :return: exit code; 2 if the settings build no model
     """
     th.set_num_threads(1)
@@ -243,7 +243,12 @@ def main(arguments: list[str]) -> int:
         importlib.import_module(package)
     config = folder / "hyperparams.yml"
     config.write_text(yaml.safe_dump({spec.env: {**spec.hyperparams, "n_timesteps": spec.steps}}))
-    origin = {"commit": provenance.commit(), "versions": provenance.versions(), "machine": provenance.machine()}
+    origin: dict[str, Any] = {
+        "commit": provenance.commit(),
+        "versions": provenance.versions(),
+        "machine": provenance.machine(),
+    }
+    origin["command"] = options["command"]
     register()
     experiment = Experiment(
         Namespace(env=spec.env, algo=spec.algo, seed=spec.seed),

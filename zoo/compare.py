@@ -61,6 +61,7 @@ SECTIONS: dict[str, tuple[str, list[str], list[str]]] = {
         ["cost", "speed"],
         ["training_time"],
     ),
+    "Where the runs come from": ("Settings as used stand in [tables/settings.csv](tables/settings.csv).", ["provenance"], []),
 }
 
 

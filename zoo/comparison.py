@@ -185,7 +185,10 @@ def _note_gaps(comparison: Comparison) -> None:
         if missing:
             comparison.notes.append(f"{env} is left out of aggregates: no runs of {', '.join(missing)}.")
         for label in comparison.on(env):
-            if len(comparison.runs[env, label]) < 2:
+            settings = [run.settings for run in comparison.runs[env, label]]
+            if any(other != settings[0] for other in settings):
+                comparison.notes.append(f"{env} {label}: its runs were made with different settings.")
+            if len(settings) < 2:
                 comparison.notes.append(
                     f"{env} {label} has one seed: no standard deviation, interval, t-test, effect size or ANOVA with it."
                 )

@@ -39,6 +39,8 @@ class Run:
     :param checkpoint_wall_s: ``[C]`` seconds of training until then
     :param checkpoint_returns: ``[C, E]`` return of every evaluation episode
     :param final_returns: ``[F]`` returns of the final evaluation
+    :param settings: constructor arguments and envs as they were used
+    :param origin: where the run comes from: ``settings_of``, ``commit``, ``versions``, ``machine``, ``command``
     """
 
     path: Path
@@ -57,6 +59,8 @@ class Run:
     checkpoint_wall_s: np.ndarray
     checkpoint_returns: np.ndarray
     final_returns: np.ndarray
+    settings: dict[str, Any]
+    origin: dict[str, str]
 
     @property
     def score(self) -> float:
@@ -137,6 +141,8 @@ def read_run(path: Path) -> Run:
             checkpoint_wall_s=np.array([point["train_wall_s"] for point in checkpoints], dtype=np.float64),
             checkpoint_returns=np.array([point["returns"] for point in checkpoints], dtype=np.float64),
             final_returns=np.array(content["final_returns"], dtype=np.float64),
+            settings={name: value for name, value in content.get("settings", {}).items() if name != "seed"},
+            origin=_origin(content),
         )
     except KeyError as error:
         raise BrokenResult(f"{path}: {error} is missing") from error
@@ -144,6 +150,12 @@ def read_run(path: Path) -> Run:
         raise BrokenResult(f"{path}: a value has the wrong type ({error})") from error
     _check(run)
     return run
+
+
+def _origin(content: dict[str, Any]) -> dict[str, str]:
+    words = {name: content.get(name) or "unknown" for name in ("commit", "versions", "machine", "command")}
+    plain = {name: ", ".join(f"{k} {v}" for k, v in x.items()) if isinstance(x, dict) else str(x) for name, x in words.items()}
+    return {"settings_of": str(content["spec"].get("source", "unknown")), **plain}
 
 
 def _check(run: Run) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable
 from itertools import combinations
 from typing import Any
@@ -192,6 +194,26 @@ def references(c: Comparison) -> pd.DataFrame:
     return pd.DataFrame([{"env": env, "low": low, "high": high} for env, (low, high) in c.references.items()])
 
 
+def settings(c: Comparison) -> pd.DataFrame:
+    """Per env and algorithm: where its settings come from, and all of them as used, as JSON."""
+    rows = []
+    for env, label, group in _groups(c):
+        used = json.dumps(group[0].settings, sort_keys=True)
+        rows.append({"env": env, "algorithm": label, "settings_of": group[0].origin["settings_of"], "settings": used})
+    return pd.DataFrame(rows)
+
+
+def provenance(c: Comparison) -> pd.DataFrame:
+    """Commits, versions, machines and commands that the runs come from."""
+    counts = Counter(
+        tuple(run.origin[name] for name in ("commit", "versions", "machine", "command"))
+        for _, _, group in _groups(c)
+        for run in group
+    )
+    names = ("runs", "commit", "versions", "machine", "command")
+    return pd.DataFrame([dict(zip(names, (n, *key), strict=True)) for key, n in sorted(counts.items())])
+
+
 def curves(c: Comparison) -> pd.DataFrame:
     """Per env, algorithm and checkpoint: mean return over seeds with its interval."""
     rows = []
@@ -240,6 +262,8 @@ ALL: dict[str, Callable[[Comparison], pd.DataFrame]] = {
         cost,
         speed,
         references,
+        provenance,
+        settings,
         curves,
         sample_efficiency,
         profile,
