@@ -70,11 +70,12 @@ def parse_seeds(text: str) -> list[int]:
     return list(dict.fromkeys(seeds))
 
 
-def parse_steps(texts: Sequence[str], envs: Sequence[str]) -> dict[str, int]:
+def parse_steps(texts: Sequence[str], envs: Sequence[str], evaluations: int = 1) -> dict[str, int]:
     """Budget of each env from ``N`` or ``ID:N`` ...
 
     :param texts: of the command line
     :param envs: ids
+    :param evaluations: checkpoints that the budget must have room for
     :raises BadInput: if an env has no budget, or a number is none
     """
     table = {env: number for env, _, number in (text.rpartition(":") for text in texts)}
@@ -88,10 +89,10 @@ def parse_steps(texts: Sequence[str], envs: Sequence[str]) -> dict[str, int]:
             raise BadInput(f"--steps says nothing about {env}")
         try:
             steps[env] = int(float(text))
-        except ValueError:
+        except (ValueError, OverflowError):
             raise BadInput(f"--steps {text!r} is no number") from None
-        if steps[env] < 1:
-            raise BadInput(f"--steps {text} is too few")
+        if steps[env] < evaluations:
+            raise BadInput(f"--steps {text} is too few for {evaluations} evaluations (--evaluations)")
     return steps
 
 
@@ -110,7 +111,7 @@ def make_specs(arguments: Sequence[str]) -> tuple[list[Spec], Path, int, dict[st
     envs = list(dict.fromkeys(args.envs))
     for env in envs:
         check_env_id(env, args.gym_packages)
-    steps, variants = parse_steps(args.steps, envs), read_variants(args.variants, args.algos)
+    steps, variants = parse_steps(args.steps, envs, args.evaluations), read_variants(args.variants, args.algos)
     settings = {(env, v.label): settings_for(v, env) for env in envs for v in variants}
     size = (args.evaluations, args.eval_episodes, args.final_episodes)
     specs = [
@@ -177,7 +178,7 @@ def body(arguments: Sequence[str]) -> int:
     specs, out, jobs, options = make_specs(arguments)
     with only_one(out):
         for folder in out.rglob("seed_*.run"):  # of runs that were killed
-            shutil.rmtree(folder)
+            shutil.rmtree(folder, ignore_errors=True)
         states = {spec: state_of(spec, out) for spec in specs}
         left = sum(state == LEFT for state in states.values())
         print(f"{len(specs)} runs, {len(specs) - left} done before, {left} to do, {jobs} at a time", flush=True)

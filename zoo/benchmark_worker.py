@@ -99,6 +99,8 @@ class Checkpoints(BaseCallback):
     def record(self) -> None:
         """Evaluate and note returns, env steps and training time."""
         start, start_cpu = time.perf_counter(), time.process_time()
+        self.wall = start - self._started[0] - self.eval_wall
+        self.cpu = start_cpu - self._started[1] - self.eval_cpu
         if self.env is None:
             self.env = self.experiment.create_envs(self.spec.eval_episodes, eval_env=True, no_log=True)
         sync(self.model, self.env)
@@ -107,7 +109,7 @@ class Checkpoints(BaseCallback):
             {
                 "steps": self.points[len(self.records)],
                 "env_steps": self.num_timesteps,
-                "train_wall_s": round(start - self._started[0] - self.eval_wall, 3),
+                "train_wall_s": round(self.wall, 3),
                 "returns": evaluate(self.model, self.env, seed, self.experiment.deterministic_eval),
             }
         )
@@ -115,14 +117,12 @@ class Checkpoints(BaseCallback):
         self.eval_cpu += time.process_time() - start_cpu
 
     def finish(self) -> None:
-        """Note the training time and evaluate the final weights as the last checkpoint.
+        """Evaluate the final weights as the last checkpoint; ``wall`` and ``cpu`` are then the whole training's.
 
         :raises RuntimeError: if the training ended before its budget
         """
         if self.num_timesteps < self.spec.steps or len(self.records) < len(self.points) - 1:
             raise RuntimeError(f"training stopped after {self.num_timesteps} of {self.spec.steps} env steps")
-        self.wall = time.perf_counter() - self._started[0] - self.eval_wall
-        self.cpu = time.process_time() - self._started[1] - self.eval_cpu
         self.record()
         assert self.env is not None
         self.env.close()

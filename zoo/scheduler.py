@@ -28,7 +28,7 @@ class Worker:
     """A run in its process. The process ends when this side of its standard input closes.
 
     :param spec: the run
-    :param options: ``{out, keep, device, gym_packages}``
+    :param options: ``{out, keep, device, gym_packages, command}``
     """
 
     def __init__(self, spec: Spec, options: dict[str, object]) -> None:
@@ -38,7 +38,7 @@ class Worker:
         self.log = self.result.with_suffix(".failed.log")
         self.keep, self.complaint = bool(options["keep"]), ""
         self.log.unlink(missing_ok=True)
-        self.folder.mkdir(parents=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         command = [sys.executable, "-m", "zoo.lifeline", json.dumps(asdict(spec))]
         with (self.folder / "log.txt").open("w") as log:
@@ -55,8 +55,8 @@ class Worker:
         name = f"{self.spec.env} {self.spec.label} seed {self.spec.seed}"
         if self.process.returncode != 0:
             shutil.copy(self.folder / "log.txt", self.log)
-            lines = self.log.read_text().strip().splitlines() or [f"ended with code {self.process.returncode}"]
-            line = self.complaint = f"{name} failed: {lines[-1]} (log: {self.log})"
+            lines = self.log.read_text().strip().splitlines() or ["no output"]
+            line = self.complaint = f"{name} failed with code {self.process.returncode}: {lines[-1]} (log: {self.log})"
         else:
             took = time.perf_counter() - self.started
             line = f"{name}: mean return {read_run(self.result).score:.1f} in {took:.0f} s"
@@ -87,12 +87,13 @@ def table(states: dict[Spec, str]) -> Table:
     """
     labels = list(dict.fromkeys(spec.label for spec in states))
     view = Table("env", *labels, title="runs done / all")
+    counts = Counter((spec.env, spec.label, state) for spec, state in states.items())
     for env in dict.fromkeys(spec.env for spec in states):
         cells = []
         for label in labels:
-            counts = Counter(state for spec, state in states.items() if (spec.env, spec.label) == (env, label))
-            notes = [f"{counts[state]} {state}" for state in (RUNNING, FAILED) if counts[state]]
-            cells.append(f"{counts[DONE]}/{counts.total()}" + (f" ({', '.join(notes)})" if notes else ""))
+            n = {state: counts[env, label, state] for state in (DONE, RUNNING, FAILED, LEFT)}
+            notes = [f"{n[state]} {state}" for state in (RUNNING, FAILED) if n[state]]
+            cells.append(f"{n[DONE]}/{sum(n.values())}" + (f" ({', '.join(notes)})" if notes else ""))
         view.add_row(env, *cells)
     return view
 
@@ -116,16 +117,22 @@ def work(states: dict[Spec, str], jobs: int, options: dict[str, object]) -> list
                 while waiting and len(running) < jobs:
                     running.append(Worker(waiting.pop(0), options))
                     states[running[-1].spec] = RUNNING
-                for worker in [w for w in running if w.process.poll() is not None]:
-                    running.remove(worker)
+                if view is not None:
+                    view.update(table(states))
+                ended = _wait_for_any(running)
+                running = [worker for worker in running if worker not in ended]
+                for worker in ended:
                     states[worker.spec], line = worker.outcome()
                     failed += [worker] if states[worker.spec] == FAILED else []
                     console.print(f"{line}; {len(waiting) + len(running)} left", soft_wrap=True, highlight=False, markup=False)
-                if view is not None:
-                    view.update(table(states))
-                time.sleep(POLL_S)
         finally:
             for worker in running:
                 states[worker.spec] = LEFT
                 worker.stop()
     return failed
+
+
+def _wait_for_any(running: list[Worker]) -> list[Worker]:
+    while not (ended := [worker for worker in running if worker.process.poll() is not None]):
+        time.sleep(POLL_S)
+    return ended

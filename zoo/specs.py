@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -62,9 +63,9 @@ class Spec:
 
         :param other: as read from the file
         """
-        for name, value in asdict(self).items():
+        for name, value in json.loads(json.dumps(asdict(self))).items():
             if name != "source" and other.get(name) != value:
-                return name
+                return str(name)
         return ""
 
 
