@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +15,10 @@ import pytest
 import yaml
 from stable_baselines3.common.env_util import make_vec_env
 
-from zoo import benchmark, compare, workflow
+from zoo import benchmark, benchmark_worker, compare, workflow
 from zoo.benchmark_worker import RandomPolicy, evaluate, evaluation_seed
 from zoo.results import read_content, read_run
-from zoo.specs import Variant, read_variants, settings_for
+from zoo.specs import Spec, Variant, read_variants, settings_for
 
 ROOT = Path(__file__).parents[1]
 TINY = {
@@ -307,6 +308,23 @@ def test_the_returns_stand_in_the_order_of_the_starts():
 
     first, second = evaluate(Balance(), env, 2**31, deterministic=True)
     assert first > 100 > 20 > second
+
+
+@pytest.mark.parametrize("algo", ["ppo", "grpo", "dqn"])
+def test_evaluations_do_not_change_the_training(algo, tmp_path):
+    """One checkpoint or six: the same final weights, so the same final returns, after as many gradient steps."""
+    small = {"n_envs": 2, "n_steps": 64} if algo != "dqn" else {"learning_starts": 50, "train_freq": 16}
+    outcomes = []
+    for evaluations in (1, 6):
+        out = tmp_path / str(evaluations)
+        spec = Spec("CartPole-v1", algo, algo, 3, 384, evaluations, 2, 3, {"policy": "MlpPolicy", **small}, "test")
+        scratch = spec.file(out).with_suffix(".run")
+        scratch.mkdir(parents=True)
+        options = {"out": str(out), "folder": str(scratch), "keep": False, "device": "cpu", "gym_packages": [], "command": ""}
+        assert benchmark_worker.main([json.dumps(asdict(spec)), json.dumps(options)]) == 0
+        run = read_run(spec.file(out))
+        outcomes.append((run.final_returns.tolist(), run.gradient_steps, run.env_steps))
+    assert outcomes[0] == outcomes[1] and outcomes[0][1] > 0
 
 
 def test_result_files_are_json_of_one_key_per_line(finished):
