@@ -32,7 +32,7 @@ class Worker:
     """
 
     def __init__(self, spec: Spec, options: dict[str, object]) -> None:
-        self.spec, self.started = spec, time.perf_counter()
+        self.spec, self.started, self.took = spec, time.perf_counter(), 0.0
         self.result = spec.file(Path(str(options["out"])))
         self.folder = self.result.with_suffix(".run")
         self.log = self.result.with_suffix(".failed.log")
@@ -52,14 +52,13 @@ class Worker:
 
     def outcome(self) -> tuple[str, str]:
         """State after the process ended, and the line that says how it went."""
-        name = f"{self.spec.env} {self.spec.label} seed {self.spec.seed}"
+        name, self.took = f"{self.spec.env} {self.spec.label} seed {self.spec.seed}", time.perf_counter() - self.started
         if self.process.returncode != 0:
             shutil.copy(self.folder / "log.txt", self.log)
             lines = self.log.read_text().strip().splitlines() or ["no output"]
             line = self.complaint = f"{name} failed with code {self.process.returncode}: {lines[-1]} (log: {self.log})"
         else:
-            took = time.perf_counter() - self.started
-            line = f"{name}: mean return {read_run(self.result).score:.1f} in {took:.0f} s"
+            line = f"{name}: mean return {read_run(self.result).score:.1f} in {self.took:.0f} s"
         self._tidy()
         return (FAILED if self.process.returncode else DONE), line
 
@@ -109,8 +108,8 @@ def work(states: dict[Spec, str], jobs: int, options: dict[str, object]) -> list
     console = Console()
     waiting = [spec for spec, state in states.items() if state == LEFT]
     running: list[Worker] = []
-    failed = []
-    view = Live(console=console, refresh_per_second=2) if console.is_terminal else None
+    ended: list[Worker] = []
+    view = Live(console=console, refresh_per_second=2, transient=True) if console.is_terminal else None
     with view or nullcontext():
         try:
             while waiting or running:
@@ -119,17 +118,19 @@ def work(states: dict[Spec, str], jobs: int, options: dict[str, object]) -> list
                     states[running[-1].spec] = RUNNING
                 if view is not None:
                     view.update(table(states))
-                ended = _wait_for_any(running)
-                running = [worker for worker in running if worker not in ended]
-                for worker in ended:
+                for worker in _wait_for_any(running):
+                    running.remove(worker)
+                    ended.append(worker)
                     states[worker.spec], line = worker.outcome()
-                    failed += [worker] if states[worker.spec] == FAILED else []
-                    console.print(f"{line}; {len(waiting) + len(running)} left", soft_wrap=True, highlight=False, markup=False)
+                    left = len(waiting) + len(running)
+                    minutes = left * sum(worker.took for worker in ended) / len(ended) / jobs / 60
+                    line += f"; {left} left" + (f", about {minutes:.0f} min" if left else "")
+                    console.print(line, soft_wrap=True, highlight=False, markup=False)
         finally:
             for worker in running:
                 states[worker.spec] = LEFT
                 worker.stop()
-    return failed
+    return [worker for worker in ended if states[worker.spec] == FAILED]
 
 
 def _wait_for_any(running: list[Worker]) -> list[Worker]:
