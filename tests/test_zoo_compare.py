@@ -83,6 +83,7 @@ def test_tables_of_known_runs(results, tmp_path):
     assert (reached["reached"], reached["seeds"], reached["median_steps"]) == (1, 3, np.inf)
     assert row(table(out, "speed"), env="Acrobot-v1")["speedup"] == 9
     assert row(table(out, "speed"), env="all")["speedup"] == pytest.approx(np.sqrt(2 * 9), rel=1e-5)
+    assert row(table(out, "speed"), env="all")["cpu_speedup_low"] == pytest.approx(np.sqrt(2 * 9), rel=1e-5)  # no spread
     assert row(table(out, "ranking"), algorithm="grpo")["mean_rank"] == 1.25
     assert row(table(out, "pairwise"), env="Acrobot-v1")["difference"] == 0
     assert row(table(out, "cost"), env="CartPole-v1", algorithm="grpo")["gradient_steps"] == 40
@@ -111,6 +112,14 @@ def test_the_same_files_give_the_same_bytes(results, tmp_path):
     assert len(files) > 20
     for file in files:
         assert file.read_bytes() == (tmp_path / "b" / file.relative_to(tmp_path / "a")).read_bytes(), file
+
+
+def test_the_committed_example_is_that_of_its_raw_files(tmp_path):
+    """The report that docs/benchmark.md shows, made again; pictures depend on matplotlib's version, text and tables do not."""
+    data = ROOT / "docs" / "data"
+    assert compare.main([str(data / "example_benchmark"), "--baseline", "ppo", "--out", str(tmp_path)]) == 0
+    for file in [data / "example_report" / "report.md", *(data / "example_report" / "tables").iterdir()]:
+        assert (tmp_path / file.relative_to(data / "example_report")).read_text() == file.read_text(), file
 
 
 def test_unequal_budgets_are_refused_unless_asked_for(results, tmp_path, capsys):

@@ -14,7 +14,7 @@ import pandas as pd
 from zoo import statistics
 from zoo.comparison import Comparison
 
-PROFILE_POINTS = np.linspace(0.0, 1.5, 61)
+PROFILE_POINTS, PROFILE_RANGE = 81, (-1.0, 3.0)
 NONE = "-"  # cannot be computed, or does not apply
 SHARES = np.linspace(0.0, 1.0, 21)
 
@@ -175,17 +175,22 @@ def cost(c: Comparison) -> pd.DataFrame:
 
 
 def speed(c: Comparison) -> pd.DataFrame:
-    """How many times less training time a run takes than the baseline's: per env, and the geometric mean over envs."""
+    """How many times less training time a run takes than the baseline's, by the clock and in processor seconds: per env,
+    and the geometric mean over envs."""
     if c.baseline is None:
         return pd.DataFrame()
     rows = []
-    times = {(env, label): np.array([run.train_wall_s for run in group]) for env, label, group in _groups(c)}
     for label in [label for label in c.labels if label != c.baseline]:
         both = [env for env in c.envs if {label, c.baseline} <= set(c.on(env))]
         for name, envs in [*((env, [env]) for env in both), ("all", both)] if both else []:
-            samples = [[times[env, which] for env in envs] for which in (c.baseline, label)]
-            values = _with_interval("speedup", float(_speedup(*samples)), *statistics.interval(_speedup, *samples))
-            rows.append({"algorithm": label, "over": c.baseline, "env": name, **values})
+            row: dict[str, Any] = {"algorithm": label, "over": c.baseline, "env": name}
+            for column, field in (("speedup", "train_wall_s"), ("cpu_speedup", "train_cpu_s")):
+                times = [
+                    [np.array([getattr(run, field) for run in c.runs[env, which]]) for env in envs]
+                    for which in (c.baseline, label)
+                ]
+                row |= _with_interval(column, float(_speedup(*times)), *statistics.interval(_speedup, *times))
+            rows.append(row)
     return pd.DataFrame(rows)
 
 
@@ -239,12 +244,15 @@ def sample_efficiency(c: Comparison) -> pd.DataFrame:
 
 def profile(c: Comparison) -> pd.DataFrame:
     """Per algorithm and normalised score: share of runs above it."""
+    scores = {label: c.normalised(label) for label in c.labels if c.common_envs}
+    everything = np.concatenate([[0.0, 1.0], *(s for per_env in scores.values() for s in per_env)])
+    start, end = np.clip([everything.min(), everything.max()], *PROFILE_RANGE).tolist()
+    points = np.linspace(start, end, PROFILE_POINTS)
     rows = []
-    for label in c.labels if c.common_envs else []:
-        scores = c.normalised(label)
-        values = statistics.performance_profile(scores, PROFILE_POINTS)
-        low, high = statistics.interval(lambda s: statistics.performance_profile(s, PROFILE_POINTS), scores)
-        for point, value, *bounds in zip(PROFILE_POINTS, values, low, high, strict=True):
+    for label, own in scores.items():
+        values = statistics.performance_profile(own, points)
+        low, high = statistics.interval(lambda s: statistics.performance_profile(s, points), own)
+        for point, value, *bounds in zip(points, values, low, high, strict=True):
             rows.append({"algorithm": label, "score": point, **_with_interval("share", value, *bounds)})
     return pd.DataFrame(rows)
 
