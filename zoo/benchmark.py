@@ -25,31 +25,27 @@ from zoo.specs import Spec, read_variants, settings_for
 
 def parser() -> Parser:
     """The command line."""
-    it = Parser(
-        prog="zoo.benchmark",
-        allow_abbrev=False,
-        description="Train every algorithm on every env with every seed. Existing results are skipped.",
-    )
+    it = Parser("zoo.benchmark", "Train every algorithm on every env with every seed. Existing results are skipped.")
     add = it.add_argument
     add("--envs", nargs="+", required=True, metavar="ID", help="Gymnasium ids")
     algos = "algorithms of rl_zoo3, grpo, random, or labels of --variants; nothing: all labels of --variants"
     add("--algos", nargs="+", default=[], metavar="NAME", help=algos)
     variants = "YAML: label -> {algo, conf_file, hyperparams}; conf_file 'sb3-defaults': the constructor's defaults"
     add("--variants", type=Path, metavar="FILE", help=variants)
-    add("--seeds", default="0-9", help="such as 0-9, 3 or 0,2,5-7 (%(default)s)")
+    add("--seeds", default="0-9", help="such as 0-9, 3 or 0,2,5-7")
     add("--steps", nargs="+", required=True, metavar="N", help="env steps per run: one number, or ID:N for each env")
     add("--out", type=Path, required=True, metavar="FOLDER", help="for FOLDER/<env>/<label>/seed_<s>.json")
     add(
         "--jobs",
         type=int,
         default=os.cpu_count(),
-        help="runs at a time, one torch thread each (%(default)s, the cores)",
+        help="runs at a time, one torch thread each",
     )
-    add("--evaluations", type=int, default=20, help="checkpoints, evenly spaced after the one at step 0 (%(default)s)")
-    add("--eval-episodes", type=int, default=10, help="episodes per checkpoint (%(default)s)")
-    add("--final-episodes", type=int, default=50, help="episodes of the final evaluation (%(default)s)")
+    add("--evaluations", type=int, default=20, help="checkpoints, evenly spaced after the one at step 0")
+    add("--eval-episodes", type=int, default=10, help="episodes per checkpoint")
+    add("--final-episodes", type=int, default=50, help="episodes of the final evaluation")
     add("--gym-packages", nargs="+", default=[], metavar="PACKAGE", help="packages to import because they register envs")
-    add("--device", default="auto", help="torch device of the runs (%(default)s)")
+    add("--device", default="auto", help="torch device of the runs")
     add("--keep-models", action="store_true", help="keep each run's folder: model, VecNormalize, monitor files")
     return it
 

@@ -17,10 +17,13 @@ class BadInput(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that reports a mistake in one line instead of after a screen of usage."""
+    """argparse that shows defaults, and reports a mistake in one line instead of after a screen of usage."""
+
+    def __init__(self, program: str, description: str | None) -> None:
+        super().__init__(prog=program, description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {one_line(message)} (--help explains every option)\n")
+        self.exit(2, f"{self.prog}: {one_line(message)}\n")
 
 
 def one_line(text: object) -> str:

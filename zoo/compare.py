@@ -67,14 +67,10 @@ SECTIONS: dict[str, tuple[str, list[str], list[str]]] = {
 
 def parser() -> Parser:
     """The command line."""
-    it = Parser(
-        prog="zoo.compare",
-        allow_abbrev=False,
-        description="Compare the algorithms of a benchmark: Markdown report, CSV tables, PNG and SVG figures.",
-    )
+    it = Parser("zoo.compare", "Compare the algorithms of a benchmark: Markdown report, CSV tables, PNG and SVG figures.")
     add = it.add_argument
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="output of zoo.benchmark, or parts of it")
-    add("--out", type=Path, default=Path("comparison"), metavar="FOLDER", help="report.md, tables/, figures/ (%(default)s)")
+    add("--out", type=Path, default=Path("comparison"), metavar="FOLDER", help="report.md, tables/, figures/")
     add("--labels", nargs="+", default=[], metavar="LABEL", help="which algorithms, in which order; nothing: all, by name")
     add("--baseline", metavar="LABEL", help="measure the others against this one; its mean is 1 of normalised scores")
     add("--threshold", nargs="+", default=[], metavar="ID:VALUE", help="return that solves an env, in place of Gymnasium's")

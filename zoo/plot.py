@@ -84,13 +84,13 @@ def parser() -> Parser:
         "Draw learning curves. Lines are means over runs, shaded areas 95 % bootstrap intervals of the mean: over runs, or "
         "over the evaluation's episodes where there is one run. Training returns are running means."
     )
-    it = Parser(prog="zoo.plot", allow_abbrev=False, description=text)
+    it = Parser("zoo.plot", text)
     add, kinds = it.add_argument, ["both", reading.EVALUATION, reading.TRAINING]
     add("folders", nargs="*", type=Path, metavar="FOLDER", help="zoo runs, folders of runs, or results of zoo.benchmark")
-    add("--kind", choices=kinds, default="both", help="curves to draw from folders (%(default)s)")
+    add("--kind", choices=kinds, default="both", help="curves to draw from folders")
     add("--tensorboard", nargs="+", type=Path, default=[], metavar="DIR", help="folders with TensorBoard event files")
-    add("--tag", default="rollout/ep_rew_mean", help="what to draw from event files (%(default)s)")
-    add("--out", type=Path, default=Path("curves"), metavar="FILE", help="for FILE.png and FILE.svg (%(default)s)")
+    add("--tag", default="rollout/ep_rew_mean", help="what to draw from event files")
+    add("--out", type=Path, default=Path("curves"), metavar="FILE", help="for FILE.png and FILE.svg")
     return it
 
 

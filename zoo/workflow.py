@@ -19,10 +19,10 @@ def parser() -> Parser:
         "zoo.benchmark, zoo.compare and zoo.plot in a row. All further options are those of python -m zoo.benchmark: --envs, "
         "--algos, --variants, --steps, --jobs, ... The same command goes on after an interruption."
     )
-    it = Parser(prog="zoo.workflow", allow_abbrev=False, description=text)
-    it.add_argument("--n-runs", type=int, default=3, help="seeds per algorithm and env: 0 to n-1 (%(default)s)")
+    it = Parser("zoo.workflow", text)
+    it.add_argument("--n-runs", type=int, default=3, help="seeds per algorithm and env: 0 to n-1")
     it.add_argument("--baseline", metavar="LABEL", help="zoo.compare's: measure the others against this one")
-    it.add_argument("--out", type=Path, default=Path("study"), metavar="FOLDER", help="results/ and report/ (%(default)s)")
+    it.add_argument("--out", type=Path, default=Path("study"), metavar="FOLDER", help="results/ and report/")
     return it
 
 
