@@ -182,7 +182,7 @@ def test_one_seed_says_what_is_missing(tmp_path, capsys):
     write_runs(tmp_path / "results", "CartPole-v1", "ppo", [400])
     write_runs(tmp_path / "results", "CartPole-v1", "grpo", [480, 500])
     assert compare.main([str(tmp_path / "results"), "--out", str(tmp_path / "report")]) == 0
-    assert "CartPole-v1 ppo has one seed: no standard deviation, interval, t-test" in capsys.readouterr().out
+    assert "ppo has one seed on CartPole-v1: no standard deviation, interval, t-test" in capsys.readouterr().out
     assert "| CartPole-v1 | ppo | 1 | 400 | 400 | - |" in (tmp_path / "report" / "report.md").read_text()
     assert row(table(tmp_path / "report", "pairwise"), env="CartPole-v1")[["p", "p_holm", "cohens_d"]].isna().all()
 

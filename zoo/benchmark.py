@@ -22,6 +22,8 @@ from zoo.results import BrokenResult, read_content, read_run
 from zoo.scheduler import DONE, LEFT, table, work
 from zoo.specs import Spec, read_variants, settings_for
 
+LOG_WIDTH = 200  # a table in a log file need not fit a terminal
+
 
 def parser() -> Parser:
     """The command line."""
@@ -183,7 +185,8 @@ def body(arguments: Sequence[str]) -> int:
         except KeyboardInterrupt:
             print("interrupted: the same command goes on from here", file=sys.stderr)
             return 130
-        Console().print(table(states))
+        console = Console()
+        console.print(table(states), width=None if console.is_terminal else LOG_WIDTH)
     for worker in failed:
         print(f"zoo.benchmark: {worker.complaint}", file=sys.stderr)
     return max((BAD_SETTINGS if worker.process.returncode == BAD_SETTINGS else 1 for worker in failed), default=0)

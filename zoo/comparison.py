@@ -188,7 +188,9 @@ def _note_gaps(comparison: Comparison) -> None:
             settings = [run.settings for run in comparison.runs[env, label]]
             if any(other != settings[0] for other in settings):
                 comparison.notes.append(f"{env} {label}: its runs were made with different settings.")
-            if len(settings) < 2:
-                comparison.notes.append(
-                    f"{env} {label} has one seed: no standard deviation, interval, t-test, effect size or ANOVA with it."
-                )
+    for label in comparison.labels:
+        single = [env for env in comparison.envs if len(comparison.runs.get((env, label), [])) == 1]
+        if single:
+            comparison.notes.append(
+                f"{label} has one seed on {', '.join(single)}: no standard deviation, interval, t-test, effect size or ANOVA there."
+            )
