@@ -185,8 +185,7 @@ def body(arguments: Sequence[str]) -> int:
         except KeyboardInterrupt:
             print("interrupted: the same command goes on from here", file=sys.stderr)
             return 130
-        console = Console()
-        console.print(table(states), width=None if console.is_terminal else LOG_WIDTH)
+        Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(table(states))
     for worker in failed:
         print(f"zoo.benchmark: {worker.complaint}", file=sys.stderr)
     return max((BAD_SETTINGS if worker.process.returncode == BAD_SETTINGS else 1 for worker in failed), default=0)

@@ -191,6 +191,5 @@ def _note_gaps(comparison: Comparison) -> None:
     for label in comparison.labels:
         single = [env for env in comparison.envs if len(comparison.runs.get((env, label), [])) == 1]
         if single:
-            comparison.notes.append(
-                f"{label} has one seed on {', '.join(single)}: no standard deviation, interval, t-test, effect size or ANOVA there."
-            )
+            missing = "no standard deviation, interval, t-test, effect size or ANOVA there"
+            comparison.notes.append(f"{label} has one seed on {', '.join(single)}: {missing}.")
