@@ -191,5 +191,5 @@ def _note_gaps(comparison: Comparison) -> None:
     for label in comparison.labels:
         single = [env for env in comparison.envs if len(comparison.runs.get((env, label), [])) == 1]
         if single:
-            missing = "no standard deviation, interval, t-test, effect size or ANOVA there"
-            comparison.notes.append(f"{label} has one seed on {', '.join(single)}: {missing}.")
+            lacking = "no standard deviation, interval, t-test, effect size or ANOVA there"
+            comparison.notes.append(f"{label} has one seed on {', '.join(single)}: {lacking}.")
