@@ -1,7 +1,12 @@
-"""Pictures of a training run."""
+"""Pictures of training runs: learning curves with shaded intervals, from zoo folders, benchmark results and TensorBoard.
+
+``python -m zoo.plot logs/grpo/CartPole-v1_1``, or ``python -m zoo.plot --tensorboard logs/tensorboard --tag train/approx_kl``
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
@@ -10,7 +15,13 @@ import numpy as np
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 from stable_baselines3.common.monitor import load_results
+
+from zoo import curves as reading
+from zoo import figures
+from zoo.command_line import BadInput, Parser, run
 
 TRAINING, EVALUATION = "#0072B2", "#D55E00"  # Okabe-Ito: told apart by colour-blind readers
 
@@ -43,3 +54,74 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
     figure.savefig(path, dpi=120)
     plt.close(figure)
     return path
+
+
+def draw(curves: Sequence[reading.Curve], y_name: str = "return of an episode") -> Figure:
+    """Mean curves in their intervals, one panel per env; training dashed where it stands beside evaluations.
+
+    :param curves: of runs
+    :param y_name: of the vertical axis
+    """
+    style = figures.styles(list(dict.fromkeys(curve.label for curve in curves)))
+    kinds = dict.fromkeys(curve.kind for curve in curves)
+    figure, grid = figures.panels(list(dict.fromkeys(curve.panel for curve in curves)), height=3.6)
+    for panel, axes in grid:
+        for mean in reading.average([curve for curve in curves if curve.panel == panel]):
+            look = dict(style[mean.label])
+            if len(kinds) > 1 and mean.kind == reading.TRAINING:
+                look |= {"linestyle": "--", "marker": None}
+            name = f"{mean.label}, {mean.kind} ({mean.of})"
+            figures.band(axes, mean.steps, mean.value, mean.low, mean.high, name, look)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.set(xlabel="environment steps", ylabel=y_name)
+        axes.legend(fontsize=8)
+    return figure
+
+
+def parser() -> Parser:
+    """The command line."""
+    text = (
+        "Draw learning curves. Lines are means over runs, shaded areas 95 % bootstrap intervals of the mean: over runs, or "
+        "over the evaluation's episodes where there is one run. Training returns are running means."
+    )
+    it = Parser("zoo.plot", text)
+    add, kinds = it.add_argument, ["both", reading.EVALUATION, reading.TRAINING]
+    add("folders", nargs="*", type=Path, metavar="FOLDER", help="zoo runs, folders of runs, or results of zoo.benchmark")
+    add("--kind", choices=kinds, default="both", help="curves to draw from folders")
+    add("--tensorboard", nargs="+", type=Path, default=[], metavar="DIR", help="folders with TensorBoard event files")
+    add("--tag", default="rollout/ep_rew_mean", help="what to draw from event files")
+    add("--out", type=Path, default=Path("curves"), metavar="FILE", help="for FILE.png and FILE.svg")
+    return it
+
+
+def body(arguments: Sequence[str]) -> int:
+    """The command.
+
+    :param arguments: command line
+    :return: 0
+    """
+    args = parser().parse_args(arguments)
+    if bool(args.folders) == bool(args.tensorboard):
+        raise BadInput("nothing to draw: give folders, or --tensorboard" if not args.folders else "folders or --tensorboard")
+    curves: list[reading.Curve] = []
+    for folder in args.folders:
+        found, broken = reading.from_folder(folder)
+        for line in broken:
+            print(f"zoo.plot: broken result file left out: {line}", file=sys.stderr)
+        curves += [curve for curve in found if args.kind in ("both", curve.kind)]
+    for folder in args.tensorboard:
+        curves += reading.from_tensorboard(folder, args.tag)
+    if not curves:
+        raise BadInput(f"the folders hold no {args.kind} curves")
+    for file in figures.save(draw(curves, args.tag if args.tensorboard else "return of an episode"), args.out):
+        print(file)
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``python -m zoo.plot``."""
+    return run("zoo.plot", body, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,304 @@
+"""Comparison and plots on small result files with known numbers."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pandas as pd
+import pytest
+from stable_baselines3.common.monitor import Monitor
+from torch.utils.tensorboard import SummaryWriter
+
+from zoo import compare, plot
+from zoo.results import BrokenResult, read_run, write_result
+
+ROOT = Path(__file__).parents[1]
+PNG = b"\x89PNG"
+
+
+def content(env, label, seed, final, steps=1000, algo="ppo", wall=2.0):
+    """A run whose curve rises in three checkpoints to its final return."""
+    points = [
+        {"steps": steps * i // 2, "env_steps": steps * i // 2, "train_wall_s": wall * i / 2, "returns": [final * i / 2] * 2}
+        for i in range(3)
+    ]
+    return {
+        "spec": {"env": env, "label": label, "algo": algo, "seed": seed, "steps": steps},
+        **{"env_steps": steps, "gradient_steps": 40, "n_updates": 4, "parameters": 99},
+        **{"train_wall_s": wall, "train_cpu_s": wall},
+        "checkpoints": [] if algo == "random" else points,
+        "final_returns": [final - 10, final + 10],
+    }
+
+
+def write_runs(folder, env, label, finals, **options):
+    for seed, final in enumerate(finals):
+        file = folder / env / label / f"seed_{seed}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_result(file, content(env, label, seed, final, **options), scratch=folder)
+
+
+@pytest.fixture
+def results(tmp_path):
+    """Two algorithms, two tasks, three seeds, and the random policy."""
+    folder = tmp_path / "results"
+    write_runs(folder, "CartPole-v1", "ppo", [300, 400, 500], wall=4.0)
+    write_runs(folder, "CartPole-v1", "grpo", [480, 490, 500], wall=2.0)
+    write_runs(folder, "CartPole-v1", "random", [20, 20], algo="random")
+    write_runs(folder, "Acrobot-v1", "ppo", [-120, -100, -80], wall=9.0)
+    write_runs(folder, "Acrobot-v1", "grpo", [-110, -100, -90], wall=1.0)
+    write_runs(folder, "Acrobot-v1", "random", [-500], algo="random")
+    return folder
+
+
+def table(out, name):
+    return pd.read_csv(out / "tables" / f"{name}.csv")
+
+
+def row(data, **where):
+    for column, value in where.items():
+        data = data[data[column] == value]
+    assert len(data) == 1
+    return data.iloc[0]
+
+
+def test_tables_of_known_runs(results, tmp_path):
+    out = tmp_path / "report"
+    assert compare.main([str(results), "--baseline", "ppo", "--out", str(out)]) == 0
+    ppo = row(table(out, "summary"), env="CartPole-v1", algorithm="ppo")
+    assert (ppo["mean"], ppo["std"], ppo["median"], ppo["worst"], ppo["best"]) == (400, 100, 400, 300, 500)
+    assert ppo["success_rate"] == pytest.approx(2 / 6)  # episodes 290 310 390 410 490 510 against 475
+    assert ppo["convergence_steps"] == 1000
+    assert row(table(out, "references"), env="CartPole-v1")[["low", "high"]].tolist() == [20, 400]
+    scores = [(f - 20) / 380 for f in (480, 490, 500)] + [(f + 500) / 400 for f in (-110, -100, -90)]
+    grpo = row(table(out, "aggregate"), algorithm="grpo")
+    assert grpo["iqm"] == pytest.approx(np.mean(sorted(scores)[1:-1]), rel=1e-5)
+    assert grpo["iqm_low"] <= grpo["iqm"] <= grpo["iqm_high"]
+    better = row(table(out, "improvement"), algorithm="grpo", over="ppo")
+    assert better["probability"] == pytest.approx((6.5 / 9 + 0.5) / 2, rel=1e-5)  # 6 wins and a tie of 9; even
+    reached = row(table(out, "threshold"), env="CartPole-v1", algorithm="ppo")
+    assert (reached["reached"], reached["seeds"], reached["median_steps"]) == (1, 3, np.inf)
+    assert row(table(out, "speed"), env="Acrobot-v1")["speedup"] == 9
+    assert row(table(out, "speed"), env="all")["speedup"] == pytest.approx(np.sqrt(2 * 9), rel=1e-5)
+    assert row(table(out, "speed"), env="all")["cpu_speedup_low"] == pytest.approx(np.sqrt(2 * 9), rel=1e-5)  # no spread
+    assert row(table(out, "ranking"), algorithm="grpo")["mean_rank"] == 1.25
+    assert row(table(out, "pairwise"), env="Acrobot-v1")["difference"] == 0
+    assert row(table(out, "cost"), env="CartPole-v1", algorithm="grpo")["gradient_steps"] == 40
+
+
+def test_the_report_shows_tables_and_figures_that_exist(results, tmp_path):
+    out = tmp_path / "report"
+    assert compare.main([str(results), "--out", str(out)]) == 0
+    report = (out / "report.md").read_text()
+    for heading in compare.SECTIONS:
+        assert f"## {heading}" in report
+    assert "| CartPole-v1 | ppo | 3 | 400 [300, 500] | 400 |" in report
+    linked = [part.split(")")[0] for part in report.split("](")[1:]]
+    assert len(linked) > 15 and all((out / link).stat().st_size > 0 for link in linked)
+    for picture in (out / "figures").glob("*.png"):
+        assert picture.read_bytes().startswith(PNG) and picture.stat().st_size > 5_000
+        assert picture.with_suffix(".svg").exists()
+
+
+def test_the_same_files_give_the_same_bytes(results, tmp_path):
+    """Whatever the order that the file system lists them in."""
+    parts = [str(results / env) for env in ("CartPole-v1", "Acrobot-v1")]
+    assert compare.main([str(results), "--out", str(tmp_path / "a")]) == 0
+    assert compare.main([*parts, "--out", str(tmp_path / "b")]) == 0
+    files = [file for file in (tmp_path / "a").rglob("*") if file.is_file()]
+    assert len(files) > 20
+    for file in files:
+        assert file.read_bytes() == (tmp_path / "b" / file.relative_to(tmp_path / "a")).read_bytes(), file
+
+
+def test_the_committed_example_is_that_of_its_raw_files(tmp_path):
+    """The report that docs/benchmark.md shows, made again; pictures depend on matplotlib's version, text and tables do not."""
+    data = ROOT / "docs" / "data"
+    assert compare.main([str(data / "example_benchmark"), "--baseline", "ppo", "--out", str(tmp_path)]) == 0
+    for file in [data / "example_report" / "report.md", *(data / "example_report" / "tables").iterdir()]:
+        assert (tmp_path / file.relative_to(data / "example_report")).read_text() == file.read_text(), file
+
+
+def test_unequal_budgets_are_refused_unless_asked_for(results, tmp_path, capsys):
+    write_runs(results, "CartPole-v1", "a2c", [100, 200], steps=2000)
+    arguments = [str(results), "--out", str(tmp_path / "report")]
+    assert compare.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "CartPole-v1: unequal budgets" in error and "2,000" in error and "1,000" in error
+    assert not (tmp_path / "report").exists()
+    assert compare.main([*arguments, "--allow-unequal"]) == 0
+
+
+def test_steps_really_taken_count(results, tmp_path, capsys):
+    file = results / "CartPole-v1" / "ppo" / "seed_0.json"
+    file.write_text(file.read_text().replace('"env_steps": 1000,\n', '"env_steps": 1500,\n'))
+    assert compare.main([str(results), "--out", str(tmp_path / "report")]) == 2
+    assert "took 1,500 steps of a budget of 1,000" in capsys.readouterr().err
+
+
+def test_one_label_with_two_budgets_is_refused_even_then(results, tmp_path, capsys):
+    write_result(results / "CartPole-v1/ppo/seed_7.json", content("CartPole-v1", "ppo", 7, 1.0, steps=500), results)
+    assert compare.main([str(results), "--allow-unequal", "--out", str(tmp_path / "report")]) == 2
+    assert "runs of ppo have different budgets" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("{", "not readable as JSON"),
+        ("[]", "holds no JSON object"),
+        ("{}", "'spec' is missing"),
+        (json.dumps(content("CartPole-v1", "ppo", 9, 1.0) | {"final_returns": []}), "no final returns"),
+        (json.dumps(content("CartPole-v1", "ppo", 9, 1.0) | {"final_returns": [1.0, float("nan")]}), "not finite"),
+        (json.dumps(content("CartPole-v1", "ppo", 9, 1.0) | {"checkpoints": 3}), "wrong type"),
+        (json.dumps(content("CartPole-v1", "ppo", 9, 1.0) | {"checkpoints": []}), "no evaluation returns"),
+    ],
+)
+def test_a_broken_file_is_named_and_left_out(text, why, results, tmp_path, capsys):
+    broken = results / "CartPole-v1" / "ppo" / "seed_9.json"
+    broken.write_text(text)
+    with pytest.raises(BrokenResult, match=why):
+        read_run(broken)
+    assert compare.main([str(results), "--out", str(tmp_path / "report")]) == 0
+    error = capsys.readouterr().err
+    assert str(broken) in error and why in error and error.count("\n") == 1
+    assert str(broken) in (tmp_path / "report" / "report.md").read_text()
+    assert row(table(tmp_path / "report", "summary"), env="CartPole-v1", algorithm="ppo")["seeds"] == 3
+
+
+def test_an_invalid_result_is_never_written(tmp_path):
+    file = tmp_path / "seed_0.json"
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with pytest.raises(BrokenResult, match="not finite"):
+        write_result(file, content("CartPole-v1", "ppo", 0, float("inf")), scratch)
+    assert not file.exists()
+
+
+def test_one_seed_says_what_is_missing(tmp_path, capsys):
+    write_runs(tmp_path / "results", "CartPole-v1", "ppo", [400])
+    write_runs(tmp_path / "results", "CartPole-v1", "grpo", [480, 500])
+    assert compare.main([str(tmp_path / "results"), "--out", str(tmp_path / "report")]) == 0
+    assert "ppo has one seed on CartPole-v1: no standard deviation, interval, t-test" in capsys.readouterr().out
+    assert "| CartPole-v1 | ppo | 1 | 400 | 400 | - |" in (tmp_path / "report" / "report.md").read_text()
+    assert row(table(tmp_path / "report", "pairwise"), env="CartPole-v1")[["p", "p_holm", "cohens_d"]].isna().all()
+
+
+def test_aggregates_leave_out_tasks_that_not_all_have(results, tmp_path, capsys):
+    write_runs(results, "CartPole-v1", "trpo", [450, 460])
+    assert compare.main([str(results), "--out", str(tmp_path / "report")]) == 0
+    assert "Acrobot-v1 is left out of aggregates: no runs of trpo." in capsys.readouterr().out
+    assert table(tmp_path / "report", "aggregate")["envs"].tolist() == [1, 1, 1]
+
+
+def test_a_task_that_all_solve_equally_cannot_be_normalised(tmp_path, capsys):
+    for label in ("ppo", "grpo"):
+        write_runs(tmp_path / "results", "CartPole-v1", label, [500, 500])
+    assert compare.main([str(tmp_path / "results"), "--out", str(tmp_path / "report")]) == 0
+    assert "left out of normalised scores" in capsys.readouterr().out
+    assert "## Over all tasks" not in (tmp_path / "report" / "report.md").read_text()
+
+
+def test_references_and_thresholds_can_be_given(results, tmp_path):
+    given = tmp_path / "references.yml"
+    given.write_text("CartPole-v1: [0, 500]\n")
+    out = tmp_path / "report"
+    options = ["--references", str(given), "--threshold", "CartPole-v1:300", "--labels", "ppo", "grpo"]
+    assert compare.main([str(results), "--out", str(out), *options]) == 0
+    assert row(table(out, "references"), env="CartPole-v1")[["low", "high"]].tolist() == [0, 500]
+    assert row(table(out, "threshold"), env="CartPole-v1", algorithm="ppo")["reached"] == 3
+    assert (out / "report.md").read_text().startswith("# ppo against grpo\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["missing"], "does not exist"),
+        (["empty"], "holds no result file"),
+        (["results", "results/../twice"], "is given twice"),
+        (["results", "--labels", "grpp"], "did you mean grpo"),
+        (["results", "--baseline", "dqn"], "there are: grpo, ppo"),
+        (["results", "--threshold", "CartPole-v1=3"], "is not id:value"),
+        (["results", "--threshold", "CartPole-v7:3"], "did you mean cartpole-v1"),
+        (["results", "--references", "bad.yml"], "must hold lines"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(arguments, says, results, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad.yml").write_text("CartPole-v1: 500\n")
+    write_runs(tmp_path / "twice", "CartPole-v1", "ppo", [1.0])
+    assert compare.main([*arguments, "--out", "report"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and says in error.lower()
+    assert not (tmp_path / "report").exists()
+
+
+def test_the_command_line_itself(tmp_path):
+    command = [sys.executable, "-m", "zoo.compare"]
+    done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1 and "holds no result file" in done.stderr
+    done = subprocess.run([*command, "--nonsense"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+
+
+# ---------------------------------------------------------------- plot
+
+
+def is_picture(stem):
+    return Path(f"{stem}.png").read_bytes().startswith(PNG) and "<svg" in Path(f"{stem}.svg").read_text()
+
+
+def test_curves_of_result_files(results, tmp_path):
+    assert plot.main([str(results), "--out", str(tmp_path / "curves")]) == 0
+    assert is_picture(tmp_path / "curves")
+    svg = (tmp_path / "curves.svg").read_text()
+    assert svg.count("environment steps") == 2 and "grpo, evaluation (3 runs)" in svg and "random" not in svg
+
+
+@pytest.fixture
+def zoo_folder(tmp_path):
+    """Two runs as rl_zoo3 leaves them."""
+    for number in (1, 2):
+        folder = tmp_path / "logs" / "grpo" / f"CartPole-v1_{number}"
+        folder.mkdir(parents=True)
+        env = Monitor(gym.make("CartPole-v1"), str(folder / "0"))
+        env.action_space.seed(number)
+        for seed in range(20):
+            env.reset(seed=seed)
+            while not any(env.step(env.action_space.sample())[2:4]):
+                pass
+        env.close()
+        np.savez(folder / "evaluations.npz", timesteps=[100, 200], results=np.full((2, 5), 10.0 * number), ep_lengths=[])
+    return tmp_path / "logs"
+
+
+def test_curves_of_zoo_folders(zoo_folder, tmp_path, capsys):
+    assert plot.main([str(zoo_folder), "--out", str(tmp_path / "both")]) == 0
+    svg = (tmp_path / "both.svg").read_text()
+    assert "grpo, evaluation (2 runs)" in svg and "grpo, training (2 runs)" in svg
+    one = str(zoo_folder / "grpo" / "CartPole-v1_1")
+    assert plot.main([one, "--kind", "evaluation", "--out", str(tmp_path / "one")]) == 0
+    svg = (tmp_path / "one.svg").read_text()
+    assert "grpo, evaluation (one run, its episodes)" in svg and "training" not in svg
+
+
+def test_curves_of_tensorboard(tmp_path, capsys):
+    for number in (1, 2):
+        with SummaryWriter(str(tmp_path / "tb" / "CartPole-v1" / f"GRPO_{number}")) as writer:
+            for step in (10, 20, 30):
+                writer.add_scalar("rollout/ep_rew_mean", step * number, step)
+    assert plot.main(["--tensorboard", str(tmp_path / "tb"), "--out", str(tmp_path / "tb.curves")]) == 0
+    assert "GRPO, training (2 runs)" in (tmp_path / "tb.curves.svg").read_text()
+    assert plot.main(["--tensorboard", str(tmp_path / "tb"), "--tag", "rollout/ep_rew"]) == 2
+    assert "did you mean rollout/ep_rew_mean" in capsys.readouterr().err.lower()
+
+
+@pytest.mark.parametrize(("folders", "says"), [([], "nothing to draw"), (["missing"], "does not exist"), (["."], "holds no")])
+def test_nothing_to_draw(folders, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert plot.main(folders) == 2
+    assert says in capsys.readouterr().err

@@ -1,0 +1,200 @@
+"""Run every env with every algorithm on every seed: one process and one result file per run, resumable at any time.
+
+``python -m zoo.benchmark --envs CartPole-v1 --algos grpo ppo --seeds 0-9 --steps 50000 --out results``
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+
+from zoo.benchmark_worker import BAD_SETTINGS
+from zoo.command_line import BadInput, Parser, check_env_id, run
+from zoo.results import BrokenResult, read_content, read_run
+from zoo.scheduler import DONE, LEFT, table, work
+from zoo.specs import Spec, read_variants, settings_for
+
+LOG_WIDTH = 200  # a table in a log file need not fit a terminal
+
+
+def parser() -> Parser:
+    """The command line."""
+    it = Parser("zoo.benchmark", "Train every algorithm on every env with every seed. Existing results are skipped.")
+    add = it.add_argument
+    add("--envs", nargs="+", required=True, metavar="ID", help="Gymnasium ids")
+    algos = "algorithms of rl_zoo3, grpo, random, or labels of --variants; nothing: all labels of --variants"
+    add("--algos", nargs="+", default=[], metavar="NAME", help=algos)
+    variants = "YAML: label -> {algo, conf_file, hyperparams}; conf_file 'sb3-defaults': the constructor's defaults"
+    add("--variants", type=Path, metavar="FILE", help=variants)
+    add("--seeds", default="0-9", help="such as 0-9, 3 or 0,2,5-7")
+    add("--steps", nargs="+", required=True, metavar="N", help="env steps per run: one number, or ID:N for each env")
+    add("--out", type=Path, required=True, metavar="FOLDER", help="for FOLDER/<env>/<label>/seed_<s>.json")
+    add(
+        "--jobs",
+        type=int,
+        default=os.cpu_count(),
+        help="runs at a time, one torch thread each",
+    )
+    add("--evaluations", type=int, default=20, help="checkpoints, evenly spaced after the one at step 0")
+    add("--eval-episodes", type=int, default=10, help="episodes per checkpoint")
+    add("--final-episodes", type=int, default=50, help="episodes of the final evaluation")
+    add("--gym-packages", nargs="+", default=[], metavar="PACKAGE", help="packages to import because they register envs")
+    add("--device", default="auto", help="torch device of the runs")
+    add("--keep-models", action="store_true", help="keep each run's folder: model, VecNormalize, monitor files")
+    return it
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds from ``0-9``, ``3`` or ``0,2,5-7``.
+
+    :param text: numbers and ranges, both ends included
+    :return: the seeds, in order, each once
+    :raises BadInput: for anything else
+    """
+    seeds: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise BadInput(f"--seeds {text!r} is not a list of seeds; write 0-9, 3 or 0,2,5-7")
+        seeds += range(int(first), int(last or first) + 1)
+    return list(dict.fromkeys(seeds))
+
+
+def parse_steps(texts: Sequence[str], envs: Sequence[str], evaluations: int = 1) -> dict[str, int]:
+    """Budget of each env from ``N`` or ``ID:N`` ...
+
+    :param texts: of the command line
+    :param envs: ids
+    :param evaluations: checkpoints that the budget must have room for
+    :raises BadInput: if an env has no budget, or a number is none
+    """
+    table = {env: number for env, _, number in (text.rpartition(":") for text in texts)}
+    for env in table:
+        if env and env not in envs:
+            raise BadInput(f"--steps names {env!r}, which is not in --envs")
+    steps = {}
+    for env in envs:
+        text = table.get(env, table.get(""))
+        if text is None:
+            raise BadInput(f"--steps says nothing about {env}")
+        try:
+            steps[env] = int(float(text))
+        except (ValueError, OverflowError):
+            raise BadInput(f"--steps {text!r} is no number") from None
+        if steps[env] < evaluations:
+            raise BadInput(f"--steps {text} is too few for {evaluations} evaluations (--evaluations)")
+    return steps
+
+
+def make_specs(arguments: Sequence[str]) -> tuple[list[Spec], Path, int, dict[str, object]]:
+    """The cross product, seeds outermost, so that a study cut short is balanced.
+
+    :param arguments: command line
+    :return: specs, output folder, jobs, options of the workers
+    """
+    args = parser().parse_args(arguments)
+    for name in ("jobs", "evaluations", "eval_episodes", "final_episodes"):
+        if getattr(args, name) < 1:
+            raise BadInput(f"--{name.replace('_', '-')} must be at least 1")
+    if not args.algos and args.variants is None:
+        raise BadInput("nothing to run: give --algos, --variants or both")
+    envs = list(dict.fromkeys(args.envs))
+    for env in envs:
+        check_env_id(env, args.gym_packages)
+    steps, variants = parse_steps(args.steps, envs, args.evaluations), read_variants(args.variants, args.algos)
+    settings = {(env, v.label): settings_for(v, env) for env in envs for v in variants}
+    size = (args.evaluations, args.eval_episodes, args.final_episodes)
+    specs = [
+        Spec(env, v.label, v.algo, seed, steps[env], *size, *settings[env, v.label])
+        for seed in parse_seeds(args.seeds)
+        for env in envs
+        for v in variants
+    ]
+    for (env, label), (_, source) in settings.items():
+        if ": " in source and not source.endswith(f": {env}"):
+            print(f"{env} {label}: settings of {source}")
+    command = shlex.join(["python", "-m", "zoo.benchmark", *arguments])
+    options = {"command": command, "keep": args.keep_models, "device": args.device, "gym_packages": args.gym_packages}
+    return specs, args.out, args.jobs, {"out": str(args.out), **options}
+
+
+def state_of(spec: Spec, out: Path) -> str:
+    """What a resumed benchmark finds: ``done`` or ``left``. A broken file is named; its run is left to do.
+
+    :param spec: the run
+    :param out: output folder
+    :raises BadInput: if the file holds a run with other settings
+    """
+    file = spec.file(out)
+    if not file.exists():
+        return LEFT
+    try:
+        read_run(file)
+        other = spec.same_run(read_content(file)["spec"])
+    except BrokenResult as error:
+        print(f"broken result file, run again: {error}", flush=True)
+        return LEFT
+    if other:
+        raise BadInput(f"{file} holds a run with another {other}; choose another --out or label, or remove it")
+    return DONE
+
+
+@contextmanager
+def only_one(out: Path) -> Iterator[None]:
+    """Nobody else may run a benchmark into the same folder: runs would be done twice.
+
+    :param out: output folder, made if it is not there
+    :raises BadInput: if somebody does
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        lock = (out / ".lock").open("w")
+    except OSError as error:
+        raise BadInput(f"cannot write to {out}: {error.strerror}") from error
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it, however this process ends
+        except OSError:
+            raise BadInput(f"another benchmark is writing to {out}") from None
+        yield
+
+
+def body(arguments: Sequence[str]) -> int:
+    """The command.
+
+    :param arguments: command line
+    :return: 0; 1 if a run crashed, 2 if a model refused its settings, 130 if interrupted
+    """
+    specs, out, jobs, options = make_specs(arguments)
+    with only_one(out):
+        for folder in out.rglob("seed_*.run"):  # of runs that were killed
+            shutil.rmtree(folder, ignore_errors=True)
+        states = {spec: state_of(spec, out) for spec in specs}
+        left = sum(state == LEFT for state in states.values())
+        print(f"{len(specs)} runs, {len(specs) - left} done before, {left} to do, {jobs} at a time", flush=True)
+        try:
+            failed = work(states, jobs, options)
+        except KeyboardInterrupt:
+            print("interrupted: the same command goes on from here", file=sys.stderr)
+            return 130
+        Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(table(states))
+    for worker in failed:
+        print(f"zoo.benchmark: {worker.complaint}", file=sys.stderr)
+    return max((BAD_SETTINGS if worker.process.returncode == BAD_SETTINGS else 1 for worker in failed), default=0)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``python -m zoo.benchmark``."""
+    return run("zoo.benchmark", body, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

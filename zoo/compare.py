@@ -1,0 +1,183 @@
+"""Compare the algorithms of a benchmark: one Markdown report, a CSV per table, PNG and SVG figures.
+
+``python -m zoo.compare results --baseline ppo --out report``
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from zoo import figures, tables
+from zoo.command_line import BadInput, Parser, run
+from zoo.comparison import Comparison, compare_runs, load
+
+#: Section -> (what it says, tables in the text, figures). Curves, profile and single runs stand in their CSV files only.
+SECTIONS: dict[str, tuple[str, list[str], list[str]]] = {
+    "Learning curves": (
+        "Mean over seeds of the evaluations during training; shaded: 95 % bootstrap interval of that mean.",
+        [],
+        ["learning_curves"],
+    ),
+    "Final evaluation": (
+        "A run's score is the mean return of its final evaluation. IQM with its 95 % bootstrap interval, mean, standard "
+        "deviation, median, worst and best are over the scores of the seeds. Success rate: share of all final episodes at or "
+        "above the threshold below. Convergence steps: median over seeds of the checkpoint from which on a run keeps 90 % of "
+        "the rise from its first to its best checkpoint.",
+        ["summary"],
+        [],
+    ),
+    "Time to threshold": (
+        "First checkpoint whose mean return is at or above the threshold: median over seeds; a seed that never is counts as "
+        "infinitely late. Seconds are of training only.",
+        ["threshold"],
+        [],
+    ),
+    "Over all tasks": (
+        "Scores normalised so that the lower reference is 0 and the upper 1. Intervals: 95 %, stratified bootstrap over "
+        "seeds. Optimality gap: mean shortfall below 1.",
+        ["aggregate", "references"],
+        ["aggregates", "performance_profile", "sample_efficiency"],
+    ),
+    "Probability of improvement": (
+        "Probability that a run of the first algorithm has a higher score than a run of the second on the same task, ties "
+        "counted half, averaged over tasks, with 95 % stratified bootstrap interval.",
+        ["improvement"],
+        ["probability_of_improvement"],
+    ),
+    "Tests": (
+        "Difference of mean scores with Welch's 95 % interval; p values of Welch's t-test, raw and after Holm's correction "
+        "over the pairs of the task; Cohen's d with pooled standard deviation. Below: one-way ANOVA over a task's algorithms.",
+        ["pairwise", "anova"],
+        [],
+    ),
+    "Ranking": ("Rank by IQM on each task, 1 is best; ties share their mean rank.", ["ranking"], []),
+    "Cost": (
+        "Medians over seeds. Training time without evaluations; it compares only within one machine and one number of jobs.",
+        ["cost", "speed"],
+        ["training_time"],
+    ),
+    "Where the runs come from": ("Settings as used stand in [tables/settings.csv](tables/settings.csv).", ["provenance"], []),
+}
+
+
+def parser() -> Parser:
+    """The command line."""
+    it = Parser("zoo.compare", "Compare the algorithms of a benchmark: Markdown report, CSV tables, PNG and SVG figures.")
+    add = it.add_argument
+    add("folders", nargs="+", type=Path, metavar="FOLDER", help="output of zoo.benchmark, or parts of it")
+    add("--out", type=Path, default=Path("comparison"), metavar="FOLDER", help="report.md, tables/, figures/")
+    add("--labels", nargs="+", default=[], metavar="LABEL", help="which algorithms, in which order; nothing: all, by name")
+    add("--baseline", metavar="LABEL", help="measure the others against this one; its mean is 1 of normalised scores")
+    add("--threshold", nargs="+", default=[], metavar="ID:VALUE", help="return that solves an env, in place of Gymnasium's")
+    add("--references", type=Path, metavar="FILE", help="YAML: env -> [low, high] of normalised scores")
+    add("--allow-unequal", action="store_true", help="compare runs with unequal step budgets all the same")
+    return it
+
+
+def parse_thresholds(texts: Sequence[str]) -> dict[str, float]:
+    """``ID:VALUE`` ... as a mapping.
+
+    :param texts: of the command line
+    :raises BadInput: for anything else
+    """
+    table = {}
+    for text in texts:
+        env, _, value = text.rpartition(":")
+        try:
+            table[env] = float(value)
+        except ValueError:
+            raise BadInput(f"--threshold {text!r} is not ID:VALUE") from None
+    return table
+
+
+def read_references(path: Path | None) -> dict[str, tuple[float, float]]:
+    """References from a YAML file.
+
+    :param path: None: none
+    :raises BadInput: if it is not ``env: [low, high]``
+    """
+    if path is None:
+        return {}
+    try:
+        table = yaml.safe_load(path.read_text())
+        return {str(env): (float(low), float(high)) for env, (low, high) in table.items()}
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        raise BadInput(f"{path} must hold lines such as 'CartPole-v1: [20, 500]'") from error
+
+
+def write(comparison: Comparison, broken: Sequence[str], out: Path) -> Path:
+    """Write everything.
+
+    :param comparison: to report
+    :param broken: a line per result file that was left out
+    :param out: folder
+    :return: path of the report
+    """
+    made = {name: table(comparison) for name, table in tables.ALL.items()}
+    made = {name: table for name, table in made.items() if len(table)}
+    (out / "tables").mkdir(parents=True, exist_ok=True)
+    for name, table in made.items():
+        table.to_csv(out / "tables" / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
+    drawn = []
+    for name, (source, draw) in figures.ALL.items():
+        if source in made:
+            figures.save(draw(made[source], comparison.labels), out / "figures" / name)
+            drawn.append(name)
+    report = out / "report.md"
+    report.write_text(_report(comparison, broken, made, drawn))
+    return report
+
+
+def _report(comparison: Comparison, broken: Sequence[str], made: dict[str, pd.DataFrame], drawn: Sequence[str]) -> str:
+    n_runs = sum(map(len, comparison.runs.values()))
+    lines = [f"# {' against '.join(comparison.labels)}", ""]
+    lines += [f"{n_runs} runs on {len(comparison.envs)} task(s); baseline: {comparison.baseline or 'none'}.", ""]
+    notes = [*comparison.notes, *(f"Left out, broken: {line}" for line in broken)]
+    lines += [f"- {note}" for note in notes] + ([""] if notes else [])
+    for title, (text, shown, pictures) in SECTIONS.items():
+        present = [name for name in shown if name in made]
+        pictured = [name for name in pictures if name in drawn]
+        if not present and not pictured:
+            continue
+        lines += [f"## {title}", "", text, ""]
+        for name in present:
+            lines += [tables.to_markdown(made[name]), "", f"[tables/{name}.csv](tables/{name}.csv)", ""]
+        for name in pictured:
+            lines += [f"![{name.replace('_', ' ')}](figures/{name}.png)", ""]
+    rest = [name for name in made if not any(name in shown for _, shown, _ in SECTIONS.values())]
+    lines += ["Further tables: " + ", ".join(f"[{name}](tables/{name}.csv)" for name in rest) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def body(arguments: Sequence[str]) -> int:
+    """The command.
+
+    :param arguments: command line
+    :return: 0
+    """
+    args = parser().parse_args(arguments)
+    thresholds, references = parse_thresholds(args.threshold), read_references(args.references)
+    runs, broken = load(args.folders)
+    for line in broken:
+        print(f"zoo.compare: broken result file left out: {line}", file=sys.stderr)
+    comparison = compare_runs(runs, args.labels, args.baseline, thresholds, references, args.allow_unequal)
+    for note in comparison.notes:
+        print(note)
+    print(f"Report: {write(comparison, broken, args.out)}")
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``python -m zoo.compare``."""
+    return run("zoo.compare", body, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

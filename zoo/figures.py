@@ -1,0 +1,224 @@
+"""The figures of a comparison, drawn from its tables. Colours: Okabe and Ito, told apart by colour-blind readers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import pandas as pd
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
+LINES = ("-", "--", "-.", ":")
+MARKERS = "osD^vPX*"
+PER_ROW = 3
+
+
+def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Colour and line of each label; beyond eight labels the lines tell them apart.
+
+    :param labels: in order
+    """
+    n = len(OKABE_ITO)
+    return {
+        label: {"color": OKABE_ITO[i % n], "linestyle": LINES[i // n % len(LINES)], "marker": MARKERS[i % len(MARKERS)]}
+        for i, label in enumerate(labels)
+    }
+
+
+def save(figure: Figure, path: Path) -> list[Path]:
+    """Write a figure as PNG and SVG, the same bytes for the same figure.
+
+    :param figure: closed afterwards
+    :param path: without suffix
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    files = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
+    with matplotlib.rc_context({"svg.hashsalt": path.name}):
+        figure.savefig(files[0], dpi=120)
+        figure.savefig(files[1], metadata={"Date": None})
+    plt.close(figure)
+    return files
+
+
+def band(axes: Axes, x: Any, value: Any, low: Any, high: Any, label: str, style: dict[str, Any]) -> None:
+    """A line in its shaded interval.
+
+    :param axes: to draw on
+    :param x: ``[n]``
+    :param value: ``[n]``
+    :param low: ``[n]``
+    :param high: ``[n]``; NaN in both bounds draws no band
+    :param label: of the legend
+    :param style: of :func:`styles`
+    """
+    axes.plot(x, value, markersize=4, markevery=max(1, len(x) // 8), linewidth=1.6, label=label, **style)
+    axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
+
+
+def panels(names: Sequence[str], height: float = 3.0) -> tuple[Figure, Iterator[tuple[str, Axes]]]:
+    """A grid of axes, one per name.
+
+    :param names: titles
+    :param height: of a row, in inches
+    :return: the figure, and title and axes in turn
+    """
+    columns = min(PER_ROW, len(names))
+    rows = math.ceil(len(names) / columns)
+    size = (max(6.5, 4.2 * columns), height * rows + 0.8)
+    figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
+    for axes in grid.flat[len(names) :]:
+        axes.set_visible(False)
+
+    def titled() -> Iterator[tuple[str, Axes]]:
+        for name, axes in zip(names, grid.flat, strict=False):
+            axes.set_title(name, fontsize=10)
+            axes.grid(alpha=0.3)
+            yield name, axes
+
+    return figure, titled()
+
+
+def legend_below(figure: Figure, axes: Axes) -> None:
+    """One legend for all panels, below them, where it hides nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+
+
+def learning_curves(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
+    """Mean evaluation return against env steps, one panel per env.
+
+    :param table: ``tables.curves``
+    :param labels: in order
+    """
+    style = styles(labels)
+    figure, grid = panels(list(dict.fromkeys(table["env"])))
+    for env, axes in grid:
+        for label in labels:
+            rows = table[(table["env"] == env) & (table["algorithm"] == label)]
+            if len(rows):
+                band(axes, rows["env_steps"], rows["mean"], rows["mean_low"], rows["mean_high"], label, style[label])
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.set(xlabel="environment steps", ylabel="evaluation return")
+    legend_below(figure, _fullest(figure))
+    return figure
+
+
+def aggregates(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
+    """Aggregate scores as points in their intervals.
+
+    :param table: ``tables.aggregate``
+    :param labels: in order
+    """
+    style = styles(labels)
+    measures = {"iqm": "IQM", "mean": "mean", "median": "median", "optimality_gap": "optimality gap (less is better)"}
+    figure, grid = plt.subplots(1, 4, figsize=(12, 1.4 + 0.35 * len(labels)), layout="constrained", sharey=True)
+    for (name, title), axes in zip(measures.items(), grid, strict=True):
+        for i, row in enumerate(table.itertuples()):
+            value, low, high = (getattr(row, f"{name}{end}") for end in ("", "_low", "_high"))
+            colour = style[str(row.algorithm)]["color"]
+            axes.plot([low, high], [i, i], color=colour, linewidth=7, alpha=0.35, solid_capstyle="butt")
+            axes.plot(value, i, "|", color=colour, markersize=14, markeredgewidth=2.5)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("normalised score")
+        axes.grid(alpha=0.3, axis="x")
+    grid[0].set_yticks(range(len(table)), table["algorithm"])
+    grid[0].set_ylim(len(table) - 0.5, -0.5)
+    return figure
+
+
+def profiles(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
+    """Share of runs above each normalised score.
+
+    :param table: ``tables.profile``
+    :param labels: in order
+    """
+    figure = _lines(table, labels, "score", "share", "normalised score", "share of runs above it")
+    figure.axes[0].set_ylim(-0.03, 1.03)
+    return figure
+
+
+def sample_efficiency(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
+    """IQM of normalised scores against the share of the budget.
+
+    :param table: ``tables.sample_efficiency``
+    :param labels: in order
+    """
+    return _lines(table, labels, "share_of_budget", "iqm", "share of the env-step budget", "IQM of normalised scores")
+
+
+def improvements(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
+    """Probability of improvement of each pair, in its interval.
+
+    :param table: ``tables.improvement``
+    :param labels: in order
+    """
+    style = styles(labels)
+    figure, axes = plt.subplots(figsize=(7, 1.4 + 0.35 * len(table)), layout="constrained")
+    for i, row in enumerate(table.itertuples()):
+        colour = style[str(row.algorithm)]["color"]
+        ends = [row.probability_low, row.probability_high]
+        axes.plot(ends, [i, i], color=colour, linewidth=7, alpha=0.35, solid_capstyle="butt")
+        axes.plot(row.probability, i, "|", color=colour, markersize=14, markeredgewidth=2.5)
+    axes.axvline(0.5, color="black", linewidth=0.8, linestyle="--")
+    axes.set_yticks(range(len(table)), [f"{a} > {b}" for a, b in zip(table["algorithm"], table["over"], strict=True)])
+    axes.set(xlim=(-0.02, 1.02), ylim=(len(table) - 0.5, -0.5))
+    axes.set_xlabel("probability that a run of the first beats one of the second")
+    axes.grid(alpha=0.3, axis="x")
+    return figure
+
+
+def times(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
+    """Median training time of a run, one panel per env.
+
+    :param table: ``tables.cost``
+    :param labels: in order
+    """
+    style = styles(labels)
+    figure, grid = panels(list(dict.fromkeys(table["env"])), height=1.2 + 0.3 * len(labels))
+    for env, axes in grid:
+        rows = table[table["env"] == env]
+        colours = [style[label]["color"] for label in rows["algorithm"]]
+        bars = axes.barh(rows["algorithm"], rows["train_wall_s"], color=colours, height=0.6)
+        axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
+        axes.margins(x=0.15)
+        axes.invert_yaxis()
+        axes.grid(visible=False)
+        axes.set_xlabel("training time of a run (s, median)")
+    return figure
+
+
+ALL: dict[str, tuple[str, Callable[[pd.DataFrame, Sequence[str]], Figure]]] = {
+    "learning_curves": ("curves", learning_curves),
+    "aggregates": ("aggregate", aggregates),
+    "performance_profile": ("profile", profiles),
+    "sample_efficiency": ("sample_efficiency", sample_efficiency),
+    "probability_of_improvement": ("improvement", improvements),
+    "training_time": ("cost", times),
+}
+
+
+def _lines(table: pd.DataFrame, labels: Sequence[str], x: str, y: str, x_name: str, y_name: str) -> Figure:
+    style = styles(labels)
+    figure, axes = plt.subplots(figsize=(7, 4.2), layout="constrained")
+    for label in labels:
+        rows = table[table["algorithm"] == label]
+        band(axes, rows[x], rows[y], rows[f"{y}_low"], rows[f"{y}_high"], label, style[label])
+    axes.set(xlabel=x_name, ylabel=y_name)
+    axes.grid(alpha=0.3)
+    legend_below(figure, axes)
+    return figure
+
+
+def _fullest(figure: Figure) -> Axes:
+    """The panel with the most entries: not every algorithm has runs on every env."""
+    return max(figure.axes, key=lambda axes: len(axes.get_legend_handles_labels()[1]))

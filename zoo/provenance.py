@@ -1,0 +1,41 @@
+"""What a figure depends on beside its settings: commit, versions, machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+PACKAGES = ("sb_grpo", "stable_baselines3", "sb3_contrib", "rl_zoo3", "gymnasium", "torch", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide a result."""
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+def commit() -> str | None:
+    """Commit of the checkout, with ``+changes`` where tracked files differ from it; None outside of git."""
+    if shutil.which("git") is None:
+        return None
+    head = _git("rev-parse", "HEAD")
+    return head and head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def machine() -> dict[str, str | int | None]:
+    """The processor and its cores; wall times of other machines do not compare."""
+    model = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
+        model = names[0] if names else model
+    return {"processor": model, "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"}
+
+
+def _git(*arguments: str) -> str | None:
+    folder = Path(__file__).parent
+    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None

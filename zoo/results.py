@@ -1,0 +1,192 @@
+"""One result file per run: how it is written (whole or not at all), read, and checked."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RANDOM = "random"  # pseudo-algorithm: uniformly random actions, the lower reference of normalised scores
+
+
+class BrokenResult(ValueError):
+    """A result file that cannot be used; the message names the file and says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """What one result file says.
+
+    :param path: of the file
+    :param env: env id
+    :param label: name of the algorithm or variant
+    :param algo: algorithm behind the label
+    :param seed: of the run
+    :param steps: budget in env steps
+    :param env_steps: steps really taken
+    :param gradient_steps: optimiser steps
+    :param n_updates: SB3's count: epochs of PPO and GRPO, rollouts of A2C and TRPO
+    :param parameters: trainable parameters, a critic's included
+    :param train_wall_s: seconds of training, evaluations not counted
+    :param train_cpu_s: processor seconds of the same
+    :param checkpoint_steps: ``[C]`` env steps of the evaluations during training
+    :param checkpoint_wall_s: ``[C]`` seconds of training until then
+    :param checkpoint_returns: ``[C, E]`` return of every evaluation episode
+    :param final_returns: ``[F]`` returns of the final evaluation
+    :param settings: constructor arguments and envs as they were used
+    :param origin: where the run comes from: ``settings_of``, ``commit``, ``versions``, ``machine``, ``command``
+    """
+
+    path: Path
+    env: str
+    label: str
+    algo: str
+    seed: int
+    steps: int
+    env_steps: int
+    gradient_steps: int
+    n_updates: int
+    parameters: int
+    train_wall_s: float
+    train_cpu_s: float
+    checkpoint_steps: np.ndarray
+    checkpoint_wall_s: np.ndarray
+    checkpoint_returns: np.ndarray
+    final_returns: np.ndarray
+    settings: dict[str, Any]
+    origin: dict[str, str]
+
+    @property
+    def score(self) -> float:
+        """Mean return of the final evaluation: the one number per run that the statistics are about."""
+        return float(self.final_returns.mean())
+
+    @property
+    def curve(self) -> np.ndarray:
+        """``[C]`` mean return of each checkpoint."""
+        mean: np.ndarray = self.checkpoint_returns.mean(axis=1)
+        return mean
+
+
+def env_folder(env_id: str) -> str:
+    """Name of an env's folder; ids such as ``ALE/Pong-v5`` hold a slash.
+
+    :param env_id: registered id
+    """
+    return env_id.replace("/", "-").replace(":", "-")
+
+
+def write_result(path: Path, content: dict[str, Any], scratch: Path) -> None:
+    """Write a result file so that it is there, complete and valid, or not at all.
+
+    :param path: of the file
+    :param content: JSON values
+    :param scratch: folder on the same file system, for the unfinished file
+    :raises BrokenResult: if :func:`read_run` would refuse it
+    """
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
+    unfinished = scratch / path.name
+    with unfinished.open("w") as file:
+        file.write("{\n" + ",\n".join(lines) + "\n}\n")
+        file.flush()
+        os.fsync(file.fileno())
+    read_run(unfinished)
+    os.replace(unfinished, path)
+
+
+def read_content(path: Path) -> dict[str, Any]:
+    """The JSON of a result file.
+
+    :param path: of the file
+    :raises BrokenResult: if it is not a JSON object
+    """
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BrokenResult(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise BrokenResult(f"{path}: holds no JSON object")
+    return content
+
+
+def read_run(path: Path) -> Run:
+    """A result file as a checked :class:`Run`.
+
+    :param path: of the file
+    :raises BrokenResult: if a value is missing, of the wrong type, or not finite
+    """
+    content = read_content(path)
+    try:
+        spec, checkpoints = content["spec"], content["checkpoints"]
+        run = Run(
+            path=path,
+            env=str(spec["env"]),
+            label=str(spec["label"]),
+            algo=str(spec["algo"]),
+            seed=int(spec["seed"]),
+            steps=int(spec["steps"]),
+            env_steps=int(content["env_steps"]),
+            gradient_steps=int(content["gradient_steps"]),
+            n_updates=int(content["n_updates"]),
+            parameters=int(content["parameters"]),
+            train_wall_s=float(content["train_wall_s"]),
+            train_cpu_s=float(content["train_cpu_s"]),
+            checkpoint_steps=np.array([point["steps"] for point in checkpoints], dtype=np.int64),
+            checkpoint_wall_s=np.array([point["train_wall_s"] for point in checkpoints], dtype=np.float64),
+            checkpoint_returns=np.array([point["returns"] for point in checkpoints], dtype=np.float64),
+            final_returns=np.array(content["final_returns"], dtype=np.float64),
+            settings={name: value for name, value in content.get("settings", {}).items() if name != "seed"},
+            origin=_origin(content),
+        )
+    except KeyError as error:
+        raise BrokenResult(f"{path}: {error} is missing") from error
+    except (TypeError, ValueError, AttributeError) as error:
+        raise BrokenResult(f"{path}: a value has the wrong type ({error})") from error
+    _check(run)
+    return run
+
+
+def _origin(content: dict[str, Any]) -> dict[str, str]:
+    words = {name: content.get(name) or "unknown" for name in ("commit", "versions", "machine", "command")}
+    plain = {name: ", ".join(f"{k} {v}" for k, v in x.items()) if isinstance(x, dict) else str(x) for name, x in words.items()}
+    return {"settings_of": str(content["spec"].get("source", "unknown")), **plain}
+
+
+def _check(run: Run) -> None:
+    if run.final_returns.ndim != 1 or len(run.final_returns) == 0:
+        raise BrokenResult(f"{run.path}: no final returns")
+    if run.algo != RANDOM and (run.checkpoint_returns.ndim != 2 or run.checkpoint_returns.size == 0):
+        raise BrokenResult(f"{run.path}: no evaluation returns")
+    numbers = [run.train_wall_s, run.train_cpu_s]
+    if not all(math.isfinite(x) for x in [*numbers, *run.final_returns, *run.checkpoint_returns.ravel()]):
+        raise BrokenResult(f"{run.path}: a number is not finite")
+
+
+def find_results(folders: Iterable[Path]) -> list[Path]:
+    """Result files in folders of ``zoo.benchmark``, sorted.
+
+    :param folders: output folders, parts of them, or single files
+    """
+    files = [file for folder in folders for file in ([folder] if folder.is_file() else folder.rglob("seed_*.json"))]
+    return sorted(file for file in set(files) if not any(part.endswith(".run") for part in file.parts))
+
+
+def read_all(files: Iterable[Path]) -> tuple[list[Run], list[str]]:
+    """All runs that can be read, and what is wrong with the others.
+
+    :param files: result files
+    :return: runs, and one line per broken file
+    """
+    runs, broken = [], []
+    for file in files:
+        try:
+            runs.append(read_run(file))
+        except BrokenResult as error:
+            broken.append(str(error))
+    return runs, broken

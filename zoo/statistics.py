@@ -1,0 +1,275 @@
+"""The statistics that a comparison of algorithms needs, as pure functions of arrays.
+
+Scores are given per task: a sequence of arrays, one per task, whose last axis holds the runs. Leading axes are allowed, and
+are how the bootstrap works: resampled scores have a leading axis of resamples, and every function here maps over it.
+
+IQM, optimality gap, performance profile and probability of improvement are those of Agarwal et al., "Deep Reinforcement
+Learning at the Edge of the Statistical Precipice", 2021 (https://arxiv.org/abs/2108.13264). Their package ``rliable`` 1.2.0
+does not import beside pandas 3 (its dependency ``arch`` below version 8 fails), so they are written out here;
+``tests/test_statistics.py`` holds them against numbers that ``rliable`` gave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+Array = np.ndarray
+Scores = Sequence[Array]
+RESAMPLES = 5000
+
+
+# ---------------------------------------------------------------- aggregates
+
+
+def iqm(scores: Scores) -> Array:
+    """Interquartile mean: the mean of the middle half of all runs of all tasks.
+
+    :param scores: per task ``[..., runs]``
+    :return: ``[...]``
+    """
+    return np.asarray(stats.trim_mean(np.concatenate(list(scores), axis=-1), 0.25, axis=-1))
+
+
+def mean(scores: Scores) -> Array:
+    """Mean over tasks of the tasks' means.
+
+    :param scores: per task ``[..., runs]``
+    :return: ``[...]``
+    """
+    return np.asarray(np.mean([s.mean(axis=-1) for s in scores], axis=0))
+
+
+def median(scores: Scores) -> Array:
+    """Median over tasks of the tasks' means; of a single task the median of its runs.
+
+    :param scores: per task ``[..., runs]``
+    :return: ``[...]``
+    """
+    if len(scores) == 1:
+        return np.asarray(np.median(scores[0], axis=-1))
+    return np.asarray(np.median([s.mean(axis=-1) for s in scores], axis=0))
+
+
+def optimality_gap(scores: Scores, target: float = 1.0) -> Array:
+    """How far runs stay below the target on average; what exceeds it does not make up for what falls short.
+
+    :param scores: per task ``[..., runs]``, normalised
+    :param target: score that counts as perfect
+    :return: ``[...]``
+    """
+    return target - mean([np.minimum(s, target) for s in scores])
+
+
+def performance_profile(scores: Scores, thresholds: Array) -> Array:
+    """Share of runs above each threshold, tasks weighted equally.
+
+    :param scores: per task ``[..., runs]``
+    :param thresholds: ``[T]``
+    :return: ``[..., T]``
+    """
+    return np.asarray(np.mean([(s[..., None, :] > thresholds[:, None]).mean(axis=-1) for s in scores], axis=0))
+
+
+def probability_of_improvement(x: Scores, y: Scores) -> Array:
+    """Probability that a run of X beats a run of Y on the same task, averaged over tasks; ties count half.
+
+    :param x: per task ``[..., runs of X]``
+    :param y: per task ``[..., runs of Y]``
+    :return: ``[...]``
+    """
+    wins = []
+    for a, b in zip(x, y, strict=True):
+        left, right = a[..., :, None], b[..., None, :]
+        wins.append(((left > right) + 0.5 * (left == right)).mean(axis=(-1, -2)))
+    return np.asarray(np.mean(wins, axis=0))
+
+
+# ---------------------------------------------------------------- bootstrap
+
+
+def resample(scores: Scores, rng: np.random.Generator, resamples: int = RESAMPLES) -> list[Array]:
+    """Draw runs with replacement within each task (stratified): tasks are given, seeds are chance.
+
+    :param scores: per task ``[runs, ...]``: the runs first, so that curves are drawn whole
+    :param rng: source of chance
+    :param resamples: how many
+    :return: per task ``[resamples, runs, ...]``
+    """
+    return [s[rng.integers(len(s), size=(resamples, len(s)))] for s in scores]
+
+
+def interval(
+    statistic: Callable[..., Array], *samples: Scores, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
+) -> tuple[Array, Array]:
+    """Percentile interval of a statistic by the stratified bootstrap; NaN where a task has fewer than two runs.
+
+    :param statistic: of as many scores as there are samples, drawn independently of each other
+    :param samples: scores, per task ``[runs]``
+    :param level: coverage
+    :param resamples: bootstrap samples
+    :param seed: of the bootstrap, so that a table can be made again to the last digit
+    :return: lower and upper bound
+    """
+    rng = np.random.default_rng(seed)
+    drawn = statistic(*[resample(scores, rng, resamples) for scores in samples])
+    if min(len(s) for scores in samples for s in scores) < 2:
+        drawn = np.full_like(drawn, np.nan)
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return low, high
+
+
+def curve_interval(curves: Sequence[Array], statistic: Callable[[Scores], Array], **options: int) -> tuple[Array, Array]:
+    """Pointwise :func:`interval` of learning curves; a run's whole curve is drawn, not its points.
+
+    :param curves: per task ``[runs, C]``
+    :param statistic: of scores per task ``[..., runs]``
+    :param options: ``resamples`` and ``seed``
+    :return: lower and upper bound, ``[C]``
+    """
+    return interval(lambda drawn: statistic([np.swapaxes(d, -1, -2) for d in drawn]), curves, **options)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- normalisation
+
+
+def normalise(scores: Array, low: float, high: float) -> Array:
+    """Scores on a scale where ``low`` is 0 and ``high`` is 1.
+
+    :param scores: of one task
+    :param low: lower reference, such as a random policy's return
+    :param high: upper reference
+    :raises ValueError: if the references are equal
+    """
+    if low == high:
+        raise ValueError(f"low and high reference are both {low:g}: scores cannot be normalised between them")
+    return np.asarray((scores - low) / (high - low))
+
+
+# ---------------------------------------------------------------- learning speed
+
+
+def time_to_threshold(curve: Array, times: Array, threshold: float) -> float:
+    """Time of the first checkpoint at or above the threshold; infinite if there is none.
+
+    :param curve: ``[C]`` mean returns
+    :param times: ``[C]`` env steps or seconds
+    :param threshold: return to reach
+    """
+    reached = np.flatnonzero(curve >= threshold)
+    return float(times[reached[0]]) if len(reached) else float("inf")
+
+
+def convergence_time(curve: Array, times: Array, share: float = 0.9) -> float:
+    """Time of the checkpoint from which on the curve keeps at least a share of its rise from first to best checkpoint.
+
+    :param curve: ``[C]`` mean returns
+    :param times: ``[C]`` env steps or seconds
+    :param share: of the rise
+    :return: infinite if even the last checkpoint is below
+    """
+    level = curve[0] + share * (curve.max() - curve[0])
+    below = np.flatnonzero(curve < level)
+    first = below[-1] + 1 if len(below) else 0
+    return float(times[first]) if first < len(curve) else float("inf")
+
+
+def success_rate(returns: Array, threshold: float) -> float:
+    """Share of episodes at or above a threshold.
+
+    :param returns: of episodes
+    :param threshold: return that counts as success
+    """
+    return float((returns >= threshold).mean())
+
+
+# ---------------------------------------------------------------- tests
+
+
+class Welch(NamedTuple):
+    """Welch's t-test of two samples; NaN where it cannot be computed."""
+
+    difference: float
+    low: float
+    high: float
+    t: float
+    p: float
+
+
+def welch(x: Array, y: Array, level: float = 0.95) -> Welch:
+    """Welch's t-test: do the means differ, equal variances not assumed? NaN if both samples are without spread.
+
+    :param x: ``[n]``
+    :param y: ``[m]``
+    :param level: coverage of the interval of the difference
+    """
+    difference = float(x.mean() - y.mean())
+    if min(len(x), len(y)) < 2 or (np.ptp(x) == 0 and np.ptp(y) == 0):
+        return Welch(difference, np.nan, np.nan, np.nan, np.nan)
+    test = stats.ttest_ind(x, y, equal_var=False)
+    bounds = test.confidence_interval(level)
+    return Welch(difference, float(bounds.low), float(bounds.high), float(test.statistic), float(test.pvalue))
+
+
+def holm(p_values: Array) -> Array:
+    """Holm's step-down correction for several tests; NaN stays NaN and does not count as a test.
+
+    :param p_values: ``[n]``
+    :return: adjusted p-values: reject where they are below the level
+    """
+    p = np.asarray(p_values, dtype=float)
+    adjusted = np.full(len(p), np.nan)
+    order = np.argsort(p)[: np.isfinite(p).sum()]  # NaN sorts last
+    factors = np.arange(len(order), 0, -1)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1.0)
+    return adjusted
+
+
+def cohens_d(x: Array, y: Array) -> float:
+    """Difference of the means in units of the pooled standard deviation; NaN if there is none.
+
+    :param x: ``[n]``
+    :param y: ``[m]``
+    """
+    n, m = len(x), len(y)
+    if min(n, m) < 2:
+        return float("nan")
+    pooled = ((n - 1) * x.var(ddof=1) + (m - 1) * y.var(ddof=1)) / (n + m - 2)
+    return float((x.mean() - y.mean()) / np.sqrt(pooled)) if pooled > 0 else float("nan")
+
+
+def anova(samples: Sequence[Array]) -> tuple[float, float]:
+    """One-way analysis of variance: does any mean differ?
+
+    :param samples: one array per algorithm
+    :return: F and p; NaN with fewer than two samples, two runs or any spread
+    """
+    if len(samples) < 2 or min(len(x) for x in samples) < 2 or all(np.ptp(x) == 0 for x in samples):
+        return float("nan"), float("nan")
+    test = stats.f_oneway(*samples)
+    return float(test.statistic), float(test.pvalue)
+
+
+def pairwise(samples: Mapping[str, Array]) -> list[tuple[str, str, Welch, float, float]]:
+    """Every pair of algorithms on one task: Welch's test, Holm-corrected over the pairs, and Cohen's d.
+
+    :param samples: runs per algorithm
+    :return: (name, other name, test, corrected p, d) per pair
+    """
+    pairs = list(combinations(samples, 2))
+    tests = [welch(samples[a], samples[b]) for a, b in pairs]
+    corrected = holm(np.array([test.p for test in tests]))
+    sizes = [cohens_d(samples[a], samples[b]) for a, b in pairs]
+    return [(a, b, test, float(p), d) for (a, b), test, p, d in zip(pairs, tests, corrected, sizes, strict=True)]
+
+
+def ranks(table: Array) -> Array:
+    """Rank of each algorithm on each task, 1 is best; equal scores share their mean rank.
+
+    :param table: ``[algorithms, tasks]``
+    """
+    return np.asarray(stats.rankdata(-np.asarray(table), axis=0))
