@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import platform
-import shutil
-import subprocess
 import time
 from argparse import Namespace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +22,7 @@ from zoo.callbacks import HParamsCallback
 from zoo.checks import check_settings, read_yaml
 from zoo.command_line import BadInput
 from zoo.plot import plot_learning_curve
+from zoo.provenance import commit, versions
 from zoo.schedules import SCHEDULED, make_schedule
 
 HYPERPARAMS = Path(__file__).parent / "hyperparams" / "grpo.yml"
@@ -131,11 +128,8 @@ class Experiment(ExperimentManager):
             "final_returns": returns,
             "mean_return": float(np.mean(returns)),
             "std_return": float(np.std(returns)),
-            "commit": _commit(),
-            "python": platform.python_version(),
-            "versions": {
-                name: version(name) for name in ("sb_grpo", "stable_baselines3", "gymnasium", "torch", "numpy", "rl_zoo3")
-            },
+            "commit": commit(),
+            "versions": versions(),
         }
         (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
         picture = plot_learning_curve(folder, f"{self.algo.upper()} on {self.env_name.gym_id}")
@@ -172,13 +166,4 @@ def build(
         log_interval=-2,
         verbose=0,
         config=str(HYPERPARAMS) if algo == "grpo" else None,
-    )
-
-
-def _commit() -> str | None:
-    if shutil.which("git") is None:
-        return None
-    command = ["git", "rev-parse", "HEAD"]
-    return (
-        subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False).stdout.strip() or None
     )
