@@ -366,7 +366,9 @@ class GRPO(OnPolicyAlgorithm):
         if self.state_baseline is not None:
             features = in_chunks(self.policy.features, rollout.observations)
             final = in_chunks(self.policy.features, rollout.final_observations)
-            advantages, explained = self.state_baseline.advantages(rollout, options, features, final)
+            advantages, explained = self.state_baseline.advantages(
+                rollout, options, features, final, self.captured.predict(self.state_baseline)
+            )
         else:
             estimator = self.advantage if callable(self.advantage) else ESTIMATORS[self.advantage]
             advantages = estimator(rollout, options)

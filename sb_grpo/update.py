@@ -11,8 +11,13 @@ from torch import nn
 
 from sb_grpo.buffers import Minibatch, map_obs
 
-#: Rows per forward pass where no gradient is needed.
-CHUNK = 4096
+#: Rows per forward pass where no gradient is needed; a GPU, which waits for launches, gets more of them where rows are narrow.
+CHUNK, GPU_CHUNK, NARROW = 4096, 65536, 256
+
+
+def chunk_rows(x: th.Tensor) -> int:
+    """Rows per forward pass, for rows like these."""
+    return GPU_CHUNK if x.is_cuda and x[:1].numel() <= NARROW else CHUNK
 
 
 @th.no_grad()
@@ -23,11 +28,11 @@ def in_chunks(fn: Callable[..., th.Tensor], *columns: Any) -> th.Tensor:
     :param columns: ``[M, ...]`` tensors or dicts of tensors
     :return: ``[M, ...]``
     """
-    last = columns[-1]
-    n = len(next(iter(last.values())) if isinstance(last, dict) else last)
-    if n <= CHUNK:
+    first = next(iter(columns[0].values())) if isinstance(columns[0], dict) else columns[0]
+    n, size = len(first), chunk_rows(first)
+    if n <= size:
         return fn(*columns)
-    parts = [fn(*(map_obs(lambda x: x[i : i + CHUNK], column) for column in columns)) for i in range(0, n, CHUNK)]  # noqa: B023
+    parts = [fn(*(map_obs(lambda x: x[i : i + size], column) for column in columns)) for i in range(0, n, size)]  # noqa: B023
     return th.cat(parts)
 
 
@@ -63,9 +68,10 @@ def minibatches(batch: Minibatch, batch_size: int, whole_episodes: bool = False)
         k = max(1, round(n / batch_size))
         splits = [n // k + (i < n % k) for i in range(k)]
     # The small columns are shuffled at once; observations, which may be images, one minibatch at a time.
+    small = ("actions", "old_log_probs", "advantages", "weights", "episode")
     shuffled = batch._replace(
         observations=order,
-        **{name: getattr(batch, name)[order] for name in ("actions", "old_log_probs", "advantages", "weights", "episode")},
+        **{name: getattr(batch, name).index_select(0, order) for name in small},
     )
     start = 0
     for size in splits:

@@ -92,3 +92,19 @@ def test_bad_settings_are_named(kwargs):
     name, value = next(iter(kwargs.items()))
     with pytest.raises(ValueError, match=f"baseline_kwargs: {name}={value} must"):
         StateBaseline(3, **kwargs)
+
+
+def test_a_large_rollout_is_fitted_on_some_of_its_rows():
+    def explained(fit_rows):
+        th.manual_seed(0)
+        baseline = StateBaseline(3, fit_rows=fit_rows)
+        for _ in range(3):
+            x = th.randn(2000, 3)
+            y = 5.0 + 2.0 * x[:, 0] - x[:, 1] ** 2 + th.sin(x[:, 2])
+            advantages, ev = baseline.advantages(rollout_of(x, y), AdvantageOptions(normalize="none"), x, x)
+            assert len(advantages) == 2000
+        return ev
+
+    assert explained(2000) == explained(8192) > 0.99  # no sampling up to so many rows
+    assert explained(2000) != explained(500) > 0.97
+    assert explained(10) < 0.9

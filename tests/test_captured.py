@@ -14,6 +14,7 @@ from sb_grpo import GRPO
 from sb_grpo.buffers import Minibatch
 from sb_grpo.captured import Graph, Loss, adam_moments, pad, update
 from sb_grpo.envs.native import make_tensor_env
+from sb_grpo.update import CHUNK, in_chunks
 from tests.helpers import ProbeEnv
 
 SMALL = dict(n_steps=4, batch_size=16, n_epochs=2, group_size=2, seed=0, device="cpu")
@@ -68,6 +69,18 @@ def test_the_update_written_out_is_the_eager_update(env_id, options):
     th.testing.assert_close(norms, eager_norms, rtol=1e-4, atol=1e-6)
     for key in ("step", "exp_avg", "exp_avg_sq"):
         th.testing.assert_close(state["state"][0][key], eager_state["state"][0][key], rtol=1e-4, atol=1e-7)
+
+
+def test_the_captured_baseline_is_the_baseline():
+    """Full chunks of rows go through the graph, the rest does not; both say the same."""
+    model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4), compile=True, **SMALL)
+    baseline, x = model.state_baseline, th.randn(CHUNK + 100, 5)
+    baseline.normalizer.update(x)
+    baseline.weights.normal_()
+    with th.no_grad():
+        ours, eager = in_chunks(model.captured.predict(baseline), x), in_chunks(baseline.predict, x)
+    assert model.captured._predict.compiled
+    th.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
 
 
 def test_padding_weighs_nothing():
