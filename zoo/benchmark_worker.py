@@ -188,7 +188,8 @@ def run_training(spec: Spec, experiment: Experiment, model: BaseAlgorithm, keep:
         ExperimentManager.save_trained_model(experiment, model)
     return {
         "env_steps": model.num_timesteps,
-        "gradient_steps": gradient_steps,
+        # A captured GRPO steps without its optimiser object, and counts by itself.
+        "gradient_steps": getattr(model, "_n_gradient_steps", gradient_steps),
         "n_updates": getattr(model, "_n_updates", 0),
         "parameters": sum(p.numel() for p in model.policy.parameters() if p.requires_grad),
         "train_wall_s": round(checkpoints.wall, 3),
