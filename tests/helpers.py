@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import gymnasium as gym
@@ -10,6 +11,12 @@ import torch as th
 from gymnasium import spaces
 
 from sb_grpo import Rollout
+
+
+def heed_ctrl_c() -> None:
+    """For the ``preexec_fn`` of a subprocess that is to be interrupted: jobs in a shell's background ignore SIGINT, and hand
+    that on to their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def make_rollout(rewards: list[list[float]], groups: list[int], **changes: Any) -> Rollout:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from stable_baselines3.common.env_util import make_vec_env
 
+from tests.helpers import heed_ctrl_c
 from zoo import benchmark, benchmark_worker, compare, workflow
 from zoo.benchmark_worker import RandomPolicy, evaluate, evaluation_seed
 from zoo.results import read_content, read_run
@@ -38,7 +39,8 @@ def command(folder, *more, steps="384"):
 
 
 def start(folder, **options):
-    return subprocess.Popen(command(folder, **options), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command(folder, **options), cwd=ROOT, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed_ctrl_c)
 
 
 def wait_for(condition, seconds=90):

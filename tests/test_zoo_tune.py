@@ -15,6 +15,7 @@ from optuna.trial import TrialState
 from stable_baselines3 import PPO
 
 from sb_grpo import GRPO
+from tests.helpers import heed_ctrl_c
 from zoo import tune
 from zoo.command_line import run
 from zoo.objective import Objective
@@ -106,7 +107,9 @@ def test_a_killed_study_goes_on_without_a_loss_or_a_double(tmp_path):
 def test_ctrl_c_reports_and_keeps_the_trial_for_later(tmp_path):
     arguments = ["-n", "20000", "--n-seeds", "3", "--study-name", "cut", "--no-optim-plots"]
     storage = tmp_path / "tune" / "cut" / "journal.log"
-    process = subprocess.Popen(command(tmp_path, *arguments), cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(tmp_path, *arguments), cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c
+    )
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (storage.exists() and "training_seeds" in storage.read_text()):
         time.sleep(0.02)
