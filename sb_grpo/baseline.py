@@ -106,9 +106,10 @@ class StateBaseline(nn.Module):
         x_final = th.cat([final_features, (last_t + 1).unsqueeze(1).to(features.dtype)], dim=1)
         first = bool(self.normalizer.count == 0)
         rows = evenly_spaced(len(x), self.fit_rows, x.device)
+        x_fit = x[rows]
         if first:  # nothing to predict with yet: the first rollout is compared with its own fit to plain returns
-            self.normalizer.update(x)
-            self._fit(self.phi(x[rows]), rewards_to_go(rollout, options.gamma)[rows])
+            self.normalizer.update(x_fit)
+            self._fit(self.phi(x_fit), rewards_to_go(rollout, options.gamma)[rows])
             self._moments = None
         predict = predict or self.predict
         predictions, final_predictions = in_chunks(predict, x), in_chunks(predict, x_final)
@@ -117,8 +118,8 @@ class StateBaseline(nn.Module):
         raw = gae(rollout, values, final_predictions[:, best], options.gamma, options.gae_lambda)
         target = raw + values
         if not first:  # weights must be used with the statistics that they were fitted under
-            self.normalizer.update(x)
-        self._fit(self.phi(x[rows]), target[rows])
+            self.normalizer.update(x_fit)
+        self._fit(self.phi(x_fit), target[rows])
         return centre_and_scale(raw, target, rollout, options.normalize), explained_variance(values, target)
 
     def predict(self, x: th.Tensor) -> th.Tensor:

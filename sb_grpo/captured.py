@@ -49,6 +49,13 @@ class Graph:
         options: dict[str, Any] = {"triton.cudagraphs": mode == "reduce-overhead"}
         if FAST_TANH in th._inductor.list_options():
             options[FAST_TANH] = True
+        if th.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            from sb_grpo.onednn import OneDnnProducts
+
+            options["post_grad_custom_post_pass"] = OneDnnProducts()
+        if hasattr(th.compiler, "skip_guard_on_all_nn_modules_unsafe"):
+            # A policy's layers stay what they are; its tensors are inputs of the graph, and those are checked at every call.
+            options["guard_filter_fn"] = th.compiler.skip_guard_on_all_nn_modules_unsafe
         self.compiled: Callable[..., Any] | None = th.compile(own, fullgraph=True, dynamic=False, options=options)
 
     def __call__(self, *args: Any) -> Any:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NOT_PRINTED = ("stdout", "log", "json", "csv")
 
 #: Rows that are enough for the figures of an update.
-SAMPLE = 4096
+SAMPLE = 2048
 
 HPARAMS = """
 learning_rate n_steps batch_size n_epochs gamma gae_lambda clip_range clip_range_high ratio_cap group_size n_groups advantage

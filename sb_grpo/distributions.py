@@ -55,11 +55,11 @@ class CategoricalHead:
     """Discrete actions; ``out`` are unnormalised log-probabilities ``[batch, n]``, actions ``[batch]`` int64."""
 
     def noise(self, like: th.Tensor) -> th.Tensor:
-        return th.empty_like(like).exponential_()
+        return th.empty_like(like).exponential_().log_().neg_()
 
     def sample(self, out: th.Tensor, noise: th.Tensor) -> th.Tensor:
         # Gumbel-max: argmax(logits + g) with g = -log(e), e ~ Exp(1).
-        return (out - noise.log()).argmax(dim=-1)
+        return (out + noise).argmax(dim=-1)
 
     def mode(self, out: th.Tensor) -> th.Tensor:
         return out.argmax(dim=-1)

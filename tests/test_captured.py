@@ -188,6 +188,24 @@ def test_what_cannot_be_captured_is_said_once_and_runs_eagerly(env, options, say
     assert (weights(model) == weights(trained(False))).all()
 
 
+def test_tall_products_go_to_onednn():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    from sb_grpo.onednn import OneDnnProducts
+
+    def products(x, w, b, thin):
+        return th.addmm(b, x, w.T), x @ thin, x.T @ x
+
+    arguments = th.randn(2048, 32), th.randn(24, 32), th.randn(24), th.randn(32, 2)
+    graph = make_fx(products, tracing_mode="fake")(*arguments)
+    OneDnnProducts()(graph.graph)
+    graph.recompile()
+    targets = [str(node.target) for node in graph.graph.nodes]
+    assert targets.count("sb_grpo.tall_product.default") == 1 and targets.count("aten.mm.default") == 2
+    for ours, theirs in zip(graph(*arguments), products(*arguments), strict=True):
+        th.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
 def test_models_do_not_crowd_each_other_out_of_the_graph_cache():
     def add(x, n):
         return x + n
