@@ -237,6 +237,21 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, says, results, tmp_pat
     assert not (tmp_path / "report").exists()
 
 
+def test_the_commands_themselves(results, tmp_path):
+    """The real commands, each in a process of its own."""
+
+    def command(name, *arguments):
+        line = [sys.executable, "-m", f"zoo.{name}", str(results), "--out", str(tmp_path / name), *arguments]
+        return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    done = command("compare", "--baseline", "ppo")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "compare" / "report.md").exists() and (tmp_path / "compare" / "tables" / "summary.csv").exists()
+    done = command("plot")
+    assert done.returncode == 0, done.stderr
+    assert is_picture(tmp_path / "plot")
+
+
 def test_the_command_line_itself(tmp_path):
     command = [sys.executable, "-m", "zoo.compare"]
     done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
