@@ -12,7 +12,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo.envs.random import group_seed, group_seeds, mix
+from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
 from sb_grpo.envs.seeded_reset import RESET_NUMBER, START_DIGEST
 from sb_grpo.envs.tensor_env import TensorVecEnv
 
@@ -129,7 +129,9 @@ class TensorSlots:
     """
 
     def __init__(self, n_envs: int, group_size: int, base_seed: int, first_group: int, device: th.device) -> None:
-        self.group_size, self.base_seed, self.device = group_size, base_seed, device
+        self.group_size, self.device = group_size, device
+        # A tensor: as a number it would be part of every captured graph, and each seed would compile anew.
+        self.seed_word = th.tensor(signed(base_seed % (1 << 64)), device=device)
         self.job = th.arange(n_envs, device=device) + first_group * group_size
         self._next_job = self.job[-1] + 1
         self.t = th.zeros(n_envs, dtype=th.int64, device=device)
@@ -178,4 +180,4 @@ class TensorSlots:
 
     def _seeds(self) -> th.Tensor:
         """``[n_envs]`` reset seed of the group that each slot works for."""
-        return group_seeds(self.base_seed, self.job // self.group_size)
+        return group_seeds(self.seed_word, self.job // self.group_size)

@@ -13,6 +13,7 @@ from torch import nn
 from sb_grpo import GRPO
 from sb_grpo.buffers import Minibatch
 from sb_grpo.captured import Graph, Loss, adam_moments, pad, update
+from sb_grpo.device_sampler import env_steps
 from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.update import CHUNK, in_chunks
 from tests.helpers import ProbeEnv
@@ -204,6 +205,24 @@ def test_tall_products_go_to_onednn():
     assert targets.count("sb_grpo.tall_product.default") == 1 and targets.count("aten.mm.default") == 2
     for ours, theirs in zip(graph(*arguments), products(*arguments), strict=True):
         th.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+def test_graphs_do_not_hold_the_seed():
+    """Or every seed would compile anew."""
+    traced = []
+
+    def note(graph, example_inputs):
+        traced.append(graph.print_readable(print_output=False))
+        return graph.forward
+
+    for seed in (1, 2):
+        model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4), **{**SMALL, "seed": seed})
+        model.learn(1)
+        th.compiler.reset()
+        with th.no_grad():
+            steps = th.compile(env_steps, backend=note, fullgraph=True, dynamic=False)
+            steps(model.policy, model.env, model.slots, lambda actions: actions, model.policy.noise(2, 4))
+    assert len(traced) == 2 and traced[0] == traced[1]
 
 
 def test_models_do_not_crowd_each_other_out_of_the_graph_cache():

@@ -63,9 +63,10 @@ def mix_tensor(*words: th.Tensor | int) -> th.Tensor:
     return state
 
 
-def group_seeds(base_seed: int, groups: th.Tensor) -> th.Tensor:
+def group_seeds(base_seed: int | th.Tensor, groups: th.Tensor) -> th.Tensor:
     """:func:`group_seed` of many groups at once.
 
+    :param base_seed: the model's seed, or the int64 scalar with the same 64 bits
     :param groups: int64 group numbers
     :return: int64 seeds in [0, 2^31)
     """
