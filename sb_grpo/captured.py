@@ -155,19 +155,27 @@ class Captured:
 
         return captured
 
-    def gradient_step(self, model: GRPO, minibatch: Minibatch, clip: Clip, parameters: list[nn.Parameter]) -> th.Tensor:
-        """As ``GRPO._gradient_step``, in one graph where there is one."""
-        if self._update is None or self._update.compiled is None:
+    def gradient_step(self, model: GRPO, clip: Clip, parameters: list[nn.Parameter]) -> Callable[[Minibatch], th.Tensor]:
+        """``GRPO._gradient_step`` for the minibatches of one update, in one graph where there is one."""
+
+        def eager(minibatch: Minibatch) -> th.Tensor:
             return model._gradient_step(minibatch, clip, parameters)
-        group = model.policy.optimizer.param_groups[0]
+
+        if self._update is None or self._update.compiled is None:
+            return eager
+        graph, group = self._update, model.policy.optimizer.param_groups[0]
         moments = adam_moments(model.policy.optimizer, parameters)
         for tensor in (*parameters, *(x for column in moments for x in column)):
             th._dynamo.mark_static_address(tensor, guard=False)
         scalars = th.tensor([*clip, group["lr"], model.max_grad_norm], device=model.device)
-        padded = pad(minibatch, -(-model.batch_size // 4))
-        with th.no_grad(), model.autocasting():
-            norms = self._update(self._loss, parameters, moments, padded, scalars, group["betas"], group["eps"])
-        return model._gradient_step(minibatch, clip, parameters) if norms is None else norms.clone()
+
+        def captured(minibatch: Minibatch) -> th.Tensor:
+            padded = pad(minibatch, -(-model.batch_size // 4))
+            with th.no_grad(), model.autocasting():
+                norms = graph(self._loss, parameters, moments, padded, scalars, group["betas"], group["eps"])
+            return eager(minibatch) if norms is None else norms.clone()
+
+        return captured
 
 
 class Loss(nn.Module):

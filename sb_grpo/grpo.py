@@ -410,14 +410,14 @@ class GRPO(OnPolicyAlgorithm):
             self._clip_range_high_schedule(self._current_progress_remaining),
         )
         last_good, norms, stopped = LastGood(self.policy), [], False
-        parameters = list(last_good.parameters)
+        take_step = self.captured.gradient_step(self, clip, list(last_good.parameters))
         for epoch in range(self.n_epochs):
             epoch_norms = []
             for minibatch in minibatches(batch, self.batch_size, self.importance_level == "episode"):
                 if self.target_kl is not None and self._exceeds_target_kl(minibatch):
                     stopped = True
                     break
-                epoch_norms.append(self.captured.gradient_step(self, minibatch, clip, parameters))
+                epoch_norms.append(take_step(minibatch))
             if epoch_norms:
                 last_good.check(epoch_norms, epoch)
             norms += epoch_norms

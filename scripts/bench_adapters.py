@@ -21,6 +21,7 @@ from typing import Any
 import envpool
 import gymnasium as gym
 import torch as th
+from device_path import BIG, LIGHT
 from stable_baselines3 import PPO, __version__
 from stable_baselines3.common.env_util import make_vec_env
 
@@ -29,8 +30,6 @@ from sb_grpo.envs.envpool import EnvPoolEnv
 from sb_grpo.envs.gymnasium_vector import GymnasiumVectorEnv
 from sb_grpo.envs.native import make_tensor_env
 
-LIGHT = dict(n_steps=128, batch_size=256, n_epochs=4)
-BIG = dict(n_steps=128, batch_size=4096, n_epochs=4)
 TASK = "CartPole-v1"
 REFERENCE = "SB3 PPO, 8 envs"
 

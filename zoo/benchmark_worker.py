@@ -22,11 +22,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
-from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization
+from stable_baselines3.common.vec_env import VecEnv
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zoo import provenance
-from zoo.experiment import Experiment, register
+from zoo.experiment import Experiment, register, sync
 from zoo.results import RANDOM, write_result
 from zoo.specs import Spec
 
@@ -139,13 +139,6 @@ class RandomPolicy:
         """One action per env."""
         first = next(iter(observations.values())) if isinstance(observations, dict) else observations
         return np.array([self.space.sample() for _ in range(len(first))]), None
-
-
-def sync(model: BaseAlgorithm, env: VecEnv) -> None:
-    """Give evaluation envs the training's observation statistics."""
-    training_env = model.get_env()
-    assert training_env is not None
-    sync_envs_normalization(training_env, env)
 
 
 def run_random(spec: Spec, experiment: Experiment) -> dict[str, Any]:

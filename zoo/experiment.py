@@ -101,9 +101,7 @@ class Experiment(ExperimentManager):
         env = self.create_envs(min(self.n_envs, n_episodes), eval_env=True, no_log=True)
         # A VecEnv seeds its envs with consecutive numbers: hashed, so that the runs of neighbouring seeds do not share starts.
         env.seed(int(np.random.SeedSequence([self.seed, 1]).generate_state(1)[0]) >> 1)
-        training_env = model.get_env()
-        assert training_env is not None
-        sync_envs_normalization(training_env, env)
+        sync(model, env)
         returns, _ = evaluate_policy(
             model, env, n_episodes, deterministic=self.deterministic_eval, return_episode_rewards=True
         )
@@ -138,6 +136,13 @@ class Experiment(ExperimentManager):
         print(f"TensorBoard:    tensorboard --logdir {self.tensorboard_log}")
         print(f"Learning curve: {picture}")
         print(f"Metrics:        {folder / 'metrics.json'}")
+
+
+def sync(model: BaseAlgorithm, env: VecEnv) -> None:
+    """Give evaluation envs the training's observation statistics."""
+    training_env = model.get_env()
+    assert training_env is not None
+    sync_envs_normalization(training_env, env)
 
 
 def build(
