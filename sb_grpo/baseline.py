@@ -1,8 +1,8 @@
 """The state-conditioned group baseline: what the other episodes lead one to expect from a state, solved in closed form.
 
-b(s, t) is a ridge regression of lambda-returns on fixed features of the state. It is fitted on the last few rollouts
-and used on the next one, so no episode is ever compared with itself; there is no critic network, no optimiser, and
-nothing to save beside one weight vector and the statistics that standardise the features.
+b(s, t) is a ridge regression of lambda-returns on fixed features of the state. It is fitted on one rollout, anchored at
+the fit before, and used on the next one, so no episode is ever compared with itself; there is no critic network, no
+optimiser, and nothing to save beside one weight vector and the statistics that standardise the features.
 """
 
 from __future__ import annotations
@@ -27,12 +27,17 @@ class StateBaseline(nn.Module):
 
     The random Fourier features (Rahimi & Recht, 2007) span a Gaussian kernel of length scale ``scale * sqrt(dim)``. Every
     fit is made with three ridges, ten apart; the one that predicts the next rollout best, before it is fitted to it, is
-    used there and becomes the middle one.
+    used there and becomes the middle one. The ridge pulls towards ``anchor`` times the weights before, not towards 0:
+    what the newest rollout says nothing about is kept. With returns that grow, old targets are wrong but old weights are
+    near; so a short memory of data and a long one of weights predict best (measured in docs/results.md).
 
     :param input_dim: size of the policy's feature vector
     :param n_features: number of random Fourier features; by default 32 per input, between 128 and 512
     :param scale: length scale of the kernel, in standard deviations per input
     :param memory: weight of the rollouts before relative to the newest one, per rollout of age; in [0, 1)
+    :param anchor: share of the weights before that the ridge pulls towards; in [0, 1]
+    :param sweeps: times that a rollout is fitted; from the second on, its lambda-returns bootstrap from the fit just
+        made (fitted value iteration). Rollouts of more than ``fit_rows`` steps are fitted once
     :param seed: of the random projection; the same in every run, so there is nothing to save
     :param fit_rows: a rollout of more steps is fitted on that many of them, evenly spaced over its episodes
     :raises ValueError: for values out of range
@@ -48,7 +53,9 @@ class StateBaseline(nn.Module):
         input_dim: int,
         n_features: int | None = None,
         scale: float = 1.0,
-        memory: float = 0.5,
+        memory: float = 0.25,
+        anchor: float = 0.9,
+        sweeps: int = 4,
         seed: int = 0,
         fit_rows: int = 4096,
     ) -> None:
@@ -58,12 +65,15 @@ class StateBaseline(nn.Module):
             ("n_features", n_features, "be at least 1", n_features >= 1),
             ("scale", scale, "be positive", scale > 0),
             ("memory", memory, "lie in [0, 1)", 0 <= memory < 1),
+            ("anchor", anchor, "lie in [0, 1]", 0 <= anchor <= 1),
+            ("sweeps", sweeps, "be at least 1", sweeps >= 1),
             ("fit_rows", fit_rows, "be at least 1", fit_rows >= 1),
         ):
             if not fine:
                 raise ValueError(f"baseline_kwargs: {name}={value} must {rule}.")
         dim = input_dim + 1
-        self.with_squares, self.memory, self.fit_rows = dim <= 64, memory, fit_rows
+        self.with_squares, self.memory, self.anchor = dim <= 64, memory, anchor
+        self.sweeps, self.fit_rows = sweeps, fit_rows
         size = 1 + dim * (1 + self.with_squares) + n_features
         generator = th.Generator().manual_seed(seed)
         projection = th.randn(dim, n_features, generator=generator) / (scale * math.sqrt(dim))
@@ -109,7 +119,7 @@ class StateBaseline(nn.Module):
         x_fit = x[rows]
         if first:  # nothing to predict with yet: the first rollout is compared with its own fit to plain returns
             self.normalizer.update(x_fit)
-            self._fit(self.phi(x_fit), rewards_to_go(rollout, options.gamma)[rows])
+            self._regression(self.phi(x_fit), self.weights[:, 1])(rewards_to_go(rollout, options.gamma)[rows])
             self._moments = None
         predict = predict or self.predict
         predictions, final_predictions = in_chunks(predict, x), in_chunks(predict, x_final)
@@ -119,7 +129,12 @@ class StateBaseline(nn.Module):
         target = raw + values
         if not first:  # weights must be used with the statistics that they were fitted under
             self.normalizer.update(x_fit)
-        self._fit(self.phi(x_fit), target[rows])
+        phi = self.phi(x_fit)
+        fit = self._regression(phi, self.weights[:, best])
+        fit(target[rows])
+        for _ in range(self.sweeps - 1 if len(x) <= self.fit_rows else 0):
+            refreshed, final = phi @ self.weights[:, 1], in_chunks(self.predict, x_final)[:, 1]
+            fit(gae(rollout, refreshed, final, options.gamma, options.gae_lambda) + refreshed)
         return centre_and_scale(raw, target, rollout, options.normalize), explained_variance(values, target)
 
     def predict(self, x: th.Tensor) -> th.Tensor:
@@ -138,18 +153,33 @@ class StateBaseline(nn.Module):
         self.ridge.mul_(RIDGE_FACTORS[best]).clamp_(*RIDGE_RANGE)
         return best
 
-    def _fit(self, phi: th.Tensor, target: th.Tensor) -> None:
-        gram, moment = phi.T @ phi, phi.T @ target
+    def _regression(self, phi: th.Tensor, before: th.Tensor) -> Callable[[th.Tensor], None]:
+        """The ridge regression on given features: a function of the targets that sets the weights.
+
+        :param phi: ``[M, size]``
+        :param before: ``[size]`` weights that the ridge pulls towards, times ``anchor``
+        """
+        gram, old_moment = phi.T @ phi, None
         if self._moments is not None:
             gram.add_(self._moments[0], alpha=self.memory)
-            moment.add_(self._moments[1], alpha=self.memory)
-        self._moments = gram, moment
+            old_moment = self._moments[1]
+        ridges = self.ridge * gram.new_tensor(RIDGE_FACTORS, dtype=th.float64)
         systems = gram.double().repeat(len(RIDGE_FACTORS), 1, 1)
-        diagonal = systems.diagonal(dim1=1, dim2=2)[:, 1:]  # the constant, column 0, is not shrunk
-        diagonal += self.ridge * systems.new_tensor(RIDGE_FACTORS).unsqueeze(1)
+        diagonal = systems.diagonal(dim1=1, dim2=2)
+        diagonal[:, 1:] += ridges.unsqueeze(1)  # the constant, column 0, is not shrunk
         factor, failed = th.linalg.cholesky_ex(systems)
         while bool(failed.any()):  # the weakest ridge drowns in the rounding errors of the float32 Gram matrix
-            diagonal += 1e-5 * diagonal.mean()
+            diagonal[:, 1:] += 1e-5 * diagonal[:, 1:].mean()
             factor, failed = th.linalg.cholesky_ex(systems)
-        right = moment.double().view(1, -1, 1).expand(len(RIDGE_FACTORS), -1, 1)
-        self.weights.copy_(th.cholesky_solve(right, factor).squeeze(2).T)
+        pull = self.anchor * before.double().outer(ridges)
+        pull[0] = 0.0
+
+        def fit(target: th.Tensor) -> None:
+            moment = phi.T @ target
+            if old_moment is not None:
+                moment.add_(old_moment, alpha=self.memory)
+            self._moments = gram, moment
+            right = (moment.double().unsqueeze(1) + pull).T.unsqueeze(2)
+            self.weights.copy_(th.cholesky_solve(right, factor).squeeze(2).T)
+
+        return fit

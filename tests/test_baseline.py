@@ -87,11 +87,40 @@ def test_the_ridge_follows_the_noise():
     assert ridges[0] <= 1.0 and ridges[1] >= 100.0
 
 
-@pytest.mark.parametrize("kwargs", [dict(n_features=0), dict(scale=0.0), dict(memory=1.0)], ids=str)
+@pytest.mark.parametrize(
+    "kwargs", [dict(n_features=0), dict(scale=0.0), dict(memory=1.0), dict(anchor=1.1), dict(sweeps=0)], ids=str
+)
 def test_bad_settings_are_named(kwargs):
     name, value = next(iter(kwargs.items()))
     with pytest.raises(ValueError, match=f"baseline_kwargs: {name}={value} must"):
         StateBaseline(3, **kwargs)
+
+
+def test_the_anchor_keeps_what_the_newest_rollouts_do_not_show():
+    """Two kinds of states, then only one of them: an anchored fit still knows the other."""
+
+    def forgotten(anchor):
+        baseline = StateBaseline(1, memory=0.0, anchor=anchor)
+        for kinds in (2, 2, 1, 1):
+            x = th.cat([th.full((100, 1), 2.0), th.full((100, 1), -2.0 if kinds == 2 else 2.0)])
+            baseline.advantages(rollout_of(x, 3.0 * x[:, 0].sign()), AdvantageOptions(), x, x)
+        return abs(3.0 + float(baseline.predict(th.tensor([[-2.0, 0.0]]))[0, 1]))
+
+    assert forgotten(1.0) < 1.0 < 3.0 < forgotten(0.0)
+
+
+def test_sweeps_carry_a_change_of_the_last_reward_to_the_first_step():
+    """lambda = 0: a fit sees one step ahead, so each sweep carries the new reward one step back. Truth: 1 at every step."""
+
+    def at_the_start(sweeps):
+        baseline = StateBaseline(1, n_features=64, sweeps=sweeps, memory=0.0)
+        for reward in (0.0, 1.0):
+            rollout = make_rollout([[0.0] * 5 + [reward + 1e-3 * i] for i in range(40)], [i // 8 for i in range(40)])
+            features = th.arange(6.0).repeat(40).unsqueeze(1)
+            baseline.advantages(rollout, AdvantageOptions(gamma=1.0, gae_lambda=0.0), features, th.full((40, 1), 6.0))
+        return float(baseline.predict(th.tensor([[0.0, 0.0]]))[0, 1])
+
+    assert at_the_start(1) < 0.2 and 0.8 < at_the_start(12) < 1.2
 
 
 def test_a_large_rollout_is_fitted_on_some_of_its_rows():
