@@ -1,0 +1,285 @@
+"""The results page: GRPO against PPO with its critic, and the ablations, from raw result files.
+
+``python -m zoo.evidence docs/data/study --ablations docs/data/ablations --out docs/results.md``
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+
+from zoo import figures, statistics, tables
+from zoo.command_line import BadInput, Parser, run
+from zoo.comparison import Comparison, compare_runs, load
+from zoo.results import RANDOM, Run
+
+BAR = "ppo"  # per task the better of PPO's settings
+BAR_SETTINGS = ("ppo-tuned", "ppo-defaults")
+TUNED, DEFAULTS = "grpo-state", "grpo-defaults"  # zoo/hyperparams/grpo.yml, and the constructor's defaults on all tasks
+PICTURES = ("learning_curves", "aggregates", "performance_profile", "probability_of_improvement", "training_time")
+FULL = 10  # seeds that the protocol asks for
+
+
+def parser() -> Parser:
+    """The command line."""
+    it = Parser("zoo.evidence", "Write the results page: GRPO against PPO with its critic, and the ablations.")
+    add = it.add_argument
+    add("folder", type=Path, help="output of zoo.benchmark with the labels of zoo/variants/critic_free.yml")
+    add("--ablations", type=Path, metavar="FOLDER", help="ablations.yml and one folder of zoo.benchmark for each entry")
+    add("--out", type=Path, default=Path("docs/results.md"), metavar="FILE", help="the page; pictures: img/results beside it")
+    return it
+
+
+def with_bar(runs: Sequence[Run]) -> tuple[list[Run], dict[str, str]]:
+    """Give the runs of PPO's better setting a second label, :data:`BAR`, on every task.
+
+    :param runs: of a study
+    :return: runs with those of the bar added, and env -> label that is the bar there
+    """
+    chosen = {}
+    for env in sorted({run.env for run in runs}):
+        scores = {label: [r.score for r in runs if (r.env, r.label) == (env, label)] for label in BAR_SETTINGS}
+        there = {label: float(statistics.iqm([np.array(s)])) for label, s in scores.items() if s}
+        if there:
+            chosen[env] = max(there, key=lambda label: there[label])
+    return [*runs, *(replace(r, label=BAR) for r in runs if chosen.get(r.env) == r.label)], chosen
+
+
+def iqm_text(c: Comparison, env: str, label: str) -> str:
+    """``IQM [low, high]``, and the number of seeds where it is not the protocol's."""
+    if (env, label) not in c.runs:
+        return "not run"
+    scores = c.scores(env, label)
+    low, high = statistics.interval(statistics.iqm, [scores])
+    seeds = "" if len(scores) == FULL else f" ({len(scores)} seeds)" if len(scores) > 1 else " (1 seed)"
+    return f"{number(float(statistics.iqm([scores])))} [{number(float(low))}, {number(float(high))}]{seeds}"
+
+
+def number(x: float) -> str:
+    """A return: whole above 1000, else one decimal."""
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.1f}"
+
+
+def verdict(c: Comparison, env: str, label: str, bar: str = BAR) -> str:
+    """What the bootstrap interval of the difference of IQMs says."""
+    if (env, label) not in c.runs or (env, bar) not in c.runs:
+        return "-"
+    x, y = c.scores(env, label), c.scores(env, bar)
+    if np.array_equal(np.sort(x), np.sort(y)):
+        return "equal"
+    low, high = statistics.interval(lambda a, b: statistics.iqm(a) - statistics.iqm(b), [x], [y])
+    difference = float(statistics.iqm([x]) - statistics.iqm([y]))
+    side = "above" if difference > 0 else "below"
+    return f"**{side}, interval too**" if float(low) > 0 or float(high) < 0 else f"{side}, not distinguishable"
+
+
+def main_table(c: Comparison, chosen: dict[str, str]) -> pd.DataFrame:
+    """The question, task by task."""
+    rows = []
+    for env in c.envs:
+        if (env, BAR) not in c.runs:
+            continue
+        row = {"task": env, "steps": f"{c.runs[env, BAR][0].steps:,}"}
+        row |= {f"PPO ({' or '.join(BAR_SETTINGS)})": f"{iqm_text(c, env, BAR)}, {chosen[env].removeprefix('ppo-')}"}
+        row |= {"GRPO, tuned entry": iqm_text(c, env, TUNED), "against PPO": verdict(c, env, TUNED)}
+        row |= {"GRPO, defaults": iqm_text(c, env, DEFAULTS), "defaults against PPO": verdict(c, env, DEFAULTS)}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def every_label(c: Comparison) -> pd.DataFrame:
+    """IQM of everything that ran."""
+    labels = [label for label in c.labels if label != BAR]
+    return pd.DataFrame([{"task": env} | {label: iqm_text(c, env, label) for label in labels} for env in c.envs])
+
+
+def cost_table(c: Comparison) -> pd.DataFrame:
+    """Steps, updates, parameters and seconds, and how many times faster than the bar."""
+    rows = []
+    for env in c.envs:
+        for label in [label for label in c.on(env) if label != BAR]:
+            group = c.runs[env, label]
+            wall, cpu = (float(np.median([getattr(r, key) for r in group])) for key in ("train_wall_s", "train_cpu_s"))
+            bar = np.median([r.train_cpu_s for r in c.runs[env, BAR]]) if (env, BAR) in c.runs else np.nan
+            counts = {key: f"{np.median([getattr(r, key) for r in group]):,.0f}" for key in ("gradient_steps", "n_updates")}
+            times = {"training, s": f"{wall:.0f}", "processor, s": f"{cpu:.0f}", "PPO's processor time / this": f"{bar / cpu:.2f}"}
+            rows.append({"task": env, "algorithm": label, **counts, "parameters": f"{group[0].parameters:,}", **times})
+    return pd.DataFrame(rows)
+
+
+def overall(runs: Sequence[Run], label: str) -> tuple[str, list[str]]:
+    """A label against the bar over the tasks that both ran: aggregate IQM, probability of improvement, speed.
+
+    :return: a Markdown line, and the tasks
+    """
+    c = compare_runs([r for r in runs if r.label in (label, BAR, RANDOM)], [label, BAR], BAR)
+    if not c.common_envs:
+        return f"| {label} | no task in common | | |", []
+    normalised = c.normalised(label)
+    low, high = statistics.interval(statistics.iqm, normalised)
+    x, y = ([c.scores(env, which) for env in c.common_envs] for which in (label, BAR))
+    better = statistics.probability_of_improvement(x, y)
+    p_low, p_high = statistics.interval(statistics.probability_of_improvement, x, y)
+    speed = tables.speed(c).set_index("env").loc["all"]
+    cells = [
+        f"{float(statistics.iqm(normalised)):.2f} [{float(low):.2f}, {float(high):.2f}]",
+        f"{float(better):.2f} [{float(p_low):.2f}, {float(p_high):.2f}]",
+        f"{speed['speedup']:.2f} [{speed['speedup_low']:.2f}, {speed['speedup_high']:.2f}]",
+        f"{speed['cpu_speedup']:.2f} [{speed['cpu_speedup_low']:.2f}, {speed['cpu_speedup_high']:.2f}]",
+    ]
+    return f"| {label} | {' | '.join(cells)} | {len(c.common_envs)} |", c.common_envs
+
+
+def critic_wins(c: Comparison) -> list[str]:
+    """The honest cases: a line per task where the tuned entry's IQM is below the bar."""
+    lines = []
+    for env in c.envs:
+        if {(env, TUNED), (env, BAR)} <= set(c.runs):
+            mine, bar = (float(statistics.iqm([c.scores(env, label)])) for label in (TUNED, BAR))
+            if mine < bar:
+                lines.append(f"- {env}: {number(mine)} against {number(bar)} ({verdict(c, env, TUNED)})")
+    return lines or ["- None of the tasks that ran: no IQM of the tuned entry is below PPO's."]
+
+
+def ablation(folder: Path, title: str, question: str, finding: str, labels: Sequence[str] = ()) -> list[str]:
+    """One ablation: a table of IQMs per label and task.
+
+    :param folder: output of zoo.benchmark
+    :param title: heading
+    :param question: what it asks
+    :param finding: what its numbers say, written by whoever looked at them
+    :param labels: in order; nothing: all
+    """
+    runs, broken = load([folder])
+    c = compare_runs(runs, labels)
+    budgets = ", ".join(f"{env} {c.runs[env, c.on(env)[0]][0].steps:,}" for env in c.envs)
+    seeds = sorted({r.seed for r in runs})
+    rows = []
+    for label in c.labels:
+        steps = [f"{np.median([r.gradient_steps for r in c.runs[env, label]]):,.0f}" for env in c.envs if (env, label) in c.runs]
+        cells = {env: iqm_text(c, env, label) for env in c.envs}
+        rows.append({"setting": label, **cells, "gradient steps": " / ".join(steps)})
+    lines = [f"### {title}", "", f"{question} Env steps: {budgets}; seeds {seeds[0]} to {seeds[-1]}.", ""]
+    lines += [tables.to_markdown(pd.DataFrame(rows)), ""]
+    return [*lines, *(f"- left out, broken: {line}" for line in broken), finding, ""]
+
+
+def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
+    """The entries of ``ablations.yml`` whose runs exist.
+
+    :param folder: holds it; None: no ablations
+    :raises BadInput: if it cannot be read
+    """
+    if folder is None:
+        return []
+    try:
+        entries = yaml.safe_load((folder / "ablations.yml").read_text())
+        return [{"folder": folder / name, **entry} for name, entry in entries.items() if (folder / name).exists()]
+    except OSError as error:
+        raise BadInput(f"cannot read {folder / 'ablations.yml'}: {error.strerror}") from error
+    except (yaml.YAMLError, AttributeError, TypeError) as error:
+        raise BadInput(f"{folder / 'ablations.yml'} must map folders to title, section, question, finding") from error
+
+
+def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:
+    """The whole page; pictures are written on the way.
+
+    :param folder: of the study
+    :param ablations: of the ablations
+    :param out: of the page
+    :param command: that makes it
+    """
+    runs, broken = load([folder])
+    runs, chosen = with_bar(runs)
+    known = {run.label for run in runs}
+    if BAR not in known:
+        raise BadInput(f"{folder} holds no runs of {' or '.join(BAR_SETTINGS)}: there is nothing to measure against")
+    order = [DEFAULTS, TUNED, "grpo-step", "grpo-process", "grpo-outcome", BAR, *BAR_SETTINGS, "a2c", "trpo"]
+    labels = [label for label in order if label in known]
+    c = compare_runs(runs, labels, BAR)
+    contestants = [label for label in labels if label not in (BAR, *BAR_SETTINGS)]
+    shown = [label for label in (TUNED, DEFAULTS, BAR) if label in known]
+    drawn = draw(compare_runs([r for r in runs if r.label in (*shown, RANDOM)], shown, BAR), out.parent / "img" / "results")
+    counts = {label: sorted({len(c.runs[env, label]) for env in c.envs if (env, label) in c.runs}) for label in labels}
+    lines = ["# Results: GRPO without a critic against PPO with one", "", f"Made by `{command}` from the raw files in "]
+    lines[-1] += f"[{folder.name}](data/{folder.name}); do not edit."
+    lines += ["", *PROTOCOL, "", "Seeds per task and label: " + ", ".join(
+        f"{label} {'-'.join(map(str, sorted({n[0], n[-1]})))}" for label, n in counts.items() if label != BAR
+    ) + f". The protocol asks for {FULL}; where a cell has fewer, it says so, and its interval is to be read with care.", ""]
+    lines += [f"- left out, broken: {line}" for line in broken]
+    lines += ["## Task by task", "", tables.to_markdown(main_table(c, chosen)), ""]
+    lines += ["## Over all tasks", "", *OVERALL, "", "| algorithm | aggregate IQM | P(improvement over PPO) | times faster, clock "
+              "| times faster, processor | tasks |", "|---|---|---|---|---|---|"]
+    lines += [overall(runs, label)[0] for label in contestants] + [""]
+    lines += ["## Pictures", "", *(f"![{name.replace('_', ' ')}](img/results/{name}.png)\n" for name in drawn)]
+    lines += ["## Every algorithm", "", tables.to_markdown(every_label(c)), ""]
+    lines += ["## Steps to the threshold", "", "First checkpoint at or above Gymnasium's threshold, median over seeds.", ""]
+    lines += [tables.to_markdown(tables.threshold(c)), ""]
+    lines += ["## Where a critic wins", "", *critic_wins(c), ""]
+    lines += ["## Cost", "", *COST, "", tables.to_markdown(cost_table(c)), ""]
+    entries = read_ablations(ablations)
+    for heading in dict.fromkeys(entry["section"] for entry in entries):
+        lines += [f"## {heading}", ""]
+        for entry in [entry for entry in entries if entry["section"] == heading]:
+            lines += ablation(*(entry[key] for key in ("folder", "title", "question", "finding")), entry.get("labels", ()))
+    lines += ["## Where the runs come from", "", tables.to_markdown(tables.provenance(c)), ""]
+    return "\n".join(lines)
+
+
+PROTOCOL = [
+    "Every algorithm gets the same number of env steps, and every step counts. A run's score is the mean return of 50",
+    "deterministic episodes with its last weights, whose starts no training has seen and all algorithms share. A cell is the",
+    "interquartile mean over seeds with its 95 % bootstrap interval. PPO is SB3's, with rl_zoo3's tuned settings and with SB3's",
+    "defaults plus VecNormalize: per task the better one is the bar. GRPO's tuned entries stand in zoo/hyperparams/grpo.yml and",
+    "were chosen on seeds from 100 up; its defaults are one setting on all tasks: the constructor's, 8 envs, observations normalised.",
+]
+OVERALL = [
+    "Scores are normalised per task: 0 is a random policy, 1 the mean of the bar. Speed is the ratio of median training times of a",
+    "run, geometric mean over tasks, with two runs at a time on a two-core machine.",
+]
+COST = [
+    "Medians over seeds. Gradient steps are calls of the optimiser, updates are SB3's count (epochs of PPO and GRPO, rollouts of A2C",
+    "and TRPO). Seconds are of training only; the processor's are the steadier ones.",
+]
+
+
+def draw(c: Comparison, folder: Path) -> list[str]:
+    """Write the pictures that there are data for; return their names."""
+    drawn = []
+    for name in PICTURES:
+        source, make = figures.ALL[name]
+        table: Callable[[Comparison], pd.DataFrame] = tables.ALL[source]
+        if len(made := table(c)):
+            figures.save(make(made, c.labels), folder / name)
+            drawn.append(name)
+    return drawn
+
+
+def body(arguments: Sequence[str]) -> int:
+    """The command.
+
+    :param arguments: command line
+    :return: 0
+    """
+    args = parser().parse_args(arguments)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    command = " ".join(["python -m zoo.evidence", *arguments])
+    args.out.write_text(page(args.folder, args.ablations, args.out, command))
+    print(f"Results: {args.out}")
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``python -m zoo.evidence``."""
+    return run("zoo.evidence", body, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
