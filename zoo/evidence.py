@@ -44,7 +44,7 @@ def with_bar(runs: Sequence[Run]) -> tuple[list[Run], dict[str, str]]:
     :return: runs with those of the bar added, and env -> label that is the bar there
     """
     chosen = {}
-    for env in sorted({run.env for run in runs}):
+    for env in sorted({r.env for r in runs}):
         scores = {label: [r.score for r in runs if (r.env, r.label) == (env, label)] for label in BAR_SETTINGS}
         there = {label: float(statistics.iqm([np.array(s)])) for label, s in scores.items() if s}
         if there:
@@ -57,9 +57,13 @@ def iqm_text(c: Comparison, env: str, label: str) -> str:
     if (env, label) not in c.runs:
         return "not run"
     scores = c.scores(env, label)
+    value = number(float(statistics.iqm([scores])))
+    if len(scores) == 1:
+        return f"{value} (1 seed)"
     low, high = statistics.interval(statistics.iqm, [scores])
-    seeds = "" if len(scores) == FULL else f" ({len(scores)} seeds)" if len(scores) > 1 else " (1 seed)"
-    return f"{number(float(statistics.iqm([scores])))} [{number(float(low))}, {number(float(high))}]{seeds}"
+    return f"{value} [{number(float(low))}, {number(float(high))}]" + (
+        "" if len(scores) >= FULL else f" ({len(scores)} seeds)"
+    )
 
 
 def number(x: float) -> str:
@@ -74,9 +78,11 @@ def verdict(c: Comparison, env: str, label: str, bar: str = BAR) -> str:
     x, y = c.scores(env, label), c.scores(env, bar)
     if np.array_equal(np.sort(x), np.sort(y)):
         return "equal"
-    low, high = statistics.interval(lambda a, b: statistics.iqm(a) - statistics.iqm(b), [x], [y])
     difference = float(statistics.iqm([x]) - statistics.iqm([y]))
     side = "above" if difference > 0 else "below"
+    if min(len(x), len(y)) == 1:
+        return f"{side}, too few seeds"
+    low, high = statistics.interval(lambda a, b: statistics.iqm(a) - statistics.iqm(b), [x], [y])
     return f"**{side}, interval too**" if float(low) > 0 or float(high) < 0 else f"{side}, not distinguishable"
 
 
@@ -109,7 +115,11 @@ def cost_table(c: Comparison) -> pd.DataFrame:
             wall, cpu = (float(np.median([getattr(r, key) for r in group])) for key in ("train_wall_s", "train_cpu_s"))
             bar = np.median([r.train_cpu_s for r in c.runs[env, BAR]]) if (env, BAR) in c.runs else np.nan
             counts = {key: f"{np.median([getattr(r, key) for r in group]):,.0f}" for key in ("gradient_steps", "n_updates")}
-            times = {"training, s": f"{wall:.0f}", "processor, s": f"{cpu:.0f}", "PPO's processor time / this": f"{bar / cpu:.2f}"}
+            times = {
+                "training, s": f"{wall:.0f}",
+                "processor, s": f"{cpu:.0f}",
+                "PPO's processor time / this": f"{bar / cpu:.2f}",
+            }
             rows.append({"task": env, "algorithm": label, **counts, "parameters": f"{group[0].parameters:,}", **times})
     return pd.DataFrame(rows)
 
@@ -148,27 +158,26 @@ def critic_wins(c: Comparison) -> list[str]:
     return lines or ["- None of the tasks that ran: no IQM of the tuned entry is below PPO's."]
 
 
-def ablation(folder: Path, title: str, question: str, finding: str, labels: Sequence[str] = ()) -> list[str]:
+def ablation(entry: dict[str, Any]) -> list[str]:
     """One ablation: a table of IQMs per label and task.
 
-    :param folder: output of zoo.benchmark
-    :param title: heading
-    :param question: what it asks
-    :param finding: what its numbers say, written by whoever looked at them
-    :param labels: in order; nothing: all
+    :param entry: of ``ablations.yml``: ``folder`` (output of zoo.benchmark), ``title``, ``question``, ``finding`` (what its
+        numbers say, written by whoever looked at them) and, if not all of them in the order of their names, ``labels``
     """
-    runs, broken = load([folder])
-    c = compare_runs(runs, labels)
+    runs, broken = load([entry["folder"]])
+    c = compare_runs(runs, entry.get("labels", ()))
     budgets = ", ".join(f"{env} {c.runs[env, c.on(env)[0]][0].steps:,}" for env in c.envs)
     seeds = sorted({r.seed for r in runs})
     rows = []
     for label in c.labels:
-        steps = [f"{np.median([r.gradient_steps for r in c.runs[env, label]]):,.0f}" for env in c.envs if (env, label) in c.runs]
+        steps = [
+            f"{np.median([r.gradient_steps for r in c.runs[env, label]]):,.0f}" for env in c.envs if (env, label) in c.runs
+        ]
         cells = {env: iqm_text(c, env, label) for env in c.envs}
         rows.append({"setting": label, **cells, "gradient steps": " / ".join(steps)})
-    lines = [f"### {title}", "", f"{question} Env steps: {budgets}; seeds {seeds[0]} to {seeds[-1]}.", ""]
+    lines = [f"### {entry['title']}", "", f"{entry['question']} Env steps: {budgets}; seeds {seeds[0]} to {seeds[-1]}.", ""]
     lines += [tables.to_markdown(pd.DataFrame(rows)), ""]
-    return [*lines, *(f"- left out, broken: {line}" for line in broken), finding, ""]
+    return [*lines, *(f"- left out, broken: {line}" for line in broken), entry["finding"], ""]
 
 
 def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
@@ -210,44 +219,51 @@ def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:
     counts = {label: sorted({len(c.runs[env, label]) for env in c.envs if (env, label) in c.runs}) for label in labels}
     lines = ["# Results: GRPO without a critic against PPO with one", "", f"Made by `{command}` from the raw files in "]
     lines[-1] += f"[{folder.name}](data/{folder.name}); do not edit."
-    lines += ["", *PROTOCOL, "", "Seeds per task and label: " + ", ".join(
-        f"{label} {'-'.join(map(str, sorted({n[0], n[-1]})))}" for label, n in counts.items() if label != BAR
-    ) + f". The protocol asks for {FULL}; where a cell has fewer, it says so, and its interval is to be read with care.", ""]
+    lines += [
+        "",
+        PROTOCOL,
+        "",
+        "Seeds per task and label: "
+        + ", ".join(f"{label} {'-'.join(map(str, sorted({n[0], n[-1]})))}" for label, n in counts.items() if label != BAR)
+        + f". The protocol asks for {FULL}; where a cell has fewer, it says so, and its interval is to be read with care.",
+        "",
+    ]
     lines += [f"- left out, broken: {line}" for line in broken]
     lines += ["## Task by task", "", tables.to_markdown(main_table(c, chosen)), ""]
-    lines += ["## Over all tasks", "", *OVERALL, "", "| algorithm | aggregate IQM | P(improvement over PPO) | times faster, clock "
-              "| times faster, processor | tasks |", "|---|---|---|---|---|---|"]
+    lines += ["## Over all tasks", "", OVERALL]
     lines += [overall(runs, label)[0] for label in contestants] + [""]
     lines += ["## Pictures", "", *(f"![{name.replace('_', ' ')}](img/results/{name}.png)\n" for name in drawn)]
     lines += ["## Every algorithm", "", tables.to_markdown(every_label(c)), ""]
     lines += ["## Steps to the threshold", "", "First checkpoint at or above Gymnasium's threshold, median over seeds.", ""]
     lines += [tables.to_markdown(tables.threshold(c)), ""]
     lines += ["## Where a critic wins", "", *critic_wins(c), ""]
-    lines += ["## Cost", "", *COST, "", tables.to_markdown(cost_table(c)), ""]
+    lines += ["## Cost", "", COST, "", tables.to_markdown(cost_table(c)), ""]
     entries = read_ablations(ablations)
     for heading in dict.fromkeys(entry["section"] for entry in entries):
         lines += [f"## {heading}", ""]
         for entry in [entry for entry in entries if entry["section"] == heading]:
-            lines += ablation(*(entry[key] for key in ("folder", "title", "question", "finding")), entry.get("labels", ()))
+            lines += ablation(entry)
     lines += ["## Where the runs come from", "", tables.to_markdown(tables.provenance(c)), ""]
     return "\n".join(lines)
 
 
-PROTOCOL = [
-    "Every algorithm gets the same number of env steps, and every step counts. A run's score is the mean return of 50",
-    "deterministic episodes with its last weights, whose starts no training has seen and all algorithms share. A cell is the",
-    "interquartile mean over seeds with its 95 % bootstrap interval. PPO is SB3's, with rl_zoo3's tuned settings and with SB3's",
-    "defaults plus VecNormalize: per task the better one is the bar. GRPO's tuned entries stand in zoo/hyperparams/grpo.yml and",
-    "were chosen on seeds from 100 up; its defaults are one setting on all tasks: the constructor's, 8 envs, observations normalised.",
-]
-OVERALL = [
-    "Scores are normalised per task: 0 is a random policy, 1 the mean of the bar. Speed is the ratio of median training times of a",
-    "run, geometric mean over tasks, with two runs at a time on a two-core machine.",
-]
-COST = [
-    "Medians over seeds. Gradient steps are calls of the optimiser, updates are SB3's count (epochs of PPO and GRPO, rollouts of A2C",
-    "and TRPO). Seconds are of training only; the processor's are the steadier ones.",
-]
+PROTOCOL = """\
+Every algorithm gets the same number of env steps, and every step counts. A run's score is the mean return of 50
+deterministic episodes with its last weights, whose starts no training has seen and all algorithms share. A cell is the
+interquartile mean over seeds with its 95 % bootstrap interval. PPO is SB3's, with rl_zoo3's tuned settings and with
+SB3's defaults plus VecNormalize: per task the better one is the bar. GRPO's tuned entries stand in
+zoo/hyperparams/grpo.yml and were chosen on seeds from 100 up; its defaults are one setting on all tasks: the
+constructor's, 8 envs, observations normalised."""
+OVERALL = """\
+Scores are normalised per task: 0 is a random policy, 1 the mean of the bar. Speed is the ratio of median training times
+of a run, geometric mean over tasks, with two runs at a time on a two-core machine.
+
+| algorithm | aggregate IQM | P(improvement over PPO) | times faster, clock | times faster, processor | tasks |
+|---|---|---|---|---|---|"""
+COST = """\
+Medians over seeds. Gradient steps are calls of the optimiser, updates are SB3's count (epochs of PPO and GRPO, rollouts
+of A2C and TRPO). Seconds are of training only; the processor's are the steadier ones, and say how many times faster
+than PPO a run is."""
 
 
 def draw(c: Comparison, folder: Path) -> list[str]:

@@ -1,0 +1,97 @@
+"""The results page on small result files with known numbers."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.test_zoo_compare import write_runs
+from zoo import evidence
+from zoo.comparison import compare_runs, load
+
+
+@pytest.fixture
+def study(tmp_path):
+    """PPO's better setting differs between the two tasks; GRPO wins one and loses the other."""
+    folder = tmp_path / "docs" / "data" / "study"
+    write_runs(folder, "CartPole-v1", "ppo-tuned", [300, 310, 320, 330], wall=4.0)
+    write_runs(folder, "CartPole-v1", "ppo-defaults", [100, 110, 120, 130], wall=4.0)
+    write_runs(folder, "CartPole-v1", "grpo-state", [480, 490, 500, 500], algo="grpo", wall=2.0)
+    write_runs(folder, "CartPole-v1", "random", [20, 20], algo="random")
+    write_runs(folder, "Acrobot-v1", "ppo-tuned", [-300, -310, -305, -300], wall=9.0)
+    write_runs(folder, "Acrobot-v1", "ppo-defaults", [-80, -81, -82, -83], wall=8.0)
+    write_runs(folder, "Acrobot-v1", "grpo-state", [-90, -91, -92, -93], algo="grpo", wall=1.0)
+    write_runs(folder, "Acrobot-v1", "grpo-defaults", [-85], algo="grpo", wall=1.0)
+    write_runs(folder, "Acrobot-v1", "random", [-500], algo="random")
+    return folder
+
+
+def make(study, *options):
+    out = study.parents[1] / "results.md"
+    assert evidence.main([str(study), "--out", str(out), *options]) == 0
+    return out.read_text()
+
+
+def line_of(page, start, after=""):
+    return next(line for line in page[page.index(after) :].splitlines() if line.startswith(start))
+
+
+def test_the_bar_is_the_better_setting_of_ppo_on_each_task(study):
+    runs, chosen = evidence.with_bar(load([study])[0])
+    assert chosen == {"Acrobot-v1": "ppo-defaults", "CartPole-v1": "ppo-tuned"}
+    bar = compare_runs(runs, baseline="ppo")
+    assert bar.scores("Acrobot-v1", "ppo").tolist() == [-80, -81, -82, -83]
+    assert bar.scores("CartPole-v1", "ppo").tolist() == [300, 310, 320, 330]
+
+
+def test_the_page_says_who_is_above_and_names_what_did_not_run(study):
+    page = make(study)
+    cartpole = line_of(page, "| CartPole-v1", "## Task by task").split(" | ")
+    assert cartpole[2] == "315.0 [300.0, 330.0] (4 seeds), tuned" and cartpole[4] == "**above, interval too**"
+    assert cartpole[5] == "not run" and cartpole[3].startswith("495.0 [")
+    acrobot = line_of(page, "| Acrobot-v1", "## Task by task").split(" | ")
+    assert acrobot[4] == "**below, interval too**" and acrobot[5] == "-85.0 (1 seed)"
+    assert acrobot[6].startswith("below, too few seeds")
+    assert "- Acrobot-v1: -91.5 against -81.5 (**below, interval too**)" in page
+    assert "CartPole-v1: " not in page[page.index("## Where a critic wins") : page.index("## Cost")]
+    for name in ("learning_curves", "performance_profile"):
+        assert (study.parents[1] / "img" / "results" / f"{name}.png").stat().st_size > 1000
+
+
+def test_aggregates_are_over_the_tasks_that_both_ran(study):
+    page = make(study)
+    tuned = line_of(page, "| grpo-state", "## Over all tasks").split(" | ")
+    scores = [(s - 20) / 295 for s in (480, 490, 500, 500)] + [(s + 500) / 418.5 for s in (-90, -91, -92, -93)]
+    assert tuned[1].startswith(f"{np.mean(sorted(scores)[2:-2]):.2f} [")
+    assert tuned[2].startswith("0.50 [")  # always better on one, never on the other
+    assert tuned[3].startswith(f"{np.sqrt(2 * 8):.2f} [") and tuned[-1] == "2 |"
+    assert line_of(page, "| grpo-defaults", "## Over all tasks").endswith("| 1 |")
+
+
+def test_the_same_files_give_the_same_bytes(study):
+    assert make(study) == make(study)
+
+
+def test_ablations_are_tables_with_what_was_asked_and_found(study):
+    folder = study.parent / "ablations"
+    write_runs(folder / "size", "CartPole-v1", "two", [100, 110, 120])
+    write_runs(folder / "size", "CartPole-v1", "eight", [200, 210, 220])
+    texts = {"title": "Group size", "section": "Guidance", "question": "Which size?", "finding": "Eight is better."}
+    entry = json.dumps({**texts, "labels": ["two", "eight"]})
+    (folder / "ablations.yml").write_text(f"size: {entry}\nlater: {entry}\n")
+    page = make(study, "--ablations", str(folder))
+    section = page[page.index("## Guidance") :]
+    assert section.count("### Group size") == 1  # what has no runs yet is not shown
+    assert "Which size? Env steps: CartPole-v1 1,000; seeds 0 to 2." in section and "Eight is better." in section
+    assert section.index("| two | 110.0 [") < section.index("| eight | 210.0 [")
+
+
+def test_bad_input_is_one_line(study, tmp_path, capsys):
+    write_runs(tmp_path / "other", "CartPole-v1", "grpo", [480])
+    assert evidence.main([str(tmp_path / "other"), "--out", str(tmp_path / "x.md")]) == 2
+    assert "holds no runs of ppo-tuned or ppo-defaults" in capsys.readouterr().err
+    assert evidence.main([str(study), "--ablations", str(tmp_path), "--out", str(tmp_path / "x.md")]) == 2
+    assert "cannot read" in capsys.readouterr().err
+    (tmp_path / "ablations.yml").write_text("- a\n")
+    assert evidence.main([str(study), "--ablations", str(tmp_path), "--out", str(tmp_path / "x.md")]) == 2
+    assert "must map folders to" in capsys.readouterr().err
