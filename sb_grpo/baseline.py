@@ -119,7 +119,8 @@ class StateBaseline(nn.Module):
         x_fit = x[rows]
         if first:  # nothing to predict with yet: the first rollout is compared with its own fit to plain returns
             self.normalizer.update(x_fit)
-            self._regression(self.phi(x_fit), self.weights[:, 1])(rewards_to_go(rollout, options.gamma)[rows])
+            solve = self._regression(self.phi(x_fit), self.weights[:, 1])
+            self.weights.copy_(solve(rewards_to_go(rollout, options.gamma)[rows]))
             self._moments = None
         predict = predict or self.predict
         predictions, final_predictions = in_chunks(predict, x), in_chunks(predict, x_final)
@@ -129,12 +130,15 @@ class StateBaseline(nn.Module):
         target = raw + values
         if not first:  # weights must be used with the statistics that they were fitted under
             self.normalizer.update(x_fit)
-        phi = self.phi(x_fit)
-        fit = self._regression(phi, self.weights[:, best])
-        fit(target[rows])
-        for _ in range(self.sweeps - 1 if len(x) <= self.fit_rows else 0):
-            refreshed, final = phi @ self.weights[:, 1], in_chunks(self.predict, x_final)[:, 1]
-            fit(gae(rollout, refreshed, final, options.gamma, options.gae_lambda) + refreshed)
+        phi, fit_target = self.phi(x_fit), target[rows]
+        solve = self._regression(phi, self.weights[:, best])
+        if self.sweeps > 1 and len(x) <= self.fit_rows:
+            phi_final = self.phi(x_final)
+            for _ in range(self.sweeps - 1):
+                middle = solve(fit_target, slice(1, 2)).squeeze(1)
+                refreshed = phi @ middle
+                fit_target = gae(rollout, refreshed, phi_final @ middle, options.gamma, options.gae_lambda) + refreshed
+        self.weights.copy_(solve(fit_target))
         return centre_and_scale(raw, target, rollout, options.normalize), explained_variance(values, target)
 
     def predict(self, x: th.Tensor) -> th.Tensor:
@@ -153,11 +157,12 @@ class StateBaseline(nn.Module):
         self.ridge.mul_(RIDGE_FACTORS[best]).clamp_(*RIDGE_RANGE)
         return best
 
-    def _regression(self, phi: th.Tensor, before: th.Tensor) -> Callable[[th.Tensor], None]:
-        """The ridge regression on given features: a function of the targets that sets the weights.
+    def _regression(self, phi: th.Tensor, before: th.Tensor) -> Callable[..., th.Tensor]:
+        """The ridge regression on given features, factorised.
 
         :param phi: ``[M, size]``
         :param before: ``[size]`` weights that the ridge pulls towards, times ``anchor``
+        :return: function of targets ``[M]``, and which of the ridges (a slice; default: all), to weights ``[size, ridges]``
         """
         gram, old_moment = phi.T @ phi, None
         if self._moments is not None:
@@ -171,15 +176,15 @@ class StateBaseline(nn.Module):
         while bool(failed.any()):  # the weakest ridge drowns in the rounding errors of the float32 Gram matrix
             diagonal[:, 1:] += 1e-5 * diagonal[:, 1:].mean()
             factor, failed = th.linalg.cholesky_ex(systems)
-        pull = self.anchor * before.double().outer(ridges)
-        pull[0] = 0.0
+        pull = self.anchor * ridges.outer(before.double())
+        pull[:, 0] = 0.0
 
-        def fit(target: th.Tensor) -> None:
+        def solve(target: th.Tensor, which: slice = slice(None)) -> th.Tensor:
             moment = phi.T @ target
             if old_moment is not None:
                 moment.add_(old_moment, alpha=self.memory)
             self._moments = gram, moment
-            right = (moment.double().unsqueeze(1) + pull).T.unsqueeze(2)
-            self.weights.copy_(th.cholesky_solve(right, factor).squeeze(2).T)
+            right = moment.double() + pull[which]
+            return th.cholesky_solve(right.unsqueeze(2), factor[which]).squeeze(2).T.to(phi.dtype)
 
-        return fit
+        return solve
