@@ -60,7 +60,8 @@ class GRPO(OnPolicyAlgorithm):
         (:class:`Rollout`, :class:`AdvantageOptions`) that returns one number per step
     :param baseline: what the first three subtract: ``"mean"``, ``"leave_one_out"``, ``"median"`` of the group, ``"global"``
     :param normalize_advantage: divide by the spread of the ``"group"``, of the ``"batch"`` (rollout), or ``"none"``;
-        True and False mean ``"group"`` and ``"none"``
+        True and False mean ``"group"`` and ``"none"``. None: ``"batch"`` for ``"state"``, whose rollouts cut groups into
+        unequal parts; ``"group"`` for the others, as in DeepSeekMath
     :param ended_members: ``"step"``: members that have ended count as return 0 (``"zero"``) or not at all (``"drop"``)
     :param clip_range_high: upper clip (DAPO); None: as ``clip_range``
     :param ratio_cap: bound of the ratio where the advantage is negative too (two-sided clip); None: off
@@ -120,7 +121,7 @@ class GRPO(OnPolicyAlgorithm):
         n_groups: int | None = None,
         advantage: str | AdvantageEstimator = "state",
         baseline: str = "mean",
-        normalize_advantage: str | bool = "group",
+        normalize_advantage: str | bool | None = None,
         ended_members: str = "zero",
         clip_range_high: float | Schedule | None = None,
         ratio_cap: float | None = None,
@@ -179,7 +180,9 @@ class GRPO(OnPolicyAlgorithm):
         self.group_size, self.n_groups = group_size, n_groups
         self.shared_noise, self.restart = shared_noise, restart
         self.advantage, self.baseline, self.ended_members = advantage, baseline, ended_members
-        if isinstance(normalize_advantage, bool):  # PPO's way to say it
+        if normalize_advantage is None:
+            normalize_advantage = "batch" if advantage == "state" else "group"
+        elif isinstance(normalize_advantage, bool):  # PPO's way to say it
             normalize_advantage = "group" if normalize_advantage else "none"
         self.normalize_advantage, self.baseline_kwargs = normalize_advantage, baseline_kwargs
         self.surrogate, self.aggregation, self.importance_level = surrogate, aggregation, importance_level

@@ -17,7 +17,7 @@ from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
     ("kwargs", "says"),
     [
         (dict(group_size=0), "group_size=0 .* at least 1"),
-        (dict(group_size=1), "group_size=1 .*normalize_advantage='batch'"),
+        (dict(group_size=1, normalize_advantage="group"), "group_size=1 .*normalize_advantage='batch'"),
         (dict(group_size=1, advantage="outcome", normalize_advantage="none"), "no peers.*baseline='global'"),
         (dict(advantage="outcomes"), "advantage='outcomes' is unknown.*'state'"),
         (dict(baseline="modus"), "baseline='modus' is unknown.*median"),
@@ -108,6 +108,8 @@ def test_nan_in_the_very_first_observation():
 
 def test_ppos_booleans_are_understood():
     assert GRPO("MlpPolicy", "CartPole-v1", normalize_advantage=True).normalize_advantage == "group"
+    assert GRPO("MlpPolicy", "CartPole-v1", advantage="outcome").normalize_advantage == "group"  # DeepSeekMath's
+    assert GRPO("MlpPolicy", "CartPole-v1").normalize_advantage == "batch"  # rollouts of "state" hold parts of groups
     assert GRPO("MlpPolicy", "CartPole-v1", normalize_advantage=False).normalize_advantage == "none"
 
 
