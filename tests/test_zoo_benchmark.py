@@ -15,6 +15,7 @@ import pytest
 import yaml
 from stable_baselines3.common.env_util import make_vec_env
 
+from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c
 from zoo import benchmark, benchmark_worker, compare, workflow
 from zoo.benchmark_worker import RandomPolicy, evaluate, evaluation_seed
@@ -263,13 +264,22 @@ def test_the_studys_variants_have_settings_everywhere():
     envs = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCarContinuous-v0", "LunarLander-v3",
             "LunarLanderContinuous-v3", "Hopper-v5", "Walker2d-v5", "HalfCheetah-v5", "Swimmer-v5"]  # fmt: skip
     variants = read_variants(ROOT / "zoo" / "variants" / "critic_free.yml", [])
-    assert len(variants) == 8
+    assert len(variants) == 9
     for variant in variants:
         for env in envs:
             settings, source = settings_for(variant, env)
             assert settings["policy"] == "MlpPolicy"
             # rl_zoo3's "default" is no setting that anybody tuned: only GRPO's own may stand in for a missing entry.
             assert variant.algo == "grpo" or not source.endswith("default"), (variant.label, env)
+
+
+def test_every_ablation_differs_from_the_reference_and_builds_a_model():
+    variants = {v.label: v for v in read_variants(ROOT / "zoo" / "variants" / "ablations.yml", [])}
+    reference = variants["defaults"].hyperparams
+    for label, variant in variants.items():
+        assert label == "defaults" or variant.hyperparams != reference, label
+        kwargs = {k: v for k, v in variant.hyperparams.items() if k not in ("n_envs", "normalize", "learning_rate")}
+        GRPO("MlpPolicy", "CartPole-v1", device="cpu", **kwargs)
 
 
 class Recorder(RandomPolicy):
