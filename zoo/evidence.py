@@ -139,12 +139,16 @@ def overall(runs: Sequence[Run], label: str) -> tuple[str, list[str]]:
     p_low, p_high = statistics.interval(statistics.probability_of_improvement, x, y)
     speed = tables.speed(c).set_index("env").loc["all"]
     cells = [
-        f"{float(statistics.iqm(normalised)):.2f} [{float(low):.2f}, {float(high):.2f}]",
-        f"{float(better):.2f} [{float(p_low):.2f}, {float(p_high):.2f}]",
-        f"{speed['speedup']:.2f} [{speed['speedup_low']:.2f}, {speed['speedup_high']:.2f}]",
-        f"{speed['cpu_speedup']:.2f} [{speed['cpu_speedup_low']:.2f}, {speed['cpu_speedup_high']:.2f}]",
+        with_interval(statistics.iqm(normalised), low, high),
+        with_interval(better, p_low, p_high),
+        *(with_interval(*speed[[key, f"{key}_low", f"{key}_high"]]) for key in ("speedup", "cpu_speedup")),
     ]
     return f"| {label} | {' | '.join(cells)} | {len(c.common_envs)} |", c.common_envs
+
+
+def with_interval(value: Any, low: Any, high: Any) -> str:
+    """``value [low, high]``; without an interval where a task has one seed."""
+    return f"{float(value):.2f} " + ("(no interval)" if np.isnan(low) else f"[{float(low):.2f}, {float(high):.2f}]")
 
 
 def critic_wins(c: Comparison) -> list[str]:
@@ -256,7 +260,7 @@ zoo/hyperparams/grpo.yml and were chosen on seeds from 100 up; its defaults are 
 constructor's, 8 envs, observations normalised."""
 OVERALL = """\
 Scores are normalised per task: 0 is a random policy, 1 the mean of the bar. Speed is the ratio of median training times
-of a run, geometric mean over tasks, with two runs at a time on a two-core machine.
+of a run, geometric mean over tasks; two to four runs shared a two-core machine, so the processor's ratio is the fairer.
 
 | algorithm | aggregate IQM | P(improvement over PPO) | times faster, clock | times faster, processor | tasks |
 |---|---|---|---|---|---|"""
