@@ -29,7 +29,7 @@ class StateBaseline(nn.Module):
     fit is made with three ridges, ten apart; the one that predicts the next rollout best, before it is fitted to it, is
     used there and becomes the middle one. The ridge pulls towards ``anchor`` times the weights before, not towards 0:
     what the newest rollout says nothing about is kept. With returns that grow, old targets are wrong but old weights are
-    near; so a short memory of data and a long one of weights predict best (measured in docs/results.md).
+    near; so a short memory of data goes with a long one of weights.
 
     :param input_dim: size of the policy's feature vector
     :param n_features: number of random Fourier features; by default 32 per input, between 128 and 512
