@@ -170,11 +170,11 @@ class StateBaseline(nn.Module):
             old_moment = self._moments[1]
         ridges = self.ridge * gram.new_tensor(RIDGE_FACTORS, dtype=th.float64)
         systems = gram.double().repeat(len(RIDGE_FACTORS), 1, 1)
-        diagonal = systems.diagonal(dim1=1, dim2=2)
-        diagonal[:, 1:] += ridges.unsqueeze(1)  # the constant, column 0, is not shrunk
+        diagonal = systems.diagonal(dim1=1, dim2=2)[:, 1:]  # the constant, column 0, is not shrunk
+        diagonal += ridges.unsqueeze(1)
         factor, failed = th.linalg.cholesky_ex(systems)
         while bool(failed.any()):  # the weakest ridge drowns in the rounding errors of the float32 Gram matrix
-            diagonal[:, 1:] += 1e-5 * diagonal[:, 1:].mean()
+            diagonal += 1e-5 * diagonal.mean()
             factor, failed = th.linalg.cholesky_ex(systems)
         pull = self.anchor * ridges.outer(before.double())
         pull[:, 0] = 0.0

@@ -125,11 +125,7 @@ def write(comparison: Comparison, broken: Sequence[str], out: Path) -> Path:
     (out / "tables").mkdir(parents=True, exist_ok=True)
     for name, table in made.items():
         table.to_csv(out / "tables" / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
-    drawn = []
-    for name, (source, draw) in figures.ALL.items():
-        if source in made:
-            figures.save(draw(made[source], comparison.labels), out / "figures" / name)
-            drawn.append(name)
+    drawn = figures.write(made, comparison.labels, out / "figures")
     report = out / "report.md"
     report.write_text(_report(comparison, broken, made, drawn))
     return report

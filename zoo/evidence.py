@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,11 +71,11 @@ def number(x: float) -> str:
     return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.1f}"
 
 
-def verdict(c: Comparison, env: str, label: str, bar: str = BAR) -> str:
+def verdict(c: Comparison, env: str, label: str) -> str:
     """What the bootstrap interval of the difference of IQMs says."""
-    if (env, label) not in c.runs or (env, bar) not in c.runs:
+    if (env, label) not in c.runs or (env, BAR) not in c.runs:
         return "-"
-    x, y = c.scores(env, label), c.scores(env, bar)
+    x, y = c.scores(env, label), c.scores(env, BAR)
     if np.array_equal(np.sort(x), np.sort(y)):
         return "equal"
     difference = float(statistics.iqm([x]) - statistics.iqm([y]))
@@ -108,47 +108,47 @@ def every_label(c: Comparison) -> pd.DataFrame:
 
 def cost_table(c: Comparison) -> pd.DataFrame:
     """Steps, updates, parameters and seconds, and how many times faster than the bar."""
-    rows = []
-    for env in c.envs:
-        for label in [label for label in c.on(env) if label != BAR]:
-            group = c.runs[env, label]
-            wall, cpu = (float(np.median([getattr(r, key) for r in group])) for key in ("train_wall_s", "train_cpu_s"))
-            bar = np.median([r.train_cpu_s for r in c.runs[env, BAR]]) if (env, BAR) in c.runs else np.nan
-            counts = {key: f"{np.median([getattr(r, key) for r in group]):,.0f}" for key in ("gradient_steps", "n_updates")}
-            times = {
-                "training, s": f"{wall:.0f}",
-                "processor, s": f"{cpu:.0f}",
-                "PPO's processor time / this": f"{bar / cpu:.2f}",
-            }
-            rows.append({"task": env, "algorithm": label, **counts, "parameters": f"{group[0].parameters:,}", **times})
-    return pd.DataFrame(rows)
+    cost = tables.cost(c)
+    bar = cost[cost["algorithm"] == BAR].set_index("env")["train_cpu_s"]
+    cost = cost[cost["algorithm"] != BAR]
+    return pd.DataFrame(
+        {
+            "task": cost["env"],
+            "algorithm": cost["algorithm"],
+            "gradient_steps": cost["gradient_steps"].map("{:,.0f}".format),
+            "n_updates": cost["updates"].map("{:,.0f}".format),
+            "parameters": cost["parameters"].map("{:,}".format),
+            "training, s": cost["train_wall_s"].map("{:.0f}".format),
+            "processor, s": cost["train_cpu_s"].map("{:.0f}".format),
+            "PPO's processor time / this": (cost["env"].map(bar) / cost["train_cpu_s"]).map("{:.2f}".format),
+        }
+    )
 
 
-def overall(runs: Sequence[Run], label: str) -> tuple[str, list[str]]:
-    """A label against the bar over the tasks that both ran: aggregate IQM, probability of improvement, speed.
-
-    :return: a Markdown line, and the tasks
-    """
+def overall(runs: Sequence[Run], label: str) -> str:
+    """A Markdown line: a label against the bar over the tasks that both ran."""
     c = compare_runs([r for r in runs if r.label in (label, BAR, RANDOM)], [label, BAR], BAR)
     if not c.common_envs:
-        return f"| {label} | no task in common | | |", []
-    normalised = c.normalised(label)
-    low, high = statistics.interval(statistics.iqm, normalised)
-    x, y = ([c.scores(env, which) for env in c.common_envs] for which in (label, BAR))
-    better = statistics.probability_of_improvement(x, y)
-    p_low, p_high = statistics.interval(statistics.probability_of_improvement, x, y)
+        return f"| {label} | no task in common | | |"
+    aggregate = tables.aggregate(c).set_index("algorithm").loc[label]
+    improvement = tables.improvement(c).iloc[0]
     speed = tables.speed(c).set_index("env").loc["all"]
     cells = [
-        with_interval(statistics.iqm(normalised), low, high),
-        with_interval(better, p_low, p_high),
-        *(with_interval(*speed[[key, f"{key}_low", f"{key}_high"]]) for key in ("speedup", "cpu_speedup")),
+        with_interval(row, name)
+        for row, name in (
+            (aggregate, "iqm"),
+            (improvement, "probability"),
+            (speed, "speedup"),
+            (speed, "cpu_speedup"),
+        )
     ]
-    return f"| {label} | {' | '.join(cells)} | {len(c.common_envs)} |", c.common_envs
+    return f"| {label} | {' | '.join(cells)} | {len(c.common_envs)} |"
 
 
-def with_interval(value: Any, low: Any, high: Any) -> str:
-    """``value [low, high]``; without an interval where a task has one seed."""
-    return f"{float(value):.2f} " + ("(no interval)" if np.isnan(low) else f"[{float(low):.2f}, {float(high):.2f}]")
+def with_interval(row: pd.Series, name: str) -> str:
+    """``value [low, high]`` of a table's row; without an interval where a task has one seed."""
+    value, low, high = (row[column] for column in (name, f"{name}_low", f"{name}_high"))
+    return f"{value:.2f} " + ("(no interval)" if np.isnan(low) else f"[{low:.2f}, {high:.2f}]")
 
 
 def critic_wins(c: Comparison) -> list[str]:
@@ -219,7 +219,9 @@ def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:
     c = compare_runs(runs, labels, BAR)
     contestants = [label for label in labels if label not in (BAR, *BAR_SETTINGS)]
     shown = [label for label in (TUNED, DEFAULTS, BAR) if label in known]
-    drawn = draw(compare_runs([r for r in runs if r.label in (*shown, RANDOM)], shown, BAR), out.parent / "img" / "results")
+    pictured = compare_runs([r for r in runs if r.label in (*shown, RANDOM)], shown, BAR)
+    made = {source: tables.ALL[source](pictured) for source, _ in (figures.ALL[name] for name in PICTURES)}
+    drawn = figures.write(made, shown, out.parent / "img" / "results", PICTURES)
     counts = {label: sorted({len(c.runs[env, label]) for env in c.envs if (env, label) in c.runs}) for label in labels}
     lines = ["# Results: GRPO without a critic against PPO with one", "", f"Made by `{command}` from the raw files in "]
     lines[-1] += f"[{folder.name}](data/{folder.name}); do not edit."
@@ -235,7 +237,7 @@ def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:
     lines += [f"- left out, broken: {line}" for line in broken]
     lines += ["## Task by task", "", tables.to_markdown(main_table(c, chosen)), ""]
     lines += ["## Over all tasks", "", OVERALL]
-    lines += [overall(runs, label)[0] for label in contestants] + [""]
+    lines += [overall(runs, label) for label in contestants] + [""]
     lines += ["## Pictures", "", *(f"![{name.replace('_', ' ')}](img/results/{name}.png)\n" for name in drawn)]
     lines += ["## Every algorithm", "", tables.to_markdown(every_label(c)), ""]
     lines += ["## Steps to the threshold", "", "First checkpoint at or above Gymnasium's threshold, median over seeds.", ""]
@@ -268,18 +270,6 @@ COST = """\
 Medians over seeds. Gradient steps are calls of the optimiser, updates are SB3's count (epochs of PPO and GRPO, rollouts
 of A2C and TRPO). Seconds are of training only; the processor's are the steadier ones, and say how many times faster
 than PPO a run is."""
-
-
-def draw(c: Comparison, folder: Path) -> list[str]:
-    """Write the pictures that there are data for; return their names."""
-    drawn = []
-    for name in PICTURES:
-        source, make = figures.ALL[name]
-        table: Callable[[Comparison], pd.DataFrame] = tables.ALL[source]
-        if len(made := table(c)):
-            figures.save(make(made, c.labels), folder / name)
-            drawn.append(name)
-    return drawn
 
 
 def body(arguments: Sequence[str]) -> int:

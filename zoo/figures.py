@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +205,26 @@ ALL: dict[str, tuple[str, Callable[[pd.DataFrame, Sequence[str]], Figure]]] = {
     "probability_of_improvement": ("improvement", improvements),
     "training_time": ("cost", times),
 }
+
+
+def write(
+    tables: Mapping[str, pd.DataFrame], labels: Sequence[str], folder: Path, names: Sequence[str] = tuple(ALL)
+) -> list[str]:
+    """Draw and save the figures that there are data for.
+
+    :param tables: of ``tables.ALL``; missing and empty ones are skipped
+    :param labels: in order
+    :param folder: to write to
+    :param names: of :data:`ALL`
+    :return: names of the figures written
+    """
+    drawn = []
+    for name in names:
+        source, draw = ALL[name]
+        if len(tables.get(source, ())):
+            save(draw(tables[source], labels), folder / name)
+            drawn.append(name)
+    return drawn
 
 
 def _lines(table: pd.DataFrame, labels: Sequence[str], x: str, y: str, x_name: str, y_name: str) -> Figure:
