@@ -1,6 +1,6 @@
 """The state-conditioned group baseline: what the other episodes lead one to expect from a state, solved in closed form.
 
-b(s, t) is a ridge regression of lambda-returns on fixed features of the state. It is fitted on one rollout, anchored at
+b(s) is a ridge regression of lambda-returns on fixed features of the state. It is fitted on one rollout, anchored at
 the fit before, and used on the next one, so no episode is ever compared with itself; there is no critic network, no
 optimiser, and nothing to save beside one weight vector and the statistics that standardise the features.
 """
@@ -23,7 +23,7 @@ RIDGE_FACTORS = (0.1, 1.0, 10.0)
 
 
 class StateBaseline(nn.Module):
-    """Ridge regression on [1, z, z^2, cos(W z + p)], z being standardised policy features and the step number.
+    """Ridge regression on [1, z, z^2, cos(W z + p)], z being standardised policy features.
 
     The random Fourier features (Rahimi & Recht, 2007) span a Gaussian kernel of length scale ``scale * sqrt(dim)``. Every
     fit is made with three ridges, ten apart; the one that predicts the next rollout best, before it is fitted to it, is
@@ -38,6 +38,8 @@ class StateBaseline(nn.Module):
     :param anchor: share of the weights before that the ridge pulls towards; in [0, 1]
     :param sweeps: times that a rollout is fitted; from the second on, its lambda-returns bootstrap from the fit just
         made (fitted value iteration). Rollouts of more than ``fit_rows`` steps are fitted once
+    :param with_time: let the step number be one more input. Where episodes get longer as the policy learns, it lies outside
+        what the fit has seen, so only for envs whose observation hides the time and whose rewards depend on it
     :param seed: of the random projection; the same in every run, so there is nothing to save
     :param fit_rows: a rollout of more steps is fitted on that many of them, evenly spaced over its episodes
     :raises ValueError: for values out of range
@@ -56,6 +58,7 @@ class StateBaseline(nn.Module):
         memory: float = 0.25,
         anchor: float = 0.9,
         sweeps: int = 4,
+        with_time: bool = False,
         seed: int = 0,
         fit_rows: int = 4096,
     ) -> None:
@@ -71,9 +74,9 @@ class StateBaseline(nn.Module):
         ):
             if not fine:
                 raise ValueError(f"baseline_kwargs: {name}={value} must {rule}.")
-        dim = input_dim + 1
+        dim = input_dim + with_time
         self.with_squares, self.memory, self.anchor = dim <= 64, memory, anchor
-        self.sweeps, self.fit_rows = sweeps, fit_rows
+        self.sweeps, self.with_time, self.fit_rows = sweeps, with_time, fit_rows
         size = 1 + dim * (1 + self.with_squares) + n_features
         generator = th.Generator().manual_seed(seed)
         projection = th.randn(dim, n_features, generator=generator) / (scale * math.sqrt(dim))
@@ -88,7 +91,7 @@ class StateBaseline(nn.Module):
     def phi(self, x: th.Tensor) -> th.Tensor:
         """Features of states.
 
-        :param x: ``[M, input_dim + 1]`` policy features and the step number
+        :param x: ``[M, dim]`` policy features, with the step number if so chosen
         :return: ``[M, size]``
         """
         z = self.normalizer(x)
@@ -111,9 +114,11 @@ class StateBaseline(nn.Module):
         :param predict: in place of :meth:`predict`, to compute the same faster
         :return: ``[M]`` advantages, and the explained variance of the baseline before it saw this rollout
         """
-        x = th.cat([features, rollout.t.unsqueeze(1).to(features.dtype)], dim=1)
-        last_t = th.zeros_like(rollout.group).scatter_reduce(0, rollout.episode, rollout.t, "amax")
-        x_final = th.cat([final_features, (last_t + 1).unsqueeze(1).to(features.dtype)], dim=1)
+        x, x_final = features, final_features
+        if self.with_time:
+            last_t = th.zeros_like(rollout.group).scatter_reduce(0, rollout.episode, rollout.t, "amax")
+            x = th.cat([x, rollout.t.unsqueeze(1).to(x.dtype)], dim=1)
+            x_final = th.cat([x_final, (last_t + 1).unsqueeze(1).to(x.dtype)], dim=1)
         first = bool(self.normalizer.count == 0)
         rows = evenly_spaced(len(x), self.fit_rows, x.device)
         x_fit = x[rows]
@@ -144,7 +149,7 @@ class StateBaseline(nn.Module):
     def predict(self, x: th.Tensor) -> th.Tensor:
         """The baseline under each ridge.
 
-        :param x: ``[M, input_dim + 1]`` policy features and the step number
+        :param x: as :meth:`phi`
         :return: ``[M, 3]``
         """
         return self.phi(x) @ self.weights
