@@ -1,4 +1,7 @@
-"""Causal discovery and optimisation by experiment. Importing this registers ``CausalIntervention-v0``; making it needs networkx."""
+"""Causal discovery and optimisation by experiment. Importing this registers ``CausalIntervention-v0``.
+
+Making the env needs networkx.
+"""
 
 import gymnasium as gym
 

@@ -40,8 +40,8 @@ def _box(n: int, grid: np.ndarray) -> tuple[spaces.Space[Any], Decoder]:
     return spaces.Box(-1.0, 1.0, (n + 1,), np.float32), decode
 
 
-#: ``"discrete"``: one number per pair of variable and value. ``"multi_discrete"``: a variable and a value, chosen independently.
-#: ``"box"``: a score per variable, of which the highest counts, and the value divided by the largest.
+#: ``"discrete"``: one number per pair of variable and value. ``"multi_discrete"``: a variable and a value, chosen
+#: independently. ``"box"``: a score per variable, of which the highest counts, and the value divided by the largest.
 ACTIONS: dict[str, Callable[[int, np.ndarray], tuple[spaces.Space[Any], Decoder]]] = {
     "discrete": _discrete,
     "multi_discrete": _multi_discrete,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import numbers
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,10 +14,12 @@ from sb_grpo.envs.causal.actions import make_actions
 from sb_grpo.envs.causal.effects import Effects
 from sb_grpo.envs.causal.graphs import STRUCTURES, TARGET, check_graph, check_structures, draw_graph
 from sb_grpo.envs.causal.posterior import EdgePosterior
-from sb_grpo.envs.causal.rewards import check_weights, potentials
+from sb_grpo.envs.causal.rewards import Potentials, check_weights
 from sb_grpo.envs.causal.scm import FEATURES, N_FEATURES, draw_model
 
 MAX_VARIABLES = 10
+#: Values and noise up to here leave float64 room for products along ten variables.
+LARGEST = 1e6
 #: Bound of every entry of an observation.
 OBS_LIMIT = 10.0
 
@@ -26,23 +27,24 @@ OBS_LIMIT = 10.0
 class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
     """Each episode is a new structural causal model, of which only data can be seen; each step is one experiment.
 
-    A step sets a variable to a value, draws ``n_samples`` samples of all variables, and updates the posterior over the graph and the
-    estimates of what each intervention does to the target, variable 0. After ``budget`` steps the episode is over.
+    A step sets a variable to a value, draws ``n_samples`` samples of all variables, and updates the posterior over the graph
+    and the estimates of what each intervention does to the target, variable 0. After ``budget`` steps the episode is over.
 
-    Everything random comes from ``reset(seed=...)``: graph, mechanisms, first data, and the noise of every step, of which each step
-    draws the same amount whatever the action. Members of a group share all of it.
+    Everything random comes from ``reset(seed=...)``: graph, mechanisms, first data, and the noise of every step, of which
+    each step draws the same amount whatever the action. Members of a group share all of it.
 
     The observation, ``[D (D + 2) + 2 (D - 1) B + 1]`` float32 in [-10, 10] for at most D variables and B values, is cut up by
-    :meth:`parts`. The reward is the weighted sum of the increments of four potentials (``sb_grpo.envs.causal.rewards``), each in
-    [0, 1]. ``info`` has unweighted components in ``"rewards"``, potentials in ``"potentials"``, ``"intervention"`` (variable or
-    None, value), ``"recommendation"`` (the same; what the data so far say is best) and ``"target"``, the mean of the target in this step.
+    :meth:`parts`. The reward is the weighted sum of the increments of four potentials (``sb_grpo.envs.causal.rewards``), each
+    in [0, 1]. ``info`` has unweighted components in ``"rewards"``, potentials in ``"potentials"``, ``"intervention"``
+    (variable or None, value), ``"recommendation"`` (the same; what the data so far say is best) and ``"target"``, the mean of
+    the target in this step.
 
     :param structures: families that an episode's graph is drawn from: ``"chain"``, ``"fork"``, ``"star"``, ``"collider"``,
         ``"random"``, or several of them
     :param n_variables: 2 to 10, or the smallest and the largest number, drawn anew for each episode
     :param mechanism: ``"linear"`` or ``"nonlinear"``
-    :param graph: in place of ``structures`` and ``n_variables``: a ``networkx.DiGraph`` or (cause, effect) pairs over 0 to d - 1,
-        where 0 is the target; mechanisms are still drawn
+    :param graph: in place of ``structures`` and ``n_variables``: a ``networkx.DiGraph`` or (cause, effect) pairs over 0 to d
+        - 1, where 0 is the target; mechanisms are still drawn
     :param budget: experiments per episode
     :param n_observations: samples without intervention at the start
     :param n_samples: samples per experiment
@@ -82,31 +84,35 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
             raise ValueError(f"mechanism={mechanism!r}: choose {', '.join(map(repr, FEATURES))}.")
         self.structures, self.mechanism = check_structures(structures), mechanism
         self.graph = None if graph is None else check_graph(graph, max_parents)
-        self.n_variables = check_sizes(n_variables if self.graph is None else len(self.graph))
+        self.n_variables = check_sizes(n_variables if self.graph is None else self.graph.number_of_nodes())
         self.budget, self.n_observations, self.n_samples = budget, n_observations, n_samples
         self.noise, self.max_parents = noise, max_parents
         self.grid = np.linspace(-max_value, max_value, n_values)
         self.weights = check_weights(reward_weights)
         most = self.n_variables[1]
         self.action_space, self._decode = make_actions(actions, most, self.grid)
-        arms = (most - 1) * n_values
-        self._sizes = {"present": most, "tried": most, "edges": most * most, "effects": arms, "deviations": arms, "left": 1}
-        self.observation_space = spaces.Box(-OBS_LIMIT, OBS_LIMIT, (sum(self._sizes.values()),), np.float32)
+        table = (most - 1, n_values)
+        shapes: dict[str, Any] = {"present": most, "tried": most, "edges": (most, most)}
+        shapes |= {"effects": table, "deviations": table, "left": 1}
+        ends = np.cumsum([np.prod(shape) for shape in shapes.values()]).tolist()
+        self._layout = {
+            name: (start, stop, shapes[name]) for name, start, stop in zip(shapes, [0, *ends[:-1]], ends, strict=True)
+        }
+        self._size = ends[-1]
+        self.observation_space = spaces.Box(-OBS_LIMIT, OBS_LIMIT, (self._size,), np.float32)
         self._n_max = n_observations + budget * n_samples
 
     def parts(self, obs: np.ndarray) -> dict[str, np.ndarray]:
         """An observation by name, D variables and B values; entries of absent variables are 0.
 
-        ``present``, ``tried`` ``[D]``: 1 where the variable exists; share of the budget spent on it. ``edges`` ``[D, D]``: posterior
-        probability of i -> j. ``effects``, ``deviations`` ``[D - 1, B]``: mean and standard deviation of what setting variable i + 1 to
-        the b-th value is believed to do to the target, in standard deviations of the target. ``left`` ``[1]``: share of the budget left.
+        ``present``, ``tried`` ``[D]``: 1 where the variable exists; share of the budget spent on it. ``edges`` ``[D, D]``:
+        posterior probability of i -> j. ``effects``, ``deviations`` ``[D - 1, B]``: mean and standard deviation of what
+        setting variable i + 1 to the b-th value is believed to do to the target, in standard deviations of the target.
+        ``left`` ``[1]``: share of the budget left.
 
         :param obs: ``[size]``
         """
-        most, n_values = self.n_variables[1], len(self.grid)
-        shapes = {"edges": (most, most), "effects": (most - 1, n_values), "deviations": (most - 1, n_values)}
-        pieces = np.split(obs, np.cumsum(list(self._sizes.values()))[:-1])
-        return {name: piece.reshape(shapes.get(name, -1)) for name, piece in zip(self._sizes, pieces, strict=True)}
+        return {name: obs[start:stop].reshape(shape) for name, (start, stop, shape) in self._layout.items()}
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
@@ -116,7 +122,7 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
         self.d = int(rng.integers(low, high + 1))
         graph = self.graph if self.graph is not None else draw_graph(structure, self.d, self.max_parents, rng)
         self.model = draw_model(graph, self.mechanism, self.noise, rng)
-        self._truth = self.model.adjacency()
+        self._score = Potentials(self.model.adjacency(), TARGET)
         self._rate_interventions()
         self.steps = 0
         self.tries = np.zeros(self.d, dtype=np.int64)
@@ -175,20 +181,18 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
         else:
             best, self._recommendation = -1, (None, None)
         quality = float(self._quality[best])
-        self._potentials = potentials(quality, self._edges, self._truth, TARGET, self.tries > 0)
+        self._potentials = self._score(quality, self._edges, int(np.count_nonzero(self.tries)))
 
     def _observation(self) -> np.ndarray:
-        most = self.n_variables[1]
-        absent = most - self.d
-        parts = (
-            np.pad(np.ones(self.d), (0, absent)),
-            np.pad(self.tries / self.budget, (0, absent)),
-            np.pad(self._edges, (0, absent)),
-            np.pad(self._means, ((0, absent), (0, 0))),
-            np.pad(self._deviations, ((0, absent), (0, 0))),
-            np.array([1.0 - self.steps / self.budget]),
-        )
-        return np.clip(np.concatenate([part.ravel() for part in parts]), -OBS_LIMIT, OBS_LIMIT).astype(np.float32)
+        obs: np.ndarray = np.zeros(self._size, dtype=np.float32)
+        part, d = self.parts(obs), self.d  # views
+        part["present"][:d] = 1.0
+        part["tried"][:d] = self.tries / self.budget
+        part["edges"][:d, :d] = self._edges
+        part["effects"][: d - 1] = self._means.clip(-OBS_LIMIT, OBS_LIMIT)
+        part["deviations"][: d - 1] = self._deviations.clip(-OBS_LIMIT, OBS_LIMIT)
+        part["left"][0] = 1.0 - self.steps / self.budget
+        return obs
 
 
 def check_integers(least: int, **values: Any) -> None:
@@ -202,11 +206,11 @@ def check_integers(least: int, **values: Any) -> None:
 
 def check_positive(**values: Any) -> None:
     """
-    :raises ValueError: for one that is not a positive finite number
+    :raises ValueError: for one that is not a positive number, or larger than ``LARGEST``
     """
     for name, value in values.items():
-        if not isinstance(value, numbers.Real) or not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name}={value!r} must be a positive finite number.")
+        if not isinstance(value, numbers.Real) or not 0 < float(value) <= LARGEST:
+            raise ValueError(f"{name}={value!r} must be a positive number of at most {LARGEST:g}: choose a smaller unit.")
 
 
 def check_sizes(n_variables: Any) -> tuple[int, int]:
@@ -219,6 +223,6 @@ def check_sizes(n_variables: Any) -> tuple[int, int]:
         raise ValueError(f"n_variables={n_variables!r} must be an integer, or the smallest and the largest number.")
     if sizes[0] < 2 or sizes[1] > MAX_VARIABLES:
         raise ValueError(
-            f"n_variables={n_variables!r} must lie between 2 and {MAX_VARIABLES}: the exact posterior doubles its work per variable."
+            f"n_variables={n_variables!r} must lie between 2 and {MAX_VARIABLES}: the posterior's work doubles with each."
         )
     return int(sizes[0]), int(sizes[1])

@@ -76,7 +76,7 @@ def check_graph(graph: Any, max_parents: int) -> nx.DiGraph:
     graph = graph if isinstance(graph, nx.DiGraph) else nx.DiGraph(list(graph))
     d = graph.number_of_nodes()
     if d < 2 or set(graph) != set(range(d)):
-        raise ValueError(f"graph has the nodes {sorted(graph, key=str)}, but must have 0 to d - 1, at least two: relabel them.")
+        raise ValueError(f"graph has the nodes {sorted(graph, key=str)}, but must have 0 to d - 1, d >= 2: relabel them.")
     if not nx.is_directed_acyclic_graph(graph):
         cycle = " -> ".join(str(i) for i, _ in nx.find_cycle(graph))
         raise ValueError(f"graph has a cycle ({cycle} -> ...), but causes come before effects: remove one of these edges.")
@@ -86,7 +86,7 @@ def check_graph(graph: Any, max_parents: int) -> nx.DiGraph:
             f"variable {widest} of graph has {graph.in_degree(widest)} parents, more than max_parents={max_parents}: raise it."
         )
     if graph.in_degree(TARGET) == 0:
-        raise ValueError("variable 0 of graph is the target and has no parents: give it at least one, so that there is a task.")
+        raise ValueError("variable 0 of graph is the target and has no parents: give it one, so that there is a task.")
     return graph
 
 

@@ -4,10 +4,10 @@ Every family (a variable and a set of parents) has a score: the marginal likelih
 a Bayesian linear regression on features of them. A sample in which the variable was set by hand says nothing about how it
 comes about and is left out of its scores (Cooper and Yoo 1999); that is what tells cause from effect.
 
-The prior: every order of the variables is equally likely; given the order each variable draws how many parents it has, then
-which, among those before it (Friedman and Koller 2003). Then the sum over all graphs runs over the 2^d sets of variables that can
-come first in an order, instead of over the graphs (Koivisto and Sood, Exact Bayesian Structure Discovery in Bayesian Networks,
-JMLR 5, 2004). It is done in logarithms: exact at every size, whatever the scores.
+The prior of a graph is proportional to the number of orders of the variables that it agrees with, times 1 / C(d - 1, k) for
+each variable with k parents (Friedman and Koller 2003). Then the sum over all graphs becomes one over the 2^d sets of variables
+that can come first in an order (Koivisto and Sood, Exact Bayesian Structure Discovery in Bayesian Networks, JMLR 5, 2004). It
+is done in logarithms: exact at every size, whatever the scores.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Structural causal models: each variable is a function of its parents plus noise, and any variable can be set by hand.
 
-x_j = bias_j + sum over parents i of coefficients[i, :, j] . features(x_i) + noise_j (Pearl, Causality, 2nd ed. 2009, section 1.4).
+x_j = bias_j + sum over parents i of coefficients[i, :, j] . features(x_i) + noise_j (Pearl, Causality, 2nd ed. 2009, section
+1.4).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ FEATURES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 N_FEATURES = {"linear": 1, "nonlinear": 2}
 
 #: Fixed noise for means of nonlinear mechanisms, antithetic: means are a function of the model alone.
-_HALF = np.random.default_rng(0).standard_normal((128, 10))
+_HALF = np.random.default_rng(0).standard_normal((64, 10))
 MEAN_NOISE = np.concatenate([_HALF, -_HALF])
 
 
@@ -94,7 +95,7 @@ class CausalModel:
     def means(self, target: int, variables: np.ndarray, values: np.ndarray) -> np.ndarray:
         """E[x_target | do(variable = value)] for many interventions.
 
-        Exact for linear mechanisms; otherwise over 256 fixed antithetic draws of the noise, the same for all interventions.
+        Exact for linear mechanisms; otherwise over 128 fixed antithetic draws of the noise, the same for all interventions.
 
         :param target: variable
         :param variables: ``[k]`` int; -1: nothing is set
@@ -112,7 +113,7 @@ class CausalModel:
 
 
 def draw_model(graph: nx.DiGraph, mechanism: str, noise: float, rng: np.random.Generator) -> CausalModel:
-    """Mechanisms for a graph: coefficients with size 0.5 to 1.5 and a random sign, biases within 0.5, noise 0.5 to 1 times ``noise``.
+    """Mechanisms for a graph: coefficients of size 0.5 to 1.5, either sign; biases within 0.5; noise half to all of ``noise``.
 
     :param graph: acyclic, nodes 0 to d - 1
     :param mechanism: ``"linear"`` or ``"nonlinear"``
