@@ -1,11 +1,11 @@
 """GRPO on CausalIntervention-v0 against policies that do not learn, on graphs that training has not seen.
 
-usage: python scripts/causal.py train --mechanism linear --seed 0      one training run, evaluated; --algo ppo: SB3's PPO, its MlpPolicy
-       python scripts/causal.py baselines --mechanism linear           the policies that do not learn, on the same graphs
-       python scripts/causal.py report                                 tables and picture from the files
+usage: python scripts/causal.py train --mechanism linear --seed 0     one training run, evaluated (--algo ppo: SB3's, its MlpPolicy)
+       python scripts/causal.py baselines --mechanism linear          the policies that do not learn, on the same graphs
+       python scripts/causal.py report                                tables and picture from the files
 
-Settings of training: zoo/hyperparams/grpo.yml. Evaluation: deterministic, ``GRAPHS`` models of each structure, the same for all.
-One file per run in docs/data/causal.
+Settings of training: zoo/hyperparams/grpo.yml. Evaluation: deterministic, ``GRAPHS`` models of each structure, the same for
+all. One file per run in docs/data/causal.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@ a Bayesian linear regression on features of them. A sample in which the variable
 comes about and is left out of its scores (Cooper and Yoo 1999); that is what tells cause from effect.
 
 The prior of a graph is proportional to the number of orders of the variables that it agrees with, times 1 / C(d - 1, k) for
-each variable with k parents (Friedman and Koller 2003). Then the sum over all graphs becomes one over the 2^d sets of variables
-that can come first in an order (Koivisto and Sood, Exact Bayesian Structure Discovery in Bayesian Networks, JMLR 5, 2004). It
-is done in logarithms: exact at every size, whatever the scores.
+each variable with k parents (Friedman and Koller 2003). Then the sum over all graphs becomes one over the 2^d sets of
+variables that can come first in an order (Koivisto and Sood, Exact Bayesian Structure Discovery in Bayesian Networks, JMLR 5,
+2004). It is done in logarithms: exact at every size, whatever the scores.
 """
 
 from __future__ import annotations
