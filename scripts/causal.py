@@ -1,6 +1,6 @@
 """GRPO on CausalIntervention-v0 against policies that do not learn, on graphs that training has not seen.
 
-usage: python scripts/causal.py train --mechanism linear --seed 0     one training run, evaluated (--algo ppo: SB3's, its MlpPolicy)
+usage: python scripts/causal.py train --mechanism linear --seed 0     one training run, evaluated (or --algo ppo: SB3's)
        python scripts/causal.py baselines --mechanism linear          the policies that do not learn, on the same graphs
        python scripts/causal.py report                                tables and picture from the files
 

@@ -8,6 +8,7 @@ import gymnasium as gym
 import networkx as nx
 import numpy as np
 import pytest
+import torch as th
 from gymnasium.utils.env_checker import check_env
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_checker import check_env as sb3_check_env
@@ -16,10 +17,11 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.envs.causal.actions import make_actions
-from sb_grpo.envs.causal.baselines import BASELINES
+from sb_grpo.envs.causal.baselines import BASELINES, at_random, greedy_information, greedy_target, upper_confidence
 from sb_grpo.envs.causal.effects import Effects
 from sb_grpo.envs.causal.env import CausalInterventionEnv
 from sb_grpo.envs.causal.graphs import STRUCTURES, draw_graph
+from sb_grpo.envs.causal.policy import InterventionPolicy
 from sb_grpo.envs.causal.posterior import EdgePosterior, edge_probabilities, tables
 from sb_grpo.envs.causal.regression import PRECISION, RATE, SHAPE, Regressions
 from sb_grpo.envs.causal.rewards import WEIGHTS, BalancedAccuracy
@@ -435,3 +437,65 @@ def test_without_networkx_the_message_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "networkx", None)
     with pytest.raises(ImportError, match=r"pip install -e '.\[causal\]'"):
         gym.make(ENV_ID)
+
+
+# ---------------------------------------------------------------- policy and baselines
+
+
+def relabelled(obs: np.ndarray, env: CausalInterventionEnv, label: list[int]) -> np.ndarray:
+    """The observation had variable i been called label[i]."""
+    new, old, arms = np.zeros_like(obs), env.parts(obs), [i - 1 for i in label[1:]]
+    parts = env.parts(new)  # views
+    for name in ("present", "tried"):
+        parts[name][label] = old[name]
+    parts["edges"][np.ix_(label, label)] = old["edges"]
+    for name in ("effects", "deviations"):
+        parts[name][arms] = old[name]
+    parts["left"][:] = old["left"]
+    return new
+
+
+def test_the_shared_network_does_not_care_about_labels():
+    env = CausalInterventionEnv(n_variables=4, n_values=3)
+    model = GRPO(InterventionPolicy, env, n_steps=64, seed=0)
+    env.reset(seed=0)
+    for action in (1, 5, 9):
+        obs, *_ = env.step(action)
+    label = [0, 3, 1, 2]
+    other = relabelled(obs, env, label)
+    one, two = model.policy.get_distribution(th.tensor(np.stack([obs, other]))).distribution.logits.detach().numpy()
+    assert one[0] == pytest.approx(two[0], abs=1e-6)
+    for i in (1, 2, 3):
+        old, new = 1 + (i - 1) * 3, 1 + (label[i] - 1) * 3
+        assert one[old : old + 3] == pytest.approx(two[new : new + 3], abs=1e-6)
+    assert np.ptp(one[1:]) > 1e-4
+
+
+def test_the_shared_network_learns_saves_and_loads(tmp_path):
+    model = GRPO(InterventionPolicy, ENV_ID, n_steps=64, group_size=4, seed=0, policy_kwargs={"net_arch": [8]}).learn(128)
+    model.save(tmp_path / "model")
+    loaded = GRPO.load(tmp_path / "model", env=gym.make(ENV_ID)).learn(64, reset_num_timesteps=False)
+    obs = gym.make(ENV_ID).reset(seed=0)[0]
+    assert loaded.predict(obs)[0] in range(21) and sum(p.numel() for p in loaded.policy.parameters()) == 12 * 8 + 8 + 8 + 1
+
+
+@pytest.mark.parametrize(
+    "env", [lambda: gym.make(ENV_ID, actions="multi_discrete"), lambda: gym.make("CartPole-v1")], ids=["actions", "env"]
+)
+def test_the_shared_network_refuses_other_spaces(env):
+    with pytest.raises(ValueError, match=r"InterventionPolicy cannot read.*Use MlpPolicy instead"):
+        GRPO(InterventionPolicy, env())
+
+
+def test_baselines_do_what_their_names_say():
+    env, rng = CausalInterventionEnv(n_variables=3, n_values=3), np.random.default_rng(0)
+    parts = env.parts(np.zeros(env.observation_space.shape, np.float32))
+    parts["present"][:] = 1.0
+    parts["effects"][:] = [[0.0, 0.1, 0.5], [0.4, 0.2, -1.0]]
+    parts["deviations"][:] = [[0.1, 0.1, 0.1], [0.1, 1.0, 0.1]]
+    parts["edges"][1, 2], parts["edges"][2, 0] = 0.99, 0.5
+    assert greedy_target(parts, rng) == 3 and upper_confidence(parts, rng) == 5
+    assert {greedy_information(parts, rng) for _ in range(20)} == {4, 6}  # variable 2, its extremes
+    assert {at_random(parts, rng) for _ in range(200)} == set(range(1, 7))
+    parts["present"][2] = 0.0
+    assert {baseline(parts, rng) for baseline in BASELINES.values() for _ in range(50)} <= {1, 2, 3}

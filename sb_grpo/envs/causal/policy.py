@@ -46,7 +46,7 @@ def describe(obs: th.Tensor, d: int, n_values: int) -> th.Tensor:
     :return: ``[batch, 1 + (d - 1) n_values, N_DESCRIPTORS]``; the first is looking on, all 0 but for the budget left
     """
     arms = (d - 1) * n_values
-    present, tried, edges, effects, deviations, left = obs.split([d, d, d * d, arms, arms, 1], dim=1)
+    present, tried, edges, effects, deviations, left = th.split(obs, [d, d, d * d, arms, arms, 1], dim=1)
     p = edges.view(-1, d, d).clamp(1e-6, 1.0 - 1e-6)
     entropy = (-p * p.log() - (1.0 - p) * (1.0 - p).log()) * (1.0 - th.eye(d, device=obs.device))
     p_cause, p_effect = edges.view(-1, d, d)[:, 1:, 0], edges.view(-1, d, d)[:, 0, 1:]

@@ -159,7 +159,8 @@ class EdgePosterior:
     @property
     def log_scores(self) -> np.ndarray:
         """``[d, F]`` log of prior times marginal likelihood of each family."""
-        return self.regressions.log_evidence.reshape(self._families) + self._tables.log_prior
+        scores: np.ndarray = self.regressions.log_evidence.reshape(self._families) + self._tables.log_prior
+        return scores
 
     def edges(self) -> np.ndarray:
         """``[d, d]``: entry (i, j) is the posterior probability of i -> j."""

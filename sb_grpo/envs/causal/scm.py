@@ -59,7 +59,8 @@ class CausalModel:
 
     def adjacency(self) -> np.ndarray:
         """``[d, d]`` bool, entry (i, j): i -> j."""
-        return np.abs(self.coefficients).sum(1) > 0
+        strength: np.ndarray = np.abs(self.coefficients).sum(1)
+        return np.greater(strength, 0)
 
     def run(self, noise: np.ndarray, fixed: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Values of all variables, some of them set by hand.
@@ -70,7 +71,7 @@ class CausalModel:
         :return: ``[n, d]``
         """
         features = FEATURES[self.mechanism]
-        x = self.bias + noise * self.noise_scale
+        x: np.ndarray = self.bias + noise * self.noise_scale
         for j in self.order:
             x[:, j] = np.where(fixed[:, j], values[:, j], x[:, j])
             x += features(x[:, j]) @ self.coefficients[j]
@@ -109,7 +110,8 @@ class CausalModel:
         fixed[variables < 0] = False
         set_to = np.broadcast_to(values[:, None, None], fixed.shape)
         x = self.run(np.tile(draws, (k, 1)), fixed.reshape(k * n, -1), set_to.reshape(k * n, -1))
-        return x[:, target].reshape(k, n).mean(1)
+        means: np.ndarray = x[:, target].reshape(k, n).mean(1)
+        return means
 
 
 def draw_model(graph: nx.DiGraph, mechanism: str, noise: float, rng: np.random.Generator) -> CausalModel:
