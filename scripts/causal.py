@@ -2,6 +2,7 @@
 
 usage: python scripts/causal.py train --mechanism linear --seed 0     one training run, evaluated (or --algo ppo: SB3's)
        python scripts/causal.py baselines --mechanism linear          the policies that do not learn, on the same graphs
+       python scripts/causal.py speed                                 time of a step and of a reset
        python scripts/causal.py report                                tables and picture from the files
 
 Settings of training: zoo/hyperparams/grpo.yml. Evaluation: deterministic, ``GRAPHS`` models of each structure, the same for
@@ -117,6 +118,31 @@ def run_baselines(mechanism: str) -> None:
         write(f"{mechanism}_{name}", content, lambda env, obs, rng, choose=baseline: choose(env.parts(obs), rng))
 
 
+def measure_speed(episodes: int = 40) -> None:
+    """CPU time (not wall time: the machine may be busy) of a step and a reset with random actions: median over episodes."""
+    rows = []
+    for mechanism in FEATURES:
+        for d in (3, 5, 8, 10):
+            env = CausalInterventionEnv(n_variables=d, mechanism=mechanism)
+            env.reset(seed=0)
+            env.action_space.seed(0)
+            steps, resets = [], []
+            for _ in range(episodes):
+                start = time.process_time()
+                env.reset()
+                middle = time.process_time()
+                for _ in range(env.budget):
+                    env.step(env.action_space.sample())
+                steps.append((time.process_time() - middle) / env.budget)
+                resets.append(middle - start)
+            milliseconds = {"step_ms": 1e3 * float(np.median(steps)), "reset_ms": 1e3 * float(np.median(resets))}
+            rows.append({"mechanism": mechanism, "variables": d, **{k: round(v, 3) for k, v in milliseconds.items()}})
+            print(rows[-1], flush=True)
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    content = {"rows": rows, "commit": commit(), "versions": versions(), "machine": machine()}
+    (FOLDER / "speed.json").write_text(json.dumps(content, indent=1) + "\n")
+
+
 def load(mechanism: str, quantity: str) -> dict[str, dict[str, np.ndarray]]:
     """Per policy and structure, ``[runs, GRAPHS]``."""
     runs = [json.loads(path.read_text()) for path in sorted(FOLDER.glob(f"{mechanism}_*.json"))]
@@ -190,7 +216,7 @@ def report() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["train", "baselines", "report"])
+    parser.add_argument("what", choices=["train", "baselines", "speed", "report"])
     parser.add_argument("--mechanism", choices=list(FEATURES), default="linear")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--algo", choices=["grpo", "ppo"], default="grpo")
@@ -200,6 +226,8 @@ def main() -> None:
         train(given.mechanism, given.seed, given.algo)
     elif given.what == "baselines":
         run_baselines(given.mechanism)
+    elif given.what == "speed":
+        measure_speed()
     else:
         report()
 

@@ -120,9 +120,10 @@ def test_enough_experiments_find_the_true_graph(structure, mechanism):
     env.reset(seed=1)
     for action in range(1, 16):
         _, _, _, _, info = env.step(action)
-    # Edges that are there are certain; for those that are not, the odds fall as 1 / sqrt(samples).
+    # Edges that are there are certain, and none is believed backwards. One edge too many is refuted slowly: its odds fall as
+    # 1 / sqrt(samples), so that chance leaves doubt about one or the other.
     truth = env.model.adjacency()
-    assert env._edges[truth].min() > 0.99 and env._edges[~truth].max() < 0.3
+    assert env._edges[truth].min() > 0.99 and env._edges.T[truth].max() < 0.01 and env._edges[~truth].mean() < 0.1
     assert info["potentials"]["structure"] > 0.95 and info["potentials"]["parent"] > 0.9
 
 
@@ -236,7 +237,7 @@ def test_members_of_a_group_share_the_noise_whatever_they_do():
 
 @pytest.mark.parametrize("vec_env", [None, SubprocVecEnv])
 def test_groups_start_alike_on_host_envs(vec_env):
-    env = make_vec_env(ENV_ID, 4, vec_env_cls=vec_env, wrapper_class=SeededResetWrapper)
+    env = make_vec_env(ENV_ID, 2, vec_env_cls=vec_env, wrapper_class=SeededResetWrapper)
     model = GRPO("MlpPolicy", VecNormalize(env, norm_reward=False), n_steps=32, group_size=4, seed=0).learn(256)
     env.close()
     assert model.slots.start_mismatches == 0 and model.slots.next_group > 4

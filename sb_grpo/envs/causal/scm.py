@@ -59,8 +59,8 @@ class CausalModel:
 
     def adjacency(self) -> np.ndarray:
         """``[d, d]`` bool, entry (i, j): i -> j."""
-        strength: np.ndarray = np.abs(self.coefficients).sum(1)
-        return np.greater(strength, 0)
+        edges: np.ndarray = np.any(self.coefficients != 0.0, axis=1)
+        return edges
 
     def run(self, noise: np.ndarray, fixed: np.ndarray, values: np.ndarray) -> np.ndarray:
         """Values of all variables, some of them set by hand.
