@@ -1,8 +1,10 @@
 """CausalIntervention-v0: its mathematics against brute force, its rewards against those who would farm them, its checks."""
 
+import re
 import sys
 from itertools import permutations, product
 from math import comb, lgamma, log, pi
+from pathlib import Path
 
 import gymnasium as gym
 import networkx as nx
@@ -500,3 +502,10 @@ def test_baselines_do_what_their_names_say():
     assert {at_random(parts, rng) for _ in range(200)} == set(range(1, 7))
     parts["present"][2] = 0.0
     assert {baseline(parts, rng) for baseline in BASELINES.values() for _ in range(50)} <= {1, 2, 3}
+
+
+def test_the_docs_example_runs_as_written(capsys):
+    blocks = re.findall(r"```python\n(.*?)```", (Path(__file__).parents[1] / "docs/causal.md").read_text(), re.DOTALL)
+    assert len(blocks) == 1
+    exec(blocks[0], {})
+    assert "optimization" in capsys.readouterr().out
