@@ -423,6 +423,14 @@ def test_actions_outside_the_space_are_refused(kind, action):
         env.step(action)
 
 
+def test_nothing_is_left_after_the_budget():
+    env = CausalInterventionEnv(budget=1)
+    env.reset(seed=0)
+    assert env.step(1)[2]
+    with pytest.raises(ValueError, match=r"the budget of 1 experiments is spent: call reset\(\)"):
+        env.step(1)
+
+
 def test_a_model_refuses_cycles_unknown_variables_and_values_that_are_no_numbers():
     model = worked_model()
     with pytest.raises(ValueError, match="intervention on variable 3, but there are 0 to 2"):

@@ -134,6 +134,8 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
         return self._observation(), {"structure": structure, "potentials": dict(self._potentials)}
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        if self.steps >= self.budget:
+            raise ValueError(f"the budget of {self.budget} experiments is spent: call reset() before the next step().")
         variable, value = self._decode(action)
         if variable is not None and variable >= self.d:
             variable = None

@@ -35,7 +35,9 @@ class Regressions:
         self.rate = np.full(n, RATE)
         self.count = np.zeros(n, dtype=np.int64)
         self.log_evidence = np.zeros(n)  #: log p(samples so far) of each regression
-        self._log_gamma_step = np.array([math.lgamma(SHAPE + (k + 1) / 2) - math.lgamma(SHAPE + k / 2) for k in range(n_max)])
+        self._log_gamma_step = np.array(
+            [math.lgamma(SHAPE + (k + 1) / 2) - math.lgamma(SHAPE + k / 2) for k in range(n_max + 1)]
+        )
 
     @property
     def shape(self) -> np.ndarray:
@@ -56,7 +58,7 @@ class Regressions:
         error = y - (self.mean * z).sum(1)
         surprise = error * error / (2.0 * spread)
         self.log_evidence += which * (
-            self._log_gamma_step[np.minimum(self.count, len(self._log_gamma_step) - 1)]
+            self._log_gamma_step[self.count]
             - 0.5 * np.log(2.0 * math.pi * self.rate * spread)
             - (shape + 0.5) * np.log1p(surprise / self.rate)
         )

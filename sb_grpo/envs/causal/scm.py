@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import networkx as nx
 import numpy as np
@@ -48,9 +49,11 @@ class CausalModel:
         for name in ("coefficients", "bias", "noise_scale"):
             if not np.isfinite(getattr(self, name)).all():
                 raise ValueError(f"{name} of a CausalModel must be finite, but is {getattr(self, name)}.")
-        object.__setattr__(self, "order", list(nx.topological_sort(self.graph)))
 
-    order: list[int] = None  # type: ignore[assignment]  # set above; causes first
+    @cached_property
+    def order(self) -> list[int]:
+        """The variables, causes first."""
+        return list(nx.topological_sort(self.graph))
 
     @property
     def d(self) -> int:
