@@ -18,6 +18,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from sb_grpo import GRPO, SeededResetWrapper
+from sb_grpo.envs.causal import posterior as posterior_module
 from sb_grpo.envs.causal.actions import make_actions
 from sb_grpo.envs.causal.baselines import BASELINES, at_random, greedy_information, greedy_target, upper_confidence
 from sb_grpo.envs.causal.effects import Effects
@@ -89,6 +90,16 @@ def test_edge_probabilities_are_those_of_all_graphs(d, max_parents):
     t = tables(d, max_parents, 1)
     log_scores = np.random.default_rng(d).normal(scale=2.0, size=(d, len(t.masks)))
     assert np.allclose(edge_probabilities(log_scores, t), brute_force(log_scores, max_parents), atol=1e-12)
+
+
+@pytest.mark.parametrize("d", [3, 7, 10])
+def test_plain_numbers_and_logarithms_agree(d, monkeypatch):
+    t = tables(d, 3, 1)
+    log_scores = np.random.default_rng(d).normal(scale=4.0, size=(d, len(t.masks)))
+    plain = edge_probabilities(log_scores, t)
+    monkeypatch.setattr(posterior_module, "PLAIN_RANGE", 0.0)
+    assert np.allclose(edge_probabilities(log_scores, t), plain, atol=1e-9)
+    assert plain.max() > 0.5 and not np.array_equal(edge_probabilities(log_scores, t), plain)  # logarithms round otherwise
 
 
 def test_scores_that_would_underflow_do_not():

@@ -7,11 +7,12 @@ comes about and is left out of its scores (Cooper and Yoo 1999); that is what te
 The prior of a graph is proportional to the number of orders of the variables that it agrees with, times 1 / C(d - 1, k) for
 each variable with k parents (Friedman and Koller 2003). Then the sum over all graphs becomes one over the 2^d sets of
 variables that can come first in an order (Koivisto and Sood, Exact Bayesian Structure Discovery in Bayesian Networks, JMLR 5,
-2004). It is done in logarithms: exact at every size, whatever the scores.
+2004). Nothing is approximated, at any size.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import combinations
 from math import comb, log
@@ -90,8 +91,26 @@ def tables(d: int, max_parents: int, n_features: int) -> Tables:
     return Tables(others, parents, masks, log_prior, columns, tuple(_level(d, k) for k in range(1, d + 1)))
 
 
+class Semiring(NamedTuple):
+    """Sums and products of weights that are stored as such, or as logarithms."""
+
+    plus: np.ufunc
+    times: np.ufunc
+    zero: float
+    one: float
+    over: Callable[[np.ndarray, np.ndarray], np.ndarray]  #: quotient, as a plain number
+
+
+PLAIN = Semiring(np.add, np.multiply, 0.0, 1.0, lambda a, b: a / b)
+LOGARITHMS = Semiring(np.logaddexp, np.add, -np.inf, 0.0, lambda a, b: np.exp(a - b))
+#: If a product of scores, one per variable, can be no smaller than exp(-this), it cannot underflow, and plain numbers will do.
+PLAIN_RANGE = 600.0
+
+
 def edge_probabilities(log_scores: np.ndarray, t: Tables) -> np.ndarray:
     """Posterior probability of every edge, by dynamic programming over sets of variables (Koivisto and Sood 2004).
+
+    In plain numbers where they suffice, as that takes less time; otherwise in logarithms.
 
     :param log_scores: ``[d, F]`` log of prior times marginal likelihood of each family
     :param t: index tables of these sizes
@@ -99,30 +118,34 @@ def edge_probabilities(log_scores: np.ndarray, t: Tables) -> np.ndarray:
     """
     d = len(log_scores)
     n_sets = 1 << (d - 1)
-    # sums[j, U] = log of the sum of the scores of all parent sets of j inside U: a zeta transform, bit by bit.
-    sums = np.full((d, n_sets), -np.inf)
-    sums[:, t.masks] = log_scores
+    best = log_scores.max(1, keepdims=True)
+    if (best[:, 0] - log_scores.min(1)).sum() < PLAIN_RANGE:
+        ring, scores = PLAIN, np.exp(log_scores - best)
+    else:
+        ring, scores = LOGARITHMS, log_scores - best
+    # sums[j, U] = sum of the scores of all parent sets of j inside U: a zeta transform, bit by bit.
+    sums = np.full((d, n_sets), ring.zero)
+    sums[:, t.masks] = scores
     by_bit = [sums.reshape(d, n_sets >> (b + 1), 2, 1 << b) for b in range(d - 1)]
     for view in by_bit:
-        np.logaddexp(view[:, :, 0], view[:, :, 1], out=view[:, :, 1])
+        ring.plus(view[:, :, 0], view[:, :, 1], out=view[:, :, 1])
     flat = sums.ravel()
-    # first[U], last[U]: log of the summed weights of all orders of U, and of all orders of the rest, given that U comes first.
-    first, last = np.zeros(1 << d), np.zeros(1 << d)
+    # first[U], last[U]: summed weights of all orders of U, and of all orders of the rest, given that U comes first.
+    first, last = np.full(1 << d, ring.one), np.full(1 << d, ring.one)
     for level in t.levels:
-        first[level.sets] = np.logaddexp.reduce(first[level.before] + flat[level.step], axis=1)
+        first[level.sets] = ring.plus.reduce(ring.times(first[level.before], flat[level.step]), axis=1)
     for level in reversed(t.levels):
-        last[level.smaller] = np.logaddexp.reduce(last[level.after] + flat[level.step_after], axis=1)
+        last[level.smaller] = ring.plus.reduce(ring.times(last[level.after], flat[level.step_after]), axis=1)
     # How likely it is that exactly the set U comes before j.
     predecessors = np.zeros((d, n_sets))
     for level in t.levels:
-        with_j = first[level.smaller][:, None] + flat[level.step_after] + last[level.after]
-        predecessors.ravel()[level.step_after] = np.exp(with_j - first[-1])
+        with_j = ring.times(ring.times(first[level.smaller][:, None], flat[level.step_after]), last[level.after])
+        predecessors.ravel()[level.step_after] = ring.over(with_j, first[-1])
     edges = np.zeros((d, d))
     for b, view in enumerate(by_bit):
         # Given U, i is a parent unless all weight lies on parent sets inside U without i.
-        without = np.exp(view[:, :, 0] - view[:, :, 1])
         weight = predecessors.reshape(view.shape)[:, :, 1]
-        edges[t.others[:, b], np.arange(d)] = (weight * (1.0 - without)).sum((1, 2))
+        edges[t.others[:, b], np.arange(d)] = (weight * (1.0 - ring.over(view[:, :, 0], view[:, :, 1]))).sum((1, 2))
     return np.clip(edges, 0.0, 1.0)
 
 
