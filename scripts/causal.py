@@ -3,7 +3,7 @@
 usage: python scripts/causal.py train --mechanism linear --seed 0     one training run, evaluated (or --algo ppo: SB3's)
        python scripts/causal.py baselines --mechanism linear          the policies that do not learn, on the same graphs
        python scripts/causal.py speed                                 time of a step and of a reset
-       python scripts/causal.py report                                tables and picture from the files
+       python scripts/causal.py report                                tables of docs/causal.md and picture, from the files
 
 Settings of training: zoo/hyperparams/grpo.yml. Evaluation: deterministic, ``GRAPHS`` models of each structure, the same for
 all. One file per run in docs/data/causal.
@@ -42,7 +42,7 @@ from zoo.provenance import commit, machine, versions
 GRAPHS = 200
 #: Reset seeds of the evaluation.
 SEEDS = range(1_000_000, 1_000_000 + GRAPHS)
-FOLDER, IMAGES = Path("docs/data/causal"), Path("docs/img")
+FOLDER, IMAGES, PAGE = Path("docs/data/causal"), Path("docs/img"), Path("docs/causal.md")
 RESAMPLES = 2000
 NAMES = {
     "grpo": "GRPO",
@@ -166,22 +166,42 @@ def cell(scores: np.ndarray) -> str:
     return f"{scores.mean():.3f} [{low:.3f}, {high:.3f}]"
 
 
-def table(mechanism: str, quantity: str) -> list[str]:
-    """Rows of Markdown: policies down, structures across, and all structures together."""
-    data = load(mechanism, quantity)
-    lines = [f"| {mechanism} | {' | '.join([*STRUCTURES, 'all'])} |", "|---" * (len(STRUCTURES) + 2) + "|"]
-    for policy, by_structure in data.items():
-        cells = [cell(scores) for scores in by_structure.values()] + [
-            cell(np.concatenate(list(by_structure.values()), axis=1))
-        ]
-        lines.append(f"| {NAMES[policy]} ({len(by_structure['chain'])}) | {' | '.join(cells)} |")
+def together(by_structure: dict[str, np.ndarray]) -> np.ndarray:
+    """``[runs, graphs]`` over all structures."""
+    return np.concatenate(list(by_structure.values()), axis=1)
+
+
+def returns_table(mechanism: str) -> list[str]:
+    """Returns, policies down and structures across; then GRPO minus each other policy, graph by graph."""
+    data = load(mechanism, "return")
+    lines = [f"| {mechanism}: return | {' | '.join([*STRUCTURES, 'all'])} |", "|---" * (len(STRUCTURES) + 2) + "|"]
+    for policy, scores in data.items():
+        cells = [cell(s) for s in [*scores.values(), together(scores)]]
+        runs = f" ({len(scores['chain'])} seeds)" if policy in ("grpo", "ppo") else ""
+        lines.append(f"| {NAMES[policy]}{runs} | {' | '.join(cells)} |")
     for policy in data:
-        if policy != "grpo":
-            rest = [data["grpo"][s] - data[policy][s].mean(0) for s in STRUCTURES]
-            lines.append(
-                f"| GRPO minus {NAMES[policy]} | {' | '.join(cell(d) for d in [*rest, np.concatenate(rest, axis=1)])} |"
-            )
+        if policy not in ("grpo", "ppo"):
+            rest = {s: data["grpo"][s] - data[policy][s] for s in STRUCTURES}
+            cells = [cell(r) for r in [*rest.values(), together(rest)]]
+            lines.append(f"| GRPO minus {NAMES[policy]} | {' | '.join(cells)} |")
     return lines
+
+
+def potentials_table(mechanism: str) -> list[str]:
+    """Potentials at the end of an episode, all structures together."""
+    quantities = ("optimization", "structure", "parent")
+    lines = [f"| {mechanism}: potential at the end | {' | '.join(quantities)} |", "|---" * (len(quantities) + 1) + "|"]
+    data = {quantity: load(mechanism, quantity) for quantity in quantities}
+    for policy in data["parent"]:
+        lines.append(f"| {NAMES[policy]} | {' | '.join(cell(together(data[q][policy])) for q in quantities)} |")
+    return lines
+
+
+def speed_table() -> list[str]:
+    """Times of a step and a reset."""
+    rows = json.loads((FOLDER / "speed.json").read_text())["rows"]
+    lines = ["| mechanism | variables | step, ms | reset, ms |", "|---|---|---|---|"]
+    return lines + [f"| {r['mechanism']} | {r['variables']} | {r['step_ms']} | {r['reset_ms']} |" for r in rows]
 
 
 def draw(mechanisms: list[str]) -> None:
@@ -203,15 +223,17 @@ def draw(mechanisms: list[str]) -> None:
 
 
 def report() -> None:
-    mechanisms = [m for m in FEATURES if list(FOLDER.glob(f"{m}_grpo_*.json"))]
-    lines = []
-    for quantity in ("return", "optimization", "structure", "parent"):
-        lines += [f"### {quantity}" + ("" if quantity == "return" else ", potential at the end"), ""]
-        for mechanism in mechanisms:
-            lines += [*table(mechanism, quantity), ""]
-    (FOLDER / "tables.md").write_text("\n".join(lines))
+    """Put the tables between the marks of docs/causal.md, and draw the picture."""
+    mechanisms = [m for m in FEATURES if list(FOLDER.glob(f"{m}_grpo_*.json")) and list(FOLDER.glob(f"{m}_random.json"))]
+    tables = [table(m) for table in (returns_table, potentials_table) for m in mechanisms]
+    text = PAGE.read_text()
+    for name, part in (("results", tables), ("speed", [speed_table()])):
+        before, rest = text.split(f"<!-- {name} -->")
+        _, after = rest.split(f"<!-- end of {name} -->")
+        filling = "\n\n".join("\n".join(lines) for lines in part)
+        text = f"{before}<!-- {name} -->\n{filling}\n<!-- end of {name} -->{after}"
+    PAGE.write_text(text)
     draw(mechanisms)
-    print("\n".join(lines))
 
 
 def main() -> None:
