@@ -189,7 +189,7 @@ def returns_table(mechanism: str) -> list[str]:
 
 def potentials_table(mechanism: str) -> list[str]:
     """Potentials at the end of an episode, all structures together."""
-    quantities = ("optimization", "structure", "parent")
+    quantities = ("optimization", "structure", "parent", "exploration")
     lines = [f"| {mechanism}: potential at the end | {' | '.join(quantities)} |", "|---" * (len(quantities) + 1) + "|"]
     data = {quantity: load(mechanism, quantity) for quantity in quantities}
     for policy in data["parent"]:
