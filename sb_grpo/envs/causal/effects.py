@@ -1,0 +1,52 @@
+"""What is known about the target's response to each intervention: Bayesian regressions of the target on the value set.
+
+Only samples in which a variable was set by hand enter its regression: then nothing else can explain an association (randomised
+experiments), whatever the graph.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from sb_grpo.envs.causal.regression import Regressions
+from sb_grpo.envs.causal.scm import FEATURES, N_FEATURES
+
+
+class Effects:
+    """Estimates of E[target | do(x_i = v)] for every variable i but the target and every value v of a grid.
+
+    Effects are differences from the target's mean without interventions, in units of its standard deviation there.
+
+    :param d: variables; the target is variable 0
+    :param grid: ``[B]`` values
+    :param mechanism: whose features the regressions see
+    :param baseline: ``[n]`` values of the target without interventions
+    :param unit: standard deviation to fall back on, as one more sample's worth
+    :param n_max: most samples that will come
+    """
+
+    def __init__(self, d: int, grid: np.ndarray, mechanism: str, baseline: np.ndarray, unit: float, n_max: int) -> None:
+        self._features = FEATURES[mechanism]
+        self._centre = float(baseline.mean()) if len(baseline) else 0.0
+        self._unit = float(np.sqrt((unit**2 + ((baseline - self._centre) ** 2).sum()) / (1 + len(baseline))))
+        self._regressions = Regressions(np.ones((d - 1, 1 + N_FEATURES[mechanism]), dtype=bool), n_max)
+        arms = np.concatenate([np.ones((len(grid), 1)), self._features(grid)], axis=1)
+        self._arms, self._which = np.tile(arms, (d - 1, 1)), np.repeat(np.arange(d - 1), len(grid))
+        self._shape = d - 1, len(grid)
+
+    def update(self, variable: int, value: float, target_value: float) -> None:
+        """Take in one sample.
+
+        :param variable: that was set, 1 to d - 1
+        :param value: to this
+        :param target_value: what the target did
+        """
+        z = np.concatenate([[1.0], self._features(np.array(value))])
+        n = self._shape[0]
+        y = np.full(n, (target_value - self._centre) / self._unit)
+        self._regressions.update(np.tile(z, (n, 1)), y, np.arange(n) == variable - 1)
+
+    def estimates(self) -> tuple[np.ndarray, np.ndarray]:
+        """``[d - 1, B]`` means and ``[d - 1, B]`` standard deviations of the effects."""
+        mean, deviation = self._regressions.predict(self._arms, self._which)
+        return mean.reshape(self._shape), deviation.reshape(self._shape)
