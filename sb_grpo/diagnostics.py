@@ -24,7 +24,7 @@ SAMPLE = 2048
 HPARAMS = """
 learning_rate n_steps batch_size n_epochs gamma gae_lambda clip_range clip_range_high ratio_cap group_size n_groups advantage
 baseline normalize_advantage ended_members surrogate aggregation importance_level ent_coef kl_coef ref_sync_interval target_kl
-max_grad_norm reward_scaling shared_noise restart use_sde seed n_envs
+max_grad_norm reward_scaling exploration_bonus shared_noise restart use_sde seed n_envs
 """.split()
 
 
