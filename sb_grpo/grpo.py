@@ -208,6 +208,8 @@ class GRPO(OnPolicyAlgorithm):
         self.slots: GroupSlots | TensorSlots | None = None
         self._time_limit: int | None = None
         self._batch: Minibatch | None = None
+        #: What the last rollout and the update after it logged, by key.
+        self.last_figures: dict[str, float] = {}
         if _init_setup_model:
             self._setup_model()
 
@@ -516,7 +518,7 @@ class GRPO(OnPolicyAlgorithm):
     # ---------------------------------------------------------------- save and load
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "slots", "_batch", "captured", "bonus"]
+        return [*super()._excluded_save_params(), "slots", "_batch", "captured", "bonus", "last_figures"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, tensors = super()._get_torch_save_params()

@@ -1,0 +1,5 @@
+"""SB3 callbacks that plug into a training: passed to ``learn(callback=...)``, they need nothing in the algorithm."""
+
+from sb_grpo.callbacks.health import RULES, HealthCallback, HealthWarning, Rule
+
+__all__ = ["RULES", "HealthCallback", "HealthWarning", "Rule"]

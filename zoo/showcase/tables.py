@@ -1,0 +1,57 @@
+"""Tables and learning curves of the examples, from their raw files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.ticker import EngFormatter
+
+from zoo import figures
+from zoo.showcase.runs import IMG, Variant, results
+
+
+def table(part: str, variants: Sequence[Variant]) -> str:
+    """Markdown: a row per variant; returns of the seeds in their order."""
+    rows = [
+        "| setting | seeds that met the goal | first goal after (median) | mean return of the last weights, by seed |",
+        "|---|---|---|---|",
+    ]
+    found = results(part, variants)
+    for variant in variants:
+        runs = found[variant.label]
+        firsts = [r["first_goal"] for r in runs if r["first_goal"] is not None]
+        first = f"{int(np.median(firsts)):,} steps" if firsts else "-"
+        returns = ", ".join(f"{np.mean(r['final_returns']):.0f}" for r in runs)
+        rows.append(f"| {variant.setting} | {len(firsts)} of {len(runs)} | {first} | {returns} |")
+    return "\n".join(rows)
+
+
+def draw(part: str, variants: Sequence[Variant], title: str) -> None:
+    """docs/img/<part>.png: mean and range over the seeds of the training returns of each variant."""
+    found = results(part, variants)
+    style = figures.styles([v.setting for v in variants])
+    figure, axes = plt.subplots(figsize=(7.5, 4.0), layout="constrained")
+    for variant in variants:
+        steps, returns = on_one_grid([r["curve"] for r in found[variant.label]])
+        spread = (returns.mean(0), returns.min(0), returns.max(0))
+        figures.band(axes, steps, *spread, variant.setting, style[variant.setting])
+    axes.set(xlabel="env steps", ylabel="training return, last 100 episodes", title=title)
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.legend(fontsize=8)
+    IMG.mkdir(parents=True, exist_ok=True)
+    figure.savefig(IMG / f"{part}.png", dpi=80)
+    plt.close(figure)
+
+
+def on_one_grid(curves: Sequence[Sequence[Any]]) -> tuple[np.ndarray, np.ndarray]:
+    """Curves of several seeds at common steps.
+
+    :param curves: per seed, pairs of step and value
+    :return: ``[K]`` steps, ``[seeds, K]`` values
+    """
+    start, end = max(c[0][0] for c in curves), min(c[-1][0] for c in curves)
+    steps = np.linspace(start, end, 60)
+    return steps, np.array([np.interp(steps, *np.array(c).T) for c in curves])
