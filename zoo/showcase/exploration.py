@@ -29,6 +29,10 @@ def _variant(base: str, bonus: str) -> Variant:
     return Variant(f"{base}-{bonus}", f"{name}: {NAMES[bonus]}", STEPS, make, "MountainCar-v0")
 
 
-VARIANTS = [_variant(base, bonus) for base in BASES for bonus in BONUSES]
+VARIANTS = [
+    *(_variant("defaults", bonus) for bonus in BONUSES),
+    *(_variant("outcome", bonus) for bonus in BONUSES),
+    _variant("normalized", "none"),
+]
 TITLE = "MountainCar-v0, mean and range of five seeds"
 DRAWN = [v for v in VARIANTS if v.label.startswith("defaults")]
