@@ -210,6 +210,9 @@ class GRPO(OnPolicyAlgorithm):
         self._batch: Minibatch | None = None
         #: What the last rollout and the update after it logged, by key.
         self.last_figures: dict[str, float] = {}
+        #: Where a :class:`CurriculumCallback` stands; here, so that it is saved with the model.
+        self.curriculum_level: int | None = None
+        self._restart_groups = False
         if _init_setup_model:
             self._setup_model()
 
@@ -324,6 +327,25 @@ class GRPO(OnPolicyAlgorithm):
             diagnostics.record_hparams(self)
         return result
 
+    def restart_groups(self) -> None:
+        """Before the next rollout, reset every env and begin new groups: for callbacks that change the envs.
+
+        Steps of groups that were not complete are thrown away and counted in ``rollout/useful_fraction``.
+        """
+        self._restart_groups = True
+
+    def _start_new_groups(self) -> None:
+        assert self.env is not None and self.slots is not None
+        self._steps_dropped += self.rollout_buffer.drop_kept()
+        self._next_group, mismatches = self.slots.next_group, self.slots.start_mismatches
+        self.slots = self._make_slots()
+        self.slots.start_mismatches = mismatches
+        self.slots.queue_all(self.env)
+        self._last_obs = self.env.reset()  # type: ignore[assignment]
+        self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
+        self.slots.started_all(self.env)
+        self._restart_groups = False
+
     # ---------------------------------------------------------------- collect
 
     def collect_rollouts(  # type: ignore[override]
@@ -339,6 +361,8 @@ class GRPO(OnPolicyAlgorithm):
         :raises ValueError: for NaN or inf from the env
         """
         self.policy.set_training_mode(False)
+        if self._restart_groups:
+            self._start_new_groups()
         if self.policy.normalize_obs and rollout_buffer.pos > 0:
             # Between rollouts only: within one, old and new log-probabilities must see the same observations.
             self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.seen_observations()))
