@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from stable_baselines3.common.callbacks import BaseCallback
@@ -164,7 +164,8 @@ class _Watch:
     streak: int = 0  # rollouts in a row that speak against the present verdict
     broken: bool = False
     said_at: int | None = None
-    values: list[float] = field(default_factory=list)
+    low: float = math.inf
+    high: float = -math.inf
 
     def look(self, figures: Mapping[str, float]) -> float | None:
         """Take the figures of one rollout in.
@@ -178,7 +179,7 @@ class _Watch:
             self.first = value
         bad = self.rule.is_bad(value, self.first)
         self.n, self.n_bad = self.n + 1, self.n_bad + bad
-        self.values = [min([value, *self.values]), max([value, *self.values])]
+        self.low, self.high = min(self.low, value), max(self.high, value)
         self.streak = self.streak + 1 if bad != self.broken else 0
         if self.streak < self.rule.patience:
             return None
@@ -189,9 +190,8 @@ class _Watch:
         """One row of the report."""
         if self.n == 0:
             return f"{self.rule.name:<20} -        {self.rule.key} was not logged"
-        low, high = self.values
         state = "BROKEN" if self.broken else "mended" if self.said_at is not None else "ok"
-        seen = f"{self.rule.key} {low:.3g} to {high:.3g}, bad in {self.n_bad} of {self.n} rollouts"
+        seen = f"{self.rule.key} {self.low:.3g} to {self.high:.3g}, bad in {self.n_bad} of {self.n} rollouts"
         return f"{self.rule.name:<20} {state:<8} {seen}"
 
 
@@ -261,7 +261,7 @@ class HealthCallback(BaseCallback):
         lines = [f"Health after {self.num_timesteps} steps: {len(said)} of {len(self._watches)} rules broken"]
         lines += [f"  {watch.line()}" for watch in self._watches]
         for watch in said:
-            value = watch.values[0] if watch.rule.low > -math.inf else watch.values[1]
+            value = watch.low if watch.rule.low > -math.inf else watch.high
             advice = watch.rule.advice.format(value=value)
             lines.append(f"{watch.rule.name} (from step {watch.said_at}; worst value): {advice}")
         return "\n".join(lines)

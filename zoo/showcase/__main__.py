@@ -7,21 +7,24 @@ import importlib
 
 from zoo.showcase import runs, tables
 
-PARTS = ("exploration",)
+PARTS = ("exploration", "curriculum", "health")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m zoo.showcase", description=__doc__)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="default: 0 to 4")
+    parser.add_argument("--only", nargs="+", help="labels of the variants to train; default: all")
     parser.add_argument("--again", action="store_true", help="train also what is there")
     parser.add_argument("--report", action="store_true", help="only table and picture")
     args = parser.parse_args()
     part = importlib.import_module(f"zoo.showcase.{args.part}")
     if not args.report:
-        runs.run(args.part, part.VARIANTS, args.seeds, args.again)
-    print(tables.table(args.part, part.VARIANTS))
-    tables.draw(args.part, part.DRAWN, part.TITLE)
+        chosen = [v for v in part.VARIANTS if args.only is None or v.label in args.only]
+        runs.run(args.part, chosen, args.seeds, args.again)
+    print(part.table())
+    if args.part != "health":
+        tables.draw(args.part, part.DRAWN, part.TITLE)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from typing import Any
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO, CountBonus, RNDBonus
+from zoo.showcase import tables
 from zoo.showcase.runs import Variant
 
 STEPS = 98_304  # 48 rollouts of 2048
@@ -36,3 +37,8 @@ VARIANTS = [
 ]
 TITLE = "MountainCar-v0, mean and range of five seeds"
 DRAWN = [v for v in VARIANTS if v.label.startswith("defaults")]
+
+
+def table() -> str:
+    """Markdown: every variant."""
+    return tables.table("exploration", VARIANTS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -13,19 +13,22 @@ from zoo import figures
 from zoo.showcase.runs import IMG, Variant, results
 
 
-def table(part: str, variants: Sequence[Variant]) -> str:
-    """Markdown: a row per variant; returns of the seeds in their order."""
-    rows = [
-        "| setting | seeds that met the goal | first goal after (median) | mean return of the last weights, by seed |",
-        "|---|---|---|---|",
-    ]
+def table(part: str, variants: Sequence[Variant], extra: Mapping[str, Callable[[dict[str, Any]], str]] | None = None) -> str:
+    """Markdown: a row per variant; returns of the seeds in their order.
+
+    :param extra: further columns: what to write of each run
+    """
+    extra = extra or {}
+    heads = ["setting", "seeds that met the goal", "first goal after (median)", "mean return, last weights, by seed", *extra]
+    rows = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
     found = results(part, variants)
     for variant in variants:
         runs = found[variant.label]
         firsts = [r["first_goal"] for r in runs if r["first_goal"] is not None]
         first = f"{int(np.median(firsts)):,} steps" if firsts else "-"
         returns = ", ".join(f"{np.mean(r['final_returns']):.0f}" for r in runs)
-        rows.append(f"| {variant.setting} | {len(firsts)} of {len(runs)} | {first} | {returns} |")
+        more = [", ".join(write(r) for r in runs) for write in extra.values()]
+        rows.append("| " + " | ".join([variant.setting, f"{len(firsts)} of {len(runs)}", first, returns, *more]) + " |")
     return "\n".join(rows)
 
 
