@@ -145,7 +145,8 @@ RULES: tuple[Rule, ...] = (
         "explained_variance",
         "train/explained_variance",
         "The state baseline predicts worse than a constant (explained variance {value:.2g}): normalise the observations "
-        "(VecNormalize, or policy_kwargs=dict(normalize_obs=True)), or use advantage='step'.",
+        "(VecNormalize, or policy_kwargs=dict(normalize_obs=True)), use advantage='step', or check that what decides the "
+        "reward is observed.",
         "Below 0 it adds noise instead of removing it; returns that grow fast make it dip for a rollout or two.",
         low=-0.5,
         patience=5,

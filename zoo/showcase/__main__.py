@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 
-from zoo.showcase import runs, tables
+from zoo.showcase import runs
 
 PARTS = ("exploration", "curriculum", "health")
 
@@ -22,9 +22,7 @@ def main() -> None:
     if not args.report:
         chosen = [v for v in part.VARIANTS if args.only is None or v.label in args.only]
         runs.run(args.part, chosen, args.seeds, args.again)
-    print(part.table())
-    if args.part != "health":
-        tables.draw(args.part, part.DRAWN, part.TITLE)
+    print(part.report())
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO, CountBonus, RNDBonus
 from zoo.showcase import tables
-from zoo.showcase.runs import Variant
+from zoo.showcase.runs import Variant, results
 
 STEPS = 98_304  # 48 rollouts of 2048
 BONUSES: dict[str, Any] = {"none": None, "count": CountBonus(), "rnd": RNDBonus()}
@@ -35,10 +35,13 @@ VARIANTS = [
     *(_variant("outcome", bonus) for bonus in BONUSES),
     _variant("normalized", "none"),
 ]
-TITLE = "MountainCar-v0, mean and range of five seeds"
-DRAWN = [v for v in VARIANTS if v.label.startswith("defaults")]
 
 
-def table() -> str:
-    """Markdown: every variant."""
-    return tables.table("exploration", VARIANTS)
+def report() -> str:
+    """The table; draws the picture of what the defaults do."""
+    found = results("exploration", VARIANTS)
+    rows = [(v.setting, found[v.label]) for v in VARIANTS if v.label in found]
+    tables.draw(
+        "exploration", [r for r in rows if r[0].startswith("defaults:")], "MountainCar-v0, mean and range of the seeds"
+    )
+    return tables.table(rows)

@@ -10,42 +10,41 @@ import numpy as np
 from matplotlib.ticker import EngFormatter
 
 from zoo import figures
-from zoo.showcase.runs import IMG, Variant, results
+from zoo.showcase.runs import IMG
+
+#: What a row or a curve is called, and the runs behind it.
+Rows = Sequence[tuple[str, Sequence[dict[str, Any]]]]
 
 
-def table(part: str, variants: Sequence[Variant], extra: Mapping[str, Callable[[dict[str, Any]], str]] | None = None) -> str:
-    """Markdown: a row per variant; returns of the seeds in their order.
+def table(rows: Rows, extra: Mapping[str, Callable[[dict[str, Any]], str]] | None = None) -> str:
+    """Markdown; returns of the seeds in their order.
 
     :param extra: further columns: what to write of each run
     """
     extra = extra or {}
     heads = ["setting", "seeds that met the goal", "first goal after (median)", "mean return, last weights, by seed", *extra]
-    rows = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-    found = results(part, variants)
-    for variant in variants:
-        runs = found[variant.label]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for setting, runs in rows:
         firsts = [r["first_goal"] for r in runs if r["first_goal"] is not None]
         first = f"{int(np.median(firsts)):,} steps" if firsts else "-"
         returns = ", ".join(f"{np.mean(r['final_returns']):.0f}" for r in runs)
         more = [", ".join(write(r) for r in runs) for write in extra.values()]
-        rows.append("| " + " | ".join([variant.setting, f"{len(firsts)} of {len(runs)}", first, returns, *more]) + " |")
-    return "\n".join(rows)
+        lines.append("| " + " | ".join([setting, f"{len(firsts)} of {len(runs)}", first, returns, *more]) + " |")
+    return "\n".join(lines)
 
 
-def draw(part: str, variants: Sequence[Variant], title: str) -> None:
-    """docs/img/<part>.png: mean and range over the seeds of the training returns of each variant."""
-    found = results(part, variants)
-    style = figures.styles([v.setting for v in variants])
+def draw(name: str, rows: Rows, title: str) -> None:
+    """docs/img/<name>.png: mean and range over the seeds of the training returns."""
+    style = figures.styles([setting for setting, _ in rows])
     figure, axes = plt.subplots(figsize=(7.5, 4.0), layout="constrained")
-    for variant in variants:
-        steps, returns = on_one_grid([r["curve"] for r in found[variant.label]])
-        spread = (returns.mean(0), returns.min(0), returns.max(0))
-        figures.band(axes, steps, *spread, variant.setting, style[variant.setting])
+    for setting, runs in rows:
+        steps, returns = on_one_grid([r["curve"] for r in runs])
+        figures.band(axes, steps, returns.mean(0), returns.min(0), returns.max(0), setting, style[setting])
     axes.set(xlabel="env steps", ylabel="training return, last 100 episodes", title=title)
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.legend(fontsize=8)
     IMG.mkdir(parents=True, exist_ok=True)
-    figure.savefig(IMG / f"{part}.png", dpi=80)
+    figure.savefig(IMG / f"{name}.png", dpi=80)
     plt.close(figure)
 
 
