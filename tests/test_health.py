@@ -1,6 +1,7 @@
 """Health checks: for every rule a training that breaks it and one that does not; said once, with patience."""
 
 import warnings
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -144,9 +145,7 @@ def test_it_changes_nothing_and_can_be_used_again():
 
 
 def test_own_rules():
-    slow = Rule(
-        "slow_reward", "group/reward_mean", "The mean reward is {value:.1f}, below 2: wait.", "a test", low=2.0, patience=1
-    )
+    slow = Rule("slow", "group/reward_mean", "The mean reward is {value:.1f}, below 2: wait.", "a test", low=2.0, patience=1)
     said, callback, _ = train(lambda: probe("action"), {}, 2, HealthCallback((*RULES, slow), verbose=0))
     assert said == ["slow"] and "below 2: wait." in callback.report()
 
@@ -168,3 +167,9 @@ def test_bad_rules(make, says):
 def test_other_algorithms_are_refused():
     with pytest.raises(ValueError, match=r"the model is a PPO: leave it out, or train with sb_grpo\.GRPO"):
         PPO("MlpPolicy", probe("action"), n_steps=64).learn(128, callback=HealthCallback())
+
+
+def test_every_logged_rule_is_in_the_glossary():
+    glossary = (Path(__file__).parents[1] / "docs/logger.md").read_text()
+    page = (Path(__file__).parents[1] / "docs/health.md").read_text()
+    assert all(f"`health/{rule.name}`" in glossary and f"| `{rule.name}` | `{rule.key}`" in page for rule in RULES)

@@ -147,8 +147,8 @@ RULES: tuple[Rule, ...] = (
         "The state baseline predicts worse than a constant (explained variance {value:.2g}): normalise the observations "
         "(VecNormalize, or policy_kwargs=dict(normalize_obs=True)), use advantage='step', or check that what decides the "
         "reward is observed.",
-        "Below 0 it adds noise instead of removing it; returns that grow fast make it dip for a rollout or two.",
-        low=-0.5,
+        "Below 0 it adds noise instead of removing it; a jump of the returns makes it dip for a rollout or two.",
+        low=0.0,
         patience=5,
     ),
 )
