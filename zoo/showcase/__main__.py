@@ -22,7 +22,8 @@ def main() -> None:
     if not args.report:
         chosen = [v for v in part.VARIANTS if args.only is None or v.label in args.only]
         runs.run(args.part, chosen, args.seeds, args.again)
-    print(part.report())
+    print(part.table())
+    part.draw()
 
 
 if __name__ == "__main__":

@@ -34,13 +34,21 @@ def make(seed: int) -> GRPO:
 VARIANTS = [Variant("curriculum", "`CurriculumCallback`, ten levels", STEPS, make, "MountainCar-v0", lambda: [Kept()])]
 
 
-def report() -> str:
-    """With and without (the same model on MountainCar-v0, measured for docs/exploration.md); draws the picture."""
+def rows() -> tables.Rows:
+    """Without (the same model on MountainCar-v0, measured for docs/exploration.md) and with."""
     without = results("exploration", exploration.VARIANTS)["defaults-none"]
-    found = results("curriculum", VARIANTS)
-    rows = [("flag at the hill top (MountainCar-v0)", without), (VARIANTS[0].setting, found["curriculum"])]
-    tables.draw("curriculum", rows, "MountainCarGoal-v0, mean and range of the seeds")
-    return tables.table(rows, {"last level reached after": _last_level})
+    return [
+        ("flag at the hill top (MountainCar-v0)", without),
+        (VARIANTS[0].setting, results("curriculum", VARIANTS)["curriculum"]),
+    ]
+
+
+def table() -> str:
+    return tables.table(rows(), {"last level reached after": _last_level})
+
+
+def draw() -> None:
+    tables.draw("curriculum", rows(), "MountainCarGoal-v0, mean and range of the seeds")
 
 
 def _last_level(run: dict[str, Any]) -> str:

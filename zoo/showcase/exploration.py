@@ -37,11 +37,17 @@ VARIANTS = [
 ]
 
 
-def report() -> str:
-    """The table; draws the picture of what the defaults do."""
+def rows() -> tables.Rows:
+    """Every variant that has run."""
     found = results("exploration", VARIANTS)
-    rows = [(v.setting, found[v.label]) for v in VARIANTS if v.label in found]
-    tables.draw(
-        "exploration", [r for r in rows if r[0].startswith("defaults:")], "MountainCar-v0, mean and range of the seeds"
-    )
-    return tables.table(rows)
+    return [(v.setting, found[v.label]) for v in VARIANTS if v.label in found]
+
+
+def table() -> str:
+    return tables.table(rows())
+
+
+def draw() -> None:
+    """What the defaults do."""
+    drawn = [row for row in rows() if row[0].startswith("defaults:")]
+    tables.draw("exploration", drawn, "MountainCar-v0, mean and range of the seeds")

@@ -38,7 +38,7 @@ def _variant(env_id: str, steps: int) -> Variant:
 VARIANTS = [_variant("CartPole-v1", 49_152), _variant("Pendulum-v1", 98_304)]
 
 
-def report() -> str:
+def table() -> str:
     """Markdown: the range that each rule saw in the healthy runs, and how often it was broken."""
     found = results("health", VARIANTS)
     rules = [rule for rule in HealthCallback().rules]
@@ -55,3 +55,7 @@ def report() -> str:
         what = ", ".join(bounds) + (" x its start" if rule.relative else "")
         rows.append(f"| `{rule.name}` | {what}, {rule.patience} in a row | " + " | ".join(cells) + " |")
     return "\n".join([*rows, "", f"({seeds})"])
+
+
+def draw() -> None:
+    """No picture: a range says it."""
