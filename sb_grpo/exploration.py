@@ -124,7 +124,7 @@ class StateCounts(nn.Module):
 
     def __init__(self, space: spaces.Space, settings: CountBonus, bounded: bool) -> None:
         super().__init__()
-        self.space, self.scale = space, settings.scale
+        self.space, self.scale, self._settled = space, settings.scale, bounded
         size = get_flattened_obs_dim(space)
         generator = th.Generator().manual_seed(settings.seed)
         self.register_buffer("planes", th.randn(size + 1, settings.bits, generator=generator), persistent=False)
@@ -144,7 +144,8 @@ class StateCounts(nn.Module):
 
         :return: ``[M]``
         """
-        self._settle(rollout.observations)
+        if not self._settled:
+            self._settle(rollout.observations)
         cell = in_chunks(self.cells, rollout.observations)
         self.counts.index_add_(0, cell, th.ones_like(cell))
         return self.scale * self.counts[cell].float().rsqrt()
@@ -157,7 +158,8 @@ class StateCounts(nn.Module):
         return mix_tensor(code).remainder(CELLS)
 
     def _settle(self, obs: TensorOrDict) -> None:
-        """Centre and width of the first rollout, where the space has no bounds; later rollouts change nothing."""
+        """Centre and width of the first rollout; those that a saved model had stay."""
+        self._settled = True
         unknown = self.width == 0
         rows = flat(obs, self.space)
         self.centre.copy_(th.where(unknown, rows.mean(0), self.centre))

@@ -49,5 +49,5 @@ def table() -> str:
 
 def draw() -> None:
     """What the defaults do."""
-    drawn = [row for row in rows() if row[0].startswith("defaults:")]
+    drawn = [(setting, runs) for setting, runs in rows() if setting.startswith("defaults:") and len(runs) > 1]
     tables.draw("exploration", drawn, "MountainCar-v0, mean and range of the seeds")

@@ -35,6 +35,7 @@ def table(rows: Rows, extra: Mapping[str, Callable[[dict[str, Any]], str]] | Non
 
 def draw(name: str, rows: Rows, title: str) -> None:
     """docs/img/<name>.png: mean and range over the seeds of the training returns."""
+    rows = [(setting.replace("`", ""), runs) for setting, runs in rows]
     style = figures.styles([setting for setting, _ in rows])
     figure, axes = plt.subplots(figsize=(7.5, 4.0), layout="constrained")
     for setting, runs in rows:
