@@ -6,6 +6,7 @@ import sb_grpo.envs.causal  # noqa: F401  registers CausalIntervention-v0
 from sb_grpo.advantages import AdvantageOptions
 from sb_grpo.buffers import GroupRolloutBuffer, Rollout
 from sb_grpo.envs.seeded_reset import SeededResetWrapper
+from sb_grpo.exploration import CountBonus, RNDBonus
 from sb_grpo.grpo import GRPO
 from sb_grpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 
@@ -15,9 +16,11 @@ __all__ = [
     "GRPO",
     "AdvantageOptions",
     "CnnPolicy",
+    "CountBonus",
     "GroupRolloutBuffer",
     "MlpPolicy",
     "MultiInputPolicy",
+    "RNDBonus",
     "Rollout",
     "SeededResetWrapper",
 ]

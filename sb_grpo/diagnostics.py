@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import torch as th
 from stable_baselines3.common.logger import HParam
@@ -24,7 +25,7 @@ SAMPLE = 2048
 HPARAMS = """
 learning_rate n_steps batch_size n_epochs gamma gae_lambda clip_range clip_range_high ratio_cap group_size n_groups advantage
 baseline normalize_advantage ended_members surrogate aggregation importance_level ent_coef kl_coef ref_sync_interval target_kl
-max_grad_norm reward_scaling shared_noise restart use_sde seed n_envs
+max_grad_norm reward_scaling exploration_bonus shared_noise restart use_sde seed n_envs
 """.split()
 
 
@@ -38,6 +39,12 @@ def record_hparams(model: GRPO) -> None:
     model.logger.record("hparams", hparams, exclude=NOT_PRINTED)
 
 
+def note(model: GRPO, key: str, value: float, **kwargs: Any) -> None:
+    """Log a value, and keep it for who looks at the rollout later; the logger forgets it when it dumps."""
+    model.logger.record(key, value, **kwargs)
+    model.last_figures[key] = value
+
+
 def record_rollout(
     model: GRPO, rollout: Rollout, advantages: th.Tensor, has_signal: th.Tensor, explained: float | None
 ) -> None:
@@ -49,7 +56,8 @@ def record_rollout(
     """
     assert model.slots is not None
     returns = episode_returns(rollout, 1.0)
-    record = model.logger.record
+    model.last_figures = {}
+    record = partial(note, model)
     record("rollout/useful_fraction", model._steps_trained / (model._steps_trained + model._steps_dropped))
     record("rollout/pending_steps", model.rollout_buffer.n_kept)
     record("rollout/n_steps", len(advantages))
@@ -62,7 +70,7 @@ def record_rollout(
     record("group/reward_std", rollout.rewards.std(unbiased=False).item())
     record("group/advantage_mean", advantages.mean().item())
     record("group/advantage_std", advantages.std(unbiased=False).item())
-    record("group/advantages", advantages, exclude=NOT_PRINTED)
+    model.logger.record("group/advantages", advantages, exclude=NOT_PRINTED)
     if explained is not None:
         record("train/explained_variance", explained)
 
@@ -91,7 +99,7 @@ def record_update(model: GRPO, batch: Minibatch, clip: tuple[float, float], norm
             ref_log_prob = in_chunks(model.ref_policy.log_prob, batch.observations, batch.actions)
         kl_loss = (batch.weights * kl_k3(log_prob, ref_log_prob)).mean().item()
     low, high = (ratio < 1.0 - clip[0]).float().mean().item(), (ratio > 1.0 + clip[1]).float().mean().item()
-    record = model.logger.record
+    record = partial(note, model)
     record("train/policy_gradient_loss", policy_loss)
     record("train/entropy_loss", entropy_loss)
     record("train/kl_loss", kl_loss)

@@ -23,6 +23,7 @@ from sb_grpo.device_buffer import TensorRolloutBuffer
 from sb_grpo.device_sampler import collect_tensors, start_mismatches
 from sb_grpo.envs.seeded_reset import install_seeded_reset
 from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.exploration import Bonus, BonusSettings, make_bonus, with_bonus
 from sb_grpo.groups import GroupSlots, TensorSlots
 from sb_grpo.losses import Clip, cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3, step_weights
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
@@ -35,6 +36,9 @@ SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
 
 #: Default rollout, in env steps over all envs together. PPO's 2048 *per env* starves the policy of updates.
 ROLLOUT_STEPS = 2048
+
+#: What some settings have beside the policy, saved and loaded where it is there.
+OPTIONAL_MODULES = ("state_baseline", "ref_policy", "bonus")
 
 
 class GRPO(OnPolicyAlgorithm):
@@ -75,6 +79,8 @@ class GRPO(OnPolicyAlgorithm):
     :param max_grad_norm: joint norm that gradients are clipped to
     :param reward_scaling: ``"none"``, ``"clip"`` or ``"tanh"``: bound step rewards by ``reward_clip``
     :param reward_clip: the bound
+    :param exploration_bonus: :class:`CountBonus`, :class:`RNDBonus` or a function of a :class:`Rollout` that returns one
+        number per step: added to the (scaled) rewards before advantages are computed; returns are logged without it
     :param micro_batch_size: rows in memory at once; gradients accumulate to ``batch_size``. None: the whole minibatch
     :param autocast: run the networks in bfloat16 during the update
     :param compile: capture the step loop (tensor envs) and the gradient step as graphs: True (``torch.compile``) or
@@ -135,6 +141,7 @@ class GRPO(OnPolicyAlgorithm):
         max_grad_norm: float = 0.5,
         reward_scaling: str = "none",
         reward_clip: float = 10.0,
+        exploration_bonus: BonusSettings | Bonus | None = None,
         micro_batch_size: int | None = None,
         autocast: bool = False,
         compile: bool | str = False,
@@ -188,10 +195,12 @@ class GRPO(OnPolicyAlgorithm):
         self.surrogate, self.aggregation, self.importance_level = surrogate, aggregation, importance_level
         self.kl_coef, self.ref_sync_interval, self.target_kl = kl_coef, ref_sync_interval, target_kl
         self.reward_scaling, self.reward_clip = reward_scaling, reward_clip
+        self.exploration_bonus = exploration_bonus
         self.micro_batch_size, self.autocast, self.compile = micro_batch_size, autocast, compile
 
         self.state_baseline: StateBaseline | None = None
         self.ref_policy: ActorPolicy | None = None
+        self.bonus: Bonus | None = None
         self._base_seed: int | None = None
         self._next_group = 0
         self._n_rollouts = self._n_gradient_steps = 0
@@ -199,6 +208,11 @@ class GRPO(OnPolicyAlgorithm):
         self.slots: GroupSlots | TensorSlots | None = None
         self._time_limit: int | None = None
         self._batch: Minibatch | None = None
+        #: What the last rollout and the update after it logged, by key.
+        self.last_figures: dict[str, float] = {}
+        #: Where a :class:`CurriculumCallback` stands; here, so that it is saved with the model.
+        self.curriculum_level: int | None = None
+        self._restart_groups = False
         if _init_setup_model:
             self._setup_model()
 
@@ -250,6 +264,7 @@ class GRPO(OnPolicyAlgorithm):
             self.state_baseline = StateBaseline(self.policy.features_dim, **(self.baseline_kwargs or {})).to(self.device)
         if self.kl_coef > 0:
             self._sync_reference()
+        self.bonus = make_bonus(self)
         self.captured = Captured(self)
 
     def _sync_reference(self) -> None:
@@ -312,6 +327,25 @@ class GRPO(OnPolicyAlgorithm):
             diagnostics.record_hparams(self)
         return result
 
+    def restart_groups(self) -> None:
+        """Before the next rollout, reset every env and begin new groups: for callbacks that change the envs.
+
+        Steps of groups that were not complete are thrown away and counted in ``rollout/useful_fraction``.
+        """
+        self._restart_groups = True
+
+    def _start_new_groups(self) -> None:
+        assert self.env is not None and self.slots is not None
+        self._steps_dropped += self.rollout_buffer.drop_kept()
+        self._next_group, mismatches = self.slots.next_group, self.slots.start_mismatches
+        self.slots = self._make_slots()
+        self.slots.start_mismatches = mismatches
+        self.slots.queue_all(self.env)
+        self._last_obs = self.env.reset()  # type: ignore[assignment]
+        self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
+        self.slots.started_all(self.env)
+        self._restart_groups = False
+
     # ---------------------------------------------------------------- collect
 
     def collect_rollouts(  # type: ignore[override]
@@ -327,6 +361,8 @@ class GRPO(OnPolicyAlgorithm):
         :raises ValueError: for NaN or inf from the env
         """
         self.policy.set_training_mode(False)
+        if self._restart_groups:
+            self._start_new_groups()
         if self.policy.normalize_obs and rollout_buffer.pos > 0:
             # Between rollouts only: within one, old and new log-probabilities must see the same observations.
             self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.seen_observations()))
@@ -364,17 +400,18 @@ class GRPO(OnPolicyAlgorithm):
     def _prepare(self, rollout: Rollout) -> Minibatch:
         """Advantages and row weights of a rollout; rows without signal are left out."""
         rollout = rollout._replace(rewards=shape_rewards(rollout.rewards, self.reward_scaling, self.reward_clip))
+        judged = with_bonus(self, rollout)
         options = AdvantageOptions(self.gamma, self.gae_lambda, self.baseline, self.normalize_advantage, self.ended_members)
         explained = None
         if self.state_baseline is not None:
             features = in_chunks(self.policy.features, rollout.observations)
             final = in_chunks(self.policy.features, rollout.final_observations)
             advantages, explained = self.state_baseline.advantages(
-                rollout, options, features, final, self.captured.predict(self.state_baseline)
+                judged, options, features, final, self.captured.predict(self.state_baseline)
             )
         else:
             estimator = self.advantage if callable(self.advantage) else ESTIMATORS[self.advantage]
-            advantages = estimator(rollout, options)
+            advantages = estimator(judged, options)
         check_advantages(self.advantage, advantages, rollout)
         row_group = rollout.group[rollout.episode]
         has_signal = segment_mean((advantages != 0).float(), row_group, rollout.n_groups) > 0
@@ -505,11 +542,11 @@ class GRPO(OnPolicyAlgorithm):
     # ---------------------------------------------------------------- save and load
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "slots", "_batch", "captured"]
+        return [*super()._excluded_save_params(), "slots", "_batch", "captured", "bonus", "last_figures"]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, tensors = super()._get_torch_save_params()
-        optional = [name for name in ("state_baseline", "ref_policy") if getattr(self, name) is not None]
+        optional = [name for name in OPTIONAL_MODULES if isinstance(getattr(self, name), th.nn.Module)]
         return [*state_dicts, *optional], tensors
 
     def save(self, *args: Any, **kwargs: Any) -> None:
@@ -525,11 +562,11 @@ class GRPO(OnPolicyAlgorithm):
         except a missing reference policy, which becomes the loaded policy."""
         if isinstance(load_path_or_dict, dict) and "policy" in load_path_or_dict:
             params = dict(load_path_or_dict)
-            for name, fallback in (("state_baseline", None), ("ref_policy", params["policy"])):
+            for name in OPTIONAL_MODULES:
                 module = getattr(self, name)
-                if module is None:
+                if not isinstance(module, th.nn.Module):
                     params.pop(name, None)
                 elif name not in params:
-                    params[name] = fallback or module.state_dict()
+                    params[name] = params["policy"] if name == "ref_policy" else module.state_dict()
             load_path_or_dict = params
         super().set_parameters(load_path_or_dict, exact_match, device)

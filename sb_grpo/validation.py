@@ -100,6 +100,7 @@ def check_arguments(model: GRPO) -> None:
             f"The env is on device='{model.env.device}' and the model on device='{model.device}': they must share one. "
             f"Pass GRPO(..., device='{model.env.device}'), or make the env on the model's device."
         )
+    _check_exploration(model.exploration_bonus)
     _check_ranges(model)
     _check_groups(model)
     _check_sizes(model)
@@ -218,6 +219,14 @@ def _check_sizes(model: GRPO) -> None:
             )
 
 
+def _check_exploration(bonus: Any) -> None:
+    if bonus is not None and (isinstance(bonus, type) or not (callable(bonus) or hasattr(bonus, "build"))):
+        raise ValueError(
+            f"exploration_bonus={bonus!r} is no bonus: pass CountBonus(), RNDBonus(), a function of a Rollout that returns "
+            "one number per step, or None."
+        )
+
+
 def _check_without_effect(model: GRPO) -> None:
     """Arguments that would be ignored without a word."""
     if model.ref_sync_interval is not None and model.kl_coef == 0:
@@ -265,6 +274,27 @@ def check_advantages(name: Any, advantages: Any, rollout: Rollout) -> None:
             f"The advantage ({name!r}) of step {int(rollout.t[row])} of an episode in group "
             f"{int(rollout.group[rollout.episode[row]])} of this rollout is {float(advantages[row])}. The policy has not "
             "been updated. Check the rewards, or bound them with reward_scaling='clip'."
+        )
+
+
+def check_bonus(name: Any, bonus: Any, rollout: Rollout) -> None:
+    """Check what an exploration bonus returned for a rollout.
+
+    :param name: the ``exploration_bonus`` argument, for the message
+    :raises ValueError: if it is no tensor of the right shape, or not finite
+    """
+    if not isinstance(bonus, th.Tensor) or bonus.shape != rollout.rewards.shape:
+        got = tuple(bonus.shape) if hasattr(bonus, "shape") else type(bonus).__name__
+        raise ValueError(
+            f"exploration_bonus={name!r} returned {got}; it must return a torch tensor with one number per step, "
+            f"shape {tuple(rollout.rewards.shape)}."
+        )
+    if not bool(th.isfinite(bonus).all()):
+        row = int((~th.isfinite(bonus)).nonzero()[0])
+        raise ValueError(
+            f"The exploration bonus ({name!r}) of step {int(rollout.t[row])} of an episode in group "
+            f"{int(rollout.group[rollout.episode[row]])} of this rollout is {float(bonus[row])}. The policy has not been "
+            "updated. Check the function, and lower its scale or learning_rate if it has one."
         )
 
 

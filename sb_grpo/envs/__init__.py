@@ -1,5 +1,10 @@
 """Everything that touches an environment's reset or state."""
 
+import gymnasium as gym
+
 from sb_grpo.envs.checker import check_tensor_env
 
 __all__ = ["check_tensor_env"]
+
+# As a string: the env is imported when it is made.
+gym.register("MountainCarGoal-v0", entry_point="sb_grpo.envs.goal_car:GoalCar", max_episode_steps=200)

@@ -1,0 +1,183 @@
+"""Curriculum: move the env's difficulty by the success that is measured."""
+
+from __future__ import annotations
+
+import numbers
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+
+from sb_grpo.device_buffer import TensorRolloutBuffer
+from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.validation import check_early_reset
+
+if TYPE_CHECKING:
+    from sb_grpo.grpo import GRPO
+
+
+class CurriculumCallback(BaseCallback):
+    """Promote to the next level when enough of the last episodes succeed, demote when too few do.
+
+    The method is called with the level's value on every env (``env_method``) when training starts and when the level moves,
+    always between two rollouts; then every env is reset and new groups begin. So no group mixes difficulties, at the price
+    of the episodes that were running: their steps are trained on where the estimator can use cut episodes (``"state"``),
+    else they are dropped and counted in ``rollout/useful_fraction``. The level reached is saved with the model.
+
+    :param levels: values for the method, from easy to hard; a number range is ``np.linspace(0.0, 1.0, 11)``
+    :param success: what counts as one: ``"is_success"`` (host envs: ``info["is_success"]`` at the end of the episode),
+        ``"terminated"`` (the env ended it, not the time limit: for tasks with a goal), or a number: the least return
+    :param window: finished episodes that the success rate is taken over; it starts empty on every level
+    :param promote_above: success rate, in [0, 1], from which the next level is taken
+    :param demote_below: success rate, in [0, promote_above), at or below which the level before is taken; None: never
+    :param method: of the envs; a setter that takes effect at the next reset at the latest
+    :param start: level to begin with, from 0; None: where the model's last curriculum stopped
+    :param verbose: 1 prints every move
+    :raises ValueError: for values out of range; at the start of a training also for envs without the method, and where
+        ``success`` cannot be told
+    """
+
+    def __init__(
+        self,
+        levels: Sequence[Any] | np.ndarray,
+        success: str | float = "is_success",
+        window: int = 100,
+        promote_above: float = 0.8,
+        demote_below: float | None = None,
+        method: str = "set_difficulty",
+        start: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        super().__init__(verbose)
+        self.levels = levels.tolist() if isinstance(levels, np.ndarray) else list(levels)
+        self.success, self.window, self.method, self.start = success, window, method, start
+        self.promote_above, self.demote_below = promote_above, demote_below
+        self._check_arguments()
+        self.level = start or 0
+        self.moves: list[tuple[int, int]] = []  #: env steps and level of every move
+        self._successes: deque[bool] = deque(maxlen=window)
+
+    def _check_arguments(self) -> None:
+        if not self.levels:
+            raise ValueError("levels=[] is empty: pass the values of the difficulty from easy to hard.")
+        if self.window < 1:
+            raise ValueError(f"window={self.window} must be at least 1 episode.")
+        if not 0.0 <= self.promote_above <= 1.0:
+            raise ValueError(f"promote_above={self.promote_above} must lie in [0, 1]: it is a success rate.")
+        if self.demote_below is not None and not 0.0 <= self.demote_below < self.promote_above:
+            raise ValueError(
+                f"demote_below={self.demote_below} must lie in [0, promote_above={self.promote_above}), or be None: a level "
+                "would be left upwards and downwards at the same success rate."
+            )
+        is_number = isinstance(self.success, numbers.Real) and not isinstance(self.success, bool)
+        if not is_number and self.success not in ("is_success", "terminated"):
+            raise ValueError(f"success={self.success!r} is unknown: use 'is_success', 'terminated' or a least return.")
+        self._check_level(self.start or 0, "start")
+
+    def _check_level(self, level: int, name: str) -> None:
+        if not 0 <= level < len(self.levels):
+            raise ValueError(
+                f"{name}={level} is no level: there are {len(self.levels)}, numbered from 0. Pass start=0 to begin anew."
+            )
+
+    # ---------------------------------------------------------------- SB3's hooks
+
+    def _init_callback(self) -> None:
+        if not hasattr(self.model, "restart_groups"):
+            raise ValueError(
+                f"CurriculumCallback starts new groups when the level moves, but the model is a {type(self.model).__name__}: "
+                "train with sb_grpo.GRPO."
+            )
+
+    def _on_training_start(self) -> None:
+        model = cast("GRPO", self.model)
+        env = self.training_env
+        if not env.has_attr(self.method):
+            kind = type(env).__name__ if isinstance(env, TensorVecEnv) else "the env"
+            raise ValueError(
+                f"{kind} has no method {self.method!r}, so its difficulty cannot be moved: give it one that takes a level's "
+                f"value, or pass CurriculumCallback(method=...) the name that it has."
+            )
+        if self.success == "is_success" and isinstance(env, TensorVecEnv):
+            raise ValueError(
+                f"success='is_success' is read from infos, which a {type(env).__name__} does not have: use 'terminated' or a "
+                "least return."
+            )
+        check_early_reset(env, can_continue=False)
+        if self.start is None and model.curriculum_level is not None:
+            self._check_level(model.curriculum_level, "The level saved with the model")
+            self.level = model.curriculum_level
+        self._set_level(self.level)
+
+    def _on_step(self) -> bool:
+        if not isinstance(self.training_env, TensorVecEnv):
+            dones, infos = self.locals["dones"], self.locals["infos"]
+            self._successes.extend(self._succeeded(infos[slot]) for slot in np.flatnonzero(dones).tolist())
+        return True
+
+    def _on_rollout_end(self) -> None:
+        buffer = cast("GRPO", self.model).rollout_buffer
+        if isinstance(buffer, TensorRolloutBuffer):
+            self._successes.extend(device_successes(buffer, self.success))
+        self.logger.record("curriculum/level", self.level)
+        if isinstance(self.levels[self.level], numbers.Real):
+            self.logger.record("curriculum/value", float(self.levels[self.level]))
+        if not self._successes:
+            return
+        rate = sum(self._successes) / len(self._successes)
+        self.logger.record("curriculum/success_rate", rate)
+        if len(self._successes) == self.window:
+            self._move(rate)
+
+    # ---------------------------------------------------------------- levels
+
+    def _move(self, rate: float) -> None:
+        """Take the next level or the one before, if the success rate says so and there is one."""
+        up = rate >= self.promote_above and self.level + 1 < len(self.levels)
+        down = self.demote_below is not None and rate <= self.demote_below and self.level > 0
+        if up or down:
+            self._set_level(self.level + 1 if up else self.level - 1)
+            self.moves.append((self.num_timesteps, self.level))
+            if self.verbose > 0:
+                print(f"Level {self.level} ({self.levels[self.level]}) at step {self.num_timesteps}: success rate {rate:.2f}")
+
+    def _set_level(self, level: int) -> None:
+        model = cast("GRPO", self.model)
+        self.level = model.curriculum_level = level
+        self._successes.clear()
+        self.training_env.env_method(self.method, self.levels[level])
+        model.restart_groups()
+
+    def _succeeded(self, info: dict[str, Any]) -> bool:
+        """Whether an episode of a host env was a success, from its last info.
+
+        :raises ValueError: where the info does not say
+        """
+        if self.success == "terminated":
+            return not info.get("TimeLimit.truncated", False)
+        if self.success == "is_success":
+            if "is_success" not in info:
+                raise ValueError(
+                    "success='is_success', but the env's info has no 'is_success' at the end of an episode: report it there, "
+                    "or use success='terminated' or a least return."
+                )
+            return bool(info["is_success"])
+        if "episode" not in info:
+            raise ValueError(
+                f"success={self.success} is a return, but nothing reports returns: wrap the env in "
+                "stable_baselines3.common.vec_env.VecMonitor, or build it with make_vec_env."
+            )
+        return bool(info["episode"]["r"] >= float(self.success))
+
+
+def device_successes(buffer: TensorRolloutBuffer, success: str | float) -> list[bool]:
+    """Whether the episodes that ended in a rollout of tensor envs were successes, oldest first; one transfer.
+
+    :param success: ``"terminated"`` or a least return
+    """
+    ends = buffer.ends[: buffer.pos]
+    good = ends == 1 if success == "terminated" else buffer.finished_return[: buffer.pos] >= float(success)
+    result: list[bool] = good[ends > 0].tolist()
+    return result

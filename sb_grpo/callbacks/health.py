@@ -1,0 +1,268 @@
+"""Health checks: watch what a training logs, and say once, in one sentence, what is wrong and which argument to change."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from stable_baselines3.common.callbacks import BaseCallback
+
+if TYPE_CHECKING:
+    from sb_grpo.grpo import GRPO
+
+
+class HealthWarning(UserWarning):
+    """A rule of the health check was broken; ``warnings.simplefilter("error", HealthWarning)`` stops a training there."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Bounds of one logged value.
+
+    :param name: logged as ``health/<name>``
+    :param key: the logged value that it looks at
+    :param advice: one sentence: what is wrong, and which argument to change; ``{value}`` becomes the value
+    :param why: the reason for the bound
+    :param low: values below it are bad
+    :param high: values above it are bad
+    :param relative: the bounds are multiples of the run's first positive value
+    :param unless: a key; in trainings that log it the rule does not apply
+    :param patience: rollouts in a row that must be bad before it counts as broken, and good before it counts as mended
+    :raises ValueError: without a bound, or with a patience below 1
+    """
+
+    name: str
+    key: str
+    advice: str
+    why: str
+    low: float = -math.inf
+    high: float = math.inf
+    relative: bool = False
+    unless: str = ""
+    patience: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high or (self.low == -math.inf and self.high == math.inf):
+            raise ValueError(f"Rule {self.name!r}: low={self.low}, high={self.high} bound nothing; set one, or low < high.")
+        if self.patience < 1:
+            raise ValueError(f"Rule {self.name!r}: patience={self.patience} must be at least 1 rollout.")
+
+    def value(self, figures: Mapping[str, float]) -> float:
+        """What the rule looks at; nan where the training does not log it."""
+        return math.nan if self.unless in figures else float(figures.get(self.key, math.nan))
+
+    def is_bad(self, value: float, first: float) -> bool:
+        """Whether a value is out of bounds; nan is not.
+
+        :param value: of :meth:`value`
+        :param first: the run's first positive value
+        """
+        unit = first if self.relative else 1.0
+        return value < self.low * unit or value > self.high * unit
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "start_mismatch",
+        "group/start_mismatch",
+        "{value:.0f} episodes did not start where their group did: the env's reset ignores its seed, so members are not "
+        "compared from equal starts; draw the start state from self.np_random after super().reset(seed=seed).",
+        "Groups are episodes with one start state; a single mismatch breaks that.",
+        high=0.0,
+        patience=1,
+    ),
+    Rule(
+        "dead_groups",
+        "group/frac_zero_std",
+        "In {value:.0%} of the groups all members earn the same and teach nothing: unless the task is solved, raise "
+        "group_size or ent_coef, add an exploration_bonus, or check that the reward depends on the actions.",
+        "Above one half most of what was collected is thrown away.",
+        high=0.5,
+    ),
+    Rule(
+        "advantage_spread",
+        "group/advantage_std",
+        "The advantages have a standard deviation of {value:.3g}, where clipping and learning rates expect about 1: set "
+        "normalize_advantage='group' or 'batch', or bound the rewards with reward_scaling='clip'.",
+        "Normalised advantages have 1; sums of normalised step rewards ('process') a few times that.",
+        high=20.0,
+    ),
+    Rule(
+        "entropy",
+        "train/mean_entropy",
+        "The policy's entropy is down to {value:.2g} nats, so it tries nothing new: unless the task is solved, raise ent_coef "
+        "(0.01 is usual) or lower learning_rate.",
+        "0.02 nats is the other of two actions once in 400 steps.",
+        low=0.02,
+        unless="train/std",
+    ),
+    Rule(
+        "noise_collapse",
+        "train/std",
+        "The standard deviation of the actions is down to {value:.2g}, so the policy tries nothing new: unless the task is "
+        "solved, raise ent_coef or lower learning_rate.",
+        "A tenth of what it began with: exploration is all but over.",
+        low=0.1,
+        relative=True,
+    ),
+    Rule(
+        "noise_growth",
+        "train/std",
+        "The standard deviation of the actions has grown to {value:.2g}, so the policy drowns in its own noise: lower "
+        "ent_coef.",
+        "Three times what it began with; learning shrinks it.",
+        high=3.0,
+        relative=True,
+    ),
+    Rule(
+        "kl",
+        "train/approx_kl",
+        "One update changes the policy by a KL of {value:.2g}, too much for a ratio that is clipped at 0.2: lower "
+        "learning_rate or n_epochs, or set target_kl=0.03.",
+        "PPO's updates have 0.003 to 0.03; at 0.2 most of the rollout is off-policy by the last epoch.",
+        high=0.2,
+    ),
+    Rule(
+        "grad_norm",
+        "train/grad_norm",
+        "Gradients have a mean norm of {value:.3g} before clipping, so clipping alone decides the steps: lower "
+        "learning_rate, or normalise the advantages and observations (normalize_advantage, normalize_obs).",
+        "Advantages of order 1 give norms below 1.",
+        high=20.0,
+    ),
+    Rule(
+        "useful_fraction",
+        "rollout/useful_fraction",
+        "Only {value:.0%} of the steps taken are trained on: use advantage='state', which needs no whole groups, fewer envs, "
+        "or an env whose slots can be reset one by one.",
+        "Below one half more is thrown away than used.",
+        low=0.5,
+    ),
+    Rule(
+        "explained_variance",
+        "train/explained_variance",
+        "The state baseline predicts worse than a constant (explained variance {value:.2g}): normalise the observations "
+        "(VecNormalize, or policy_kwargs=dict(normalize_obs=True)), use advantage='step', or check that what decides the "
+        "reward is observed.",
+        "Below 0 it adds noise instead of removing it; a jump of the returns makes it dip for a rollout or two.",
+        low=0.0,
+        patience=5,
+    ),
+)
+
+
+@dataclass
+class _Watch:
+    """How a rule has fared in one training."""
+
+    rule: Rule
+    first: float = math.nan
+    n: int = 0
+    n_bad: int = 0
+    streak: int = 0  # rollouts in a row that speak against the present verdict
+    broken: bool = False
+    said_at: int | None = None
+    low: float = math.inf
+    high: float = -math.inf
+
+    def look(self, figures: Mapping[str, float]) -> float | None:
+        """Take the figures of one rollout in.
+
+        :return: the value when the rule has just been broken for the first time
+        """
+        value = self.rule.value(figures)
+        if math.isnan(value):
+            return None
+        if not self.first > 0:
+            self.first = value
+        bad = self.rule.is_bad(value, self.first)
+        self.n, self.n_bad = self.n + 1, self.n_bad + bad
+        self.low, self.high = min(self.low, value), max(self.high, value)
+        self.streak = self.streak + 1 if bad != self.broken else 0
+        if self.streak < self.rule.patience:
+            return None
+        self.broken, self.streak = bad, 0
+        return value if self.broken and self.said_at is None else None
+
+    def line(self) -> str:
+        """One row of the report."""
+        if self.n == 0:
+            return f"{self.rule.name:<20} -        {self.rule.key} was not logged"
+        state = "BROKEN" if self.broken else "mended" if self.said_at is not None else "ok"
+        seen = f"{self.rule.key} {self.low:.3g} to {self.high:.3g}, bad in {self.n_bad} of {self.n} rollouts"
+        return f"{self.rule.name:<20} {state:<8} {seen}"
+
+
+class HealthCallback(BaseCallback):
+    """Watch a GRPO training and speak up, once per rule, when something is wrong.
+
+    After every update the rules look at what that rollout and update logged. A rule that is broken for ``patience``
+    rollouts in a row gives one :class:`HealthWarning`, and logs ``health/<name>`` as 1 until it has been kept for as many;
+    ``health/n_broken`` counts such rules. When training ends a report is printed (``verbose=0``: it is not).
+
+    :param rules: what to watch; ``(*RULES, Rule(...))`` adds to the default ones
+    :param verbose: 1 prints the report
+    :raises ValueError: for two rules of one name, and at the start of a training for a model other than GRPO
+    """
+
+    def __init__(self, rules: Sequence[Rule] = RULES, verbose: int = 1) -> None:
+        super().__init__(verbose)
+        names = [rule.name for rule in rules]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"rules: {twice} are there twice; each rule needs a name of its own.")
+        self.rules = tuple(rules)
+        self._watches = [_Watch(rule) for rule in self.rules]
+        self._seen: Any = None
+
+    def _init_callback(self) -> None:
+        if not hasattr(self.model, "last_figures"):
+            raise ValueError(
+                f"HealthCallback watches what GRPO logs about groups, but the model is a {type(self.model).__name__}: "
+                "leave it out, or train with sb_grpo.GRPO."
+            )
+
+    def _on_training_start(self) -> None:
+        self._watches = [_Watch(rule) for rule in self.rules]
+        self._seen = cast("GRPO", self.model).last_figures  # of an earlier training, already judged there
+
+    def _on_rollout_start(self) -> None:
+        self._look()
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_training_end(self) -> None:
+        self._look()
+        if self.verbose > 0:
+            print(self.report())
+
+    def _look(self) -> None:
+        """Judge the rollout and the update that came last, unless that has been done."""
+        figures = cast("GRPO", self.model).last_figures
+        if figures is self._seen:
+            return
+        self._seen = figures
+        for watch in self._watches:
+            value = watch.look(figures)
+            if value is not None:
+                watch.said_at = self.num_timesteps
+                advice = watch.rule.advice.format(value=value)
+                warnings.warn(f"{watch.rule.name}: {advice} (step {self.num_timesteps})", HealthWarning, stacklevel=2)
+            if watch.n > 0:
+                self.logger.record(f"health/{watch.rule.name}", float(watch.broken))
+        self.logger.record("health/n_broken", sum(watch.broken for watch in self._watches))
+
+    def report(self) -> str:
+        """The state of every rule, and the advice of those that were broken, as text."""
+        said = [watch for watch in self._watches if watch.said_at is not None]
+        lines = [f"Health after {self.num_timesteps} steps: {len(said)} of {len(self._watches)} rules broken"]
+        lines += [f"  {watch.line()}" for watch in self._watches]
+        for watch in said:
+            value = watch.low if watch.rule.low > -math.inf else watch.high
+            advice = watch.rule.advice.format(value=value)
+            lines.append(f"{watch.rule.name} (from step {watch.said_at}; worst value): {advice}")
+        return "\n".join(lines)

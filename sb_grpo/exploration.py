@@ -1,0 +1,251 @@
+"""Exploration bonuses: a reward for visiting what is new, added to the env's own before advantages are computed.
+
+What the constructor of GRPO is given (``exploration_bonus=``) are settings; :meth:`build` makes of them the module that counts
+or learns, which belongs to one model, lives on its device and is saved with it. The members of a group are judged by the
+same bonus: one rollout is given its bonuses at once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import get_flattened_obs_dim, preprocess_obs
+from stable_baselines3.common.torch_layers import create_mlp
+from torch import nn
+
+from sb_grpo.advantages import rewards_to_go, segment_sum
+from sb_grpo.buffers import Rollout, TensorOrDict, map_obs
+from sb_grpo.envs.random import mix_tensor
+from sb_grpo.normalization import RunningNormalizer
+from sb_grpo.update import in_chunks
+from sb_grpo.validation import check_bonus
+
+if TYPE_CHECKING:
+    from sb_grpo.grpo import GRPO
+
+#: What a rollout is handed to: M bonuses for M steps.
+Bonus = Callable[[Rollout], th.Tensor]
+
+#: Entries of the table of counts.
+CELLS = 1 << 16
+
+
+class BonusSettings(Protocol):
+    """What makes a bonus for one model."""
+
+    def build(self, model: GRPO) -> Bonus:
+        """A bonus of this model's own, an ``nn.Module`` where it keeps anything."""
+
+
+@dataclass(frozen=True)
+class CountBonus:
+    """Counts of hashed observations (Tang et al., 2017, https://arxiv.org/abs/1611.04717, section 2): scale / sqrt(n(phi(s))).
+
+    phi is SimHash: the signs of ``bits`` random projections of the observation. The observation is scaled to [-1, 1] by the
+    bounds of its space where they are finite, else standardised by the first rollout (for good: the hash of a state must
+    not change), and a 1 is appended, so that the planes do not all go through the centre and near and far differ too.
+
+    :param scale: of the bonus, in units of reward; what the first visit to a cell pays
+    :param bits: planes that cut the observations into cells; more of them make smaller cells. 1 to 62
+    :param seed: of the planes; the same in every run, so there is nothing to save but counts
+    :raises ValueError: for values out of range
+    """
+
+    scale: float = 1.0
+    bits: int = 32
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self, "scale", "be a positive number", 0 < self.scale < math.inf)
+        _check(self, "bits", "lie between 1 and 62: they are packed into one integer", 1 <= self.bits <= 62)
+
+    def build(self, model: GRPO) -> StateCounts:
+        space = model.observation_space
+        box = isinstance(space, spaces.Box) and bool(space.is_bounded()) and model.get_vec_normalize_env() is None
+        return StateCounts(space, self, bounded=box or not isinstance(space, spaces.Box | spaces.Dict))
+
+
+@dataclass(frozen=True)
+class RNDBonus:
+    """Random network distillation (Burda et al., 2018, https://arxiv.org/abs/1810.12894, sections 2.2 and 2.4).
+
+    The bonus is the squared error with which a network predicts the output of a fixed random one; it learns to, so what was
+    seen often pays little. Observations are standardised by running statistics and clipped at 5, the error is divided by
+    the running standard deviation of its discounted sum, as in the paper.
+
+    :param scale: of the bonus, in units of reward; 1: an episode's discounted bonuses have a standard deviation near 1
+    :param hidden: units in each of the two hidden layers of both networks
+    :param outputs: numbers to predict
+    :param learning_rate: of the predictor
+    :param n_epochs: passes over each rollout
+    :param batch_size: steps per minibatch
+    :raises ValueError: for values out of range
+    """
+
+    scale: float = 1.0
+    hidden: int = 64
+    outputs: int = 32
+    learning_rate: float = 1e-4
+    n_epochs: int = 1
+    batch_size: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("scale", "learning_rate"):
+            _check(self, name, "be a positive number", 0 < getattr(self, name) < math.inf)
+        for name in ("hidden", "outputs", "n_epochs", "batch_size"):
+            _check(self, name, "be at least 1", getattr(self, name) >= 1)
+
+    def build(self, model: GRPO) -> RandomDistillation:
+        return RandomDistillation(model.observation_space, self, model.gamma)
+
+
+def _check(settings: Any, name: str, rule: str, fine: bool) -> None:
+    if not fine:
+        raise ValueError(f"{type(settings).__name__}: {name}={getattr(settings, name)} must {rule}.")
+
+
+class StateCounts(nn.Module):
+    """The table behind :class:`CountBonus`.
+
+    :param space: of observations; Dict included
+    :param settings: scale, bits and seed
+    :param bounded: scale by the bounds of the space; False: by the first rollout
+    """
+
+    planes: th.Tensor
+    centre: th.Tensor
+    width: th.Tensor
+    counts: th.Tensor
+
+    def __init__(self, space: spaces.Space, settings: CountBonus, bounded: bool) -> None:
+        super().__init__()
+        self.space, self.scale, self._settled = space, settings.scale, bounded
+        size = get_flattened_obs_dim(space)
+        generator = th.Generator().manual_seed(settings.seed)
+        self.register_buffer("planes", th.randn(size + 1, settings.bits, generator=generator), persistent=False)
+        self.register_buffer("centre", th.zeros(size))
+        self.register_buffer("width", th.zeros(size))  # 0: not known yet
+        self.register_buffer("counts", th.zeros(CELLS, dtype=th.int64))
+        if bounded:
+            low, high = th.zeros(size), th.ones(size)  # one-hot
+            if isinstance(space, spaces.Box):
+                low, high = (flat(th.as_tensor(bound).unsqueeze(0), space)[0] for bound in (space.low, space.high))
+            self.centre.copy_((low + high) / 2)
+            self.width.copy_(no_zeros((high - low) / 2))
+
+    @th.no_grad()
+    def forward(self, rollout: Rollout) -> th.Tensor:
+        """Count a rollout, then say what its steps are worth; every step of a cell gets the same.
+
+        :return: ``[M]``
+        """
+        if not self._settled:
+            self._settle(rollout.observations)
+        cell = in_chunks(self.cells, rollout.observations)
+        self.counts.index_add_(0, cell, th.ones_like(cell))
+        return self.scale * self.counts[cell].float().rsqrt()
+
+    def cells(self, obs: TensorOrDict) -> th.Tensor:
+        """``[M]`` place of each observation in the table."""
+        z = (flat(obs, self.space) - self.centre) / self.width
+        signs = th.addmm(self.planes[-1], z, self.planes[:-1]) > 0
+        code = (signs.long() << th.arange(signs.shape[1], device=signs.device)).sum(1)
+        return mix_tensor(code).remainder(CELLS)
+
+    def _settle(self, obs: TensorOrDict) -> None:
+        """Centre and width of the first rollout; those that a saved model had stay."""
+        self._settled = True
+        unknown = self.width == 0
+        rows = flat(obs, self.space)
+        self.centre.copy_(th.where(unknown, rows.mean(0), self.centre))
+        self.width.copy_(th.where(unknown, no_zeros(rows.std(0, unbiased=False)), self.width))
+
+
+class RandomDistillation(nn.Module):
+    """The networks behind :class:`RNDBonus`, with their optimiser and statistics.
+
+    :param space: of observations; Dict included
+    :param settings: see there
+    :param gamma: discount of the sums whose spread is the unit
+    """
+
+    def __init__(self, space: spaces.Space, settings: RNDBonus, gamma: float) -> None:
+        super().__init__()
+        self.space, self.settings, self.gamma = space, settings, gamma
+        size, layers = get_flattened_obs_dim(space), [settings.hidden] * 2
+        self.target = nn.Sequential(*create_mlp(size, settings.outputs, layers)).requires_grad_(False)
+        self.predictor = nn.Sequential(*create_mlp(size, settings.outputs, layers))
+        self.obs_normalizer = RunningNormalizer(size, clip=5.0)
+        self.return_normalizer = RunningNormalizer(1, clip=math.inf)
+        self.optimizer = th.optim.Adam(self.predictor.parameters(), lr=settings.learning_rate)
+
+    def forward(self, rollout: Rollout) -> th.Tensor:
+        """What the steps of a rollout are worth; then learn from them.
+
+        :return: ``[M]``
+        """
+        obs = rollout.observations
+        with th.no_grad():
+            self.obs_normalizer.update(flat(obs, self.space))
+            error = in_chunks(self.error, obs)
+            sums = rewards_to_go(rollout._replace(rewards=error), self.gamma)
+            self.return_normalizer.update(sums.unsqueeze(1))
+            bonus = self.settings.scale * error / (self.return_normalizer.var + 1e-8).sqrt()
+        for _ in range(self.settings.n_epochs):
+            for rows in th.randperm(len(error), device=error.device).split(self.settings.batch_size):  # type: ignore[no-untyped-call]
+                self.optimizer.zero_grad()
+                self.error(map_obs(lambda x: x[rows], obs)).mean().backward()  # type: ignore[no-untyped-call]  # noqa: B023
+                self.optimizer.step()
+        return bonus
+
+    def error(self, obs: TensorOrDict) -> th.Tensor:
+        """``[M]`` mean squared error of the prediction."""
+        z = self.obs_normalizer(flat(obs, self.space))
+        difference: th.Tensor = self.predictor(z) - self.target(z)
+        return difference.square().mean(1)
+
+    # The optimiser travels with the module's state_dict, so that a loaded model goes on as it would have.
+    def get_extra_state(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state)
+
+
+def flat(obs: TensorOrDict, space: spaces.Space) -> th.Tensor:
+    """``[M, size]`` observations as vectors: one-hot where discrete, images in [0, 1], the parts of a Dict side by side."""
+    ready = preprocess_obs(obs, space)
+    parts = ready.values() if isinstance(ready, dict) else [ready]
+    return th.cat([part.float().flatten(1) for part in parts], dim=1)
+
+
+def no_zeros(width: th.Tensor) -> th.Tensor:
+    """1 in place of widths that are next to nothing: a component that never changed is not blown up when it does."""
+    return th.where(width > 1e-6, width, 1.0)
+
+
+def make_bonus(model: GRPO) -> Bonus | None:
+    """The bonus of a model, as its ``exploration_bonus`` argument says; None without one."""
+    given: Any = model.exploration_bonus
+    bonus: Any = given.build(model) if hasattr(given, "build") else given
+    return bonus.to(model.device) if isinstance(bonus, nn.Module) else bonus
+
+
+def with_bonus(model: GRPO, rollout: Rollout) -> Rollout:
+    """The rollout that advantages are computed from: its rewards plus the model's bonus, which is logged apart.
+
+    :raises ValueError: if the bonus is no tensor of the right shape, or not finite
+    """
+    if model.bonus is None:
+        return rollout
+    bonus = model.bonus(rollout)
+    check_bonus(model.exploration_bonus, bonus, rollout)
+    per_episode = segment_sum(bonus, rollout.episode, len(rollout.group))
+    for name, value in (("mean", bonus.mean()), ("max", bonus.max()), ("return", per_episode.mean())):
+        model.logger.record(f"rollout/bonus_{name}", value.item())
+    return rollout._replace(rewards=rollout.rewards + bonus)

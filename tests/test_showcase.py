@@ -1,0 +1,58 @@
+"""The measured examples: pages hold what the raw files say, and their code runs as written."""
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from zoo.showcase.runs import Variant, train
+from zoo.showcase.tables import on_one_grid, table
+
+DOCS = Path(__file__).parents[1] / "docs"
+PARTS = ["exploration", "curriculum", "health"]
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_the_page_has_the_table_of_the_raw_files(part):
+    assert importlib.import_module(f"zoo.showcase.{part}").table() in (DOCS / f"{part}.md").read_text()
+
+
+def test_a_table_by_hand():
+    runs = [
+        {"first_goal": 100, "final_returns": [-1.0, -2.0]},
+        {"first_goal": None, "final_returns": [-200.0]},
+        {"first_goal": 3000, "final_returns": [-5.0]},
+    ]
+    rows = table([("a", runs), ("b", runs[1:2])], {"n": lambda run: str(len(run["final_returns"]))}).splitlines()
+    assert rows[2] == "| a | 2 of 3 | 1,550 steps | -2, -200, -5 | 2, 1, 1 |"
+    assert rows[3] == "| b | 0 of 1 | - | -200 | 1 |"
+
+
+def test_curves_on_one_grid():
+    steps, values = on_one_grid([[(0, 0.0), (10, 10.0)], [(2, 1.0), (12, 1.0)]])
+    assert (steps[0], steps[-1]) == (2, 10) and (values[0] == steps).all() and (values[1] == 1.0).all()
+
+
+def test_one_training_leaves_what_the_tables_need():
+    exploration = importlib.import_module("zoo.showcase.exploration")
+    short: Variant = exploration.VARIANTS[1]._replace(steps=4096)
+    result = train(short, 100)
+    assert result["env_steps"] == 4096 and result["episodes"] == 16 and len(result["final_returns"]) == 20
+    assert result["first_goal"] is None and [step for step, _ in result["curve"]] == [2048, 4096]
+
+
+def test_parts_are_named():
+    done = subprocess.run([sys.executable, "-m", "zoo.showcase", "speed"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "invalid choice: 'speed'" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", PARTS)
+def test_the_code_of_the_page_runs_as_written(part):
+    names: dict = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / f"{part}.md").read_text(), re.DOTALL):
+        exec(block, names)
+    assert names

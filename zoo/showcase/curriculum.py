@@ -1,0 +1,62 @@
+"""MountainCarGoal-v0 in 100,000 steps: the flag moves to the hill top as the car reaches it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb_grpo import GRPO
+from sb_grpo.callbacks import CurriculumCallback
+from zoo.showcase import exploration, tables
+from zoo.showcase.runs import Variant, results
+
+STEPS = 98_304  # 48 rollouts of 2048
+
+
+class Kept(CurriculumCallback):
+    """A curriculum whose moves go into the raw file."""
+
+    def __init__(self, n_levels: int) -> None:
+        super().__init__(np.linspace(0.0, 1.0, n_levels), window=30, promote_above=0.6)
+
+    def kept(self) -> dict[str, Any]:
+        """Env steps and level of every move."""
+        return {"moves": self.moves, "last_level": self.level, "n_levels": len(self.levels)}
+
+
+def make(seed: int) -> GRPO:
+    """A model with the constructor's defaults; the env begins with the flag at the hill top."""
+    return GRPO("MlpPolicy", make_vec_env("MountainCarGoal-v0", 8), seed=seed, device="cpu")
+
+
+VARIANTS = [
+    Variant("curriculum", "`CurriculumCallback`, 19 levels", STEPS, make, "MountainCar-v0", lambda: [Kept(19)]),
+    Variant("coarse", "`CurriculumCallback`, 10 levels", STEPS, make, "MountainCar-v0", lambda: [Kept(10)]),
+]
+
+
+def rows() -> tables.Rows:
+    """Without (the same model on MountainCar-v0, measured for docs/exploration.md) and with."""
+    without = results("exploration", exploration.VARIANTS)["defaults-none"]
+    found = results("curriculum", VARIANTS)
+    return [
+        ("flag at the hill top (MountainCar-v0)", without),
+        *((v.setting, found[v.label]) for v in VARIANTS if v.label in found),
+    ]
+
+
+def table() -> str:
+    return tables.table(rows(), {"last level reached after": _last_level})
+
+
+def draw() -> None:
+    tables.draw("curriculum", rows()[:2], "MountainCarGoal-v0, mean and range of the seeds")
+
+
+def _last_level(run: dict[str, Any]) -> str:
+    moves = run.get("moves")
+    if moves is None:
+        return "-"
+    return f"{moves[-1][0]:,}" if run["last_level"] == run["n_levels"] - 1 else f"not (level {run['last_level']})"

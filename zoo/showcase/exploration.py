@@ -1,0 +1,53 @@
+"""MountainCar-v0 in 100,000 steps, with and without an exploration bonus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb_grpo import GRPO, CountBonus, RNDBonus
+from zoo.showcase import tables
+from zoo.showcase.runs import Variant, results
+
+STEPS = 98_304  # 48 rollouts of 2048
+BONUSES: dict[str, Any] = {"none": None, "count": CountBonus(), "rnd": RNDBonus()}
+NAMES = {"none": "no bonus", "count": "`CountBonus()`", "rnd": "`RNDBonus()`"}
+BASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "defaults": ("defaults", {}),
+    "outcome": ('`"outcome"`, `normalize_obs`', dict(advantage="outcome", policy_kwargs=dict(normalize_obs=True))),
+    "normalized": ("defaults, `normalize_obs`", dict(policy_kwargs=dict(normalize_obs=True))),
+}
+
+
+def _variant(base: str, bonus: str) -> Variant:
+    name, settings = BASES[base]
+
+    def make(seed: int) -> GRPO:
+        env = make_vec_env("MountainCar-v0", 8)
+        return GRPO("MlpPolicy", env, exploration_bonus=BONUSES[bonus], seed=seed, device="cpu", **settings)
+
+    return Variant(f"{base}-{bonus}", f"{name}: {NAMES[bonus]}", STEPS, make, "MountainCar-v0")
+
+
+VARIANTS = [
+    *(_variant("defaults", bonus) for bonus in BONUSES),
+    *(_variant("outcome", bonus) for bonus in BONUSES),
+    _variant("normalized", "none"),
+]
+
+
+def rows() -> tables.Rows:
+    """Every variant that has run."""
+    found = results("exploration", VARIANTS)
+    return [(v.setting, found[v.label]) for v in VARIANTS if v.label in found]
+
+
+def table() -> str:
+    return tables.table(rows())
+
+
+def draw() -> None:
+    """What the defaults do."""
+    drawn = [(setting, runs) for setting, runs in rows() if setting.startswith("defaults:") and len(runs) > 1]
+    tables.draw("exploration", drawn, "MountainCar-v0, mean and range of the seeds")

@@ -1,0 +1,110 @@
+"""One training of a variant with one seed, and what is kept of it as JSON."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+
+from sb_grpo import GRPO
+from zoo.provenance import commit, versions
+
+DATA = Path(__file__).parents[2] / "docs/data"
+IMG = Path(__file__).parents[2] / "docs/img"
+EVAL_SEED, EVAL_EPISODES = 10_000, 20
+
+
+class Variant(NamedTuple):
+    """One row of a table."""
+
+    label: str
+    setting: str  #: what it differs from the others in, for the table
+    steps: int
+    make: Callable[[int], GRPO]  #: from a seed
+    eval_env: str
+    callbacks: Callable[[], list[BaseCallback]] = list
+
+
+class Progress(BaseCallback):
+    """Training returns after each rollout, and when the env first said that an episode is over before its time limit."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first_goal: int | None = None
+        self.goals = self.episodes = 0
+        self.curve: list[tuple[int, float]] = []
+
+    def _on_step(self) -> bool:
+        for slot in np.flatnonzero(self.locals["dones"]).tolist():
+            reached = not self.locals["infos"][slot].get("TimeLimit.truncated", False)
+            self.episodes, self.goals = self.episodes + 1, self.goals + reached
+            if reached and self.first_goal is None:
+                self.first_goal = self.num_timesteps
+        return True
+
+    def _on_rollout_end(self) -> None:
+        if self.model.ep_info_buffer:
+            self.curve.append((self.num_timesteps, float(np.mean([info["r"] for info in self.model.ep_info_buffer]))))
+
+
+def train(variant: Variant, seed: int) -> dict[str, Any]:
+    """Train, then evaluate the last weights, actions at their mode, over episodes that all runs share."""
+    th.set_num_threads(1)
+    model, progress, start = variant.make(seed), Progress(), time.perf_counter()
+    callbacks = variant.callbacks()
+    model.learn(variant.steps, callback=[progress, *callbacks])
+    seconds = time.perf_counter() - start
+    env = make_vec_env(variant.eval_env, 1, seed=EVAL_SEED)
+    returns, _ = evaluate_policy(model, env, EVAL_EPISODES, return_episode_rewards=True)
+    return {
+        "variant": variant.label,
+        "setting": variant.setting,
+        "seed": seed,
+        "env_steps": model.num_timesteps,
+        "gradient_steps": model._n_gradient_steps,
+        "wall_time_s": round(seconds, 2),
+        "first_goal": progress.first_goal,
+        "goals": progress.goals,
+        "episodes": progress.episodes,
+        "curve": progress.curve,
+        "final_returns": returns,
+        "commit": commit(),
+        "versions": versions(),
+        **{key: value for callback in callbacks for key, value in getattr(callback, "kept", dict)().items()},
+    }
+
+
+def run(part: str, variants: Sequence[Variant], seeds: Sequence[int], again: bool = False) -> None:
+    """Train every variant with every seed; what is on disk is left as it is.
+
+    :param part: folder under docs/data
+    :param again: train also where there is a file
+    """
+    for seed in seeds:
+        for variant in variants:
+            path = file(part, variant.label, seed)
+            if path.exists() and not again:
+                continue
+            result = train(variant, seed)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(result, indent=1) + "\n")
+            mean = np.mean(result["final_returns"])
+            print(f"{part} {variant.label} seed {seed}: {mean:.1f} after {result['env_steps']} steps", flush=True)
+
+
+def file(part: str, label: str, seed: int) -> Path:
+    return DATA / part / f"{label}_{seed}.json"
+
+
+def results(part: str, variants: Sequence[Variant]) -> dict[str, list[dict[str, Any]]]:
+    """Raw results of the variants that have run, seeds in order."""
+    found = {v.label: [json.loads(p.read_text()) for p in (DATA / part).glob(f"{v.label}_*.json")] for v in variants}
+    return {label: sorted(runs, key=lambda r: r["seed"]) for label, runs in found.items() if runs}
