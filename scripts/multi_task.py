@@ -4,7 +4,7 @@ usage: python scripts/multi_task.py run [--seeds 5] [--variants ...]     one JSO
        python scripts/multi_task.py report                               table and picture from the files
 
 Every run of several tasks has two env slots per task, so every task gets the same steps; a single-task run has the same two
-slots and the same steps of its task. All have one set of hyperparameters: n_steps 256, minibatches of 64, 10 epochs, the rest SB3's.
+slots and the same steps of its task. All have one set of hyperparameters: n_steps 256, minibatches of 64, 10 epochs.
 Scores are normalised: 0 is a random policy, 1 the single-task policies of the same algorithm (mean over seeds).
 """
 
@@ -63,17 +63,22 @@ def make_env(tasks: list[str], seed: int) -> DummyVecEnv:
 
 def evaluate(model: Any, task: str) -> list[float]:
     """Returns of deterministic episodes from fixed starts; of random actions where there is no model."""
-    env, returns = gym.make(SUITE, task=task), []
-    env.action_space.seed(0)
-    for episode in range(EPISODES if model else 10 * EPISODES):
-        obs, _ = env.reset(seed=100_000 + episode)
-        total, over = 0.0, False
-        while not over:
-            action = model.predict(obs, deterministic=True)[0] if model else env.action_space.sample()
-            obs, reward, terminated, truncated, _ = env.step(action)
-            total, over = total + float(reward), terminated or truncated
-        returns.append(total)
-    return returns
+    envs = [gym.make(SUITE, task=task) for _ in range(EPISODES if model else 10 * EPISODES)]
+    envs[0].action_space.seed(0)
+    obs = np.stack([env.reset(seed=100_000 + i)[0] for i, env in enumerate(envs)])
+    returns, running = np.zeros(len(envs)), np.arange(len(envs))
+    while len(running):
+        actions = (
+            model.predict(obs[running], deterministic=True)[0] if model else [envs[0].action_space.sample() for _ in running]
+        )
+        going = []
+        for i, action in zip(running, actions, strict=True):
+            obs[i], reward, terminated, truncated, _ = envs[i].step(action)
+            returns[i] += float(reward)
+            if not (terminated or truncated):
+                going.append(i)
+        running = np.array(going, dtype=np.int64)
+    return returns.tolist()
 
 
 def train(algorithm: Any, kwargs: dict[str, Any], tasks: list[str], seed: int) -> dict[str, Any]:
