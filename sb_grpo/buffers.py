@@ -6,6 +6,8 @@ works on that one form, whatever the number of envs, the group size, or where an
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
 TensorOrDict = th.Tensor | dict[str, th.Tensor]
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Rollout(NamedTuple):
@@ -26,12 +29,45 @@ class Rollout(NamedTuple):
     rewards: th.Tensor  #: [M]
     t: th.Tensor  #: [M] int64, step number within the episode, from 0 at the reset
     episode: th.Tensor  #: [M] int64, 0 to E-1, ascending
-    group: th.Tensor  #: [E] int64, 0 to n_groups-1, ascending
+    group: th.Tensor  #: [E] int64, 0 to n_groups-1
     terminated: th.Tensor  #: [E] bool, the env said the episode is over
     truncated: th.Tensor  #: [E] bool, a time limit ended it
     final_observations: TensorOrDict  #: [E, ...] after the last step; zeros where terminated
     n_groups: int
-    max_length: int  #: steps of the longest episode in here
+    max_length: int  #: no episode in here has more steps
+    # What follows is None unless an option asks for it (see sb_grpo.columns).
+    task: th.Tensor | None = None  #: [E] int64, 0 to the number of declared tasks - 1
+    objectives: th.Tensor | None = None  #: [M, K] float32, the reward by objective
+    episode_return: th.Tensor | None = None  #: [E] undiscounted return since the reset, steps of earlier rollouts included
+
+
+def select_episodes(rollout: Rollout, episodes: th.Tensor) -> tuple[Rollout, th.Tensor]:
+    """Some episodes of a rollout as a rollout of their own.
+
+    :param rollout: E episodes
+    :param episodes: ``[E]`` bool, at least one True
+    :return: the smaller rollout, and the ``[m]`` rows of the larger one that it holds
+    """
+    rows = episodes[rollout.episode].nonzero().squeeze(1)
+    kept = episodes.nonzero().squeeze(1)
+    groups, group = th.unique(rollout.group[kept], return_inverse=True)
+
+    def of_rows(column: Any) -> Any:
+        return None if column is None else map_obs(lambda x: x.index_select(0, rows), column)
+
+    def of_episodes(column: Any) -> Any:
+        return None if column is None else map_obs(lambda x: x.index_select(0, kept), column)
+
+    by_row = ("observations", "actions", "log_probs", "rewards", "t", "objectives")
+    by_episode = ("terminated", "truncated", "final_observations", "task", "episode_return")
+    part = rollout._replace(
+        **{name: of_rows(getattr(rollout, name)) for name in by_row},
+        **{name: of_episodes(getattr(rollout, name)) for name in by_episode},
+        episode=(episodes.cumsum(0) - 1)[rollout.episode[rows]],
+        group=group,
+        n_groups=len(groups),
+    )
+    return part, rows
 
 
 class Minibatch(NamedTuple):
@@ -78,6 +114,7 @@ class GroupRolloutBuffer(BaseBuffer):
         self.n_idle = 0  #: rows of the last rollout in which a slot had no job; they are left out
         self._kept: dict[str, Any] | None = None
         self._obs_dtypes: dict[str, th.dtype] = {}
+        self.extra: dict[str, th.Tensor] = {}  #: columns that :meth:`add_columns` declared
         self._allocate(buffer_size)
 
     @property
@@ -119,7 +156,17 @@ class GroupRolloutBuffer(BaseBuffer):
         self.jobs = grown("jobs", (), th.int64, self.column_device)
         self.t = grown("t", (), th.int64, self.column_device)
         self.ends = grown("ends", (), th.int8, self.column_device)  # 0 goes on, 1 terminated, 2 truncated
+        for name, column in self.extra.items():
+            self.extra[name] = self._grown(column, size, column.shape[2:], column.dtype, self.column_device)
         self.buffer_size = size
+
+    def add_columns(self, columns: dict[str, tuple[tuple[int, ...], th.dtype]]) -> None:
+        """Make room for further columns of every step.
+
+        :param columns: shape and dtype of one value, by name: ``task``, ``objectives``, ``episode_return``
+        """
+        for name, (shape, dtype) in columns.items():
+            self.extra[name] = self._grown(None, self.buffer_size, shape, dtype, self.column_device)
 
     def reset(self) -> None:
         """Forget the steps of this rollout; rows kept for later stay."""
@@ -140,7 +187,14 @@ class GroupRolloutBuffer(BaseBuffer):
         return 0 if self._kept is None else len(self._kept["rewards"])
 
     def add(  # type: ignore[override]
-        self, obs: TensorOrDict, actions: th.Tensor, rewards: np.ndarray, jobs: np.ndarray, t: np.ndarray, ends: np.ndarray
+        self,
+        obs: TensorOrDict,
+        actions: th.Tensor,
+        rewards: np.ndarray,
+        jobs: np.ndarray,
+        t: np.ndarray,
+        ends: np.ndarray,
+        extra: Mapping[str, np.ndarray] = NOTHING,
     ) -> None:
         """Append one step of every slot.
 
@@ -150,6 +204,7 @@ class GroupRolloutBuffer(BaseBuffer):
         :param jobs: ``[n_envs]`` int64 job of each slot
         :param t: ``[n_envs]`` int64 step number in the episode
         :param ends: ``[n_envs]`` int8: 0 goes on, 1 terminated, 2 truncated
+        :param extra: ``[n_envs, ...]`` values of the columns that :meth:`add_columns` declared
         """
         if not self._obs_dtypes:
             self._match_dtypes(obs)
@@ -167,6 +222,8 @@ class GroupRolloutBuffer(BaseBuffer):
         self.jobs.numpy()[pos] = jobs
         self.t.numpy()[pos] = t
         self.ends.numpy()[pos] = ends
+        for name, values in extra.items():
+            self.extra[name].numpy()[pos] = values
         self.pos += 1
 
     def _match_dtypes(self, obs: TensorOrDict) -> None:
@@ -206,6 +263,7 @@ class GroupRolloutBuffer(BaseBuffer):
             "actions": actions,
             "log_probs": log_probs,
             **{name: getattr(self, name)[: self.pos].flatten() for name in ("rewards", "jobs", "t", "ends")},
+            **{name: column[: self.pos].flatten(0, 1) for name, column in self.extra.items()},
             "final_obs": self._new_final_observations(),
         }
         has_job = rows["jobs"] >= 0
@@ -251,7 +309,7 @@ class GroupRolloutBuffer(BaseBuffer):
     def _take(self, rows: dict[str, Any], index: th.Tensor) -> dict[str, Any]:
         on_device = index.to(self.device)
         taken = {key: map_obs(lambda o: o.index_select(0, on_device), rows[key]) for key in ("obs", "actions", "log_probs")}
-        taken.update({key: rows[key].index_select(0, index) for key in ("rewards", "jobs", "t", "ends")})
+        taken.update({key: rows[key].index_select(0, index) for key in ("rewards", "jobs", "t", "ends", *self.extra)})
         taken["final_obs"] = self._take_final_observations(rows["final_obs"], index, taken["jobs"])
         return taken
 
@@ -265,6 +323,11 @@ class GroupRolloutBuffer(BaseBuffer):
         final = self._final_observations(rows, jobs, last)
         end = rows["ends"].index_select(0, last)
         groups, group = th.unique_consecutive(jobs // group_size, return_inverse=True)
+        extra = {name: rows[name].to(self.device) for name in self.extra}
+        for name in extra.keys() & {"task", "episode_return"}:
+            extra[name] = extra[name].index_select(0, last.to(self.device))
+        if "task" in extra:
+            self._check_one_task(rows["task"], extra["task"].to(rows["task"].device), episode)
         return Rollout(
             observations=rows["obs"],
             actions=rows["actions"],
@@ -278,7 +341,18 @@ class GroupRolloutBuffer(BaseBuffer):
             final_observations=final,
             n_groups=len(groups),
             max_length=int(lengths.max()),
+            **extra,
         )
+
+    @staticmethod
+    def _check_one_task(row_task: th.Tensor, episode_task: th.Tensor, episode: th.Tensor) -> None:
+        differs = row_task != episode_task[episode]
+        if bool(differs.any()):
+            row = int(differs.nonzero()[0])
+            raise ValueError(
+                f"An episode changed its task from {int(row_task[row])} to {int(episode_task[episode[row]])} on the way. An "
+                "episode belongs to one task: choose the task in reset()."
+            )
 
     def _final_observations(self, rows: dict[str, Any], jobs: th.Tensor, last: th.Tensor) -> TensorOrDict:
         """``[E, ...]`` observation after the last step of each episode, zeros where nobody will ask.

@@ -128,6 +128,8 @@ class Captured:
             return "importance_level='episode' makes minibatches of unequal size"
         if model.micro_batch_size is not None:
             return f"micro_batch_size={model.micro_batch_size} splits minibatches"
+        if model.gradient_surgery:
+            return "gradient_surgery=True computes one gradient per task"
         return "gSDE's distribution is an object (use_sde=True)" if model.use_sde else None
 
     def env_steps(self, model: GRPO) -> tuple[Callable[..., dict[str, th.Tensor]], int]:

@@ -8,6 +8,9 @@ import torch as th
 
 from sb_grpo.buffers import GroupRolloutBuffer, TensorOrDict
 
+#: What an env reports of itself, whether it is asked for or not.
+OPTIONAL_COLUMNS = ("task", "objectives")
+
 
 class TensorRolloutBuffer(GroupRolloutBuffer):
     """A :class:`GroupRolloutBuffer` of which every column lives on the model's device (device envs).
@@ -33,12 +36,17 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
 
         :param n: how many; the buffer's size is a multiple of it
         :param columns: ``observations``, ``actions``, ``log_probs``, ``rewards``, ``jobs``, ``t``, ``ends``,
-            ``next_observations`` and ``finished_return`` (return of the episode where it ended), ``[n, n_envs, ...]`` each
+            ``next_observations`` and ``finished_return`` (return of the episode where it ended), ``[n, n_envs, ...]`` each;
+            ``task`` and ``objectives`` are passed over where nobody asked for them
         """
         if self.pos == self.buffer_size:
             self._allocate(2 * self.buffer_size)
         for name, values in columns.items():
-            getattr(self, name)[self.pos : self.pos + n] = values
+            column = self.extra.get(name) if name in OPTIONAL_COLUMNS else getattr(self, name)
+            if column is not None:
+                column[self.pos : self.pos + n] = values
+        if "episode_return" in self.extra:
+            self.extra["episode_return"][self.pos : self.pos + n] = columns["finished_return"]
         self.pos += n
 
     @property

@@ -55,6 +55,9 @@ def env_step(
         "next_observations": step.observations,
         "finished_return": slots.episode_return,
     }
+    for name, values in (("task", env.tasks), ("objectives", env.objectives)):
+        if values is not None:
+            columns[name] = values
     slots.step(env, step.terminated | step.truncated)
     return columns
 
@@ -118,6 +121,8 @@ def check_finite(buffer: TensorRolloutBuffer) -> None:
     :raises ValueError: naming slot, step and tensor
     """
     columns = {"observation": buffer.next_observations, "reward": buffer.rewards.unsqueeze(2)}
+    if "objectives" in buffer.extra:
+        columns["reward by objective"] = buffer.extra["objectives"]
     for what, values in columns.items():
         if not values.is_floating_point():
             continue

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch as th
 from stable_baselines3.common.logger import HParam
 
-from sb_grpo.advantages import episode_returns, segment_mean
+from sb_grpo.advantages import episode_returns, segment_mean, segment_sum
 from sb_grpo.buffers import Minibatch, Rollout, map_obs
+from sb_grpo.columns import task_names
 from sb_grpo.losses import importance_ratio, kl_k3
 from sb_grpo.update import evenly_spaced, in_chunks
 
@@ -25,7 +26,8 @@ SAMPLE = 2048
 HPARAMS = """
 learning_rate n_steps batch_size n_epochs gamma gae_lambda clip_range clip_range_high ratio_cap group_size n_groups advantage
 baseline normalize_advantage ended_members surrogate aggregation importance_level ent_coef kl_coef ref_sync_interval target_kl
-max_grad_norm reward_scaling exploration_bonus shared_noise restart use_sde seed n_envs
+max_grad_norm reward_scaling exploration_bonus tasks grouping group_weights gradient_surgery objectives objective_normalization
+shared_noise restart use_sde seed n_envs
 """.split()
 
 
@@ -73,6 +75,35 @@ def record_rollout(
     model.logger.record("group/advantages", advantages, exclude=NOT_PRINTED)
     if explained is not None:
         record("train/explained_variance", explained)
+    record_parts(model, rollout)
+
+
+def record_parts(model: GRPO, rollout: Rollout) -> None:
+    """Returns by task, of the episodes that ended in this rollout, and rewards by objective."""
+    if rollout.task is not None and rollout.episode_return is not None:
+        ended = rollout.terminated | rollout.truncated
+        for label, name in enumerate(task_names(model.tasks)):
+            returns = rollout.episode_return[ended & (rollout.task == label)]
+            if len(returns):
+                model.logger.record(f"task/{name}", returns.mean().item())
+    if rollout.objectives is not None and model.objectives is not None:
+        for name, mean in zip(model.objectives, rollout.objectives.mean(0).tolist(), strict=True):
+            model.logger.record(f"objective/{name}", mean)
+
+
+def record_weights(model: GRPO, shares: th.Tensor, weights: th.Tensor, row_label: th.Tensor) -> None:
+    """What the group weights are.
+
+    :param shares: ``[n]`` of the loss
+    :param weights: ``[B]`` of the rows
+    :param row_label: ``[B]`` label of each
+    """
+    if len(weights) == 0:
+        return
+    model.logger.record("group/weight_min", weights.min().item())
+    model.logger.record("group/weight_max", weights.max().item())
+    for name, weight in zip(model.grouper.names, segment_sum(weights, row_label, len(shares)).tolist(), strict=False):
+        model.logger.record(f"share/{name}", weight / len(weights))
 
 
 @th.no_grad()
@@ -111,6 +142,8 @@ def record_update(model: GRPO, batch: Minibatch, clip: tuple[float, float], norm
     record("train/clip_fraction_high", high)
     if norms:
         record("train/grad_norm", th.stack(norms).norm(dim=1).mean().item())
+    for key, value in model.gradient.metrics().items():
+        record(key, value)
     if hasattr(policy, "log_std"):
         record("train/std", policy.log_std.exp().mean().item())
     record("train/clip_range", clip[0])

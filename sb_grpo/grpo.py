@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -15,15 +16,20 @@ from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import diagnostics
-from sb_grpo.advantages import ESTIMATORS, AdvantageEstimator, AdvantageOptions, segment_mean, shape_rewards
+from sb_grpo.advantages import AdvantageEstimator, AdvantageOptions, segment_mean, shape_rewards
 from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import GroupRolloutBuffer, Minibatch, Rollout, map_obs
 from sb_grpo.captured import Captured
+from sb_grpo.columns import HostColumns, column_shapes
 from sb_grpo.device_buffer import TensorRolloutBuffer
 from sb_grpo.device_sampler import collect_tensors, start_mismatches
 from sb_grpo.envs.seeded_reset import install_seeded_reset
 from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.estimation import Baselines, estimate, make_state_baseline, weighted_rewards
 from sb_grpo.exploration import Bonus, BonusSettings, make_bonus, with_bonus
+from sb_grpo.gradients import PlainGradient, SurgicalGradient
+from sb_grpo.group_weights import GroupWeights, row_weights
+from sb_grpo.grouping import make_grouping
 from sb_grpo.groups import GroupSlots, TensorSlots
 from sb_grpo.losses import Clip, cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3, step_weights
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
@@ -37,8 +43,18 @@ SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
 #: Default rollout, in env steps over all envs together. PPO's 2048 *per env* starves the policy of updates.
 ROLLOUT_STEPS = 2048
 
-#: What some settings have beside the policy, saved and loaded where it is there.
-OPTIONAL_MODULES = ("state_baseline", "ref_policy", "bonus")
+#: What is built anew after loading.
+NOT_SAVED = (
+    "slots", "_batch", "_task", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
+    "last_figures",
+)  # fmt: skip
+#: Modules that a model may have beside its policy; their tensors are saved with it.
+OPTIONAL_MODULES = ("state_baseline", "ref_policy", "grouper", "group_weighting", "bonus")
+
+
+def same_form(saved: dict[str, th.Tensor] | None, built: dict[str, th.Tensor]) -> bool:
+    """A saved state fits into what was built: the same tensors of the same shapes."""
+    return saved is not None and {k: v.shape for k, v in saved.items()} == {k: v.shape for k, v in built.items()}
 
 
 class GRPO(OnPolicyAlgorithm):
@@ -64,8 +80,23 @@ class GRPO(OnPolicyAlgorithm):
         (:class:`Rollout`, :class:`AdvantageOptions`) that returns one number per step
     :param baseline: what the first three subtract: ``"mean"``, ``"leave_one_out"``, ``"median"`` of the group, ``"global"``
     :param normalize_advantage: divide by the spread of the ``"group"``, of the ``"batch"`` (rollout), or ``"none"``;
-        True and False mean ``"group"`` and ``"none"``. None: ``"batch"`` for ``"state"``, whose rollouts cut groups into
-        unequal parts; ``"group"`` for the others, as in DeepSeekMath
+        True and False mean ``"group"`` and ``"none"``. None: ``"batch"`` for ``"state"`` with same-seed groups, which its
+        rollouts cut into unequal parts; ``"group"`` for all else, as in DeepSeekMath
+    :param tasks: number or names of the tasks that the env reports, as an id or name in ``info["task"]``;
+        needed to group by task, and enough to log returns per task
+    :param task_key: key of the task in the infos, or in a Dict observation (an integer or one-hot)
+    :param grouping: who is compared with whom: ``"seed"``, ``"task"``, ``"hierarchical"`` (same seed, then tasks on one
+        scale), ``"difficulty"`` (quantiles of the return), ``"length"``, ``"auto"`` (k-means), or a function from a rollout
+        to one label per episode
+    :param grouping_kwargs: of :class:`~sb_grpo.grouping.ByQuantile` (``n_quantiles``) or
+        :class:`~sb_grpo.grouping.Clusters` (``n_clusters``, ``window``)
+    :param group_weights: share of each group in the loss: None (as many rows as it has), ``"balanced"``, ``"performance"``,
+        ``"adaptive"``, or a function of (:class:`Rollout`, labels) that returns one share per group
+    :param group_weights_kwargs: of :class:`~sb_grpo.group_weights.GroupWeights`
+    :param gradient_surgery: one gradient per task, conflicts between them projected away (PCGrad)
+    :param objectives: weights by name of the rewards in ``info["rewards"]``, whose sum takes the place of the env's reward
+    :param objective_normalization: ``"sum"``: add the rewards up, then estimate; ``"each"``: estimate and normalise every
+        objective by itself, then add up (GDPO)
     :param ended_members: ``"step"``: members that have ended count as return 0 (``"zero"``) or not at all (``"drop"``)
     :param clip_range_high: upper clip (DAPO); None: as ``clip_range``
     :param ratio_cap: bound of the ratio where the advantage is negative too (two-sided clip); None: off
@@ -128,6 +159,15 @@ class GRPO(OnPolicyAlgorithm):
         advantage: str | AdvantageEstimator = "state",
         baseline: str = "mean",
         normalize_advantage: str | bool | None = None,
+        tasks: int | Sequence[str] | None = None,
+        task_key: str = "task",
+        grouping: str | Callable[[Rollout], th.Tensor] = "seed",
+        grouping_kwargs: dict[str, Any] | None = None,
+        group_weights: str | Callable[[Rollout, th.Tensor], th.Tensor] | None = None,
+        group_weights_kwargs: dict[str, Any] | None = None,
+        gradient_surgery: bool = False,
+        objectives: dict[str, float] | None = None,
+        objective_normalization: str = "sum",
         ended_members: str = "zero",
         clip_range_high: float | Schedule | None = None,
         ratio_cap: float | None = None,
@@ -187,8 +227,12 @@ class GRPO(OnPolicyAlgorithm):
         self.group_size, self.n_groups = group_size, n_groups
         self.shared_noise, self.restart = shared_noise, restart
         self.advantage, self.baseline, self.ended_members = advantage, baseline, ended_members
+        self.tasks, self.task_key, self.grouping, self.grouping_kwargs = tasks, task_key, grouping, grouping_kwargs
+        self.group_weights, self.group_weights_kwargs = group_weights, group_weights_kwargs
+        self.gradient_surgery, self.objectives = gradient_surgery, objectives
+        self.objective_normalization = objective_normalization
         if normalize_advantage is None:
-            normalize_advantage = "batch" if advantage == "state" else "group"
+            normalize_advantage = "batch" if advantage == "state" and grouping == "seed" else "group"
         elif isinstance(normalize_advantage, bool):  # PPO's way to say it
             normalize_advantage = "group" if normalize_advantage else "none"
         self.normalize_advantage, self.baseline_kwargs = normalize_advantage, baseline_kwargs
@@ -198,7 +242,8 @@ class GRPO(OnPolicyAlgorithm):
         self.exploration_bonus = exploration_bonus
         self.micro_batch_size, self.autocast, self.compile = micro_batch_size, autocast, compile
 
-        self.state_baseline: StateBaseline | None = None
+        self.state_baseline: StateBaseline | Baselines | None = None
+        self.group_weighting: GroupWeights | None = None
         self.ref_policy: ActorPolicy | None = None
         self.bonus: Bonus | None = None
         self._base_seed: int | None = None
@@ -213,6 +258,7 @@ class GRPO(OnPolicyAlgorithm):
         #: Where a :class:`CurriculumCallback` stands; here, so that it is saved with the model.
         self.curriculum_level: int | None = None
         self._restart_groups = False
+        self._task: th.Tensor | None = None
         if _init_setup_model:
             self._setup_model()
 
@@ -259,13 +305,31 @@ class GRPO(OnPolicyAlgorithm):
             n_envs=self.n_envs,
             **self.rollout_buffer_kwargs,
         )
+        self.rollout_buffer.add_columns(column_shapes(self))
         self.policy = self._make_policy()
-        if self.advantage == "state":
-            self.state_baseline = StateBaseline(self.policy.features_dim, **(self.baseline_kwargs or {})).to(self.device)
+        self._setup_groups()
         if self.kl_coef > 0:
             self._sync_reference()
         self.bonus = make_bonus(self)
         self.captured = Captured(self)
+
+    def _setup_groups(self) -> None:
+        """What compares, weighs and reconciles the groups."""
+        assert self._base_seed is not None
+        self.grouper = make_grouping(
+            self.grouping, self.grouping_kwargs or {}, self.tasks, self.observation_space, self._base_seed
+        )
+        if isinstance(self.grouper, th.nn.Module):
+            self.grouper.to(self.device)
+        if self.advantage == "state":
+            self.state_baseline = make_state_baseline(self, self.grouper).to(self.device)
+        if self.group_weights is not None:
+            kwargs = self.group_weights_kwargs or {}
+            self.group_weighting = GroupWeights(self.group_weights, len(self.grouper.names), **kwargs).to(self.device)
+        self._objective_weights: th.Tensor | None = None
+        if self.objectives is not None:
+            self._objective_weights = th.tensor(list(self.objectives.values()), dtype=th.float32, device=self.device)
+        self.gradient = (SurgicalGradient if self.gradient_surgery else PlainGradient)(self.micro_batch_size)
 
     def _sync_reference(self) -> None:
         """The reference policy becomes a frozen copy of the policy (gSDE's distribution object cannot be deep-copied)."""
@@ -316,6 +380,7 @@ class GRPO(OnPolicyAlgorithm):
             if self.slots is not None:
                 self._next_group = self.slots.next_group
             self.slots = self._make_slots()
+            self.columns = HostColumns(self)
             self.slots.queue_all(self.env)
             self._time_limit = time_limit(self.env)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
@@ -399,23 +464,19 @@ class GRPO(OnPolicyAlgorithm):
 
     def _prepare(self, rollout: Rollout) -> Minibatch:
         """Advantages and row weights of a rollout; rows without signal are left out."""
+        rollout = weighted_rewards(rollout, self._objective_weights)
         rollout = rollout._replace(rewards=shape_rewards(rollout.rewards, self.reward_scaling, self.reward_clip))
-        judged = with_bonus(self, rollout)
+        labels = self.grouper.labels(rollout)
+        rollout = self.grouper.regroup(rollout, labels)
         options = AdvantageOptions(self.gamma, self.gae_lambda, self.baseline, self.normalize_advantage, self.ended_members)
-        explained = None
-        if self.state_baseline is not None:
-            features = in_chunks(self.policy.features, rollout.observations)
-            final = in_chunks(self.policy.features, rollout.final_observations)
-            advantages, explained = self.state_baseline.advantages(
-                judged, options, features, final, self.captured.predict(self.state_baseline)
-            )
-        else:
-            estimator = self.advantage if callable(self.advantage) else ESTIMATORS[self.advantage]
-            advantages = estimator(judged, options)
+        advantages, explained = estimate(self, with_bonus(self, rollout), options, self._objective_weights)
         check_advantages(self.advantage, advantages, rollout)
+        row_label = labels[rollout.episode]
+        advantages = self.grouper.rescale(advantages, row_label)
         row_group = rollout.group[rollout.episode]
         has_signal = segment_mean((advantages != 0).float(), row_group, rollout.n_groups) > 0
         self._steps_trained += len(advantages)
+        self._task = rollout.task
         diagnostics.record_rollout(self, rollout, advantages, has_signal, explained)
         batch = Minibatch(
             observations=rollout.observations,
@@ -429,7 +490,20 @@ class GRPO(OnPolicyAlgorithm):
             keep = has_signal[row_group].nonzero().squeeze(1)
             batch = Minibatch(*(map_obs(lambda x: x.index_select(0, keep), column) for column in batch))
         horizon = self._time_limit or rollout.max_length if self.whole_episodes else self.steps_per_env
-        return batch._replace(weights=step_weights(batch.episode, self.aggregation, horizon))
+        weights = step_weights(batch.episode, self.aggregation, horizon)
+        if self.group_weighting is not None:
+            weights = weights * self._weights_by_group(self.group_weighting, rollout, labels, labels[batch.episode])
+        return batch._replace(weights=weights)
+
+    def _weights_by_group(
+        self, weighting: GroupWeights, rollout: Rollout, labels: th.Tensor, row_label: th.Tensor
+    ) -> th.Tensor:
+        """``[B]`` weights of rows that remain, by the label ``[B]`` of each."""
+        weighting.observe(rollout, labels)
+        shares = weighting.shares(rollout, labels)
+        weights = row_weights(shares, row_label, weighting.max_weight)
+        diagnostics.record_weights(self, shares, weights, row_label)
+        return weights
 
     # ---------------------------------------------------------------- train
 
@@ -450,6 +524,7 @@ class GRPO(OnPolicyAlgorithm):
             self._clip_range_high_schedule(self._current_progress_remaining),
         )
         last_good, norms, stopped = LastGood(self.policy), [], False
+        self.gradient.start_update(self._task)
         take_step = self.captured.gradient_step(self, clip, list(last_good.parameters))
         for epoch in range(self.n_epochs):
             epoch_norms = []
@@ -468,15 +543,11 @@ class GRPO(OnPolicyAlgorithm):
         diagnostics.record_update(self, batch, clip, norms)
 
     def _gradient_step(self, minibatch: Minibatch, clip: Clip, parameters: list[th.nn.Parameter]) -> th.Tensor:
-        rows = len(minibatch.advantages)
-        size = self.micro_batch_size or rows
-        for parameter in parameters:  # what optimizer.zero_grad() does, without its bookkeeping
-            parameter.grad = None
-        for i in range(0, rows, size):
-            part = minibatch if size >= rows else Minibatch(*(map_obs(lambda x: x[i : i + size], x) for x in minibatch))  # noqa: B023
+        def loss(part: Minibatch) -> th.Tensor:
             with self.autocasting():
-                loss = self._loss(part, clip) * (len(part.advantages) / rows)
-            loss.backward()  # type: ignore[no-untyped-call]
+                return self._loss(part, clip)
+
+        self.gradient(loss, minibatch, parameters)
         norms = clip_gradients(parameters, self.max_grad_norm)
         self.policy.optimizer.step()
         return norms
@@ -497,7 +568,8 @@ class GRPO(OnPolicyAlgorithm):
             per_step = per_step + self.kl_coef * kl_k3(log_prob, ref_log_prob)
         if entropy is not None:
             per_step = per_step - self.ent_coef * entropy
-        all_equal = self.aggregation == "step" and self.importance_level == "step" and not weighted
+        all_equal = self.aggregation == "step" and self.importance_level == "step" and self.group_weights is None
+        all_equal = all_equal and not weighted
         return per_step.mean() if all_equal else (minibatch.weights * per_step).mean()
 
     def surrogate_loss(self, log_prob: th.Tensor, minibatch: Minibatch, clip: Clip) -> th.Tensor:
@@ -542,7 +614,7 @@ class GRPO(OnPolicyAlgorithm):
     # ---------------------------------------------------------------- save and load
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "slots", "_batch", "captured", "bonus", "last_figures"]
+        return [*super()._excluded_save_params(), *NOT_SAVED]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, tensors = super()._get_torch_save_params()
@@ -558,15 +630,15 @@ class GRPO(OnPolicyAlgorithm):
     def set_parameters(
         self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
-        """As SB3's; a saved model may be loaded with another ``advantage`` or ``kl_coef``: what it lacks stays as built,
-        except a missing reference policy, which becomes the loaded policy."""
+        """As SB3's; a saved model may be loaded with another ``advantage``, ``kl_coef`` or ``grouping``: what it lacks stays
+        as built, except a missing reference policy, which becomes the loaded policy."""
         if isinstance(load_path_or_dict, dict) and "policy" in load_path_or_dict:
             params = dict(load_path_or_dict)
             for name in OPTIONAL_MODULES:
                 module = getattr(self, name)
                 if not isinstance(module, th.nn.Module):
                     params.pop(name, None)
-                elif name not in params:
+                elif not same_form(params.get(name), module.state_dict()):
                     params[name] = params["policy"] if name == "ref_policy" else module.state_dict()
             load_path_or_dict = params
         super().set_parameters(load_path_or_dict, exact_match, device)

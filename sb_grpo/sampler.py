@@ -130,6 +130,7 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
     slots, device, vec_normalize = model.slots, model.device, model._vec_normalize_env
     assert isinstance(slots, GroupSlots)
     n_steps, completed = 0, 0
+    raw_obs: Any = model._last_obs if vec_normalize is None else vec_normalize.old_obs
     callback.on_rollout_start()
     while True:
         if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
@@ -140,6 +141,7 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
         actions = action_tensor.cpu().numpy()
         clipped_actions = to_env_actions(model, actions)
 
+        raw_obs_before = raw_obs
         new_obs, rewards, dones, infos = env.step(clipped_actions)
         n_steps += 1
         model.num_timesteps += env.num_envs
@@ -156,7 +158,8 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
         model._update_info_buffer(infos, dones)
 
         ends = note_ends(buffer, slots.job, dones, infos)
-        buffer.add(obs_tensor, action_tensor, raw_rewards, slots.job, slots.t, ends)
+        extra = model.columns.read(raw_obs_before, infos, raw_rewards, slots.t)
+        buffer.add(obs_tensor, action_tensor, raw_rewards, slots.job, slots.t, ends, extra)
         completed += slots.step(env, dones)
         if model.use_sde and dones.any():
             model.policy.renew_noise(th.as_tensor(dones, device=device))

@@ -19,6 +19,7 @@ from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import Rollout
 from sb_grpo.distributions import make_discrete_head
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
+from sb_grpo.group_validation import check_groups
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 
 if TYPE_CHECKING:
@@ -102,6 +103,7 @@ def check_arguments(model: GRPO) -> None:
         )
     _check_exploration(model.exploration_bonus)
     _check_ranges(model)
+    check_groups(model)
     _check_groups(model)
     _check_sizes(model)
     _check_without_effect(model)
@@ -182,7 +184,7 @@ def _check_groups(model: GRPO) -> None:
         _check_grouping(model, model.env)
     if model.restart == "branch":
         _check_branching(model)
-    if model.group_size > 1:
+    if model.group_size > 1 or model.grouping not in ("seed", "hierarchical"):
         return
     if model.normalize_advantage == "group":
         raise ValueError(

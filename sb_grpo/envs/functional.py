@@ -71,6 +71,10 @@ class FunctionalTensorEnv(TensorVecEnv):
         """What the agent sees of states, ``[n, ...]`` float32; the state itself unless overridden."""
         return state.float()
 
+    def time_limits(self) -> int | th.Tensor:
+        """Steps after which an episode is cut: one number, or ``[num_envs]``, none above ``max_episode_steps``."""
+        return self.max_episode_steps
+
     @property
     def observations(self) -> th.Tensor:
         return self.observe(self.state)
@@ -82,7 +86,7 @@ class FunctionalTensorEnv(TensorVecEnv):
     def step_tensor(self, actions: th.Tensor) -> TensorStep:
         self.state, rewards, terminated = self.transition(self.state, actions)
         self.elapsed = self.elapsed + 1
-        truncated = (self.elapsed >= self.max_episode_steps) & ~terminated
+        truncated = (self.elapsed >= self.time_limits()) & ~terminated
         return TensorStep(self.observations, rewards.float(), terminated, truncated)
 
     def snapshot(self, slots: th.Tensor) -> Snapshot:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import torch as th
 
 from sb_grpo.envs.functional import FunctionalTensorEnv
+from sb_grpo.envs.native_tasks import NATIVE_TASKS
 from sb_grpo.envs.random import uniform
 from sb_grpo.envs.tensor_env import TensorVecEnv
 
@@ -147,14 +149,16 @@ NATIVE: dict[str, type[_ClassicControl]] = {
 def make_tensor_env(env_id: str, num_envs: int, device: th.device | str = "cpu", **kwargs: Any) -> TensorVecEnv:
     """A native env by its Gymnasium id.
 
-    :param env_id: one of ``NATIVE``
+    :param env_id: one of ``NATIVE``, or of the multi-task ``NATIVE_TASKS``
     :param num_envs: number of slots
     :param device: torch device
-    :param kwargs: of the env's class (``dtype``)
+    :param kwargs: of the env's class (``dtype``; multi-task: ``task``)
     :raises ValueError: for an id without a native version, or a device that is not there
     """
-    if env_id not in NATIVE:
-        near = difflib.get_close_matches(env_id, NATIVE, n=1)
+    known: dict[str, type[FunctionalTensorEnv]] = {**NATIVE, **NATIVE_TASKS}
+    if env_id not in known:
+        near = difflib.get_close_matches(env_id, known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"There is no native tensor env {env_id!r}.{hint} There are: {', '.join(sorted(NATIVE))}.")
-    return NATIVE[env_id](num_envs, device=device, **kwargs)
+        raise ValueError(f"There is no native tensor env {env_id!r}.{hint} There are: {', '.join(sorted(known))}.")
+    make: Callable[..., TensorVecEnv] = known[env_id]
+    return make(num_envs, device=device, **kwargs)

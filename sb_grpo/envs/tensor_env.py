@@ -139,6 +139,16 @@ class TensorVecEnv(VecEnv):
         """
         raise NotImplementedError(f"{type(self).__name__} cannot set the state of slots.")
 
+    @property
+    def tasks(self) -> th.Tensor | None:
+        """``[N]`` int64 task of every slot's episode, from 0; None: this env has one task only."""
+        return None
+
+    #: Names of the columns of :attr:`objectives`.
+    objective_names: tuple[str, ...] = ()
+    #: ``[N, len(objective_names)]`` float32: the rewards of the last step by objective; None: this env has one reward only.
+    objectives: th.Tensor | None = None
+
     def hold_ended(self, step: TensorStep) -> TensorStep:
         """What a synchronous env reports: slots that ended earlier keep their last observation, earn nothing, do not end
         again. ``reset_all`` must call :meth:`wake` first.
@@ -190,11 +200,17 @@ class TensorVecEnv(VecEnv):
         self._episode_return += rewards
         self._episode_length += running
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        if self.tasks is not None:
+            for info, task in zip(infos, self.tasks.tolist(), strict=True):
+                info["task"] = task
+        if self.objectives is not None:
+            for info, values in zip(infos, self.objectives.tolist(), strict=True):
+                info["rewards"] = dict(zip(self.objective_names, values, strict=True))
         if dones.any():
             final, truncated = step.observations.cpu().numpy(), step.truncated.cpu().numpy()
             for slot in np.flatnonzero(dones).tolist():
                 seconds = round(time.time() - self._start, 6)
-                infos[slot] = {
+                infos[slot] |= {
                     "terminal_observation": final[slot],
                     "TimeLimit.truncated": bool(truncated[slot]),
                     "episode": {"r": float(self._episode_return[slot]), "l": int(self._episode_length[slot]), "t": seconds},

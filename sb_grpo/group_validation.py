@@ -1,0 +1,164 @@
+"""What the arguments about tasks, groups and objectives must satisfy, alone and together."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import numbers
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from sb_grpo.columns import task_names
+from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.group_weights import GROUP_WEIGHTS, GroupWeights
+from sb_grpo.grouping import GROUPINGS, ByQuantile, Clusters
+
+if TYPE_CHECKING:
+    from sb_grpo.grpo import GRPO
+
+#: Groupings whose size is an argument, and the arguments of the other ones.
+_GROUPING_KWARGS: dict[str, tuple[str, ...]] = {
+    **{name: tuple(inspect.signature(ByQuantile).parameters)[1:] for name in ("difficulty", "length")},
+    "auto": tuple(inspect.signature(Clusters).parameters)[2:],
+}
+
+
+def check_groups(model: GRPO) -> None:
+    """Check tasks, grouping, weights, surgery and objectives of a model.
+
+    :raises ValueError: for the first rule that is broken
+    """
+    _check_tasks(model)
+    _check_grouping(model)
+    _check_weights(model)
+    if model.gradient_surgery and len(task_names(model.tasks)) < 2:
+        raise ValueError(
+            f"gradient_surgery=True settles conflicts between tasks, but tasks={model.tasks!r}. Declare at least 2 with "
+            "tasks=, as a number or a list of names."
+        )
+    if model.gradient_surgery and model.importance_level == "episode" and model.micro_batch_size is not None:
+        raise ValueError("micro_batch_size cannot split the episodes of a task: lower batch_size instead.")
+    _check_objectives(model)
+
+
+def _check_tasks(model: GRPO) -> None:
+    tasks: Any = model.tasks
+    if tasks is None:
+        if model.task_key != "task":
+            raise ValueError(f"task_key={model.task_key!r} has no effect without tasks: declare them with tasks=.")
+        return
+    if isinstance(tasks, numbers.Integral) and not isinstance(tasks, bool):
+        if tasks < 1:
+            raise ValueError(f"tasks={tasks} must be at least 1, or None.")
+    elif isinstance(tasks, str) or not isinstance(tasks, Sequence) or not all(isinstance(name, str) for name in tasks):
+        raise ValueError(f"tasks={tasks!r} must be a number of tasks or a list of their names.")
+    elif len(tasks) == 0 or len(set(tasks)) < len(tasks):
+        raise ValueError(f"tasks={tasks!r} must hold at least one name, and each only once.")
+    if isinstance(model.env, TensorVecEnv):
+        if model.env.tasks is None:
+            raise ValueError(
+                f"tasks={tasks!r}, but {type(model.env).__name__} has one task only: its property tasks is None. Give it one "
+                "that returns the task of every slot, int64."
+            )
+        if model.task_key != "task":
+            raise ValueError(f"task_key={model.task_key!r} has no effect with a tensor env, whose property tasks is asked.")
+
+
+def _check_grouping(model: GRPO) -> None:
+    grouping: Any = model.grouping
+    if not callable(grouping) and grouping not in GROUPINGS:
+        raise ValueError(f"grouping={grouping!r} is unknown; use one of {list(GROUPINGS)} or a function of a Rollout.")
+    if grouping in ("task", "hierarchical") and model.tasks is None:
+        raise ValueError(
+            f"grouping={grouping!r} needs to know the tasks: declare them with tasks=, as a number or a list of names."
+        )
+    known = () if callable(grouping) else _GROUPING_KWARGS.get(grouping, ())
+    unknown = sorted(set(model.grouping_kwargs or {}) - set(known))
+    if unknown:
+        raise ValueError(f"grouping_kwargs has unknown keys {unknown}; for grouping={grouping!r} there are {list(known)}.")
+    if grouping == "auto" and model.n_groups is not None:
+        n_clusters = (model.grouping_kwargs or {}).get("n_clusters", 4)
+        episodes = model.n_groups * model.group_size
+        if n_clusters > episodes:
+            raise ValueError(
+                f"grouping_kwargs: n_clusters={n_clusters} is more than the {episodes} episodes of a rollout (n_groups="
+                f"{model.n_groups} x group_size={model.group_size}). Lower n_clusters or raise n_groups."
+            )
+    without_effect = (
+        (callable(grouping) or grouping in ("difficulty", "length", "auto"))
+        and model.advantage == "state"
+        and model.normalize_advantage != "group"
+        and model.group_weights is None
+    )
+    if without_effect:
+        raise ValueError(
+            f"grouping={grouping!r} has no effect with advantage='state' and normalize_advantage={model.normalize_advantage!r}"
+            ": use normalize_advantage='group', or group_weights=."
+        )
+
+
+def _check_weights(model: GRPO) -> None:
+    kind: Any = model.group_weights
+    if kind is None:
+        if model.group_weights_kwargs:
+            raise ValueError(
+                f"group_weights_kwargs={model.group_weights_kwargs} has no effect without group_weights: choose one of "
+                f"{list(GROUP_WEIGHTS)}."
+            )
+        return
+    if not callable(kind) and kind not in GROUP_WEIGHTS:
+        raise ValueError(f"group_weights={kind!r} is unknown; use one of {list(GROUP_WEIGHTS)}, a function, or None.")
+    known = list(inspect.signature(GroupWeights).parameters)[2:]
+    unknown = sorted(set(model.group_weights_kwargs or {}) - set(known))
+    if unknown:
+        raise ValueError(f"group_weights_kwargs has unknown keys {unknown}; there are {known}.")
+    lasting = hasattr(model.grouping, "n_labels") if callable(model.grouping) else model.grouping != "seed"
+    if kind in ("performance", "adaptive") and not lasting:
+        what = "same-seed groups never come back" if model.grouping == "seed" else "labels have no lasting meaning"
+        raise ValueError(
+            f"group_weights={kind!r} follows groups over time, but with grouping={model.grouping!r} {what}. Use "
+            "group_weights='balanced', grouping='task', or a function with an attribute n_labels."
+        )
+
+
+def _check_objectives(model: GRPO) -> None:
+    objectives: Any = model.objectives
+    if model.objective_normalization not in ("sum", "each"):
+        raise ValueError(f"objective_normalization={model.objective_normalization!r} is unknown; use 'sum' or 'each'.")
+    if objectives is None:
+        if model.objective_normalization != "sum":
+            raise ValueError("objective_normalization='each' has no effect without objectives: give their weights by name.")
+        return
+    if not isinstance(objectives, dict) or not objectives:
+        raise ValueError(f"objectives={objectives!r} must be a dict of weights by name, for example {{'speed': 1.0}}.")
+    _check_weights_by_name(objectives)
+    if model.objective_normalization == "each" and model.normalize_advantage == "none":
+        raise ValueError(
+            "objective_normalization='each' has no effect with normalize_advantage='none'. Use 'group' or 'batch', or "
+            "objective_normalization='sum'."
+        )
+    if model.objective_normalization == "each" and model.exploration_bonus is not None:
+        raise ValueError(
+            "exploration_bonus= is added to the one reward of a step, but objective_normalization='each' keeps the objectives "
+            "apart. Use objective_normalization='sum'."
+        )
+    if isinstance(model.env, TensorVecEnv):
+        _check_tensor_objectives(list(objectives), model.env)
+
+
+def _check_weights_by_name(objectives: dict[str, Any]) -> None:
+    for name, weight in objectives.items():
+        if not isinstance(name, str) or isinstance(weight, bool) or not isinstance(weight, numbers.Real):
+            raise ValueError(f"objectives[{name!r}]={weight!r}: names must be strings, and weights numbers.")
+        if not math.isfinite(weight):
+            raise ValueError(f"objectives[{name!r}]={weight} must be finite; leave the objective out to ignore it.")
+    if not any(objectives.values()):
+        raise ValueError(f"objectives={objectives} are all 0: there would be nothing to learn from.")
+
+
+def _check_tensor_objectives(names: list[str], env: TensorVecEnv) -> None:
+    if tuple(names) != tuple(env.objective_names):
+        raise ValueError(
+            f"objectives has weights for {names}, but {type(env).__name__}.objective_names is {list(env.objective_names)}: "
+            "give a weight for each of them, in this order (0 to ignore one)."
+        )

@@ -1,0 +1,186 @@
+"""Group weights: how much of the loss each group gets, by size, by performance or by progress.
+
+A weighting says which *share* of the loss every group should have; rows then weigh share / (rows of the group), brought to
+a mean of 1 over the rows, so that learning rate and gradient norm keep their meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch as th
+from torch import nn
+
+from sb_grpo.advantages import segment_mean, segment_std, segment_sum
+from sb_grpo.buffers import Rollout
+
+GROUP_WEIGHTS = ("balanced", "performance", "adaptive")
+
+
+def row_weights(shares: th.Tensor, label: th.Tensor, max_weight: float = 10.0) -> th.Tensor:
+    """Weight of each row, so that every label gets its share of the loss.
+
+    :param shares: ``[n]`` 0 or more; labels without rows are passed over
+    :param label: ``[M]`` int64 in [0, n)
+    :param max_weight: a row weighs at most so many times the mean row, lest a group of three steps steer the update
+    :return: ``[M]`` with mean 1
+    """
+    rows = segment_sum(th.ones_like(label, dtype=shares.dtype), label, len(shares))
+    total = shares[rows > 0].sum()
+    if not bool(total > 0):
+        return th.ones_like(label, dtype=shares.dtype)
+    per_row = shares / total * len(label) / rows.clamp(min=1.0)
+    weights = per_row.clamp(max=max_weight)[label]
+    return weights / weights.mean()
+
+
+def performance_shares(scores: th.Tensor, temperature: float) -> th.Tensor:
+    """More for what lags: shares proportional to exp(-score / temperature).
+
+    :param scores: ``[n]``, 0 is worst and 1 best
+    :param temperature: 0.5 gives the worst 7 times the share of the best
+    :return: ``[n]`` with sum 1
+    """
+    return th.softmax(-scores / temperature, dim=0)
+
+
+def progress_shares(progress: th.Tensor, floor: float) -> th.Tensor:
+    """More for what changes: shares proportional to the absolute progress, above a common floor.
+
+    Progress is what a teacher should look at (Matiisen et al., arXiv 1707.00183, section 2): a task that improves is worth
+    practising, one that is forgotten again too; one that is solved or out of reach is not.
+
+    :param progress: ``[n]`` 0 or more
+    :param floor: part that is dealt out equally, in (0, 1]
+    :return: ``[n]`` with sum 1
+    """
+    n, total = len(progress), progress.sum()
+    equal = th.full_like(progress, 1.0 / n)
+    return th.where(total > 0, floor / n + (1.0 - floor) * progress / total.clamp(min=th.finfo(total.dtype).tiny), equal)
+
+
+class GroupWeights(nn.Module):
+    """Shares of the loss for the groups of a rollout, and the memory that they need.
+
+    Returns of whole episodes are followed per label by a fast and a slow exponential average; both are buffers, saved with the
+    model. A label that has not ended an episode yet counts as average.
+
+    :param kind: ``"balanced"``, ``"performance"``, ``"adaptive"``, or a function of (rollout, labels) to ``[n]`` shares
+    :param n_labels: labels that mean the same in every rollout; 0: they do not
+    :param temperature: of ``"performance"``
+    :param ranges: returns that count as score 0 and 1, one pair per label (``"performance"``); None: the lowest and
+        highest average return over the labels, which only makes sense where all are paid on one scale
+    :param floor: of ``"adaptive"``
+    :param max_weight: of :func:`row_weights`
+    :raises ValueError: for values out of range
+    """
+
+    fast: th.Tensor
+    slow: th.Tensor
+    spread: th.Tensor
+    seen: th.Tensor
+    #: How much of the newest rollout enters the averages.
+    FAST, SLOW = 0.5, 0.1
+
+    def __init__(
+        self,
+        kind: str | Callable[[Rollout, th.Tensor], th.Tensor],
+        n_labels: int,
+        temperature: float = 0.5,
+        ranges: Sequence[tuple[float, float]] | None = None,
+        floor: float = 0.3,
+        max_weight: float = 10.0,
+    ) -> None:
+        super().__init__()
+        for name, value, rule, fine in (
+            ("temperature", temperature, "be positive", temperature > 0),
+            ("floor", floor, "lie in (0, 1]", 0 < floor <= 1),
+            ("max_weight", max_weight, "be at least 1", max_weight >= 1),
+        ):
+            if not fine:
+                raise ValueError(f"group_weights_kwargs: {name}={value} must {rule}.")
+        self._check_ranges(ranges, n_labels)
+        self.kind, self.n_labels, self.max_weight = kind, n_labels, max_weight
+        self.temperature, self.ranges, self.floor = temperature, ranges, floor
+        for name in ("fast", "slow", "spread"):
+            self.register_buffer(name, th.zeros(n_labels))
+        self.register_buffer("seen", th.zeros(n_labels, dtype=th.bool))
+
+    @staticmethod
+    def _check_ranges(ranges: Sequence[tuple[float, float]] | None, n_labels: int) -> None:
+        if ranges is None:
+            return
+        if len(ranges) != n_labels:
+            raise ValueError(f"group_weights_kwargs: ranges has {len(ranges)} pairs for {n_labels} groups: give one for each.")
+        for low, high in ranges:
+            if not low < high:
+                raise ValueError(f"group_weights_kwargs: ranges has ({low}, {high}): the second return must be the larger.")
+
+    @th.no_grad()
+    def observe(self, rollout: Rollout, labels: th.Tensor) -> None:
+        """Take note of the episodes that ended in this rollout.
+
+        :param labels: ``[E]``
+        """
+        if self.n_labels == 0:
+            return
+        assert rollout.episode_return is not None
+        ended = rollout.terminated | rollout.truncated
+        returns, label = rollout.episode_return[ended], labels[ended]
+        here = segment_sum(th.ones_like(returns), label, self.n_labels) > 0
+        mean = segment_mean(returns, label, self.n_labels)
+        for name, value, share in (
+            ("fast", mean, self.FAST),
+            ("slow", mean, self.SLOW),
+            ("spread", segment_std(returns, label, self.n_labels), self.SLOW),
+        ):
+            average = getattr(self, name)
+            moved = th.where(self.seen, average + share * (value - average), value)
+            average.copy_(th.where(here, moved, average))
+        self.seen |= here
+
+    def scores(self) -> th.Tensor:
+        """``[n_labels]`` average return of each label between 0 (worst) and 1 (best)."""
+        if self.ranges is not None:
+            low, high = self.fast.new_tensor(self.ranges).unbind(1)
+        else:
+            known = self.fast[self.seen]
+            low, high = (known.min(), known.max()) if len(known) else (self.fast.new_zeros(()), self.fast.new_ones(()))
+        scores = ((self.fast - low) / (high - low).clamp(min=1e-12)).clamp(0.0, 1.0)
+        average = scores[self.seen].mean() if bool(self.seen.any()) else 0.5
+        return th.where(self.seen, scores, average)
+
+    def progress(self) -> th.Tensor:
+        """``[n_labels]`` absolute difference of the averages, in standard deviations of the label's returns."""
+        progress = (self.fast - self.slow).abs() / (self.spread + 1e-3 * self.fast.abs() + 1e-12)
+        average = progress[self.seen].mean() if bool(self.seen.any()) else 0.0
+        return th.where(self.seen, progress, average)
+
+    @th.no_grad()
+    def shares(self, rollout: Rollout, labels: th.Tensor) -> th.Tensor:
+        """Shares of the loss.
+
+        :param labels: ``[E]``
+        :return: ``[n]``, n labels or, where they have no lasting meaning, as many as this rollout has
+        :raises ValueError: for what a function returned, if it cannot be shares
+        """
+        n = self.n_labels or int(labels.max()) + 1
+        if self.kind == "performance":
+            return performance_shares(self.scores(), self.temperature)
+        if self.kind == "adaptive":
+            return progress_shares(self.progress(), self.floor)
+        if self.kind == "balanced":
+            return th.full((n,), 1.0 / n, device=labels.device)
+        assert callable(self.kind)
+        return self._checked(self.kind(rollout, labels), n)
+
+    def _checked(self, shares: Any, n: int) -> th.Tensor:
+        if not isinstance(shares, th.Tensor) or shares.shape != (n,):
+            got = tuple(shares.shape) if hasattr(shares, "shape") else type(shares).__name__
+            raise ValueError(f"group_weights={self.kind!r} returned {got}; it must return one share per group: tensor ({n},).")
+        if not bool((th.isfinite(shares) & (shares >= 0)).all()) or not bool(shares.sum() > 0):
+            raise ValueError(
+                f"group_weights={self.kind!r} returned {shares.tolist()}; shares must be finite, 0 or more, and not all 0."
+            )
+        return shares.float()

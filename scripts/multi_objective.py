@@ -1,0 +1,118 @@
+"""Two rewards of very different size: summed then normalised, against normalised each and then summed (GDPO).
+
+usage: python scripts/multi_objective.py run [--seeds 5]      one JSON file per variant: the runs of all seeds
+       python scripts/multi_objective.py report               the table of docs/multi_objective.md and its picture
+
+CartPole, where "balance" pays 1 per step and "still" minus 1000 times the squared speed of the cart. Falling over at once
+has the best "still" and no "balance": the sum sees nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+
+from sb_grpo import GRPO
+from sb_grpo.envs.native import CartPole
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from zoo.provenance import commit, versions
+
+STEPS, EVALUATED = 16_384, 64
+FOLDER, PICTURE = Path("docs/data/multi_objective"), Path("docs/img/multi_objective.png")
+COMMON = dict(n_steps=64, batch_size=64, n_epochs=10, learning_rate=1e-3, group_size=4, device="cpu")
+VARIANTS: dict[str, dict[str, Any]] = {
+    "sum": dict(objectives={"balance": 1.0, "still": 1.0}),
+    "each": dict(objectives={"balance": 1.0, "still": 1.0}, objective_normalization="each"),
+    "each, 1 : 0.2": dict(objectives={"balance": 1.0, "still": 0.2}, objective_normalization="each"),
+}
+
+
+class StillCartPole(CartPole):
+    """CartPole with two rewards."""
+
+    objective_names = ("balance", "still")
+
+    def transition(self, state: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        after, reward, terminated = super().transition(state, actions)
+        self.objectives = th.stack([reward, -1000.0 * after[:, 1].square()], 1).float()
+        return after, reward, terminated
+
+
+def evaluate(model: GRPO) -> tuple[float, float]:
+    """Mean length of deterministic episodes, and mean speed of the cart in them (root mean square)."""
+    env = StillCartPole(EVALUATED)
+    env.reset_all(th.arange(EVALUATED))
+    running = th.ones(EVALUATED, dtype=th.bool)
+    length, square = th.zeros(EVALUATED), th.zeros(EVALUATED)
+    while bool(running.any()):
+        with th.no_grad():
+            step = env.step_tensor(model.policy.act(env.observations, deterministic=True))
+        assert env.objectives is not None
+        length += running
+        square += running * env.objectives[:, 1] / -1000.0
+        running &= ~(step.terminated | step.truncated)
+    return float(length.mean()), float((square.sum() / length.sum()).sqrt())
+
+
+def run(kwargs: dict[str, Any], seed: int) -> dict[str, Any]:
+    """Train and evaluate once."""
+    model = GRPO("MlpPolicy", StillCartPole(16), seed=seed, **COMMON, **kwargs).learn(STEPS)
+    length, speed = evaluate(model)
+    return {"seed": seed, "length": length, "speed": speed}
+
+
+def report() -> None:
+    """Table and picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    print("| variant | seeds | steps balanced (of 500) | speed of the cart |\n|---|---|---|---|")
+    figure, axis = plt.subplots(figsize=(4.5, 3.0))
+    for name in VARIANTS:
+        runs = json.loads((FOLDER / f"{file_name(name)}.json").read_text())["runs"]
+        length, speed = (np.array([r[key] for r in runs]) for key in ("length", "speed"))
+        print(f"| {name} | {len(runs)} | {length.mean():.0f} ± {length.std():.0f} | {speed.mean():.2f} ± {speed.std():.2f} |")
+        axis.plot(length, speed, "o", label=name, alpha=0.7)
+    axis.set_xlabel("steps balanced")
+    axis.set_ylabel("speed of the cart (RMS)")
+    axis.legend(fontsize=7)
+    figure.savefig(PICTURE, dpi=110, bbox_inches="tight")
+
+
+def file_name(variant: str) -> str:
+    """Letters, digits and underscores of a variant's name."""
+    return "".join(c if c.isalnum() else "_" for c in variant)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run", "report"])
+    parser.add_argument("--seeds", type=int, default=5)
+    args = parser.parse_args()
+    th.set_num_threads(1)
+    if args.what == "report":
+        report()
+        return
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name, kwargs in VARIANTS.items():
+        file = FOLDER / f"{file_name(name)}.json"
+        if not file.exists():
+            runs = [run(kwargs, seed) for seed in range(args.seeds)]
+            settings = {**COMMON, **kwargs, "env_steps": STEPS}
+            file.write_text(
+                json.dumps({"runs": runs, "settings": settings, "versions": versions(), "commit": commit()}) + "\n"
+            )
+            print(file, flush=True)
+
+
+if __name__ == "__main__":
+    main()
