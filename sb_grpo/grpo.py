@@ -52,9 +52,13 @@ NOT_SAVED = (
 OPTIONAL_MODULES = ("state_baseline", "ref_policy", "grouper", "group_weighting", "bonus")
 
 
-def same_form(saved: dict[str, th.Tensor] | None, built: dict[str, th.Tensor]) -> bool:
-    """A saved state fits into what was built: the same tensors of the same shapes."""
-    return saved is not None and {k: v.shape for k, v in saved.items()} == {k: v.shape for k, v in built.items()}
+def same_form(saved: dict[str, Any] | None, built: dict[str, Any]) -> bool:
+    """A saved state fits into what was built: the same entries, tensors of the same shapes."""
+
+    def form(state: dict[str, Any]) -> dict[str, Any]:
+        return {name: getattr(entry, "shape", None) for name, entry in state.items()}
+
+    return saved is not None and form(saved) == form(built)
 
 
 class GRPO(OnPolicyAlgorithm):
