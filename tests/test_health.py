@@ -120,6 +120,17 @@ def test_bounds():
     assert watch.first == 4.0  # the first positive value is the unit
 
 
+def test_returns_that_have_grown_excuse_groups_that_earn_the_same():
+    """Solved CartPole: 500 for every member. MountainCar before the flag: -200 for every member."""
+    rule = next(rule for rule in RULES if rule.name == "dead_groups")
+    cases = (([20, 100, 500, 500, 500, 500], False), ([-200] * 6, True), ([-200, -150, -150, -150, -150], True))
+    for returns, broken in cases:
+        watch = _Watch(rule)
+        for r in returns:
+            watch.look({"group/frac_zero_std": float(r in (500, -200, -150)), "group/baseline": r})
+        assert watch.broken == broken
+
+
 def test_it_is_logged_and_reported(capsys):
     model = GRPO("MlpPolicy", probe("constant"), **SMALL, advantage="outcome", n_groups=None)
     dumps = record(model)

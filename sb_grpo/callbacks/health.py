@@ -30,6 +30,7 @@ class Rule:
     :param high: values above it are bad
     :param relative: the bounds are multiples of the run's first positive value
     :param unless: a key; in trainings that log it the rule does not apply
+    :param excused_by: a key; while its value is above the run's first one by more than half of that one's size, nothing is bad
     :param patience: rollouts in a row that must be bad before it counts as broken, and good before it counts as mended
     :raises ValueError: without a bound, or with a patience below 1
     """
@@ -42,6 +43,7 @@ class Rule:
     high: float = math.inf
     relative: bool = False
     unless: str = ""
+    excused_by: str = ""
     patience: int = 3
 
     def __post_init__(self) -> None:
@@ -79,8 +81,9 @@ RULES: tuple[Rule, ...] = (
         "group/frac_zero_std",
         "In {value:.0%} of the groups all members earn the same and teach nothing: unless the task is solved, raise "
         "group_size or ent_coef, add an exploration_bonus, or check that the reward depends on the actions.",
-        "Above one half most of what was collected is thrown away.",
+        "Above one half most of what was collected is thrown away; where returns have grown, a solved task looks the same.",
         high=0.5,
+        excused_by="group/baseline",
     ),
     Rule(
         "advantage_spread",
@@ -160,6 +163,7 @@ class _Watch:
 
     rule: Rule
     first: float = math.nan
+    first_excuse: float = math.nan
     n: int = 0
     n_bad: int = 0
     streak: int = 0  # rollouts in a row that speak against the present verdict
@@ -178,7 +182,8 @@ class _Watch:
             return None
         if not self.first > 0:
             self.first = value
-        bad = self.rule.is_bad(value, self.first)
+        excused = self._excused(figures)
+        bad = self.rule.is_bad(value, self.first) and not excused
         self.n, self.n_bad = self.n + 1, self.n_bad + bad
         self.low, self.high = min(self.low, value), max(self.high, value)
         self.streak = self.streak + 1 if bad != self.broken else 0
@@ -186,6 +191,13 @@ class _Watch:
             return None
         self.broken, self.streak = bad, 0
         return value if self.broken and self.said_at is None else None
+
+    def _excused(self, figures: Mapping[str, float]) -> bool:
+        """Whether the value that excuses has grown; nan has not."""
+        excuse = figures.get(self.rule.excused_by, math.nan)
+        if math.isnan(self.first_excuse):
+            self.first_excuse = excuse
+        return excuse > self.first_excuse + 0.5 * abs(self.first_excuse)
 
     def line(self) -> str:
         """One row of the report."""
