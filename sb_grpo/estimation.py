@@ -30,7 +30,7 @@ class Baselines(nn.ModuleList):
     """One :class:`StateBaseline` per task and objective, so that no part's errors drown another's returns.
 
     A fit over tasks with returns in the thousands and in the hundredths leaves residuals of the size of the former; dividing
-    by each task's spread afterwards would blow them up to noise in the latter.
+    by each task's spread afterwards would blow them up to noise in the latter. They predict eagerly, also with ``compile=``.
 
     :param make: builds one baseline
     :param n_tasks: number of tasks; 1: one fit for all episodes

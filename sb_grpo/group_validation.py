@@ -36,8 +36,6 @@ def check_groups(model: GRPO) -> None:
             f"gradient_surgery=True settles conflicts between tasks, but tasks={model.tasks!r}. Declare at least 2 with "
             "tasks=, as a number or a list of names."
         )
-    if model.gradient_surgery and model.importance_level == "episode" and model.micro_batch_size is not None:
-        raise ValueError("micro_batch_size cannot split the episodes of a task: lower batch_size instead.")
     _check_objectives(model)
 
 

@@ -29,7 +29,7 @@ from zoo.provenance import commit, versions
 TASKS, PAY, ODDS = ("a", "b", "c"), (1.0, 100.0, 10_000.0), (0.05, 0.20)
 STEPS, EVERY = 8_192, 1024
 FOLDER, PICTURE = Path("docs/data/grouping"), Path("docs/img/grouping.png")
-COMMON = dict(n_steps=EVERY // 16, batch_size=64, n_epochs=10, learning_rate=1e-3, group_size=4, seed=0, device="cpu")
+COMMON = dict(n_steps=EVERY // 16, batch_size=256, n_epochs=10, learning_rate=3e-3, group_size=4, seed=0, device="cpu")
 VARIANTS: dict[str, dict[str, Any]] = {
     "seed, batch": {},
     "task": dict(grouping="task"),

@@ -26,9 +26,10 @@ from zoo.provenance import commit, versions
 
 STEPS, EVALUATED = 16_384, 64
 FOLDER, PICTURE = Path("docs/data/multi_objective"), Path("docs/img/multi_objective.png")
-COMMON = dict(n_steps=64, batch_size=64, n_epochs=10, learning_rate=1e-3, group_size=4, device="cpu")
+COMMON = dict(n_steps=64, batch_size=256, n_epochs=10, learning_rate=3e-3, group_size=4, device="cpu")
 VARIANTS: dict[str, dict[str, Any]] = {
     "sum": dict(objectives={"balance": 1.0, "still": 1.0}),
+    "sum, 1 : 0.2": dict(objectives={"balance": 1.0, "still": 0.2}),
     "each": dict(objectives={"balance": 1.0, "still": 1.0}, objective_normalization="each"),
     "each, 1 : 0.2": dict(objectives={"balance": 1.0, "still": 0.2}, objective_normalization="each"),
 }

@@ -5,7 +5,7 @@ usage: python scripts/multi_task.py run [--seeds 5] [--variants ...]     one JSO
 
 Every run of several tasks has two env slots per task, so every task gets the same steps; a single-task run has the same two
 slots and the same steps of its task. All have one set of hyperparameters: n_steps 256, minibatches of 64, 10 epochs.
-Scores are normalised: 0 is a random policy, 1 the single-task policies of the same algorithm (mean over seeds).
+Scores are normalised: 0 is a random policy, 1 the single-task policies of GRPO (mean over seeds).
 """
 
 from __future__ import annotations
@@ -129,8 +129,7 @@ def table_and_scores() -> tuple[list[str], dict[str, np.ndarray]]:
     rows = [f"| | seeds | {' | '.join(TASKS)} | worst task | worst / best | Gini |", f"|---|---|{'---|' * (len(TASKS) + 3)}"]
     scores: dict[str, np.ndarray] = {}
     for variant, label in LABELS.items():
-        single = "ppo_single" if variant == "ppo" else "grpo_single"
-        reference, found = [r for _, r in results(single)], [r for _, r in results(variant)]
+        reference, found = [r for _, r in results("grpo_single")], [r for _, r in results(variant)]
         if not reference or not found:
             continue
         ceiling = np.mean(reference, axis=0)

@@ -98,3 +98,31 @@ def test_get_samples_points_to_pack():
     fill(buffer, 2, [9], iter([0]))
     with pytest.raises(NotImplementedError, match="pack"):
         buffer.sample(1)
+
+
+@pytest.mark.parametrize("whole_groups", [True, False])
+def test_further_columns_stay_with_their_steps(whole_groups):
+    """Task = job modulo 3, objectives = (job, t), return so far = t: also where rows wait for their group."""
+    lengths, group_size, n_envs, seen = [3, 7, 2, 5, 4, 9, 1, 6] * 20, 2, 2, 0
+    buffer = GroupRolloutBuffer(2, OBS, spaces.Discrete(3), device="cpu", n_envs=n_envs)
+    buffer.add_columns({"task": ((), th.int64), "objectives": ((2,), th.float32), "episode_return": ((), th.float32)})
+    jobs = iter(range(1000))
+    job, t = np.array([next(jobs) for _ in range(n_envs)]), np.zeros(n_envs, dtype=np.int64)
+    for _ in range(6):
+        buffer.reset()
+        for _ in range(11):
+            ends = np.array([int(t[s] + 1 == lengths[job[s]]) for s in range(n_envs)], dtype=np.int8)
+            extra = {"task": job % 3, "objectives": np.stack([job, t], 1), "episode_return": t}
+            buffer.add(th.zeros(n_envs, 1), th.zeros(n_envs), np.zeros(n_envs), job.copy(), t.copy(), ends, extra)
+            for slot in range(n_envs):
+                t[slot] = 0 if ends[slot] else t[slot] + 1
+                job[slot] = next(jobs) if ends[slot] else job[slot]
+        rollout = buffer.pack(th.zeros(11 * n_envs), group_size, whole_groups)
+        job_of_row = rollout.objectives[:, 0].long()
+        th.testing.assert_close(rollout.objectives[:, 1].long(), rollout.t)
+        for e in range(len(rollout.group)):
+            rows = rollout.episode == e
+            assert len(job_of_row[rows].unique()) == 1 and int(rollout.task[e]) == int(job_of_row[rows][0]) % 3
+            assert float(rollout.episode_return[e]) == float(rollout.t[rows].max())
+        seen += len(job_of_row)
+    assert seen + buffer.n_kept == 6 * 11 * n_envs

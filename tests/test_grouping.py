@@ -1,5 +1,7 @@
 """Groupings: who is compared with whom, by numbers worked out, and on both paths from env to weights."""
 
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -457,3 +459,9 @@ def test_returns_by_task_are_logged():
 
 def test_the_gym_registry_knows_the_suites():
     assert {"CartPoleTasks-v0", "PendulumTasks-v0", "LunarLanderTasks-v0"} <= set(gym.registry)
+
+
+def test_every_key_of_these_options_is_in_the_glossary():
+    glossary = (Path(__file__).parents[1] / "docs/logger.md").read_text()
+    keys = ["task/<name>", "objective/<name>", "share/<label>", "group/weight_min", "group/weight_max", "train/conflict_rate"]
+    assert all(f"`{key}`" in glossary for key in keys)
