@@ -123,7 +123,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "kl",
         "train/approx_kl",
-        "One update changes the policy by a KL of {value:.2g}, too much for a ratio that is clipped at 0.2: lower "
+        "One update changes the policy by a KL of {value:.2g}, so most of a rollout is off-policy by its last epoch: lower "
         "learning_rate or n_epochs, or set target_kl=0.03.",
         "PPO's updates have 0.003 to 0.03; at 0.2 most of the rollout is off-policy by the last epoch.",
         high=0.2,
