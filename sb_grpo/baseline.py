@@ -55,7 +55,7 @@ class StateBaseline(nn.Module):
         input_dim: int,
         n_features: int | None = None,
         scale: float = 1.0,
-        memory: float = 0.5,
+        memory: float = 0.25,
         anchor: float = 0.9,
         sweeps: int = 4,
         with_time: bool = False,
