@@ -218,9 +218,19 @@ def test_bad_settings(make, says):
 
 @pytest.mark.slow
 def test_mountain_car_needs_the_bonus():
-    returns = {}
+    """Without it no group has a spread: whole episodes that never meet the flag all return -200."""
+    returns, steps = {}, {}
     for bonus in (None, CountBonus()):
-        env = make_vec_env("MountainCar-v0", 8)
-        model = GRPO("MlpPolicy", env, exploration_bonus=bonus, seed=100, device="cpu").learn(98_304)
+        model = GRPO(
+            "MlpPolicy",
+            make_vec_env("MountainCar-v0", 8),
+            advantage="outcome",
+            exploration_bonus=bonus,
+            policy_kwargs=dict(normalize_obs=True),
+            seed=100,
+            device="cpu",
+        ).learn(98_304)
         returns[bonus] = np.mean([info["r"] for info in model.ep_info_buffer])
-    assert returns[None] == -200.0 and returns[CountBonus()] > -160.0
+        steps[bonus] = model._n_gradient_steps
+    assert steps[None] == 0 and returns[None] == -200.0
+    assert steps[CountBonus()] > 1_000 and returns[CountBonus()] > -180.0

@@ -27,8 +27,9 @@ class Kept(CurriculumCallback):
 
 
 def make(seed: int) -> GRPO:
-    """A model with the constructor's defaults; the env begins with the flag at the hill top."""
-    return GRPO("MlpPolicy", make_vec_env("MountainCarGoal-v0", 8), seed=seed, device="cpu")
+    """The model of the exploration example; the env begins with the flag at the hill top."""
+    env = make_vec_env("MountainCarGoal-v0", 8)
+    return GRPO("MlpPolicy", env, baseline_kwargs=exploration.WITH_TIME, seed=seed, device="cpu")
 
 
 VARIANTS = [

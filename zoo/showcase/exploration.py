@@ -11,12 +11,14 @@ from zoo.showcase import tables
 from zoo.showcase.runs import Variant, results
 
 STEPS = 98_304  # 48 rollouts of 2048
+#: The default when these runs were made.
+WITH_TIME = {"with_time": True}
 BONUSES: dict[str, Any] = {"none": None, "count": CountBonus(), "rnd": RNDBonus()}
 NAMES = {"none": "no bonus", "count": "`CountBonus()`", "rnd": "`RNDBonus()`"}
 BASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "defaults": ("defaults", {}),
+    "defaults": ("`with_time`", dict(baseline_kwargs=WITH_TIME)),
     "outcome": ('`"outcome"`, `normalize_obs`', dict(advantage="outcome", policy_kwargs=dict(normalize_obs=True))),
-    "normalized": ("defaults, `normalize_obs`", dict(policy_kwargs=dict(normalize_obs=True))),
+    "normalized": ("`with_time`, `normalize_obs`", dict(baseline_kwargs=WITH_TIME, policy_kwargs=dict(normalize_obs=True))),
 }
 
 
