@@ -50,6 +50,7 @@ def table() -> str:
 
 
 def draw() -> None:
-    """What the defaults do."""
-    drawn = [(setting, runs) for setting, runs in rows() if setting.startswith("defaults:") and len(runs) > 1]
+    """What ``"state"`` does, where more than one seed has run."""
+    name = BASES["defaults"][0]
+    drawn = [(setting, runs) for setting, runs in rows() if setting.startswith(f"{name}:") and len(runs) > 1]
     tables.draw("exploration", drawn, "MountainCar-v0, mean and range of the seeds")
