@@ -44,6 +44,12 @@ def test_the_bar_is_the_better_setting_of_ppo_on_each_task(study):
     assert bar.scores("CartPole-v1", "ppo").tolist() == [300, 310, 320, 330]
 
 
+def test_other_numbers_of_seeds_at_the_same_score_are_equal(study):
+    write_runs(study, "CartPole-v1", "ppo-tuned", [500] * 5, wall=4.0)
+    write_runs(study, "CartPole-v1", "grpo-state", [500] * 4, algo="grpo", wall=2.0)
+    assert line_of(make(study), "| CartPole-v1", "## Task by task").split(" | ")[4] == "equal"
+
+
 def test_the_page_says_who_is_above_and_names_what_did_not_run(study):
     page = make(study)
     cartpole = line_of(page, "| CartPole-v1", "## Task by task").split(" | ")

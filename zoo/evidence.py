@@ -76,9 +76,9 @@ def verdict(c: Comparison, env: str, label: str) -> str:
     if (env, label) not in c.runs or (env, BAR) not in c.runs:
         return "-"
     x, y = c.scores(env, label), c.scores(env, BAR)
-    if np.array_equal(np.sort(x), np.sort(y)):
-        return "equal"
     difference = float(statistics.iqm([x]) - statistics.iqm([y]))
+    if difference == 0.0:
+        return "equal"
     side = "above" if difference > 0 else "below"
     if min(len(x), len(y)) == 1:
         return f"{side}, too few seeds"
