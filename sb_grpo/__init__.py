@@ -2,7 +2,6 @@
 
 from importlib.metadata import version
 
-import sb_grpo.envs.causal  # noqa: F401  registers CausalIntervention-v0
 from sb_grpo.advantages import AdvantageOptions
 from sb_grpo.buffers import GroupRolloutBuffer, Rollout
 from sb_grpo.envs.seeded_reset import SeededResetWrapper

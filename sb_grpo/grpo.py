@@ -380,21 +380,35 @@ class GRPO(OnPolicyAlgorithm):
                 check_early_reset(self.env, can_continue=self._last_obs is not None)
             if reset_num_timesteps:
                 self._steps_trained = self._steps_dropped = 0
-            self._steps_dropped += self.rollout_buffer.drop_kept()
-            if self.slots is not None:
-                self._next_group = self.slots.next_group
-            self.slots = self._make_slots()
-            self.columns = HostColumns(self)
-            self.slots.queue_all(self.env)
+            self._queue_new_groups()
             self._time_limit = time_limit(self.env)
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
-        if restart and self.slots is not None:
-            self.slots.started_all(self.env)
-            raw_obs = self._last_obs if self._vec_normalize_env is None else self._vec_normalize_env.old_obs
-            check_finite(self.env, "observation", raw_obs, step=0)
+        if restart:
+            self._groups_started()
         if self.tensorboard_log is not None:
             diagnostics.record_hparams(self)
         return result
+
+    def _queue_new_groups(self) -> None:
+        """The next reset of the env begins groups that no episode has met; what waited for the old ones is dropped."""
+        assert self.env is not None
+        self._steps_dropped += self.rollout_buffer.drop_kept()
+        if self.slots is not None:
+            self._next_group = self.slots.next_group
+        self.slots = self._make_slots()
+        self.columns = HostColumns(self)
+        self.slots.queue_all(self.env)
+
+    def _groups_started(self) -> None:
+        """The env was reset, and ``_last_obs`` is what it said."""
+        assert self.env is not None and self.slots is not None
+        self.slots.started_all(self.env)
+        check_finite(self.env, "observation", self.raw_last_obs, step=0)
+
+    @property
+    def raw_last_obs(self) -> Any:
+        """The env's last observation before any normalisation, ``[n_envs, ...]`` array or dict of arrays."""
+        return self._last_obs if self._vec_normalize_env is None else self._vec_normalize_env.old_obs
 
     def restart_groups(self) -> None:
         """Before the next rollout, reset every env and begin new groups: for callbacks that change the envs.
@@ -405,14 +419,12 @@ class GRPO(OnPolicyAlgorithm):
 
     def _start_new_groups(self) -> None:
         assert self.env is not None and self.slots is not None
-        self._steps_dropped += self.rollout_buffer.drop_kept()
-        self._next_group, mismatches = self.slots.next_group, self.slots.start_mismatches
-        self.slots = self._make_slots()
+        mismatches = self.slots.start_mismatches
+        self._queue_new_groups()
         self.slots.start_mismatches = mismatches
-        self.slots.queue_all(self.env)
         self._last_obs = self.env.reset()  # type: ignore[assignment]
         self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
-        self.slots.started_all(self.env)
+        self._groups_started()
         self._restart_groups = False
 
     # ---------------------------------------------------------------- collect
@@ -572,8 +584,8 @@ class GRPO(OnPolicyAlgorithm):
             per_step = per_step + self.kl_coef * kl_k3(log_prob, ref_log_prob)
         if entropy is not None:
             per_step = per_step - self.ent_coef * entropy
-        all_equal = self.aggregation == "step" and self.importance_level == "step" and self.group_weights is None
-        all_equal = all_equal and not weighted
+        unweighted = self.group_weights is None and not weighted
+        all_equal = unweighted and self.aggregation == "step" and self.importance_level == "step"
         return per_step.mean() if all_equal else (minibatch.weights * per_step).mean()
 
     def surrogate_loss(self, log_prob: th.Tensor, minibatch: Minibatch, clip: Clip) -> th.Tensor:

@@ -130,7 +130,7 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
     slots, device, vec_normalize = model.slots, model.device, model._vec_normalize_env
     assert isinstance(slots, GroupSlots)
     n_steps, completed = 0, 0
-    raw_obs: Any = model._last_obs if vec_normalize is None else vec_normalize.old_obs
+    raw_obs = model.raw_last_obs
     callback.on_rollout_start()
     while True:
         if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:

@@ -264,19 +264,8 @@ def check_advantages(name: Any, advantages: Any, rollout: Rollout) -> None:
     :param name: the ``advantage`` argument, for the message
     :raises ValueError: if it is no tensor of the right shape, or not finite
     """
-    if not isinstance(advantages, th.Tensor) or advantages.shape != rollout.rewards.shape:
-        got = tuple(advantages.shape) if hasattr(advantages, "shape") else type(advantages).__name__
-        raise ValueError(
-            f"advantage={name!r} returned {got}; it must return a torch tensor with one number per step, "
-            f"shape {tuple(rollout.rewards.shape)}."
-        )
-    if not bool(th.isfinite(advantages).all()):
-        row = int((~th.isfinite(advantages)).nonzero()[0])
-        raise ValueError(
-            f"The advantage ({name!r}) of step {int(rollout.t[row])} of an episode in group "
-            f"{int(rollout.group[rollout.episode[row]])} of this rollout is {float(advantages[row])}. The policy has not "
-            "been updated. Check the rewards, or bound them with reward_scaling='clip'."
-        )
+    remedy = "Check the rewards, or bound them with reward_scaling='clip'."
+    _check_per_step(f"advantage={name!r}", f"advantage ({name!r})", remedy, advantages, rollout)
 
 
 def check_bonus(name: Any, bonus: Any, rollout: Rollout) -> None:
@@ -285,18 +274,23 @@ def check_bonus(name: Any, bonus: Any, rollout: Rollout) -> None:
     :param name: the ``exploration_bonus`` argument, for the message
     :raises ValueError: if it is no tensor of the right shape, or not finite
     """
-    if not isinstance(bonus, th.Tensor) or bonus.shape != rollout.rewards.shape:
-        got = tuple(bonus.shape) if hasattr(bonus, "shape") else type(bonus).__name__
+    remedy = "Check the function, and lower its scale or learning_rate if it has one."
+    _check_per_step(f"exploration_bonus={name!r}", f"exploration bonus ({name!r})", remedy, bonus, rollout)
+
+
+def _check_per_step(argument: str, what: str, remedy: str, values: Any, rollout: Rollout) -> None:
+    if not isinstance(values, th.Tensor) or values.shape != rollout.rewards.shape:
+        got = tuple(values.shape) if hasattr(values, "shape") else type(values).__name__
         raise ValueError(
-            f"exploration_bonus={name!r} returned {got}; it must return a torch tensor with one number per step, "
+            f"{argument} returned {got}; it must return a torch tensor with one number per step, "
             f"shape {tuple(rollout.rewards.shape)}."
         )
-    if not bool(th.isfinite(bonus).all()):
-        row = int((~th.isfinite(bonus)).nonzero()[0])
+    if not bool(th.isfinite(values).all()):
+        row = int((~th.isfinite(values)).nonzero()[0])
         raise ValueError(
-            f"The exploration bonus ({name!r}) of step {int(rollout.t[row])} of an episode in group "
-            f"{int(rollout.group[rollout.episode[row]])} of this rollout is {float(bonus[row])}. The policy has not been "
-            "updated. Check the function, and lower its scale or learning_rate if it has one."
+            f"The {what} of step {int(rollout.t[row])} of an episode in group "
+            f"{int(rollout.group[rollout.episode[row]])} of this rollout is {float(values[row])}. The policy has not been "
+            f"updated. {remedy}"
         )
 
 

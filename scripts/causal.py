@@ -103,7 +103,7 @@ def train(mechanism: str, seed: int, algo: str) -> None:
     if algo == "grpo":
         met = {group_seed(model.slots.base_seed, group) for group in range(model.slots.next_group + 1)}
         assert met.isdisjoint(SEEDS), "an evaluation seed was met in training: choose other SEEDS"
-    settings = {k: v for k, v in experiment.settings.items()} if algo == "grpo" else {"policy": "MlpPolicy"}
+    settings = experiment.settings if algo == "grpo" else {"policy": "MlpPolicy"}
     content = {
         "policy": algo, "mechanism": mechanism, "train_seed": seed, "env_steps": model.num_timesteps,
         "train_s": round(seconds, 1), "settings": {k: str(v) for k, v in settings.items()},

@@ -9,8 +9,6 @@ for the other one, "c" 10,000 for the one that equals it; of 100 episodes 5 are 
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.random import mix_tensor, uniform
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from zoo.provenance import commit, versions
+from zoo.showcase import variant_files
 
 TASKS, PAY, ODDS = ("a", "b", "c"), (1.0, 100.0, 10_000.0), (0.05, 0.20)
 STEPS, EVERY = 8_192, 1024
@@ -104,7 +102,7 @@ def report() -> None:
     print(f"|{'---|' * 8}")
     figure, axes = plt.subplots(2, 4, figsize=(9, 3.6), sharex=True, sharey=True)
     for name in VARIANTS:
-        runs = json.loads((FOLDER / f"{name.replace(', ', '_')}.json").read_text())["runs"]
+        runs = variant_files.runs_of(FOLDER, name)
         p = np.array([r["p_right"] for r in runs])
         last, worst = p[:, -1], p.min(axis=2)
         reached = [int(np.argmax(w >= 0.9) + 1) * EVERY if (w >= 0.9).any() else None for w in worst]
@@ -126,26 +124,5 @@ def report() -> None:
     figure.savefig(PICTURE, dpi=110, bbox_inches="tight")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "report"])
-    parser.add_argument("--seeds", type=int, default=5)
-    args = parser.parse_args()
-    th.set_num_threads(1)
-    if args.what == "report":
-        report()
-        return
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, kwargs in VARIANTS.items():
-        file = FOLDER / f"{name.replace(', ', '_')}.json"
-        if not file.exists():
-            runs = [run(kwargs, seed) for seed in range(args.seeds)]
-            settings = {**COMMON, **kwargs, "env_steps": STEPS}
-            file.write_text(
-                json.dumps({"runs": runs, "settings": settings, "versions": versions(), "commit": commit()}) + "\n"
-            )
-            print(file, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    variant_files.main(__doc__, FOLDER, VARIANTS, COMMON, STEPS, run, report)

@@ -9,8 +9,6 @@ has the best "still" and no "balance": the sum sees nothing else.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +20,7 @@ from sb_grpo import GRPO
 from sb_grpo.envs.native import CartPole
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from zoo.provenance import commit, versions
+from zoo.showcase import variant_files
 
 STEPS, EVALUATED = 16_384, 64
 FOLDER, PICTURE = Path("docs/data/multi_objective"), Path("docs/img/multi_objective.png")
@@ -79,7 +77,7 @@ def report() -> None:
     print("| variant | seeds | steps balanced (of 500) | speed of the cart |\n|---|---|---|---|")
     figure, axis = plt.subplots(figsize=(4.5, 3.0))
     for name in VARIANTS:
-        runs = json.loads((FOLDER / f"{file_name(name)}.json").read_text())["runs"]
+        runs = variant_files.runs_of(FOLDER, name)
         length, speed = (np.array([r[key] for r in runs]) for key in ("length", "speed"))
         print(f"| {name} | {len(runs)} | {length.mean():.0f} ± {length.std():.0f} | {speed.mean():.2f} ± {speed.std():.2f} |")
         axis.plot(length, speed, "o", label=name, alpha=0.7)
@@ -89,31 +87,5 @@ def report() -> None:
     figure.savefig(PICTURE, dpi=110, bbox_inches="tight")
 
 
-def file_name(variant: str) -> str:
-    """Letters, digits and underscores of a variant's name."""
-    return "".join(c if c.isalnum() else "_" for c in variant)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "report"])
-    parser.add_argument("--seeds", type=int, default=5)
-    args = parser.parse_args()
-    th.set_num_threads(1)
-    if args.what == "report":
-        report()
-        return
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for name, kwargs in VARIANTS.items():
-        file = FOLDER / f"{file_name(name)}.json"
-        if not file.exists():
-            runs = [run(kwargs, seed) for seed in range(args.seeds)]
-            settings = {**COMMON, **kwargs, "env_steps": STEPS}
-            file.write_text(
-                json.dumps({"runs": runs, "settings": settings, "versions": versions(), "commit": commit()}) + "\n"
-            )
-            print(file, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    variant_files.main(__doc__, FOLDER, VARIANTS, COMMON, STEPS, run, report)

@@ -250,3 +250,20 @@ def test_success_that_cannot_be_told(success, says):
 def test_other_algorithms_are_refused():
     with pytest.raises(ValueError, match=r"the model is a PPO: train with sb_grpo\.GRPO"):
         PPO("MlpPolicy", ladder(), n_steps=64).learn(128, callback=CurriculumCallback([0, 1]))
+
+
+def test_a_start_that_is_not_finite_after_a_move_is_named():
+    """The reset between two levels is looked at as that of learn() is."""
+
+    class Breaks(Ladder):
+        def set_difficulty(self, difficulty):
+            super().set_difficulty(difficulty)
+            self.spoilt = difficulty > 0
+
+        def reset(self, **kwargs):
+            obs, info = super().reset(**kwargs)
+            return (obs * np.nan if getattr(self, "spoilt", False) else obs), info
+
+    model = GRPO("MlpPolicy", make_vec_env(lambda: Breaks(length=5), 3), **SMALL)
+    with pytest.raises(ValueError, match=r"observation of env 0 .* is not finite at vector step 0"):
+        model.learn(128 * 6, callback=CurriculumCallback([0, 1], window=10))

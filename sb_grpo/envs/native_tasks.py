@@ -9,7 +9,7 @@ import torch as th
 
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.random import uniform
-from sb_grpo.envs.tasks import SUITES, as_rewarded, find_task, register_suites
+from sb_grpo.envs.tasks import SUITES, as_rewarded, find_task
 
 
 class _Tasks(FunctionalTensorEnv):
@@ -28,7 +28,6 @@ class _Tasks(FunctionalTensorEnv):
     def __init__(
         self, num_envs: int = 1, device: th.device | str = "cpu", dtype: th.dtype = th.float32, task: int | str | None = None
     ) -> None:
-        register_suites()
         self.suite = SUITES[self.env_id].tasks
         self.task_names = tuple(t.name for t in self.suite)
         self.fixed_task = None if task is None else find_task(self.task_names, task)

@@ -7,7 +7,7 @@ from typing import Any
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
-from sb_grpo.callbacks import HealthCallback
+from sb_grpo.callbacks import RULES, HealthCallback
 from zoo.showcase.runs import Variant, results
 
 
@@ -41,10 +41,9 @@ VARIANTS = [_variant("CartPole-v1", 49_152), _variant("Pendulum-v1", 98_304)]
 def table() -> str:
     """Markdown: the range that each rule saw in the healthy runs, and how often it was broken."""
     found = results("health", VARIANTS)
-    rules = [rule for rule in HealthCallback().rules]
     seeds = "; ".join(f"{name}: {len(runs)} seeds" for name, runs in found.items())
     rows = ["| rule | broken beyond | " + " | ".join(found) + " |", "|---|---|" + "---|" * len(found)]
-    for rule in rules:
+    for rule in RULES:
         bounds = ([f"below {rule.low:g}"] if rule.low > -1e9 else []) + ([f"above {rule.high:g}"] if rule.high < 1e9 else [])
         cells = []
         for runs in found.values():
