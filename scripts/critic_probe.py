@@ -1,0 +1,149 @@
+"""What a critic would add: GRPO with PPO's value network in place of the state baseline, everything else unchanged.
+
+usage: python scripts/critic_probe.py run [--env Walker2d-v5] [--seeds 100 101 102 103]     one JSON file per run
+       python scripts/critic_probe.py report                                               the table of docs/algorithm.md
+
+The network drives the training; on the same rollouts the state baseline of GRPO is fitted beside it, and both are asked
+what share of the variance of the discounted rewards to go they leave unexplained, one rollout ahead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import nn
+
+from sb_grpo import GRPO
+from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_variance, gae
+from sb_grpo.baseline import StateBaseline
+from sb_grpo.buffers import Rollout
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from zoo.provenance import commit, versions
+
+FOLDER = Path("docs/data/critic_probe")
+STEPS, EVAL_SEED, EPISODES = 500_000, 10_000, 50
+
+
+class Critic(nn.Module):
+    """PPO's: 64 x 64 tanh units, Adam with 3e-4, ten epochs of minibatches of 64, targets divided by their running size."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        layers = [nn.Linear(dim, 64), nn.Linear(64, 64), nn.Linear(64, 1)]
+        for layer, gain in zip(layers, (2**0.5, 2**0.5, 1.0), strict=True):
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)
+        self.net = nn.Sequential(layers[0], nn.Tanh(), layers[1], nn.Tanh(), layers[2])
+        self.optimizer = th.optim.Adam(self.net.parameters(), lr=3e-4, eps=1e-5)
+        self.squares: list[float] = []
+
+    @property
+    def size(self) -> float:
+        return float(np.sqrt(np.mean(self.squares))) if self.squares else 1.0
+
+    @th.no_grad()
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        """``[M]`` values of ``[M, dim]`` states."""
+        values: th.Tensor = self.net(x).squeeze(1) * self.size
+        return values
+
+    def fit(self, x: th.Tensor, target: th.Tensor) -> None:
+        """Ten epochs."""
+        self.squares.append(float(target.var()))
+        target = target / self.size
+        for _ in range(10):
+            for rows in th.randperm(len(x)).split(64):
+                self.optimizer.zero_grad()
+                loss = 0.5 * (self.net(x[rows]).squeeze(1) - target[rows]).square().mean()
+                loss.backward()  # type: ignore[no-untyped-call]
+                nn.utils.clip_grad_norm_(self.net.parameters(), 0.5)
+                self.optimizer.step()
+
+
+class Probe(nn.Module):
+    """Stands where the model has its baseline: the critic decides, the state baseline looks on."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.critic, self.baseline = Critic(dim), StateBaseline(dim)
+        self.unexplained: list[tuple[float, float]] = []
+
+    def predict(self, x: th.Tensor) -> th.Tensor:
+        return self.baseline.predict(x)
+
+    def advantages(
+        self,
+        rollout: Rollout,
+        options: AdvantageOptions,
+        features: th.Tensor,
+        final_features: th.Tensor,
+        predict: Callable[[th.Tensor], th.Tensor] | None = None,
+    ) -> tuple[th.Tensor, float]:
+        """As :meth:`sb_grpo.baseline.StateBaseline.advantages`, by the critic."""
+        values, final_values = self.critic(features), self.critic(final_features)
+        to_go = gae(rollout, values, final_values, options.gamma, 1.0) + values
+        guess = self.baseline.predict(features)[:, 1]
+        self.unexplained.append((1.0 - explained_variance(values, to_go), 1.0 - explained_variance(guess, to_go)))
+        self.baseline.advantages(rollout, options, features, final_features)
+        raw = gae(rollout, values, final_values, options.gamma, options.gae_lambda)
+        target = raw + values
+        self.critic.fit(features, target)
+        return centre_and_scale(raw, target, rollout, options.normalize), explained_variance(values, target)
+
+
+def run(env_id: str, seed: int) -> None:
+    """Train with the constructor's defaults and 8 envs, and evaluate the last weights."""
+    env = VecNormalize(make_vec_env(env_id, 8, seed=seed), norm_reward=False)
+    model = GRPO("MlpPolicy", env, seed=seed, device="cpu")
+    model.state_baseline = probe = Probe(model.policy.features_dim)  # type: ignore[assignment]
+    start = time.process_time()
+    model.learn(STEPS)
+    seconds = time.process_time() - start
+    test = VecNormalize(make_vec_env(env_id, 1, seed=EVAL_SEED), norm_reward=False, training=False)
+    test.obs_rms = env.obs_rms
+    returns, _ = evaluate_policy(model, test, EPISODES, return_episode_rewards=True)
+    content = {"env": env_id, "seed": seed, "env_steps": model.num_timesteps, "train_cpu_s": round(seconds, 1)}
+    content |= {"final_returns": returns, "unexplained": probe.unexplained, "commit": commit(), "versions": versions()}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / f"{env_id}_{seed}.json").write_text(json.dumps(content) + "\n")
+    print(env_id, seed, round(float(np.mean(returns))), flush=True)
+
+
+def report() -> None:
+    """Unexplained shares (medians over rollouts, by fifth of the training) and final returns."""
+    print("| task, seed | unexplained by the critic | by the state baseline | mean return, last weights |\n|---|---|---|---|")
+    for file in sorted(FOLDER.glob("*.json")):
+        found = json.loads(file.read_text())
+        fifths = np.array_split(np.array(found["unexplained"][1:]), 5)
+        critic, state = (", ".join(f"{np.median(part[:, i]):.2f}" for part in fifths) for i in (0, 1))
+        print(f"| {found['env']}, {found['seed']} | {critic} | {state} | {np.mean(found['final_returns']):,.0f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run", "report"])
+    parser.add_argument("--env", default="Walker2d-v5")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101, 102, 103])
+    args = parser.parse_args()
+    th.set_num_threads(1)
+    if args.what == "report":
+        report()
+        return
+    for seed in args.seeds:
+        if not (FOLDER / f"{args.env}_{seed}.json").exists():
+            run(args.env, seed)
+
+
+if __name__ == "__main__":
+    main()
