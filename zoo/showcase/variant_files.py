@@ -1,4 +1,4 @@
-"""The small studies of scripts/: a few variants of one setting, all seeds of a variant in one file."""
+"""The small studies: a few variants of one setting, all seeds of a variant in one file."""
 
 from __future__ import annotations
 

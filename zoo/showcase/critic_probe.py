@@ -1,7 +1,7 @@
 """What a critic would add: GRPO with PPO's value network in place of the state baseline, everything else unchanged.
 
-usage: python scripts/critic_probe.py run [--env Walker2d-v5] [--seeds 100 101 102 103]     one JSON file per run
-       python scripts/critic_probe.py report                                               the table of docs/algorithm.md
+usage: python -m zoo.showcase.critic_probe run [--env Walker2d-v5] [--seeds 100 101 102 103]     one JSON file per run
+       python -m zoo.showcase.critic_probe report                                               the table of docs/algorithm.md
 
 The network drives the training; on the same rollouts the state baseline of GRPO is fitted beside it, and both are asked
 what share of the variance of the discounted rewards to go they leave unexplained, one rollout ahead.
@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import torch as th
@@ -27,11 +25,10 @@ from sb_grpo import GRPO
 from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_variance, gae
 from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import Rollout
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from zoo.provenance import commit, versions
+from zoo.showcase.runs import DATA
 
-FOLDER = Path("docs/data/critic_probe")
+FOLDER = DATA / "critic_probe"
 STEPS, EVAL_SEED, EPISODES = 500_000, 10_000, 50
 
 
@@ -63,7 +60,7 @@ class Critic(nn.Module):
         self.squares.append(float(target.var()))
         target = target / self.size
         for _ in range(10):
-            for rows in th.randperm(len(x)).split(64):
+            for rows in th.split(th.randperm(len(x)), 64):
                 self.optimizer.zero_grad()
                 loss = 0.5 * (self.net(x[rows]).squeeze(1) - target[rows]).square().mean()
                 loss.backward()  # type: ignore[no-untyped-call]

@@ -1,9 +1,9 @@
 """GRPO on CausalIntervention-v0 against policies that do not learn, on graphs that training has not seen.
 
-usage: python scripts/causal.py train --mechanism linear --seed 0     one training run, evaluated (or --algo ppo: SB3's)
-       python scripts/causal.py baselines --mechanism linear          the policies that do not learn, on the same graphs
-       python scripts/causal.py speed                                 time of a step and of a reset
-       python scripts/causal.py report                                tables of docs/causal.md and picture, from the files
+usage: python -m zoo.showcase.causal train --mechanism linear --seed 0     one training run, evaluated (or --algo ppo: SB3's)
+       python -m zoo.showcase.causal baselines --mechanism linear          the policies that do not learn, on the same graphs
+       python -m zoo.showcase.causal speed                                 time of a step and of a reset
+       python -m zoo.showcase.causal report                                tables of docs/causal.md and picture, from the files
 
 Settings of training: zoo/hyperparams/grpo.yml. Evaluation: deterministic, ``GRAPHS`` models of each structure, the same for
 all. One file per run in docs/data/causal.
@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import matplotlib
@@ -29,20 +27,22 @@ import torch as th
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
+from sb_grpo import GRPO
 from sb_grpo.envs.causal import ENV_ID
 from sb_grpo.envs.causal.baselines import BASELINES
 from sb_grpo.envs.causal.env import CausalInterventionEnv
 from sb_grpo.envs.causal.graphs import STRUCTURES
 from sb_grpo.envs.causal.scm import FEATURES
 from sb_grpo.envs.random import group_seed
+from sb_grpo.groups import GroupSlots
 from zoo.experiment import build
 from zoo.provenance import commit, machine, versions
+from zoo.showcase.runs import DATA, IMG
 
 GRAPHS = 200
 #: Reset seeds of the evaluation.
 SEEDS = range(1_000_000, 1_000_000 + GRAPHS)
-FOLDER, IMAGES, PAGE = Path("docs/data/causal"), Path("docs/img"), Path("docs/causal.md")
+FOLDER, PAGE = DATA / "causal", DATA.parent / "causal.md"
 RESAMPLES = 2000
 NAMES = {
     "grpo": "GRPO",
@@ -92,15 +92,17 @@ def train(mechanism: str, seed: int, algo: str) -> None:
     """Train with the zoo's settings and evaluate. PPO: as many envs and steps, otherwise SB3's defaults."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = build(ENV_ID, seed, folder, env_kwargs={"mechanism": mechanism})
-        model, _ = experiment.setup_experiment()  # type: ignore[misc]
-    steps = experiment.n_timesteps
+        grpo, _ = experiment.setup_experiment()  # type: ignore[misc]
+    assert isinstance(grpo, GRPO)
+    model: GRPO | PPO = grpo
     if algo == "ppo":
         env = make_vec_env(ENV_ID, experiment.n_envs, seed=seed, env_kwargs={"mechanism": mechanism})
-        model = PPO("MlpPolicy", env, n_steps=model.n_steps, gamma=1.0, seed=seed, device="cpu")
+        model = PPO("MlpPolicy", env, n_steps=grpo.steps_per_env, gamma=1.0, seed=seed, device="cpu")
     start = time.perf_counter()
-    model.learn(steps)
+    model.learn(experiment.n_timesteps)
     seconds = time.perf_counter() - start
-    if algo == "grpo":
+    if isinstance(model, GRPO):
+        assert isinstance(model.slots, GroupSlots)
         met = {group_seed(model.slots.base_seed, group) for group in range(model.slots.next_group + 1)}
         assert met.isdisjoint(SEEDS), "an evaluation seed was met in training: choose other SEEDS"
     settings = experiment.settings if algo == "grpo" else {"policy": "MlpPolicy"}
@@ -115,7 +117,11 @@ def run_baselines(mechanism: str) -> None:
     """Evaluate every policy that does not learn."""
     for name, baseline in BASELINES.items():
         content = {"policy": name, "mechanism": mechanism}
-        write(f"{mechanism}_{name}", content, lambda env, obs, rng, choose=baseline: choose(env.parts(obs), rng))
+
+        def choose(env: CausalInterventionEnv, obs: np.ndarray, rng: np.random.Generator, baseline: Any = baseline) -> Any:
+            return baseline(env.parts(obs), rng)
+
+        write(f"{mechanism}_{name}", content, choose)
 
 
 def measure_speed(episodes: int = 40) -> None:
@@ -219,7 +225,7 @@ def draw(mechanisms: list[str]) -> None:
     axes[0][0].set_ylabel("return on unseen graphs")
     axes[0][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.tight_layout()
-    figure.savefig(IMAGES / "causal.png", dpi=100)
+    figure.savefig(IMG / "causal.png", dpi=100)
 
 
 def report() -> None:

@@ -1,7 +1,7 @@
 """Two rewards of very different size: summed then normalised, against normalised each and then summed (GDPO).
 
-usage: python scripts/multi_objective.py run [--seeds 5]      one JSON file per variant: the runs of all seeds
-       python scripts/multi_objective.py report               the table of docs/multi_objective.md and its picture
+usage: python -m zoo.showcase.multi_objective run [--seeds 5]      one JSON file per variant: the runs of all seeds
+       python -m zoo.showcase.multi_objective report               the table of docs/multi_objective.md and its picture
 
 CartPole, where "balance" pays 1 per step and "still" minus 1000 times the squared speed of the cart. Falling over at once
 has the best "still" and no "balance": the sum sees nothing else.
@@ -9,8 +9,6 @@ has the best "still" and no "balance": the sum sees nothing else.
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,13 +16,12 @@ import torch as th
 
 from sb_grpo import GRPO
 from sb_grpo.envs.native import CartPole
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from zoo.showcase import variant_files
+from zoo.showcase.runs import DATA, IMG
 
 STEPS, EVALUATED = 16_384, 64
-FOLDER, PICTURE = Path("docs/data/multi_objective"), Path("docs/img/multi_objective.png")
-COMMON = dict(n_steps=64, batch_size=256, n_epochs=10, learning_rate=3e-3, group_size=4, device="cpu")
+FOLDER, PICTURE = DATA / "multi_objective", IMG / "multi_objective.png"
+COMMON: dict[str, Any] = dict(n_steps=64, batch_size=256, n_epochs=10, learning_rate=3e-3, group_size=4, device="cpu")
 VARIANTS: dict[str, dict[str, Any]] = {
     "sum": dict(objectives={"balance": 1.0, "still": 1.0}),
     "sum, 1 : 0.2": dict(objectives={"balance": 1.0, "still": 0.2}),

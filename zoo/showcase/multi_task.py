@@ -1,7 +1,7 @@
 """One policy for several tasks: per-task normalisation against global normalisation, and against one policy per task.
 
-usage: python scripts/multi_task.py run [--seeds 5] [--variants ...]     one JSON file per run; what exists is not run again
-       python scripts/multi_task.py report                               table and picture from the files
+usage: python -m zoo.showcase.multi_task run [--seeds 5] [--variants ...]     one JSON file per run that is not there yet
+       python -m zoo.showcase.multi_task report                               table and picture from the files
 
 Every run of several tasks has two env slots per task, so every task gets the same steps; a single-task run has the same two
 slots and the same steps of its task. All have one set of hyperparameters: n_steps 256, minibatches of 64, 10 epochs.
@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -27,14 +25,13 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb_grpo import GRPO
 from sb_grpo.envs.tasks import SUITES
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from zoo.provenance import commit, versions
+from zoo.showcase.runs import DATA, IMG
 
 SUITE = "CartPoleTasks-v0"
 TASKS = [task.name for task in SUITES[SUITE].tasks]
 STEPS_PER_TASK, SLOTS_PER_TASK, EPISODES = 25_000, 2, 20
-FOLDER, PICTURE = Path("docs/data/multi_task"), Path("docs/img/multi_task.png")
+FOLDER, PICTURE = DATA / "multi_task", IMG / "multi_task.png"
 
 COMMON = dict(n_steps=256, batch_size=64, n_epochs=10, learning_rate=3e-4, gamma=0.99, gae_lambda=0.95, device="cpu")
 #: Algorithm, its arguments, and whether one policy learns all tasks.
@@ -141,10 +138,10 @@ def table_and_scores() -> tuple[list[str], dict[str, np.ndarray]]:
         rows.append(f"| {label} | {len(found)} | {' | '.join(figures)} |")
     returns = [f"| random policy | {' | '.join(f'{x:.3g}' for x in floor)} |"]
     for variant in VARIANTS:
-        found = np.array([r for _, r in results(variant)])
-        if len(found):
-            cells = [f"{m:.4g} ± {s:.2g}" for m, s in zip(found.mean(0), found.std(0), strict=True)]
-            returns.append(f"| {variant} ({len(found)} seeds) | {' | '.join(cells)} |")
+        means = np.array([r for _, r in results(variant)])
+        if len(means):
+            cells = [f"{m:.4g} ± {s:.2g}" for m, s in zip(means.mean(0), means.std(0), strict=True)]
+            returns.append(f"| {variant} ({len(means)} seeds) | {' | '.join(cells)} |")
     return [*rows, "", f"| mean return | {' | '.join(TASKS)} |", f"|---|{'---|' * len(TASKS)}", *returns], scores
 
 

@@ -1,7 +1,7 @@
 """Groupings, group weights and gradient surgery on three small tasks that contradict each other.
 
-usage: python scripts/grouping.py run [--seeds 5]      one JSON file per variant: the runs of all seeds
-       python scripts/grouping.py report               the table of docs/grouping.md and its picture
+usage: python -m zoo.showcase.grouping run [--seeds 5]      one JSON file per variant: the runs of all seeds
+       python -m zoo.showcase.grouping report               the table of docs/grouping.md and its picture
 
 An observation is a bit and the task, four steps make an episode. Task "a" pays 1 for the action that equals the bit, "b" 100
 for the other one, "c" 10,000 for the one that equals it; of 100 episodes 5 are "a", 15 "b" and 80 "c".
@@ -9,8 +9,6 @@ for the other one, "c" 10,000 for the one that equals it; of 100 episodes 5 are 
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,13 +18,12 @@ from gymnasium import spaces
 from sb_grpo import GRPO
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.random import mix_tensor, uniform
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from zoo.showcase import variant_files
+from zoo.showcase.runs import DATA, IMG
 
 TASKS, PAY, ODDS = ("a", "b", "c"), (1.0, 100.0, 10_000.0), (0.05, 0.20)
 STEPS, EVERY = 8_192, 1024
-FOLDER, PICTURE = Path("docs/data/grouping"), Path("docs/img/grouping.png")
+FOLDER, PICTURE = DATA / "grouping", IMG / "grouping.png"
 COMMON = dict(n_steps=EVERY // 16, batch_size=256, n_epochs=10, learning_rate=3e-3, group_size=4, seed=0, device="cpu")
 VARIANTS: dict[str, dict[str, Any]] = {
     "seed, batch": {},
@@ -51,7 +48,7 @@ class Contradiction(FunctionalTensorEnv):
 
     def initial_state(self, seeds: th.Tensor) -> th.Tensor:
         drawn = uniform(seeds, 1, th.float64)
-        task = sum((drawn > odds).double() for odds in ODDS)
+        task = (drawn > th.tensor(ODDS)).double().sum(1, keepdim=True)
         return th.cat([seeds.double().unsqueeze(1), th.zeros_like(drawn), task], 1)
 
     def _bit(self, state: th.Tensor) -> th.Tensor:
