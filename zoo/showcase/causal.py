@@ -1,6 +1,7 @@
 """GRPO on CausalIntervention-v0 against policies that do not learn, on graphs that training has not seen.
 
-usage: python -m zoo.showcase.causal train --mechanism linear --seed 0     one training run, evaluated (or --algo ppo: SB3's)
+usage: python -m zoo.showcase.causal train --mechanism linear --seed 0     one training run, evaluated
+       (with --algo ppo or grpo-mlp: with defaults and MlpPolicy, to compare the algorithms alone)
        python -m zoo.showcase.causal baselines --mechanism linear          the policies that do not learn, on the same graphs
        python -m zoo.showcase.causal speed                                 time of a step and of a reset
        python -m zoo.showcase.causal report                                tables of docs/causal.md and picture, from the files
@@ -46,12 +47,16 @@ FOLDER, PAGE = DATA / "causal", DATA.parent / "causal.md"
 RESAMPLES = 2000
 NAMES = {
     "grpo": "GRPO",
-    "ppo": "PPO, MlpPolicy",
+    "grpo-mlp": "GRPO, MlpPolicy, defaults",
+    "ppo": "PPO, MlpPolicy, defaults",
     "upper_confidence": "upper confidence",
     "greedy_information": "greedy, information",
     "greedy_target": "greedy, target",
     "random": "random",
 }
+
+#: Policies of which there are several runs, one per training seed.
+LEARNT = ("grpo", "grpo-mlp", "ppo")
 
 #: From the env, the observation and a generator to an action.
 Choose = Callable[[CausalInterventionEnv, np.ndarray, np.random.Generator], Any]
@@ -89,15 +94,16 @@ def write(name: str, content: dict[str, Any], choose: Choose) -> None:
 
 
 def train(mechanism: str, seed: int, algo: str) -> None:
-    """Train with the zoo's settings and evaluate. PPO: as many envs and steps, otherwise SB3's defaults."""
+    """Train and evaluate: ``grpo`` with the zoo's settings, the others with as many envs and steps and otherwise defaults."""
     with tempfile.TemporaryDirectory() as folder:
         experiment = build(ENV_ID, seed, folder, env_kwargs={"mechanism": mechanism})
-        grpo, _ = experiment.setup_experiment()  # type: ignore[misc]
-    assert isinstance(grpo, GRPO)
-    model: GRPO | PPO = grpo
-    if algo == "ppo":
+        model, _ = experiment.setup_experiment()  # type: ignore[misc]
+    assert isinstance(model, GRPO)
+    settings = experiment.settings
+    if algo != "grpo":
         env = make_vec_env(ENV_ID, experiment.n_envs, seed=seed, env_kwargs={"mechanism": mechanism})
-        model = PPO("MlpPolicy", env, n_steps=grpo.steps_per_env, gamma=1.0, seed=seed, device="cpu")
+        settings = {"policy": "MlpPolicy", "n_steps": model.steps_per_env, "gamma": 1.0}
+        model = {"grpo-mlp": GRPO, "ppo": PPO}[algo](env=env, seed=seed, device="cpu", **settings)
     start = time.perf_counter()
     model.learn(experiment.n_timesteps)
     seconds = time.perf_counter() - start
@@ -105,7 +111,6 @@ def train(mechanism: str, seed: int, algo: str) -> None:
         assert isinstance(model.slots, GroupSlots)
         met = {group_seed(model.slots.base_seed, group) for group in range(model.slots.next_group + 1)}
         assert met.isdisjoint(SEEDS), "an evaluation seed was met in training: choose other SEEDS"
-    settings = experiment.settings if algo == "grpo" else {"policy": "MlpPolicy"}
     content = {
         "policy": algo, "mechanism": mechanism, "train_seed": seed, "env_steps": model.num_timesteps,
         "train_s": round(seconds, 1), "settings": {k: str(v) for k, v in settings.items()},
@@ -183,10 +188,10 @@ def returns_table(mechanism: str) -> list[str]:
     lines = [f"| {mechanism}: return | {' | '.join([*STRUCTURES, 'all'])} |", "|---" * (len(STRUCTURES) + 2) + "|"]
     for policy, scores in data.items():
         cells = [cell(s) for s in [*scores.values(), together(scores)]]
-        runs = f" ({len(scores['chain'])} seeds)" if policy in ("grpo", "ppo") else ""
+        runs = f" ({len(scores['chain'])} seeds)" if policy in LEARNT else ""
         lines.append(f"| {NAMES[policy]}{runs} | {' | '.join(cells)} |")
     for policy in data:
-        if policy not in ("grpo", "ppo"):
+        if policy not in LEARNT:
             rest = {s: data["grpo"][s] - data[policy][s] for s in STRUCTURES}
             cells = [cell(r) for r in [*rest.values(), together(rest)]]
             lines.append(f"| GRPO minus {NAMES[policy]} | {' | '.join(cells)} |")
@@ -247,7 +252,7 @@ def main() -> None:
     parser.add_argument("what", choices=["train", "baselines", "speed", "report"])
     parser.add_argument("--mechanism", choices=list(FEATURES), default="linear")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--algo", choices=["grpo", "ppo"], default="grpo")
+    parser.add_argument("--algo", choices=LEARNT, default="grpo")
     given = parser.parse_args()
     th.set_num_threads(1)
     if given.what == "train":

@@ -1,10 +1,10 @@
 """What a critic would add: GRPO with PPO's value network in place of the state baseline, everything else unchanged.
 
-usage: python -m zoo.showcase.critic_probe run [--env Walker2d-v5] [--seeds 100 101 102 103]     one JSON file per run
-       python -m zoo.showcase.critic_probe report                                               the table of docs/algorithm.md
+usage: python -m zoo.showcase.critic_probe run --driver critic     one JSON file per run; --env, --seeds: which
+       python -m zoo.showcase.critic_probe report                  the table of docs/algorithm.md
 
-The network drives the training; on the same rollouts the state baseline of GRPO is fitted beside it, and both are asked
-what share of the variance of the discounted rewards to go they leave unexplained, one rollout ahead.
+Both are fitted on every rollout, and asked what share of the variance of the discounted rewards to go they leave
+unexplained, one rollout ahead. One of them, the driver, makes the advantages; ``--driver state`` is GRPO as it is.
 """
 
 from __future__ import annotations
@@ -13,9 +13,11 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import torch as th
+from scipy.stats import bootstrap
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
@@ -69,11 +71,11 @@ class Critic(nn.Module):
 
 
 class Probe(nn.Module):
-    """Stands where the model has its baseline: the critic decides, the state baseline looks on."""
+    """Stands where the model has its baseline: one of the two decides, the other looks on."""
 
-    def __init__(self, dim: int) -> None:
+    def __init__(self, dim: int, driver: str) -> None:
         super().__init__()
-        self.critic, self.baseline = Critic(dim), StateBaseline(dim)
+        self.critic, self.baseline, self.driver = Critic(dim), StateBaseline(dim), driver
         self.unexplained: list[tuple[float, float]] = []
 
     def predict(self, x: th.Tensor) -> th.Tensor:
@@ -87,59 +89,79 @@ class Probe(nn.Module):
         final_features: th.Tensor,
         predict: Callable[[th.Tensor], th.Tensor] | None = None,
     ) -> tuple[th.Tensor, float]:
-        """As :meth:`sb_grpo.baseline.StateBaseline.advantages`, by the critic."""
+        """As :meth:`sb_grpo.baseline.StateBaseline.advantages`, by the driver."""
         values, final_values = self.critic(features), self.critic(final_features)
         to_go = gae(rollout, values, final_values, options.gamma, 1.0) + values
         guess = self.baseline.predict(features)[:, 1]
         self.unexplained.append((1.0 - explained_variance(values, to_go), 1.0 - explained_variance(guess, to_go)))
-        self.baseline.advantages(rollout, options, features, final_features)
+        by_state = self.baseline.advantages(rollout, options, features, final_features)
         raw = gae(rollout, values, final_values, options.gamma, options.gae_lambda)
         target = raw + values
         self.critic.fit(features, target)
+        if self.driver == "state":
+            return by_state
         return centre_and_scale(raw, target, rollout, options.normalize), explained_variance(values, target)
 
 
-def run(env_id: str, seed: int) -> None:
+def path(env_id: str, driver: str, seed: int) -> Path:
+    return FOLDER / f"{env_id}_{driver}_{seed}.json"
+
+
+def run(env_id: str, driver: str, seed: int) -> None:
     """Train with the constructor's defaults and 8 envs, and evaluate the last weights."""
     env = VecNormalize(make_vec_env(env_id, 8, seed=seed), norm_reward=False)
     model = GRPO("MlpPolicy", env, seed=seed, device="cpu")
-    model.state_baseline = probe = Probe(model.policy.features_dim)  # type: ignore[assignment]
+    model.state_baseline = probe = Probe(model.policy.features_dim, driver)  # type: ignore[assignment]
     start = time.process_time()
     model.learn(STEPS)
     seconds = time.process_time() - start
     test = VecNormalize(make_vec_env(env_id, 1, seed=EVAL_SEED), norm_reward=False, training=False)
     test.obs_rms = env.obs_rms
     returns, _ = evaluate_policy(model, test, EPISODES, return_episode_rewards=True)
-    content = {"env": env_id, "seed": seed, "env_steps": model.num_timesteps, "train_cpu_s": round(seconds, 1)}
+    content = {
+        "env": env_id,
+        "driver": driver,
+        "seed": seed,
+        "env_steps": model.num_timesteps,
+        "train_cpu_s": round(seconds, 1),
+    }
     content |= {"final_returns": returns, "unexplained": probe.unexplained, "commit": commit(), "versions": versions()}
     FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"{env_id}_{seed}.json").write_text(json.dumps(content) + "\n")
-    print(env_id, seed, round(float(np.mean(returns))), flush=True)
+    path(env_id, driver, seed).write_text(json.dumps(content) + "\n")
+    print(env_id, driver, seed, round(float(np.mean(returns))), flush=True)
 
 
 def report() -> None:
-    """Unexplained shares (medians over rollouts, by fifth of the training) and final returns."""
-    print("| task, seed | unexplained by the critic | by the state baseline | mean return, last weights |\n|---|---|---|---|")
-    for file in sorted(FOLDER.glob("*.json")):
-        found = json.loads(file.read_text())
-        fifths = np.array_split(np.array(found["unexplained"][1:]), 5)
-        critic, state = (", ".join(f"{np.median(part[:, i]):.2f}" for part in fifths) for i in (0, 1))
-        print(f"| {found['env']}, {found['seed']} | {critic} | {state} | {np.mean(found['final_returns']):,.0f} |")
+    """Returns per driver with bootstrap intervals; unexplained shares by fifth of training (medians over rollouts, mean over seeds)."""
+    runs = [json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))]
+    print(
+        "| task | advantages from | seeds | return, mean [95 %] | unexplained by the critic | by the state baseline |\n"
+        + "|---" * 6
+        + "|"
+    )
+    for env_id, driver in sorted({(r["env"], r["driver"]) for r in runs}):
+        mine = [r for r in runs if (r["env"], r["driver"]) == (env_id, driver)]
+        fifths = [[np.median(part, 0) for part in np.array_split(np.array(r["unexplained"][1:]), 5)] for r in mine]
+        critic, state = (", ".join(f"{share:.2f}" for share in column) for column in np.mean(fifths, 0).T)
+        returns = np.array([np.mean(r["final_returns"]) for r in mine])
+        low, high = bootstrap((returns,), np.mean, n_resamples=9999, method="percentile", rng=0).confidence_interval
+        print(f"| {env_id} | {driver} | {len(mine)} | {returns.mean():,.0f} [{low:,.0f}, {high:,.0f}] | {critic} | {state} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["run", "report"])
+    parser.add_argument("--driver", choices=["critic", "state"], default="critic")
     parser.add_argument("--env", default="Walker2d-v5")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[100, 101, 102, 103])
+    parser.add_argument("--seeds", type=int, nargs="+", default=range(100, 108))
     args = parser.parse_args()
     th.set_num_threads(1)
     if args.what == "report":
         report()
         return
     for seed in args.seeds:
-        if not (FOLDER / f"{args.env}_{seed}.json").exists():
-            run(args.env, seed)
+        if not path(args.env, args.driver, seed).exists():
+            run(args.env, args.driver, seed)
 
 
 if __name__ == "__main__":
