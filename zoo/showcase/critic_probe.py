@@ -132,7 +132,7 @@ def run(env_id: str, driver: str, seed: int) -> None:
 
 
 def report() -> None:
-    """Per driver: returns with bootstrap intervals; by fifth of training, unexplained shares (median of rollouts, mean of seeds)."""
+    """Returns per driver with their interval; unexplained shares by fifth of training (median of rollouts, mean of runs)."""
     runs = [json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))]
     print(
         "| task | advantages from | seeds | return, mean [95 %] | unexplained by the critic | by the state baseline |\n"
