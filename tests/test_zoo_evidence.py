@@ -92,6 +92,29 @@ def test_ablations_are_tables_with_what_was_asked_and_found(study):
     assert section.index("| two | 110.0 [") < section.index("| eight | 210.0 [")
 
 
+def test_ablations_tell_the_end_from_the_way(study):
+    folder = study.parent / "ablations"
+    write_runs(folder / "size", "CartPole-v1", "two", [100, 110, 120, 130])
+    texts = {"title": "Group size", "section": "Guidance", "question": "Which?", "finding": "None."}
+    (folder / "ablations.yml").write_text(f"size: {json.dumps(texts)}\n")
+    row = line_of(make(study, "--ablations", str(folder)), "| two", "## Guidance").split(" | ")
+    assert row[1].startswith("115.0 [")
+    means = [run.curve[1:].mean() for run in load([folder / "size"])[0]]  # the checkpoint at step 0 is of the untrained policy
+    assert row[2].startswith(f"{np.mean(sorted(means)[1:-1]):.1f} [")
+
+
+def test_every_run_is_counted_once_where_it_comes_from(study):
+    folder = study.parent / "ablations"
+    write_runs(folder / "size", "CartPole-v1", "two", [100, 110, 120])
+    texts = {"title": "Group size", "section": "Guidance", "question": "Which?", "finding": "None."}
+    (folder / "ablations.yml").write_text(f"size: {json.dumps(texts)}\n")
+    page = make(study, "--ablations", str(folder))
+    section = page[page.index("## Where the runs come from") :]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert sum(int(row[0].removeprefix("| ")) for row in rows) == 31  # 28 of the study, also those that are the bar, and 3
+    assert section.count("Versions: ") == 1 and "| versions |" not in section
+
+
 def test_bad_input_is_one_line(study, tmp_path, capsys):
     write_runs(tmp_path / "other", "CartPole-v1", "grpo", [480])
     assert evidence.main([str(tmp_path / "other"), "--out", str(tmp_path / "x.md")]) == 2

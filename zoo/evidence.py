@@ -53,10 +53,12 @@ def with_bar(runs: Sequence[Run]) -> tuple[list[Run], dict[str, str]]:
 
 
 def iqm_text(c: Comparison, env: str, label: str) -> str:
-    """``IQM [low, high]``, and the number of seeds where it is not the protocol's."""
-    if (env, label) not in c.runs:
-        return "not run"
-    scores = c.scores(env, label)
+    """Of the final scores of an algorithm, if it ran."""
+    return iqm_with_interval(c.scores(env, label)) if (env, label) in c.runs else "not run"
+
+
+def iqm_with_interval(scores: np.ndarray) -> str:
+    """``IQM [low, high]`` of ``[runs]``, and the number of seeds where it is not the protocol's."""
     value = number(float(statistics.iqm([scores])))
     if len(scores) == 1:
         return f"{value} (1 seed)"
@@ -162,11 +164,12 @@ def critic_wins(c: Comparison) -> list[str]:
     return lines or ["- None of the tasks that ran: no IQM of the tuned entry is below PPO's."]
 
 
-def ablation(entry: dict[str, Any]) -> list[str]:
-    """One ablation: a table of IQMs per label and task.
+def ablation(entry: dict[str, Any]) -> tuple[list[str], list[Run]]:
+    """One ablation: per label and task the IQM of the final scores, and of the mean over the checkpoints (speed of learning).
 
     :param entry: of ``ablations.yml``: ``folder`` (output of zoo.benchmark), ``title``, ``question``, ``finding`` (what its
         numbers say, written by whoever looked at them) and, if not all of them in the order of their names, ``labels``
+    :return: lines, and the runs they are about
     """
     runs, broken = load([entry["folder"]])
     c = compare_runs(runs, entry.get("labels", ()))
@@ -174,14 +177,24 @@ def ablation(entry: dict[str, Any]) -> list[str]:
     seeds = sorted({r.seed for r in runs})
     rows = []
     for label in c.labels:
-        steps = [
-            f"{np.median([r.gradient_steps for r in c.runs[env, label]]):,.0f}" for env in c.envs if (env, label) in c.runs
-        ]
-        cells = {env: iqm_text(c, env, label) for env in c.envs}
-        rows.append({"setting": label, **cells, "gradient steps": " / ".join(steps)})
+        there = [env for env in c.envs if (env, label) in c.runs]
+        steps = [f"{np.median([r.gradient_steps for r in c.runs[env, label]]):,.0f}" for env in there]
+        row = {"setting": label}
+        for env in c.envs:
+            row[f"{env}, end"] = iqm_text(c, env, label)
+            row[f"{env}, on the way"] = iqm_with_interval(c.curves(env, label)[:, 1:].mean(1)) if env in there else "not run"
+        rows.append(row | {"gradient steps": " / ".join(steps)})
     lines = [f"### {entry['title']}", "", f"{entry['question']} Env steps: {budgets}; seeds {seeds[0]} to {seeds[-1]}.", ""]
     lines += [tables.to_markdown(pd.DataFrame(rows)), ""]
-    return [*lines, *(f"- left out, broken: {line}" for line in broken), entry["finding"], ""]
+    return [*lines, *(f"- left out, broken: {line}" for line in broken), entry["finding"], ""], runs
+
+
+def origins(runs: Sequence[Run]) -> list[str]:
+    """Where the runs come from; versions and machines stand above the table where all runs share them."""
+    table = tables.origins(runs)
+    shared = [name for name in ("versions", "machine") if table[name].nunique() == 1]
+    lines = [f"{name.capitalize()}: {table[name].iloc[0]}." for name in shared]
+    return [*lines, "", tables.to_markdown(table.drop(columns=shared))]
 
 
 def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
@@ -248,8 +261,10 @@ def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:
     for heading in dict.fromkeys(entry["section"] for entry in entries):
         lines += [f"## {heading}", ""]
         for entry in [entry for entry in entries if entry["section"] == heading]:
-            lines += ablation(entry)
-    lines += ["## Where the runs come from", "", tables.to_markdown(tables.provenance(c)), ""]
+            section, used = ablation(entry)
+            lines += section
+            runs += used
+    lines += ["## Where the runs come from", "", *origins(runs), ""]
     return "\n".join(lines)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import combinations
 from typing import Any
 
@@ -13,6 +13,7 @@ import pandas as pd
 
 from zoo import statistics
 from zoo.comparison import Comparison
+from zoo.results import Run
 
 PROFILE_POINTS, PROFILE_RANGE = 81, (-1.0, 3.0)
 NONE = "-"  # cannot be computed, or does not apply
@@ -210,13 +211,17 @@ def settings(c: Comparison) -> pd.DataFrame:
 
 def provenance(c: Comparison) -> pd.DataFrame:
     """Commits, versions, machines and commands that the runs come from."""
-    counts = Counter(
-        tuple(run.origin[name] for name in ("commit", "versions", "machine", "command"))
-        for _, _, group in _groups(c)
-        for run in group
-    )
-    names = ("runs", "commit", "versions", "machine", "command")
-    return pd.DataFrame([dict(zip(names, (n, *key), strict=True)) for key, n in sorted(counts.items())])
+    return origins(run for _, _, group in _groups(c) for run in group)
+
+
+def origins(runs: Iterable[Run]) -> pd.DataFrame:
+    """How many of the runs share a commit, versions, a machine and a command.
+
+    :param runs: a file that is there under two labels counts once
+    """
+    names = ("commit", "versions", "machine", "command")
+    counts = Counter(tuple(run.origin[name] for name in names) for run in {run.path: run for run in runs}.values())
+    return pd.DataFrame([dict(zip(("runs", *names), (n, *key), strict=True)) for key, n in sorted(counts.items())])
 
 
 def curves(c: Comparison) -> pd.DataFrame:
