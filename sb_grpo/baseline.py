@@ -1,8 +1,9 @@
 """The state-conditioned group baseline: what the other episodes lead one to expect from a state, solved in closed form.
 
-b(s) is a ridge regression of lambda-returns on fixed features of the state. It is fitted on one rollout, anchored at
-the fit before, and used on the next one, so no episode is ever compared with itself; there is no critic network, no
-optimiser, and nothing to save beside one weight vector and the statistics that standardise the features.
+b(s) is a ridge regression of lambda-returns on fixed features of the state, anchored at the fit before. What an episode
+is compared with is fitted to the rollouts before and to the other episodes of its own (cross-fitting), so never to itself;
+there is no critic network, no optimiser, and nothing to save beside one weight vector and the statistics that standardise
+the features.
 """
 
 from __future__ import annotations
@@ -42,6 +43,9 @@ class StateBaseline(nn.Module):
         what the fit has seen, so only for envs whose observation hides the time and whose rewards depend on it
     :param seed: of the random projection; the same in every run, so there is nothing to save
     :param fit_rows: a rollout of more steps is fitted on that many of them, evenly spaced over its episodes
+    :param folds: parts that the episodes of a rollout are dealt into; the values of one part come from a fit to the others
+        and the past (cross-fitting: Chernozhukov et al., 2018, section 3). 1: to the past alone, as in rollouts of more than
+        ``fit_rows`` steps, where it is a smaller share that the newest one adds
     :raises ValueError: for values out of range
     """
 
@@ -61,6 +65,7 @@ class StateBaseline(nn.Module):
         with_time: bool = False,
         seed: int = 0,
         fit_rows: int = 4096,
+        folds: int = 4,
     ) -> None:
         super().__init__()
         n_features = min(max(32 * input_dim, 128), 512) if n_features is None else n_features
@@ -71,12 +76,13 @@ class StateBaseline(nn.Module):
             ("anchor", anchor, "lie in [0, 1]", 0 <= anchor <= 1),
             ("sweeps", sweeps, "be at least 1", sweeps >= 1),
             ("fit_rows", fit_rows, "be at least 1", fit_rows >= 1),
+            ("folds", folds, "be at least 1", folds >= 1),
         ):
             if not fine:
                 raise ValueError(f"baseline_kwargs: {name}={value} must {rule}.")
         dim = input_dim + with_time
         self.with_squares, self.memory, self.anchor = dim <= 64, memory, anchor
-        self.sweeps, self.with_time, self.fit_rows = sweeps, with_time, fit_rows
+        self.sweeps, self.with_time, self.fit_rows, self.folds = sweeps, with_time, fit_rows, folds
         size = 1 + dim * (1 + self.with_squares) + n_features
         generator = th.Generator().manual_seed(seed)
         projection = th.randn(dim, n_features, generator=generator) / (scale * math.sqrt(dim))
@@ -107,12 +113,12 @@ class StateBaseline(nn.Module):
         final_features: th.Tensor,
         predict: Callable[[th.Tensor], th.Tensor] | None = None,
     ) -> tuple[th.Tensor, float]:
-        """Advantages of a rollout under the baseline fitted on earlier ones; then refit with this one.
+        """Advantages of a rollout under a baseline that no episode had a part in itself; then refit with all of it.
 
         :param features: ``[M, input_dim]`` of each step's observation
         :param final_features: ``[E, input_dim]`` of the observation after each episode's last step
         :param predict: in place of :meth:`predict`, to compute the same faster
-        :return: ``[M]`` advantages, and the explained variance of the baseline before it saw this rollout
+        :return: ``[M]`` advantages, and the explained variance of the baseline that they were computed with
         """
         x, x_final = features, final_features
         if self.with_time:
@@ -135,16 +141,51 @@ class StateBaseline(nn.Module):
         target = raw + values
         if not first:  # weights must be used with the statistics that they were fitted under
             self.normalizer.update(x_fit)
-        phi, fit_target = self.phi(x_fit), target[rows]
-        solve = self._regression(phi, self.weights[:, best])
-        if self.sweeps > 1 and len(x) <= self.fit_rows:
-            phi_final = self.phi(x_final)
-            for _ in range(self.sweeps - 1):
-                middle = solve(fit_target, slice(1, 2)).squeeze(1)
-                refreshed = phi @ middle
-                fit_target = gae(rollout, refreshed, phi_final @ middle, options.gamma, options.gae_lambda) + refreshed
+        phi, before = self.phi(x_fit), self.weights[:, best].clone()
+        if len(x) > self.fit_rows:
+            self.weights.copy_(self._regression(phi, before)(target[rows]))
+            return centre_and_scale(raw, target, rollout, options.normalize), explained_variance(values, target)
+        phi_final = self.phi(x_final)
+        if self.folds > 1 and len(rollout.group) > 1 and not first:
+            values, final_values = self._cross_fitted(rollout, phi, phi_final, target, before)
+            raw = gae(rollout, values, final_values, options.gamma, options.gae_lambda)
+            target = raw + values
+        solve, fit_target = self._regression(phi, before), target
+        for _ in range(self.sweeps - 1):
+            middle = solve(fit_target, slice(1, 2)).squeeze(1)
+            refreshed = phi @ middle
+            fit_target = gae(rollout, refreshed, phi_final @ middle, options.gamma, options.gae_lambda) + refreshed
         self.weights.copy_(solve(fit_target))
         return centre_and_scale(raw, target, rollout, options.normalize), explained_variance(values, target)
+
+    def _cross_fitted(
+        self, rollout: Rollout, phi: th.Tensor, phi_final: th.Tensor, target: th.Tensor, before: th.Tensor
+    ) -> tuple[th.Tensor, th.Tensor]:
+        """Values of every episode from a fit to the past and to the folds of episodes that it is not in.
+
+        The targets must be made with values of the past alone: with refreshed ones an episode would find its own rewards
+        again in what the others bootstrap from.
+
+        :param phi: ``[M, size]`` features of each step
+        :param phi_final: ``[E, size]`` of the observation after each episode's last step
+        :param target: ``[M]`` lambda-returns under the baseline of the past
+        :param before: ``[size]`` weights of the past
+        :return: ``[M]`` and ``[E]``
+        """
+        fold_of_episode = th.arange(len(rollout.group), device=phi.device) % self.folds
+        fold = fold_of_episode[rollout.episode]
+        parts = [(fold == k).nonzero().squeeze(1) for k in range(self.folds)]
+        gram = th.stack([phi[rows].T @ phi[rows] for rows in parts])
+        moment = th.stack([phi[rows].T @ target[rows] for rows in parts])
+        gram, moment = gram.sum(0) - gram, moment.sum(0) - moment
+        if self._moments is not None:
+            gram.add_(self._moments[0], alpha=self.memory)
+            moment.add_(self._moments[1], alpha=self.memory)
+        ridges = self.ridge.double().expand(self.folds)
+        right = moment.double() + self._pull(ridges, before)
+        weights = th.cholesky_solve(right.unsqueeze(2), factorise(gram.double(), ridges)).squeeze(2).T.to(phi.dtype)
+        values = (phi @ weights).gather(1, fold.unsqueeze(1)).squeeze(1)
+        return values, (phi_final @ weights).gather(1, fold_of_episode.unsqueeze(1)).squeeze(1)
 
     def predict(self, x: th.Tensor) -> th.Tensor:
         """The baseline under each ridge.
@@ -174,15 +215,8 @@ class StateBaseline(nn.Module):
             gram.add_(self._moments[0], alpha=self.memory)
             old_moment = self._moments[1]
         ridges = self.ridge * gram.new_tensor(RIDGE_FACTORS, dtype=th.float64)
-        systems = gram.double().repeat(len(RIDGE_FACTORS), 1, 1)
-        diagonal = systems.diagonal(dim1=1, dim2=2)[:, 1:]  # the constant, column 0, is not shrunk
-        diagonal += ridges.unsqueeze(1)
-        factor, failed = th.linalg.cholesky_ex(systems)
-        while bool(failed.any()):  # the weakest ridge drowns in the rounding errors of the float32 Gram matrix
-            diagonal += 1e-5 * diagonal.mean()
-            factor, failed = th.linalg.cholesky_ex(systems)
-        pull = self.anchor * ridges.outer(before.double())
-        pull[:, 0] = 0.0
+        factor = factorise(gram.double().repeat(len(RIDGE_FACTORS), 1, 1), ridges)
+        pull = self._pull(ridges, before)
 
         def solve(target: th.Tensor, which: slice = slice(None)) -> th.Tensor:
             moment = phi.T @ target
@@ -193,3 +227,25 @@ class StateBaseline(nn.Module):
             return th.cholesky_solve(right.unsqueeze(2), factor[which]).squeeze(2).T.to(phi.dtype)
 
         return solve
+
+    def _pull(self, ridges: th.Tensor, before: th.Tensor) -> th.Tensor:
+        """``[ridges, size]``: what the ridge adds to the right side, as it pulls towards ``anchor`` times ``before``."""
+        pull: th.Tensor = self.anchor * ridges.outer(before.double())
+        pull[:, 0] = 0.0
+        return pull
+
+
+def factorise(systems: th.Tensor, ridges: th.Tensor) -> th.Tensor:
+    """Cholesky factors of Gram matrices with a ridge each; the constant, column 0, is not shrunk.
+
+    :param systems: ``[n, size, size]`` float64; changed
+    :param ridges: ``[n]``
+    :return: ``[n, size, size]``
+    """
+    diagonal = systems.diagonal(dim1=1, dim2=2)[:, 1:]
+    diagonal += ridges.unsqueeze(1)
+    factor, failed = th.linalg.cholesky_ex(systems)
+    while bool(failed.any()):  # the weakest ridge drowns in the rounding errors of the float32 Gram matrices
+        diagonal += 1e-5 * diagonal.mean()
+        factor, failed = th.linalg.cholesky_ex(systems)
+    return factor

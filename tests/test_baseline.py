@@ -151,3 +151,50 @@ def test_episodes_that_grow_longer_do_not_change_what_a_state_is_worth():
         advantages, _ = baseline.advantages(rollout, AdvantageOptions(gamma=0.0, gae_lambda=0.0, normalize="none"), x, final)
         worst.append(float(advantages.abs().max()))
     assert worst[3] < 1.5 * worst[2] + 0.1
+
+
+def test_what_an_episode_is_compared_with_does_not_know_its_rewards():
+    """Another reward of one episode moves its advantage by the difference; the rest of its fold is compared with what it was."""
+    advantages = []
+    for own in (0.3, 0.4):
+        th.manual_seed(0)
+        baseline, options = StateBaseline(3, folds=4), AdvantageOptions(normalize="none")
+        for _ in range(2):
+            x = th.randn(120, 3)
+            y = x[:, 0] + 0.2 * th.randn(120)
+            baseline.advantages(rollout_of(x, y), options, x, x)
+        y[8] = own
+        raw, _ = baseline.advantages(rollout_of(x, y), options, x, x)
+        advantages.append(raw)
+    change = advantages[1] - advantages[0]
+    same_fold = [i for i in range(120) if i % 4 == 0 and i != 8]
+    assert change[8] == pytest.approx(0.1 + change[same_fold[0]].item(), abs=1e-4)
+    assert change[same_fold].std() < 1e-6 < change[[i for i in range(120) if i % 4]].std()
+
+
+def test_cross_fitting_sees_a_change_in_the_rollout_where_it_happens():
+    """What a state is worth changes its sign: fitted to the past alone, the baseline is wrong by twice of it."""
+    spread = {}
+    for folds in (1, 4):
+        th.manual_seed(0)
+        baseline = StateBaseline(2, folds=folds)
+        for sign in (1.0, 1.0, 1.0, -1.0):
+            x = th.randn(400, 2)
+            raw, _ = baseline.advantages(rollout_of(x, sign * x[:, 0]), AdvantageOptions(normalize="none"), x, x)
+        spread[folds] = float(raw.std())
+    assert spread[1] > 1.5 and spread[4] < 0.75
+
+
+def test_cross_fitting_needs_no_second_episode_and_no_past():
+    """One episode in the rollout: nothing to cross-fit. A loaded baseline has weights, but no moments of the past."""
+    th.manual_seed(0)
+    x = th.randn(40, 2)
+    one = make_rollout([x[:, 0].tolist()], [0], final_observations=x[:1])
+    baseline = StateBaseline(2)
+    for _ in range(3):
+        raw, _ = baseline.advantages(one, AdvantageOptions(), x, x[:1])
+        assert bool(th.isfinite(raw).all())
+    fresh = StateBaseline(2)
+    fresh.load_state_dict(baseline.state_dict())
+    raw, _ = fresh.advantages(rollout_of(x, x[:, 0]), AdvantageOptions(), x, x)
+    assert bool(th.isfinite(raw).all())
