@@ -242,6 +242,7 @@ def factorise(systems: th.Tensor, ridges: th.Tensor) -> th.Tensor:
     :param ridges: ``[n]``
     :return: ``[n, size, size]``
     """
+    factor: th.Tensor
     diagonal = systems.diagonal(dim1=1, dim2=2)[:, 1:]
     diagonal += ridges.unsqueeze(1)
     factor, failed = th.linalg.cholesky_ex(systems)
