@@ -154,7 +154,7 @@ def test_episodes_that_grow_longer_do_not_change_what_a_state_is_worth():
 
 
 def test_what_an_episode_is_compared_with_does_not_know_its_rewards():
-    """Another reward of one episode moves its advantage by the difference; others of its fold are compared with what they were."""
+    """Another reward of one episode moves its own advantage by the difference; its fold is compared with what it was."""
     advantages = []
     for own in (0.3, 0.4):
         th.manual_seed(0)
