@@ -1,0 +1,190 @@
+"""How well one rollout's gradient agrees with the expected one: state baseline with and without cross-fitting, PPO's critic.
+
+usage: python -m zoo.showcase.gradient_agreement run --env Walker2d-v5     one JSON file per env and seed
+       python -m zoo.showcase.gradient_agreement report                    the table of docs/algorithm.md
+
+Final returns differ by thousands between seeds; this does not. A training with the constructor's defaults, whose advantages
+come from a critic trained as PPO's, is stopped at a few rollouts, and its policy plays more of them unchanged. Every
+estimator was fitted to all that was trained on. Its score is the cosine between the policy gradient of one rollout
+and the mean gradient of the others under a reference: lambda-returns (0.97) with a critic fitted at length to the half of
+the rollouts that the judged one is not in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from collections.abc import Callable
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import nn
+
+from sb_grpo import GRPO
+from sb_grpo.advantages import AdvantageOptions, gae
+from sb_grpo.baseline import StateBaseline
+from sb_grpo.buffers import Rollout
+from sb_grpo.policies import ActorPolicy
+from zoo.provenance import commit, versions
+from zoo.showcase.critic_probe import Critic
+from zoo.showcase.runs import DATA
+
+FOLDER = DATA / "gradient_agreement"
+SHARES = (0.06, 0.2, 0.4, 0.6, 0.8, 1.0)  #: of the training, after which the policy is frozen
+FROZEN, LAMBDA = 16, 0.97
+
+#: From a rollout, features and final features to ``[M]`` advantages.
+Estimator = Callable[[Rollout, AdvantageOptions, th.Tensor, th.Tensor], th.Tensor]
+Frozen = list[tuple[Rollout, th.Tensor, th.Tensor]]
+
+
+class CriticAdvantages:
+    """GAE under a critic that is fitted afterwards."""
+
+    def __init__(self, dim: int) -> None:
+        self.critic = Critic(dim)
+
+    def __call__(self, rollout: Rollout, options: AdvantageOptions, x: th.Tensor, x_final: th.Tensor) -> th.Tensor:
+        values = self.critic(x)
+        raw = gae(rollout, values, self.critic(x_final), options.gamma, options.gae_lambda)
+        self.critic.fit(x, raw + values)
+        return raw
+
+
+class StateAdvantages:
+    """The state baseline's."""
+
+    def __init__(self, dim: int, folds: int) -> None:
+        self.baseline = StateBaseline(dim, folds=folds)
+
+    def __call__(self, rollout: Rollout, options: AdvantageOptions, x: th.Tensor, x_final: th.Tensor) -> th.Tensor:
+        return self.baseline.advantages(rollout, options, x, x_final)[0]
+
+
+def gradient(policy: ActorPolicy, rollout: Rollout, advantages: th.Tensor) -> th.Tensor:
+    """``[P]`` of the mean log-probability times standardised advantage."""
+    policy.zero_grad()
+    weights = (advantages - advantages.mean()) / advantages.std()
+    (policy.log_prob(rollout.observations, rollout.actions) * weights).mean().backward()  # type: ignore[no-untyped-call]
+    return th.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+
+
+def reference(critic: Critic, policy: ActorPolicy, frozen: Frozen, gamma: float) -> th.Tensor:
+    """``[N, P]`` gradients of the rollouts, each with values fitted to the half that it is not in."""
+    gradients = [th.empty(0)] * len(frozen)
+    for half in (0, 1):
+        judge = copy.deepcopy(critic)
+        others = [part for i, part in enumerate(frozen) if i % 2 != half]
+        for _ in range(2):
+            targets = [gae(r, judge(x), judge(x_final), gamma, LAMBDA) + judge(x) for r, x, x_final in others]
+            judge.fit(th.cat([x for _, x, _ in others]), th.cat(targets))
+        for i in range(half, len(frozen), 2):
+            rollout, x, x_final = frozen[i]
+            gradients[i] = gradient(policy, rollout, gae(rollout, judge(x), judge(x_final), gamma, LAMBDA))
+    return th.stack(gradients)
+
+
+def agreement(gradients: th.Tensor, expected: th.Tensor) -> float:
+    """Mean cosine of each gradient with the mean of the others under the reference."""
+    others = (expected.sum(0) - expected) / (len(expected) - 1)
+    return float(th.cosine_similarity(gradients, others, dim=1).mean())
+
+
+class Study(nn.Module):
+    """Stands where the model has its baseline: the critic drives, the others are fitted beside it."""
+
+    def __init__(self, model: GRPO, stops: list[int]) -> None:
+        super().__init__()
+        dim = model.policy.features_dim
+        self.model, self.stops, self.fitted, self.scores = [model], stops, 0, list[dict[str, float]]()
+        self.critic = CriticAdvantages(dim)
+        self.estimators: dict[str, Estimator] = {
+            "critic": self.critic, "state": StateAdvantages(dim, folds=4), "state, folds=1": StateAdvantages(dim, folds=1),
+        }  # fmt: skip
+        self.frozen: Frozen | None = None
+
+    def predict(self, x: th.Tensor) -> th.Tensor:
+        raise NotImplementedError("never asked: advantages() is replaced")
+
+    def advantages(
+        self, rollout: Rollout, options: AdvantageOptions, x: th.Tensor, x_final: th.Tensor, predict: object = None
+    ) -> tuple[th.Tensor, float]:
+        """As :meth:`sb_grpo.baseline.StateBaseline.advantages`; while the policy is frozen nothing is fitted."""
+        if self.frozen is not None:
+            self.frozen.append((rollout, x, x_final))
+            return th.zeros_like(rollout.rewards), float("nan")
+        self.fitted += 1
+        with th.enable_grad():
+            made = {name: estimate(rollout, options, x, x_final) for name, estimate in self.estimators.items()}
+        return (made["critic"] - made["critic"].mean()) / made["critic"].std(), float("nan")
+
+    def after_update(self) -> None:
+        """Freeze after the rollouts of ``stops``; thaw and judge when enough are there."""
+        model = self.model[0]
+        if self.frozen is None:
+            self.frozen = [] if self.fitted in self.stops else None
+        elif len(self.frozen) == FROZEN:
+            options = AdvantageOptions(gamma=model.gamma, gae_lambda=model.gae_lambda, normalize="batch")
+            policy = model.policy
+            made = {
+                name: [gradient(policy, r, copy.deepcopy(estimate)(r, options, x, x_final)) for r, x, x_final in self.frozen]
+                for name, estimate in self.estimators.items()
+            }
+            expected = reference(self.critic.critic, policy, self.frozen, model.gamma)
+            scores = {name: agreement(th.stack(gradients), expected) for name, gradients in made.items()}
+            self.scores.append({"rollout": self.fitted, "reference": agreement(expected, expected), **scores})
+            print({k: round(v, 3) for k, v in self.scores[-1].items()}, flush=True)
+            self.frozen = None
+
+
+def run(env_id: str, seed: int, steps: int) -> None:
+    """One training, stopped at ``SHARES`` of it."""
+    env = VecNormalize(make_vec_env(env_id, 8, seed=seed), norm_reward=False)
+    model = GRPO("MlpPolicy", env, seed=seed, device="cpu")
+    size = model.steps_per_env * model.n_envs
+    study = Study(model, sorted({max(1, round(share * steps / size)) for share in SHARES}))
+    model.state_baseline, train = study, model.train  # type: ignore[assignment]
+
+    def train_unless_frozen() -> None:
+        if study.frozen is None:
+            train()
+        study.after_update()
+
+    model.train = train_unless_frozen  # type: ignore[method-assign]
+    model.learn((study.stops[-1] + FROZEN * len(study.stops)) * size)
+    content = {"env": env_id, "seed": seed, "steps": steps, "scores": study.scores, "commit": commit(), "versions": versions()}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    (FOLDER / f"{env_id}_{seed}.json").write_text(json.dumps(content) + "\n")
+
+
+def report() -> None:
+    """Agreement at each stop, and the mean over the stops relative to the critic's."""
+    print("| task, seed | advantages from | agreement at each stop | mean, critic = 1 |\n|---|---|---|---|")
+    for file in sorted(FOLDER.glob("*.json")):
+        found = json.loads(file.read_text())
+        names = [name for name in found["scores"][0] if name not in ("rollout", "reference")]
+        mean = {name: np.mean([stop[name] for stop in found["scores"]]) for name in names}
+        for name in names:
+            stops = ", ".join(f"{stop[name]:.2f}" for stop in found["scores"])
+            print(f"| {found['env']}, {found['seed']} | {name} | {stops} | {mean[name] / mean['critic']:.2f} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run", "report"])
+    parser.add_argument("--env", default="Walker2d-v5")
+    parser.add_argument("--seed", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=500_000)
+    args = parser.parse_args()
+    th.set_num_threads(1)
+    if args.what == "report":
+        report()
+    else:
+        run(args.env, args.seed, args.steps)
+
+
+if __name__ == "__main__":
+    main()
