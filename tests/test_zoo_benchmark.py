@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
@@ -279,7 +280,7 @@ def test_every_ablation_differs_from_the_reference_and_builds_a_model():
     for label, variant in variants.items():
         assert label == "defaults" or variant.hyperparams != reference, label
         kwargs = {k: v for k, v in variant.hyperparams.items() if k not in ("n_envs", "normalize", "learning_rate")}
-        GRPO("MlpPolicy", "CartPole-v1", device="cpu", **kwargs)
+        {"grpo": GRPO, "ppo": PPO}[variant.algo]("MlpPolicy", "CartPole-v1", device="cpu", **kwargs)
 
 
 class Recorder(RandomPolicy):
