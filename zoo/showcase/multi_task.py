@@ -1,10 +1,10 @@
 """One policy for several tasks: per-task normalisation against global normalisation, and against one policy per task.
 
-usage: python -m zoo.showcase.multi_task run [--seeds 5] [--variants ...]     one JSON file per run that is not there yet
-       python -m zoo.showcase.multi_task report                               table and picture from the files
+usage: python -m zoo.showcase.multi_task run [--suite ID] [--seeds 5] [--variants ...]   one JSON file per run not there yet
+       python -m zoo.showcase.multi_task report                                          tables and picture from the files
 
 Every run of several tasks has two env slots per task, so every task gets the same steps; a single-task run has the same two
-slots and the same steps of its task. All have one set of hyperparameters: n_steps 256, minibatches of 64, 10 epochs.
+slots and the same steps of its task. All of a suite have one set of hyperparameters.
 Scores are normalised: 0 is a random policy, 1 the single-task policies of GRPO (mean over seeds).
 """
 
@@ -13,54 +13,71 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import torch as th
 from stable_baselines3 import PPO
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb_grpo import GRPO
 from sb_grpo.envs.tasks import SUITES
 from zoo.provenance import commit, versions
 from zoo.showcase.runs import DATA, IMG
 
-SUITE = "CartPoleTasks-v0"
-TASKS = [task.name for task in SUITES[SUITE].tasks]
-STEPS_PER_TASK, SLOTS_PER_TASK, EPISODES = 25_000, 2, 20
+SLOTS_PER_TASK, EPISODES = 2, 20
 FOLDER, PICTURE = DATA / "multi_task", IMG / "multi_task.png"
 
 COMMON = dict(n_steps=256, batch_size=64, n_epochs=10, learning_rate=3e-4, gamma=0.99, gae_lambda=0.95, device="cpu")
-#: Algorithm, its arguments, and whether one policy learns all tasks.
-VARIANTS: dict[str, tuple[Any, dict[str, Any], bool]] = {
-    "grpo_task": (GRPO, dict(group_size=1, tasks=TASKS, grouping="task"), True),
-    "ppo": (PPO, {}, True),
-    "grpo_single": (GRPO, dict(group_size=1, normalize_advantage="batch"), False),
-    "grpo_global": (GRPO, dict(group_size=1, tasks=TASKS, normalize_advantage="batch"), True),
-    "ppo_single": (PPO, {}, False),
-}
-LABELS = {
-    "grpo_task": "GRPO, grouping=task",
-    "grpo_global": "GRPO, global normalisation",
-    "ppo": "PPO (SB3), global normalisation",
+#: By suite: steps per task, and what differs from COMMON, for every algorithm.
+SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
+    "CartPoleTasks-v0": (25_000, {}),
+    "PendulumTasks-v0": (50_000, dict(gamma=0.95, learning_rate=1e-3)),
 }
 
 
-def make_env(tasks: list[str], seed: int) -> DummyVecEnv:
+class Variant(NamedTuple):
+    """An algorithm and its further arguments.
+
+    ``together``: one policy learns all tasks. ``scaled``: VecNormalize divides the rewards by the spread of their returns.
+    """
+
+    label: str
+    algorithm: Any
+    kwargs: dict[str, Any]
+    together: bool = True
+    scaled: bool = False
+
+
+#: Of GRPO, ``tasks`` is added where one policy learns all.
+VARIANTS = {
+    "grpo_task": Variant("GRPO, grouping=task", GRPO, dict(group_size=1, grouping="task")),
+    "grpo_global": Variant("GRPO, global normalisation", GRPO, dict(group_size=1, normalize_advantage="batch")),
+    "ppo": Variant("PPO", PPO, {}),
+    "ppo_scaled": Variant("PPO, rewards scaled by VecNormalize", PPO, {}, scaled=True),
+    "grpo_single": Variant("GRPO, a policy per task", GRPO, dict(group_size=1, normalize_advantage="batch"), together=False),
+    "ppo_single": Variant("PPO, a policy per task, rewards scaled by VecNormalize", PPO, {}, together=False, scaled=True),
+}
+
+
+def task_names(suite: str) -> list[str]:
+    return [task.name for task in SUITES[suite].tasks]
+
+
+def make_env(suite: str, tasks: list[str], seed: int) -> VecEnv:
     """Two slots per task."""
     env = DummyVecEnv(
-        [lambda name=name: Monitor(gym.make(SUITE, task=name)) for name in tasks for _ in range(SLOTS_PER_TASK)]  # type: ignore[misc]
+        [lambda name=name: Monitor(gym.make(suite, task=name)) for name in tasks for _ in range(SLOTS_PER_TASK)]  # type: ignore[misc]
     )
     env.seed(seed)
     return env
 
 
-def evaluate(model: Any, task: str) -> list[float]:
+def evaluate(suite: str, model: Any, task: str) -> list[float]:
     """Returns of deterministic episodes from fixed starts; of random actions where there is no model."""
-    envs = [gym.make(SUITE, task=task) for _ in range(EPISODES if model else 10 * EPISODES)]
+    envs = [gym.make(suite, task=task) for _ in range(EPISODES if model else 10 * EPISODES)]
     envs[0].action_space.seed(0)
     obs = np.stack([env.reset(seed=100_000 + i)[0] for i, env in enumerate(envs)])
     returns, running = np.zeros(len(envs)), np.arange(len(envs))
@@ -78,39 +95,44 @@ def evaluate(model: Any, task: str) -> list[float]:
     return returns.tolist()
 
 
-def train(algorithm: Any, kwargs: dict[str, Any], tasks: list[str], seed: int) -> dict[str, Any]:
+def train(suite: str, variant: Variant, tasks: list[str], seed: int) -> dict[str, Any]:
     """One policy for these tasks: its returns by task."""
-    start = time.perf_counter()
-    model = algorithm("MlpPolicy", make_env(tasks, seed), seed=seed, **COMMON, **kwargs)
-    model.learn(STEPS_PER_TASK * len(tasks))
+    steps, changes = SETTINGS[suite]
+    names = dict(tasks=tasks) if variant.algorithm is GRPO and variant.together else {}
+    kwargs: dict[str, Any] = {**COMMON, **changes, **variant.kwargs, **names}
+    env, start = make_env(suite, tasks, seed), time.perf_counter()
+    if variant.scaled:
+        env = VecNormalize(env, norm_obs=False, gamma=kwargs["gamma"])
+    model = variant.algorithm("MlpPolicy", env, seed=seed, **kwargs)
+    model.learn(steps * len(tasks))
     seconds = time.perf_counter() - start
-    returns = {task: evaluate(model, task) for task in tasks}
+    returns = {task: evaluate(suite, model, task) for task in tasks}
     return {"returns": returns, "env_steps": model.num_timesteps, "seconds": round(seconds, 1)}
 
 
-def run(variant: str, seed: int) -> dict[str, Any]:
+def run(suite: str, name: str, seed: int) -> dict[str, Any]:
     """All tasks of a variant: in one training, or in one training each."""
-    algorithm, kwargs, together = VARIANTS[variant]
-    parts = [train(algorithm, kwargs, tasks, seed) for tasks in ([TASKS] if together else [[task] for task in TASKS])]
+    variant, tasks = VARIANTS[name], task_names(suite)
+    steps, changes = SETTINGS[suite]
+    parts = [train(suite, variant, part, seed) for part in ([tasks] if variant.together else [[task] for task in tasks])]
     return {
-        "suite": SUITE,
-        "variant": variant,
+        "suite": suite,
+        "variant": name,
         "seed": seed,
-        "steps_per_task": STEPS_PER_TASK,
+        "steps_per_task": steps,
         "env_steps": sum(part["env_steps"] for part in parts),
         "seconds": sum(part["seconds"] for part in parts),
         "returns": {task: returns for part in parts for task, returns in part["returns"].items()},
-        "settings": {**COMMON, **kwargs, "slots_per_task": SLOTS_PER_TASK},
+        "settings": {**COMMON, **changes, **variant.kwargs, "slots_per_task": SLOTS_PER_TASK, "scaled": variant.scaled},
         "versions": versions(),
         "commit": commit(),
     }
 
 
-def results(variant: str) -> Iterator[tuple[int, np.ndarray]]:
-    """Seed and mean return of every task, of the files that there are."""
-    for file in sorted(FOLDER.glob(f"{variant}_[0-9]*.json")):
-        found = json.loads(file.read_text())
-        yield found["seed"], np.array([np.mean(found["returns"][task]) for task in TASKS])
+def results(suite: str, name: str) -> np.ndarray:
+    """``[seeds, tasks]`` mean returns, of the files that there are."""
+    found = [json.loads(file.read_text()) for file in sorted((FOLDER / suite).glob(f"{name}_[0-9]*.json"))]
+    return np.array([[np.mean(run["returns"][task]) for task in task_names(suite)] for run in found])
 
 
 def gini(scores: np.ndarray) -> float:
@@ -119,75 +141,86 @@ def gini(scores: np.ndarray) -> float:
     return float(np.abs(scores[:, None] - scores[None]).mean() / (2.0 * max(scores.mean(), 1e-12)))
 
 
-def table_and_scores() -> tuple[list[str], dict[str, np.ndarray]]:
-    """Markdown rows, and ``[seeds, tasks]`` normalised scores by variant."""
-    random = json.loads((FOLDER / "random.json").read_text())
-    floor = np.array([np.mean(random[task]) for task in TASKS])
-    rows = [f"| | seeds | {' | '.join(TASKS)} | worst task | worst / best | Gini |", f"|---|---|{'---|' * (len(TASKS) + 3)}"]
-    scores: dict[str, np.ndarray] = {}
-    for variant, label in LABELS.items():
-        reference, found = [r for _, r in results("grpo_single")], [r for _, r in results(variant)]
-        if not reference or not found:
-            continue
-        ceiling = np.mean(reference, axis=0)
-        score = (np.array(found) - floor) / (ceiling - floor)
-        scores[variant] = score
+def normalised(suite: str) -> dict[str, np.ndarray]:
+    """``[seeds, tasks]`` scores by variant that learns all tasks with one policy."""
+    random = json.loads((FOLDER / suite / "random.json").read_text())
+    floor = np.array([np.mean(random[task]) for task in task_names(suite)])
+    ceiling = results(suite, "grpo_single").mean(0)
+    found = {name: results(suite, name) for name, variant in VARIANTS.items() if variant.together}
+    return {name: (returns - floor) / (ceiling - floor) for name, returns in found.items() if len(returns)}
+
+
+def table(suite: str) -> str:
+    """Markdown: scores and fairness by variant, then mean returns."""
+    tasks = task_names(suite)
+    heads = ["one policy", "seeds", *tasks, "worst task", "worst / best", "Gini"]
+    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for name, score in normalised(suite).items():
         worst, fair = score.min(1), np.clip(score.min(1), 0, None) / score.max(1)
         figures = [f"{m:.2f} ± {s:.2f}" for m, s in zip(score.mean(0), score.std(0), strict=True)]
         figures += [f"{x.mean():.2f} ± {x.std():.2f}" for x in (worst, fair, np.array([gini(s) for s in score]))]
-        rows.append(f"| {label} | {len(found)} | {' | '.join(figures)} |")
-    returns = [f"| random policy | {' | '.join(f'{x:.3g}' for x in floor)} |"]
-    for variant in VARIANTS:
-        means = np.array([r for _, r in results(variant)])
+        rows.append(f"| {VARIANTS[name].label} | {len(score)} | {' | '.join(figures)} |")
+    rows += ["", f"| mean return | seeds | {' | '.join(tasks)} |", f"|---|---|{'---|' * len(tasks)}"]
+    random = json.loads((FOLDER / suite / "random.json").read_text())
+    rows.append(f"| random policy | - | {' | '.join(f'{np.mean(random[task]):.3g}' for task in tasks)} |")
+    for name, variant in VARIANTS.items():
+        means = results(suite, name)
         if len(means):
             cells = [f"{m:.4g} ± {s:.2g}" for m, s in zip(means.mean(0), means.std(0), strict=True)]
-            returns.append(f"| {variant} ({len(means)} seeds) | {' | '.join(cells)} |")
-    return [*rows, "", f"| mean return | {' | '.join(TASKS)} |", f"|---|{'---|' * len(TASKS)}", *returns], scores
+            rows.append(f"| {variant.label} | {len(means)} | {' | '.join(cells)} |")
+    return "\n".join(rows)
 
 
-def draw(scores: dict[str, np.ndarray]) -> None:
-    """Bars of normalised scores by task, a dot per seed."""
+def draw(suites: list[str]) -> None:
+    """Bars of normalised scores by task, a dot per seed; a panel per suite."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(7.0, 3.2))
-    width = 0.8 / len(scores)
-    for i, (variant, score) in enumerate(scores.items()):
-        x = np.arange(len(TASKS)) + (i - (len(scores) - 1) / 2) * width
-        axis.bar(x, score.mean(0), width, label=LABELS[variant], alpha=0.6)
-        for row in score:
-            axis.plot(x, row, "k.", markersize=3)
-    axis.axhline(0.9, color="grey", linewidth=0.8, linestyle="--")
-    axis.set_xticks(range(len(TASKS)), [f"{t.name}\nreward x {t.scale:g}" for t in SUITES[SUITE].tasks])
-    axis.set_ylabel("score (1 = single-task policy)")
-    axis.legend(fontsize=7, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False)
-    figure.savefig(PICTURE, dpi=110, bbox_inches="tight")
+    figure, panels = plt.subplots(len(suites), figsize=(8.0, 2.9 * len(suites)), squeeze=False, layout="constrained")
+    for axis, suite in zip(panels[:, 0], suites, strict=True):
+        scores = normalised(suite)
+        width = 0.8 / len(scores)
+        for i, (name, score) in enumerate(scores.items()):
+            x = np.arange(score.shape[1]) + (i - (len(scores) - 1) / 2) * width
+            axis.bar(x, score.mean(0), width, label=VARIANTS[name].label, alpha=0.6)
+            for row in score:
+                axis.plot(x, np.clip(row, -1.0, None), "k.", markersize=3)
+        axis.axhline(0.9, color="grey", linewidth=0.8, linestyle="--")
+        axis.set_xticks(range(len(SUITES[suite].tasks)), [f"{t.name}\nreward x {t.scale:g}" for t in SUITES[suite].tasks])
+        axis.set(ylabel="score (1 = policy per task)", title=suite, ylim=(-1.0, None))
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=8, loc="outside upper center", ncols=2, frameon=False)
+    figure.savefig(PICTURE, dpi=90)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["run", "report"])
+    parser.add_argument("--suite", choices=list(SETTINGS), help="default: all of these")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     args = parser.parse_args()
     th.set_num_threads(1)
-    FOLDER.mkdir(parents=True, exist_ok=True)
+    suites = [args.suite] if args.suite else list(SETTINGS)
     if args.what == "report":
-        rows, scores = table_and_scores()
-        print("\n".join(rows))
-        draw(scores)
+        for suite in suites:
+            print(f"{suite}\n\n{table(suite)}\n")
+        draw(suites)
         return
-    file = FOLDER / "random.json"
-    if not file.exists():
-        file.write_text(json.dumps({task: evaluate(None, task) for task in TASKS}) + "\n")
-    for seed in range(args.seeds):
-        for variant in args.variants:
-            file = FOLDER / f"{variant}_{seed}.json"
-            if not file.exists():
-                file.write_text(json.dumps(run(variant, seed)) + "\n")
-                print(file, flush=True)
+    for suite in suites:
+        folder = FOLDER / suite
+        folder.mkdir(parents=True, exist_ok=True)
+        file = folder / "random.json"
+        if not file.exists():
+            file.write_text(json.dumps({task: evaluate(suite, None, task) for task in task_names(suite)}) + "\n")
+        for seed in range(args.seeds):
+            for name in args.variants:
+                file = folder / f"{name}_{seed}.json"
+                if not file.exists():
+                    file.write_text(json.dumps(run(suite, name, seed)) + "\n")
+                    print(file, flush=True)
 
 
 if __name__ == "__main__":
