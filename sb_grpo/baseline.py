@@ -146,11 +146,12 @@ class StateBaseline(nn.Module):
             self.weights.copy_(self._regression(phi, before)(target[rows]))
             return centre_and_scale(raw, target, rollout, options.normalize), explained_variance(values, target)
         phi_final = self.phi(x_final)
+        gram = None
         if self.folds > 1 and len(rollout.group) > 1 and not first:
-            values, final_values = self._cross_fitted(rollout, phi, phi_final, target, before)
+            values, final_values, gram = self._cross_fitted(rollout, phi, phi_final, target, before)
             raw = gae(rollout, values, final_values, options.gamma, options.gae_lambda)
             target = raw + values
-        solve, fit_target = self._regression(phi, before), target
+        solve, fit_target = self._regression(phi, before, gram), target
         for _ in range(self.sweeps - 1):
             middle = solve(fit_target, slice(1, 2)).squeeze(1)
             refreshed = phi @ middle
@@ -160,7 +161,7 @@ class StateBaseline(nn.Module):
 
     def _cross_fitted(
         self, rollout: Rollout, phi: th.Tensor, phi_final: th.Tensor, target: th.Tensor, before: th.Tensor
-    ) -> tuple[th.Tensor, th.Tensor]:
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Values of every episode from a fit to the past and to the folds of episodes that it is not in.
 
         The targets must be made with values of the past alone: with refreshed ones an episode would find its own rewards
@@ -170,14 +171,15 @@ class StateBaseline(nn.Module):
         :param phi_final: ``[E, size]`` of the observation after each episode's last step
         :param target: ``[M]`` lambda-returns under the baseline of the past
         :param before: ``[size]`` weights of the past
-        :return: ``[M]`` and ``[E]``
+        :return: ``[M]``, ``[E]``, and the Gram matrix ``[size, size]`` of all features
         """
         fold_of_episode = th.arange(len(rollout.group), device=phi.device) % self.folds
         fold = fold_of_episode[rollout.episode]
-        parts = [(fold == k).nonzero().squeeze(1) for k in range(self.folds)]
-        gram = th.stack([phi[rows].T @ phi[rows] for rows in parts])
-        moment = th.stack([phi[rows].T @ target[rows] for rows in parts])
-        gram, moment = gram.sum(0) - gram, moment.sum(0) - moment
+        parts = [(phi[rows], target[rows]) for rows in (fold == k for k in range(self.folds))]
+        grams = th.stack([x.T @ x for x, _ in parts])
+        moments = th.stack([x.T @ y for x, y in parts])
+        whole = grams.sum(0)
+        gram, moment = whole - grams, moments.sum(0) - moments
         if self._moments is not None:
             gram.add_(self._moments[0], alpha=self.memory)
             moment.add_(self._moments[1], alpha=self.memory)
@@ -185,7 +187,7 @@ class StateBaseline(nn.Module):
         right = moment.double() + self._pull(ridges, before)
         weights = th.cholesky_solve(right.unsqueeze(2), factorise(gram.double(), ridges)).squeeze(2).T.to(phi.dtype)
         values = (phi @ weights).gather(1, fold.unsqueeze(1)).squeeze(1)
-        return values, (phi_final @ weights).gather(1, fold_of_episode.unsqueeze(1)).squeeze(1)
+        return values, (phi_final @ weights).gather(1, fold_of_episode.unsqueeze(1)).squeeze(1), whole
 
     def predict(self, x: th.Tensor) -> th.Tensor:
         """The baseline under each ridge.
@@ -203,14 +205,15 @@ class StateBaseline(nn.Module):
         self.ridge.mul_(RIDGE_FACTORS[best]).clamp_(*RIDGE_RANGE)
         return best
 
-    def _regression(self, phi: th.Tensor, before: th.Tensor) -> Callable[..., th.Tensor]:
+    def _regression(self, phi: th.Tensor, before: th.Tensor, gram: th.Tensor | None = None) -> Callable[..., th.Tensor]:
         """The ridge regression on given features, factorised.
 
         :param phi: ``[M, size]``
         :param before: ``[size]`` weights that the ridge pulls towards, times ``anchor``
+        :param gram: ``[size, size]`` Gram matrix of the features, where it is known; changed
         :return: function of targets ``[M]``, and which of the ridges (a slice; default: all), to weights ``[size, ridges]``
         """
-        gram, old_moment = phi.T @ phi, None
+        gram, old_moment = phi.T @ phi if gram is None else gram, None
         if self._moments is not None:
             gram.add_(self._moments[0], alpha=self.memory)
             old_moment = self._moments[1]
