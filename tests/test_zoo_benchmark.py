@@ -200,7 +200,7 @@ def test_settings_that_a_model_refuses_fail_alone(tmp_path, capsys):
         (["--steps", "Acrobot-v1:100"], "not in --envs"),
         (["--evaluations", "0"], "at least 1"),
         (["--variants", "missing.yml"], "cannot read"),
-        (["--variants", "list.yml"], "must map names to settings"),
+        (["--variants", "list.yml"], "must be a mapping, with lines such as"),
         (["--variants", "broken.yml"], "is not yaml"),
         (["--variants", "key.yml"], "unknown key 'hyperparam'. did you mean hyperparams"),
         (["--variants", "name.yml"], "unknown hyperparameter 'gama' of ppo. did you mean gamma"),

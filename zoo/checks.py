@@ -6,13 +6,11 @@ import inspect
 import types
 import typing
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import rl_zoo3
-import yaml
 
-from zoo.command_line import BadInput, did_you_mean, one_line
+from zoo.command_line import BadInput, did_you_mean
 from zoo.schedules import SCHEDULED, SYNTAX, make_schedule
 
 #: Settings of a run that are none of the algorithm's.
@@ -82,20 +80,3 @@ def _number_as_text(value: Any) -> str:
         return f" YAML takes {value} for text: write {float(value)!r} or !!float {value}." if isinstance(value, str) else ""
     except ValueError:
         return ""
-
-
-def read_yaml(path: str | Path) -> dict[str, dict[str, Any]]:
-    """Sections of a YAML file.
-
-    :raises BadInput: if there is no such file, or it holds something else
-    """
-    try:
-        sections = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: {one_line(error)}") from error
-    if not isinstance(sections, dict):
-        raise BadInput(f"{path}: must be a mapping from env ids to settings, but is {type(sections).__name__}.")
-    for name, section in sections.items():
-        if not isinstance(section, dict):
-            raise BadInput(f"{path}: {name} must be a mapping of settings, but is {type(section).__name__}: {section!r}.")
-    return sections

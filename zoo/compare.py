@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
-import yaml
 
 from zoo import figures, tables
 from zoo.command_line import BadInput, Parser, run
 from zoo.comparison import Comparison, compare_runs, load
+from zoo.yaml_files import read_mapping
 
 #: Section -> (what it says, tables in the text, figures). Curves, profile and single runs stand in their CSV files only.
 SECTIONS: dict[str, tuple[str, list[str], list[str]]] = {
@@ -103,12 +103,10 @@ def read_references(path: Path | None) -> dict[str, tuple[float, float]]:
     """
     if path is None:
         return {}
+    table = read_mapping(path, "CartPole-v1: [20, 500]")
     try:
-        table = yaml.safe_load(path.read_text())
         return {str(env): (float(low), float(high)) for env, (low, high) in table.items()}
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise BadInput(f"{path} must hold lines such as 'CartPole-v1: [20, 500]'") from error
 
 

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from zoo import figures, statistics, tables
 from zoo.command_line import BadInput, Parser, run
 from zoo.comparison import Comparison, compare_runs, load
 from zoo.results import RANDOM, Run
+from zoo.yaml_files import read_sections
 
 BAR = "ppo"  # per task the better of PPO's settings
 BAR_SETTINGS = ("ppo-tuned", "ppo-defaults")
@@ -205,13 +205,8 @@ def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
     """
     if folder is None:
         return []
-    try:
-        entries = yaml.safe_load((folder / "ablations.yml").read_text())
-        return [{"folder": folder / name, **entry} for name, entry in entries.items() if (folder / name).exists()]
-    except OSError as error:
-        raise BadInput(f"cannot read {folder / 'ablations.yml'}: {error.strerror}") from error
-    except (yaml.YAMLError, AttributeError, TypeError) as error:
-        raise BadInput(f"{folder / 'ablations.yml'} must map folders to title, section, question, finding") from error
+    entries = read_sections(folder / "ablations.yml", "groups: {section: Ablations, title: Groups, labels: [defaults]}")
+    return [{"folder": folder / name, **entry} for name, entry in entries.items() if (folder / name).exists()]
 
 
 def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:

@@ -19,11 +19,12 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, sync_envs_no
 
 from sb_grpo import GRPO, SeededResetWrapper
 from zoo.callbacks import HParamsCallback
-from zoo.checks import check_settings, read_yaml
+from zoo.checks import check_settings
 from zoo.command_line import BadInput
 from zoo.plot import plot_learning_curve
 from zoo.provenance import commit, versions
 from zoo.schedules import SCHEDULED, make_schedule
+from zoo.yaml_files import read_sections
 
 HYPERPARAMS = Path(__file__).parent / "hyperparams" / "grpo.yml"
 FINAL_EPISODES = 20
@@ -52,7 +53,7 @@ class Experiment(ExperimentManager):
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         if self.config.endswith((".yml", ".yaml")):
-            read_yaml(self.config)
+            read_sections(self.config)
         hyperparams, saved = super().read_hyperparameters()
         custom = self.custom_hyperparams or {}
         check_settings(self.algo, hyperparams, lambda name: "--hyperparams" if name in custom else self.config)

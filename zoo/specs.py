@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import rl_zoo3
-import yaml
 from rl_zoo3.exp_manager import ExperimentManager
 
 from zoo.command_line import BadInput, did_you_mean
 from zoo.experiment import HYPERPARAMS, register
 from zoo.results import RANDOM, env_folder
+from zoo.yaml_files import read_sections
 
 CONSTRUCTOR_DEFAULTS = ("defaults", "sb3-defaults")
 VARIANT_KEYS = ("algo", "conf_file", "hyperparams")
@@ -81,7 +81,8 @@ def read_variants(path: Path | None, names: Sequence[str]) -> list[Variant]:
     :param path: YAML that maps labels to ``{algo, conf_file, hyperparams}``; None: only plain algorithms
     :param names: labels of the file or names of algorithms; empty: every label of the file
     """
-    table = {} if path is None else {label: _variant(path, label, entry) for label, entry in _read_yaml(path).items()}
+    sections = {} if path is None else read_sections(path, "my-label: {algo: ppo}")
+    table = {label: _variant(path, label, entry) for label, entry in sections.items()}
     known = known_algos()
     for name in names:
         if name not in table and name not in known:
@@ -102,7 +103,7 @@ def settings_for(variant: Variant, env_id: str) -> tuple[dict[str, Any], str]:
         entry, source = {"policy": "MlpPolicy"}, "constructor's defaults"
     else:
         path = Path(variant.conf_file) if variant.conf_file else _default_conf(variant.algo)
-        table = _read_yaml(path)
+        table = read_sections(path)
         name = _entry_name(table, env_id, path)
         entry, source = table[name], f"{path.name}: {name}"
     settings = {"policy": "MlpPolicy", **entry, **variant.hyperparams}
@@ -125,19 +126,7 @@ def _default_conf(algo: str) -> Path:
     return HYPERPARAMS if algo == "grpo" else Path(rl_zoo3.__file__).parent / "hyperparams" / f"{algo}.yml"
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
-    try:
-        table = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise BadInput(f"cannot read {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise BadInput(f"{path} is not YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(table, dict) or not all(isinstance(entry, dict) for entry in table.values()):
-        raise BadInput(f"{path} must map names to settings, as in 'name: {{algo: ppo}}'")
-    return table
-
-
-def _variant(path: Path, label: str, entry: dict[str, Any]) -> Variant:
+def _variant(path: Path | None, label: str, entry: dict[str, Any]) -> Variant:
     if not LABEL.fullmatch(str(label)):
         raise BadInput(f"{path}: label {label!r} cannot name a folder; use letters, digits and . _ + = -")
     for key in entry:

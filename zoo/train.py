@@ -17,10 +17,10 @@ from typing import Any
 
 import rl_zoo3.train
 
-from zoo.checks import read_yaml
 from zoo.command_line import BadInput, Parser, Settings, check_env_id, run
 from zoo.experiment import HYPERPARAMS, register
 from zoo.study import settings_of_trial
+from zoo.yaml_files import read_sections
 
 PROFILES = HYPERPARAMS.with_name("profiles.yml")
 
@@ -32,7 +32,7 @@ class TrainParser(Parser):
         super().__init__("zoo.train", __doc__)
         self.add_argument(
             "--profile",
-            choices=list(read_yaml(PROFILES)),
+            choices=list(read_sections(PROFILES)),
             help="section of zoo/hyperparams/profiles.yml, laid over the env's entry; --hyperparams goes over both",
         )
 
@@ -47,7 +47,7 @@ class TrainParser(Parser):
             found = settings_of_trial(given.storage, given.study_name, given.trial_id)
             given.hyperparams, given.trial_id = {**found, **(given.hyperparams or {})}, None
         if given.profile:
-            given.hyperparams = {**read_yaml(PROFILES)[given.profile], **(given.hyperparams or {})}
+            given.hyperparams = {**read_sections(PROFILES)[given.profile], **(given.hyperparams or {})}
         return given
 
 
