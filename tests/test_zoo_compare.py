@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG"
 
 
-def content(env, label, seed, final, steps=1000, algo="ppo", wall=2.0):
+def content(env, label, seed, final, steps=1000, algo="ppo", wall=2.0, settings=None):
     """A run whose curve rises in three checkpoints to its final return."""
     points = [
         {"steps": steps * i // 2, "env_steps": steps * i // 2, "train_wall_s": wall * i / 2, "returns": [final * i / 2] * 2}
@@ -31,6 +31,7 @@ def content(env, label, seed, final, steps=1000, algo="ppo", wall=2.0):
         **{"train_wall_s": wall, "train_cpu_s": wall},
         "checkpoints": [] if algo == "random" else points,
         "final_returns": [final - 10, final + 10],
+        "settings": settings or {},
     }
 
 
