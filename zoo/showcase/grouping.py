@@ -30,7 +30,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "task": dict(grouping="task"),
     "hierarchical": dict(grouping="hierarchical"),
     "difficulty": dict(grouping="difficulty"),
+    "auto": dict(grouping="auto"),
     "task, balanced": dict(grouping="task", group_weights="balanced"),
+    "task, performance": dict(grouping="task", group_weights="performance"),
     "task, adaptive": dict(grouping="task", group_weights="adaptive"),
     "task, surgery": dict(grouping="task", gradient_surgery=True),
 }
@@ -97,7 +99,7 @@ def report() -> None:
 
     print("| variant | seeds | a | b | c | worst task | steps until the worst is 0.9 | conflict rate |")
     print(f"|{'---|' * 8}")
-    figure, axes = plt.subplots(2, 4, figsize=(9, 3.6), sharex=True, sharey=True)
+    figure, axes = plt.subplots(2, 5, figsize=(10, 3.6), sharex=True, sharey=True)
     for name in VARIANTS:
         runs = variant_files.runs_of(FOLDER, name)
         p = np.array([r["p_right"] for r in runs])
@@ -113,11 +115,11 @@ def report() -> None:
         labels = [f"{task}: pays {pay:g}" for task, pay in zip(TASKS, PAY, strict=True)]
         axis.plot(EVERY * np.arange(1, p.shape[1] + 1), p.mean(0), label=labels)
         axis.set_title(name, fontsize=8)
-    axes[1, 3].axis("off")
+    axes[1, 4].axis("off")
     axes[0, 0].set_ylim(0, 1.02)
     axes[0, 0].set_ylabel("P(right action)", fontsize=8)
     axes[1, 0].set_xlabel("env steps", fontsize=8)
-    axes[1, 2].legend(fontsize=6)
+    axes[1, 4].legend(*axes[0, 0].get_legend_handles_labels(), fontsize=7, loc="center", frameon=False)
     figure.savefig(PICTURE, dpi=110, bbox_inches="tight")
 
 
