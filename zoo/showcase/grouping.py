@@ -24,7 +24,10 @@ from zoo.showcase.runs import DATA, IMG
 TASKS, PAY, ODDS = ("a", "b", "c"), (1.0, 100.0, 10_000.0), (0.05, 0.20)
 STEPS, EVERY = 8_192, 1024
 FOLDER, PICTURE = DATA / "grouping", IMG / "grouping.png"
-COMMON = dict(n_steps=EVERY // 16, batch_size=256, n_epochs=10, learning_rate=3e-3, group_size=4, seed=0, device="cpu")
+COMMON = dict(
+    **dict(n_steps=EVERY // 16, batch_size=256, n_epochs=10, learning_rate=3e-3, group_size=4, seed=0, device="cpu"),
+    baseline_kwargs=dict(with_time=True),  # what is still to come shrinks with every step, and the observation hides the time
+)
 VARIANTS: dict[str, dict[str, Any]] = {
     "seed, batch": {},
     "task": dict(grouping="task"),
