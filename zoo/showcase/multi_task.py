@@ -25,16 +25,18 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from sb_grpo import GRPO
 from sb_grpo.envs.tasks import SUITES
 from zoo.provenance import commit, versions
+from zoo.schedules import make_schedule
 from zoo.showcase.runs import DATA, IMG
 
 SLOTS_PER_TASK, EPISODES = 2, 20
 FOLDER, PICTURE = DATA / "multi_task", IMG / "multi_task.png"
 
-COMMON = dict(n_steps=256, batch_size=64, n_epochs=10, learning_rate=3e-4, gamma=0.99, gae_lambda=0.95, device="cpu")
+#: The learning rate falls to 0: at a constant one a policy that has solved a task may lose it again in the last updates.
+COMMON = dict(n_steps=256, batch_size=64, n_epochs=10, learning_rate="lin_3e-4", gamma=0.99, gae_lambda=0.95, device="cpu")
 #: By suite: steps per task, and what differs from COMMON, for every algorithm.
 SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "CartPoleTasks-v0": (25_000, {}),
-    "PendulumTasks-v0": (50_000, dict(gamma=0.95, learning_rate=1e-3)),
+    "PendulumTasks-v0": (50_000, dict(gamma=0.95, learning_rate="lin_1e-3")),
 }
 
 
@@ -54,6 +56,9 @@ class Variant(NamedTuple):
 #: Of GRPO, ``tasks`` is added where one policy learns all.
 VARIANTS = {
     "grpo_task": Variant("GRPO, grouping=task", GRPO, dict(group_size=1, grouping="task")),
+    "grpo_task_constant": Variant(
+        "GRPO, grouping=task, constant rate", GRPO, dict(group_size=1, grouping="task", learning_rate=3e-4)
+    ),
     "grpo_global": Variant("GRPO, global normalisation", GRPO, dict(group_size=1, normalize_advantage="batch")),
     "ppo": Variant("PPO", PPO, {}),
     "ppo_scaled": Variant("PPO, rewards scaled by VecNormalize", PPO, {}, scaled=True),
@@ -100,6 +105,8 @@ def train(suite: str, variant: Variant, tasks: list[str], seed: int) -> dict[str
     steps, changes = SETTINGS[suite]
     names = dict(tasks=tasks) if variant.algorithm is GRPO and variant.together else {}
     kwargs: dict[str, Any] = {**COMMON, **changes, **variant.kwargs, **names}
+    if isinstance(kwargs["learning_rate"], str):
+        kwargs["learning_rate"] = make_schedule(kwargs["learning_rate"])
     env, start = make_env(suite, tasks, seed), time.perf_counter()
     if variant.scaled:
         env = VecNormalize(env, norm_obs=False, gamma=kwargs["gamma"])
