@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from zoo.showcase import multi_task
 from zoo.showcase.runs import Variant, train
 from zoo.showcase.tables import on_one_grid, table
 
@@ -18,6 +19,11 @@ PARTS = ["exploration", "curriculum", "health"]
 @pytest.mark.parametrize("part", PARTS)
 def test_the_page_has_the_table_of_the_raw_files(part):
     assert importlib.import_module(f"zoo.showcase.{part}").table() in (DOCS / f"{part}.md").read_text()
+
+
+@pytest.mark.parametrize("suite", multi_task.SETTINGS)
+def test_the_page_of_multi_task_has_the_tables_of_the_raw_files(suite):
+    assert multi_task.table(suite) in (DOCS / "multi_task.md").read_text()
 
 
 def test_a_table_by_hand():
