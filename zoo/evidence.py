@@ -296,7 +296,7 @@ zoo/hyperparams/grpo.yml and were chosen on seeds from 100 up; its defaults are 
 constructor's, 8 envs, observations normalised."""
 OVERALL = """\
 Scores are normalised per task: 0 is a random policy, 1 the mean of the bar. Speed is the ratio of median training times
-of a run, geometric mean over tasks; two to four runs shared a two-core machine, so the processor's ratio is the fairer.
+of a run, geometric mean over tasks; two to five runs shared a two-core machine, so the processor's ratio is the fairer.
 
 | algorithm | aggregate IQM | P(improvement over PPO) | times faster, clock | times faster, processor | tasks |
 |---|---|---|---|---|---|"""
