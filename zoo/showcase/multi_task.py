@@ -31,7 +31,6 @@ from zoo.showcase.runs import DATA, IMG
 SLOTS_PER_TASK, EPISODES = 2, 20
 FOLDER, PICTURE = DATA / "multi_task", IMG / "multi_task.png"
 
-#: The learning rate falls to 0: at a constant one a policy that has solved a task may lose it again in the last updates.
 COMMON = dict(n_steps=256, batch_size=64, n_epochs=10, learning_rate="lin_3e-4", gamma=0.99, gae_lambda=0.95, device="cpu")
 #: By suite: steps per task, and what differs from COMMON, for every algorithm.
 SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
@@ -100,18 +99,23 @@ def evaluate(suite: str, model: Any, task: str) -> list[float]:
     return returns.tolist()
 
 
+def settings(suite: str, variant: Variant) -> dict[str, Any]:
+    """Constructor arguments, the learning rate as text where it is a schedule."""
+    return {**COMMON, **SETTINGS[suite][1], **variant.kwargs}
+
+
 def train(suite: str, variant: Variant, tasks: list[str], seed: int) -> dict[str, Any]:
     """One policy for these tasks: its returns by task."""
-    steps, changes = SETTINGS[suite]
-    names = dict(tasks=tasks) if variant.algorithm is GRPO and variant.together else {}
-    kwargs: dict[str, Any] = {**COMMON, **changes, **variant.kwargs, **names}
+    kwargs = settings(suite, variant)
+    if variant.algorithm is GRPO and variant.together:
+        kwargs["tasks"] = tasks
     if isinstance(kwargs["learning_rate"], str):
         kwargs["learning_rate"] = make_schedule(kwargs["learning_rate"])
     env, start = make_env(suite, tasks, seed), time.perf_counter()
     if variant.scaled:
         env = VecNormalize(env, norm_obs=False, gamma=kwargs["gamma"])
     model = variant.algorithm("MlpPolicy", env, seed=seed, **kwargs)
-    model.learn(steps * len(tasks))
+    model.learn(SETTINGS[suite][0] * len(tasks))
     seconds = time.perf_counter() - start
     returns = {task: evaluate(suite, model, task) for task in tasks}
     return {"returns": returns, "env_steps": model.num_timesteps, "seconds": round(seconds, 1)}
@@ -120,20 +124,25 @@ def train(suite: str, variant: Variant, tasks: list[str], seed: int) -> dict[str
 def run(suite: str, name: str, seed: int) -> dict[str, Any]:
     """All tasks of a variant: in one training, or in one training each."""
     variant, tasks = VARIANTS[name], task_names(suite)
-    steps, changes = SETTINGS[suite]
     parts = [train(suite, variant, part, seed) for part in ([tasks] if variant.together else [[task] for task in tasks])]
     return {
         "suite": suite,
         "variant": name,
         "seed": seed,
-        "steps_per_task": steps,
+        "steps_per_task": SETTINGS[suite][0],
         "env_steps": sum(part["env_steps"] for part in parts),
         "seconds": sum(part["seconds"] for part in parts),
         "returns": {task: returns for part in parts for task, returns in part["returns"].items()},
-        "settings": {**COMMON, **changes, **variant.kwargs, "slots_per_task": SLOTS_PER_TASK, "scaled": variant.scaled},
+        "settings": {**settings(suite, variant), "slots_per_task": SLOTS_PER_TASK, "scaled": variant.scaled},
         "versions": versions(),
         "commit": commit(),
     }
+
+
+def random_returns(suite: str) -> np.ndarray:
+    """``[tasks]`` mean returns of random actions."""
+    found = json.loads((FOLDER / suite / "random.json").read_text())
+    return np.array([np.mean(found[task]) for task in task_names(suite)])
 
 
 def results(suite: str, name: str) -> np.ndarray:
@@ -150,9 +159,7 @@ def gini(scores: np.ndarray) -> float:
 
 def normalised(suite: str) -> dict[str, np.ndarray]:
     """``[seeds, tasks]`` scores by variant that learns all tasks with one policy."""
-    random = json.loads((FOLDER / suite / "random.json").read_text())
-    floor = np.array([np.mean(random[task]) for task in task_names(suite)])
-    ceiling = results(suite, "grpo_single").mean(0)
+    floor, ceiling = random_returns(suite), results(suite, "grpo_single").mean(0)
     found = {name: results(suite, name) for name, variant in VARIANTS.items() if variant.together}
     return {name: (returns - floor) / (ceiling - floor) for name, returns in found.items() if len(returns)}
 
@@ -168,8 +175,7 @@ def table(suite: str) -> str:
         figures += [f"{x.mean():.2f} ± {x.std():.2f}" for x in (worst, fair, np.array([gini(s) for s in score]))]
         rows.append(f"| {VARIANTS[name].label} | {len(score)} | {' | '.join(figures)} |")
     rows += ["", f"| mean return | seeds | {' | '.join(tasks)} |", f"|---|---|{'---|' * len(tasks)}"]
-    random = json.loads((FOLDER / suite / "random.json").read_text())
-    rows.append(f"| random policy | - | {' | '.join(f'{np.mean(random[task]):.3g}' for task in tasks)} |")
+    rows.append(f"| random policy | - | {' | '.join(f'{x:.3g}' for x in random_returns(suite))} |")
     for name, variant in VARIANTS.items():
         means = results(suite, name)
         if len(means):
