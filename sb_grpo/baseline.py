@@ -184,8 +184,7 @@ class StateBaseline(nn.Module):
             gram.add_(self._moments[0], alpha=self.memory)
             moment.add_(self._moments[1], alpha=self.memory)
         ridges = self.ridge.double().expand(self.folds)
-        right = moment.double() + self._pull(ridges, before)
-        weights = th.cholesky_solve(right.unsqueeze(2), factorise(gram.double(), ridges)).squeeze(2).T.to(phi.dtype)
+        weights = solve_each(factorise(gram.double(), ridges), moment.double() + self._pull(ridges, before)).to(phi.dtype)
         values = (phi @ weights).gather(1, fold.unsqueeze(1)).squeeze(1)
         return values, (phi_final @ weights).gather(1, fold_of_episode.unsqueeze(1)).squeeze(1), whole
 
@@ -226,8 +225,7 @@ class StateBaseline(nn.Module):
             if old_moment is not None:
                 moment.add_(old_moment, alpha=self.memory)
             self._moments = gram, moment
-            right = moment.double() + pull[which]
-            return th.cholesky_solve(right.unsqueeze(2), factor[which]).squeeze(2).T.to(phi.dtype)
+            return solve_each(factor[which], moment.double() + pull[which]).to(phi.dtype)
 
         return solve
 
@@ -253,3 +251,13 @@ def factorise(systems: th.Tensor, ridges: th.Tensor) -> th.Tensor:
         diagonal += 1e-5 * diagonal.mean()
         factor, failed = th.linalg.cholesky_ex(systems)
     return factor
+
+
+def solve_each(factor: th.Tensor, right: th.Tensor) -> th.Tensor:
+    """Solutions of systems with a right side each.
+
+    :param factor: ``[n, size, size]`` from :func:`factorise`
+    :param right: ``[n, size]``
+    :return: ``[size, n]``
+    """
+    return th.cholesky_solve(right.unsqueeze(2), factor).squeeze(2).T

@@ -61,6 +61,11 @@ def same_form(saved: dict[str, Any] | None, built: dict[str, Any]) -> bool:
     return saved is not None and form(saved) == form(built)
 
 
+def steps_per_env(n_steps: int | None, n_envs: int) -> int:
+    """What ``n_steps`` stands for: None is ``ROLLOUT_STEPS`` in total."""
+    return math.ceil(ROLLOUT_STEPS / n_envs) if n_steps is None else n_steps
+
+
 class GRPO(OnPolicyAlgorithm):
     """Group Relative Policy Optimization for control.
 
@@ -271,7 +276,7 @@ class GRPO(OnPolicyAlgorithm):
     @property
     def steps_per_env(self) -> int:
         """Steps per env that a rollout aims at."""
-        return math.ceil(ROLLOUT_STEPS / self.n_envs) if self.n_steps is None else self.n_steps
+        return steps_per_env(self.n_steps, self.n_envs)
 
     @property
     def whole_episodes(self) -> bool:

@@ -138,4 +138,4 @@ def test_bad_input_is_one_line(study, tmp_path, capsys):
     assert "cannot read" in capsys.readouterr().err
     (tmp_path / "ablations.yml").write_text("- a\n")
     assert evidence.main([str(study), "--ablations", str(tmp_path), "--out", str(tmp_path / "x.md")]) == 2
-    assert "must be a mapping" in capsys.readouterr().err
+    assert "must be a mapping, with lines such as 'groups: {section: Ablations, title: Groups" in capsys.readouterr().err

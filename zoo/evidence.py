@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sb_grpo.grpo import ROLLOUT_STEPS
+from sb_grpo.grpo import steps_per_env
 from zoo import figures, statistics, tables
 from zoo.command_line import BadInput, Parser, run
 from zoo.comparison import Comparison, compare_runs, load
@@ -69,8 +68,7 @@ def with_defaults(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 def effective(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings of GRPO with the length of a rollout written out."""
-    n_envs = settings.get("n_envs", 1)
-    return {**settings, "n_steps": settings.get("n_steps") or math.ceil(ROLLOUT_STEPS / n_envs)}
+    return {**settings, "n_steps": steps_per_env(settings.get("n_steps"), settings.get("n_envs", 1))}
 
 
 def iqm_text(c: Comparison, env: str, label: str) -> str:

@@ -81,8 +81,9 @@ def read_variants(path: Path | None, names: Sequence[str]) -> list[Variant]:
     :param path: YAML that maps labels to ``{algo, conf_file, hyperparams}``; None: only plain algorithms
     :param names: labels of the file or names of algorithms; empty: every label of the file
     """
-    sections = {} if path is None else read_sections(path, "my-label: {algo: ppo}")
-    table = {label: _variant(path, label, entry) for label, entry in sections.items()}
+    table = {}
+    if path is not None:
+        table = {label: _variant(path, label, entry) for label, entry in read_sections(path, "my-label: {algo: ppo}").items()}
     known = known_algos()
     for name in names:
         if name not in table and name not in known:
@@ -126,7 +127,7 @@ def _default_conf(algo: str) -> Path:
     return HYPERPARAMS if algo == "grpo" else Path(rl_zoo3.__file__).parent / "hyperparams" / f"{algo}.yml"
 
 
-def _variant(path: Path | None, label: str, entry: dict[str, Any]) -> Variant:
+def _variant(path: Path, label: str, entry: dict[str, Any]) -> Variant:
     if not LABEL.fullmatch(str(label)):
         raise BadInput(f"{path}: label {label!r} cannot name a folder; use letters, digits and . _ + = -")
     for key in entry:
