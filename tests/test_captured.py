@@ -10,11 +10,12 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 
-from sb_grpo import GRPO
+from sb_grpo import GRPO, RNDBonus
 from sb_grpo.buffers import Minibatch
 from sb_grpo.captured import Graph, Loss, adam_moments, pad, update
 from sb_grpo.device_sampler import env_steps
 from sb_grpo.envs.native import make_tensor_env
+from sb_grpo.groups import TensorSlots
 from sb_grpo.update import CHUNK, in_chunks
 from tests.helpers import ProbeEnv
 
@@ -72,6 +73,26 @@ def test_the_update_written_out_is_the_eager_update(env_id, options):
         th.testing.assert_close(state["state"][0][key], eager_state["state"][0][key], rtol=1e-4, atol=1e-7)
 
 
+def test_captured_starts_are_the_eager_starts():
+    """Jobs are handed out and started inside the graph, step after step: the hash of their numbers must wrap there too."""
+
+    def starts(env, slots, done):
+        seen = []
+        for ended in done.unbind(0):
+            slots.step(env, ended)
+            seen.append(env.state)
+        return th.stack(seen)
+
+    def at_start():
+        env, slots = make_tensor_env("CartPoleTasks-v0", 4), TensorSlots(4, 2, 0, 0, th.device("cpu"))
+        slots.started_all(env)
+        return env, slots
+
+    done = th.rand(3, 4, generator=th.Generator().manual_seed(0)) < 0.5
+    ours = th.compile(starts, fullgraph=True, dynamic=False)(*at_start(), done)
+    assert (ours == starts(*at_start(), done)).all()
+
+
 def test_the_captured_baseline_is_the_baseline():
     """Full chunks of rows go through the graph, the rest does not; both say the same."""
     model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4), compile=True, **SMALL)
@@ -121,6 +142,29 @@ def test_captured_training_equals_eager_training(env_id, tmp_path):
     assert again.compile is True and (weights(again) == weights(ours)).all()
     loaded, saved = again.policy.optimizer.state_dict()["state"], ours.policy.optimizer.state_dict()["state"]
     assert loaded[0]["step"] == saved[0]["step"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("env_id", "options"),
+    [
+        ("CartPoleTasks-v0", dict(tasks=4, grouping="hierarchical", group_weights="balanced")),
+        ("CartPole-v1", dict(exploration_bonus=RNDBonus())),
+    ],
+)
+def test_what_plugs_into_the_core_is_captured_too(env_id, options):
+    """Several rollouts with episodes that end in them."""
+
+    def trained(mode):
+        options_here = {**SMALL, **options, "n_steps": 32, "batch_size": 64, "compile": mode}
+        return GRPO("MlpPolicy", make_tensor_env(env_id, 4), **options_here).learn(256)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="compile: ")
+        ours = trained(True)
+    assert ours.captured._steps.compiled and ours.captured._update.compiled
+    assert ours.last_figures["group/start_mismatch"] == 0
+    th.testing.assert_close(weights(ours), weights(trained(False)), rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -54,13 +54,31 @@ def mix_tensor(*words: th.Tensor | int) -> th.Tensor:
     :param words: int64 tensors that broadcast, or integers; at least one tensor
     :return: int64 tensor of the broadcast shape (all 64 bits used)
     """
-    state = th.zeros((), dtype=th.int64, device=next(word.device for word in words if isinstance(word, th.Tensor)))
+    device = next(word.device for word in words if isinstance(word, th.Tensor))
+    if th.compiler.is_compiling() and device.type == "cpu":
+        return _mix_unsigned(*words)
+    state = th.zeros((), dtype=th.int64, device=device)
     for word in words:
         state = state + (word if isinstance(word, th.Tensor) else signed(word % (1 << 64))) + _GOLDEN
         state = (state ^ _shift_right(state, 30)) * _M1
         state = (state ^ _shift_right(state, 27)) * _M2
         state = state ^ _shift_right(state, 31)
     return state
+
+
+def _mix_unsigned(*words: th.Tensor | int) -> th.Tensor:
+    """:func:`mix_tensor` for graphs on the CPU: the C++ that they become may do what it likes where signed integers overflow.
+
+    torch's own kernels wrap, but have no sums of unsigned integers.
+    """
+    golden, m1, m2 = _CONSTANTS
+    state = th.zeros((), dtype=th.uint64)
+    for word in words:
+        state = state + (word.view(th.uint64) if isinstance(word, th.Tensor) else word % (1 << 64)) + golden
+        state = (state ^ (state >> 30)) * m1
+        state = (state ^ (state >> 27)) * m2
+        state = state ^ (state >> 31)
+    return state.view(th.int64)
 
 
 def group_seeds(base_seed: int | th.Tensor, groups: th.Tensor) -> th.Tensor:
