@@ -11,14 +11,13 @@ from zoo.showcase import tables
 from zoo.showcase.runs import Variant, results
 
 STEPS = 98_304  # 48 rollouts of 2048
-#: The default when these runs were made.
-WITH_TIME = {"with_time": True}
 BONUSES: dict[str, Any] = {"none": None, "count": CountBonus(), "rnd": RNDBonus()}
 NAMES = {"none": "no bonus", "count": "`CountBonus()`", "rnd": "`RNDBonus()`"}
+NORMALIZED = dict(policy_kwargs=dict(normalize_obs=True))
 BASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "defaults": ("`with_time`", dict(baseline_kwargs=WITH_TIME)),
-    "outcome": ('`"outcome"`, `normalize_obs`', dict(advantage="outcome", policy_kwargs=dict(normalize_obs=True))),
-    "normalized": ("`with_time`, `normalize_obs`", dict(baseline_kwargs=WITH_TIME, policy_kwargs=dict(normalize_obs=True))),
+    "state": ('`"state"`', {}),
+    "normalized": ('`"state"`, `normalize_obs`', NORMALIZED),
+    "outcome": ('`"outcome"`, `normalize_obs`', dict(advantage="outcome", **NORMALIZED)),
 }
 
 
@@ -32,11 +31,7 @@ def _variant(base: str, bonus: str) -> Variant:
     return Variant(f"{base}-{bonus}", f"{name}: {NAMES[bonus]}", STEPS, make, "MountainCar-v0")
 
 
-VARIANTS = [
-    *(_variant("defaults", bonus) for bonus in BONUSES),
-    *(_variant("outcome", bonus) for bonus in BONUSES),
-    _variant("normalized", "none"),
-]
+VARIANTS = [_variant(base, bonus) for base in BASES for bonus in BONUSES]
 
 
 def rows() -> tables.Rows:
@@ -51,6 +46,6 @@ def table() -> str:
 
 def draw() -> None:
     """What ``"state"`` does, where more than one seed has run."""
-    name = BASES["defaults"][0]
+    name = BASES["state"][0]
     drawn = [(setting, runs) for setting, runs in rows() if setting.startswith(f"{name}:") and len(runs) > 1]
     tables.draw("exploration", drawn, "MountainCar-v0, mean and range of the seeds")
