@@ -23,7 +23,8 @@ SMALL = dict(n_steps=64, batch_size=64, n_epochs=4, group_size=4, learning_rate=
 class Target(gym.Env):
     """One step: the action should be 0.3; the observation says nothing about it, but a part of the reward.
 
-    ``turns``: which part, changes every 64 episodes, so that what was learnt about it is always wrong.
+    ``turns``: which part, changes every 64 episodes, so that what was learnt about it is always wrong; and returns are far
+    below 0, so that chance does not let them grow by half.
     """
 
     unseeded = np.random.default_rng(0)  # one for all envs, so that their starts differ
@@ -43,7 +44,7 @@ class Target(gym.Env):
         turn = self.n // 64 % 6 if self.turns else 0
         part = float(self.obs[turn % 3]) * (1 if turn < 3 else -1)
         self.n += 1
-        reward = -self.scale * float(action[0] - 0.3) ** 2 + 10.0 * part
+        reward = -self.scale * float(action[0] - 0.3) ** 2 + 10.0 * part - 20.0 * self.turns
         return self.obs, reward, True, False, {}
 
 
@@ -122,14 +123,18 @@ def test_bounds():
     assert watch.first == 4.0  # the first positive value is the unit
 
 
-def test_returns_that_have_grown_excuse_groups_that_earn_the_same():
-    """Solved CartPole: 500 for every member. MountainCar before the flag: -200 for every member."""
-    rule = next(rule for rule in RULES if rule.name == "dead_groups")
-    cases = (([20, 100, 500, 500, 500, 500], False), ([-200] * 6, True), ([-200, -150, -150, -150, -150], True))
+@pytest.mark.parametrize(
+    ("name", "key", "bad", "good"),
+    [("dead_groups", "group/frac_zero_std", 1.0, 0.0), ("explained_variance", "train/explained_variance", -3.0, 0.9)],
+)
+def test_returns_that_have_grown_excuse_members_that_earn_the_same(name, key, bad, good):
+    """Solved CartPole: 500 for every member, nothing to explain. MountainCar before the flag: -200 for every member."""
+    rule = next(rule for rule in RULES if rule.name == name)
+    cases = (([20, 100] + [500] * 6, False), ([-200] * 8, True), ([-200] + [-150] * 7, True))
     for returns, broken in cases:
         watch = _Watch(rule)
         for r in returns:
-            watch.look({"group/frac_zero_std": float(r in (500, -200, -150)), "group/baseline": r})
+            watch.look({key: bad if r in (500, -200, -150) else good, "group/baseline": r})
         assert watch.broken == broken
 
 
