@@ -150,8 +150,8 @@ RULES: tuple[Rule, ...] = (
         "The state baseline predicts worse than a constant (explained variance {value:.2g}): normalise the observations "
         "(VecNormalize, or policy_kwargs=dict(normalize_obs=True)), use advantage='step', or check that what decides the "
         "reward is observed.",
-        "Below 0 it adds noise instead of removing it. A jump of the returns makes it dip for a rollout or two; where they have "
-        "grown and all members earn the same, there is no variance left to explain.",
+        "Below 0 it adds noise instead of removing it. A jump of the returns makes it dip for a rollout or two; where they "
+        "have grown and all members earn the same, there is no variance left to explain.",
         low=0.0,
         excused_by="group/baseline",
         patience=5,
