@@ -197,7 +197,8 @@ def draw(suites: list[str]) -> None:
         width = 0.8 / len(scores)
         for i, (name, score) in enumerate(scores.items()):
             x = np.arange(score.shape[1]) + (i - (len(scores) - 1) / 2) * width
-            axis.bar(x, score.mean(0), width, label=VARIANTS[name].label, alpha=0.6)
+            color = f"C{list(VARIANTS).index(name)}"  # one per variant, whichever of them a suite has
+            axis.bar(x, score.mean(0), width, label=VARIANTS[name].label, alpha=0.6, color=color)
             for row in score:
                 axis.plot(x, np.clip(row, -1.0, None), "k.", markersize=3)
         axis.axhline(0.9, color="grey", linewidth=0.8, linestyle="--")
