@@ -14,6 +14,7 @@ from sb_grpo import GRPO, RNDBonus
 from sb_grpo.buffers import Minibatch
 from sb_grpo.captured import Graph, Loss, adam_moments, pad, update
 from sb_grpo.device_sampler import env_steps
+from sb_grpo.envs import random
 from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.groups import TensorSlots
 from sb_grpo.update import CHUNK, in_chunks
@@ -71,6 +72,12 @@ def test_the_update_written_out_is_the_eager_update(env_id, options):
     th.testing.assert_close(norms, eager_norms, rtol=1e-4, atol=1e-6)
     for key in ("step", "exp_avg", "exp_avg_sq"):
         th.testing.assert_close(state["state"][0][key], eager_state["state"][0][key], rtol=1e-4, atol=1e-7)
+
+
+def test_the_hash_of_graphs_is_the_hash():
+    words = th.randint(-(2**63), 2**63 - 1, (3, 1000), generator=th.Generator().manual_seed(0))
+    words[:, 0] = -(2**63)
+    assert (random._mix_without_overflow(*words, -3) == random.mix_tensor(*words, -3)).all()
 
 
 def test_captured_starts_are_the_eager_starts():

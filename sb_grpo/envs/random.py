@@ -16,7 +16,7 @@ def signed(word: int) -> int:
 #: splitmix64's increment and multipliers, and the same as int64.
 _CONSTANTS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _GOLDEN, _M1, _M2 = (signed(constant) for constant in _CONSTANTS)
-_MASK64 = (1 << 64) - 1
+_MASK64, _HALF = (1 << 64) - 1, (1 << 32) - 1
 
 
 def mix(*words: int) -> int:
@@ -56,7 +56,7 @@ def mix_tensor(*words: th.Tensor | int) -> th.Tensor:
     """
     device = next(word.device for word in words if isinstance(word, th.Tensor))
     if th.compiler.is_compiling() and device.type == "cpu":
-        return _mix_unsigned(*words)
+        return _mix_without_overflow(*words)
     state = th.zeros((), dtype=th.int64, device=device)
     for word in words:
         state = state + (word if isinstance(word, th.Tensor) else signed(word % (1 << 64))) + _GOLDEN
@@ -66,19 +66,29 @@ def mix_tensor(*words: th.Tensor | int) -> th.Tensor:
     return state
 
 
-def _mix_unsigned(*words: th.Tensor | int) -> th.Tensor:
+def _mix_without_overflow(*words: th.Tensor | int) -> th.Tensor:
     """:func:`mix_tensor` for graphs on the CPU: the C++ that they become may do what it likes where signed integers overflow.
 
-    torch's own kernels wrap, but have no sums of unsigned integers.
+    torch's own kernels wrap. Of unsigned integers they have products, but no sums.
     """
-    golden, m1, m2 = _CONSTANTS
-    state = th.zeros((), dtype=th.uint64)
-    for word in words:
-        state = state + (word.view(th.uint64) if isinstance(word, th.Tensor) else word % (1 << 64)) + golden
-        state = (state ^ (state >> 30)) * m1
-        state = (state ^ (state >> 27)) * m2
-        state = state ^ (state >> 31)
-    return state.view(th.int64)
+
+    def times(x: th.Tensor, factor: int) -> th.Tensor:
+        return (x.view(th.uint64) * factor).view(th.int64)
+
+    def plus(x: th.Tensor, y: th.Tensor) -> th.Tensor:
+        low = (x & _HALF) + (y & _HALF)
+        high = _shift_right(x, 32) + _shift_right(y, 32) + (low >> 32)
+        return times(high, 1 << 32) | (low & _HALF)
+
+    _, m1, m2 = _CONSTANTS
+    numbers = [word if isinstance(word, th.Tensor) else th.tensor(signed(word % (1 << 64))) for word in words]
+    golden, state = th.tensor(_GOLDEN), th.tensor(0)
+    for number in numbers:
+        state = plus(plus(state, number), golden)
+        state = times(state ^ _shift_right(state, 30), m1)
+        state = times(state ^ _shift_right(state, 27), m2)
+        state = state ^ _shift_right(state, 31)
+    return state
 
 
 def group_seeds(base_seed: int | th.Tensor, groups: th.Tensor) -> th.Tensor:
