@@ -19,6 +19,7 @@ from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.groups import TensorSlots
 from sb_grpo.update import CHUNK, in_chunks
 from tests.helpers import ProbeEnv
+from tests.test_objectives import TensorGoals
 
 SMALL = dict(n_steps=4, batch_size=16, n_epochs=2, group_size=2, seed=0, device="cpu")
 
@@ -153,18 +154,22 @@ def test_captured_training_equals_eager_training(env_id, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("env_id", "options"),
+    ("env", "options"),
     [
-        ("CartPoleTasks-v0", dict(tasks=4, grouping="hierarchical", group_weights="balanced")),
-        ("CartPole-v1", dict(exploration_bonus=RNDBonus())),
+        (
+            lambda: make_tensor_env("CartPoleTasks-v0", 4),
+            dict(tasks=4, grouping="hierarchical", group_weights="balanced"),
+        ),
+        (lambda: make_tensor_env("CartPole-v1", 4), dict(exploration_bonus=RNDBonus())),
+        (lambda: TensorGoals(4), dict(objectives={"win": 2.0, "cost": 0.5}, objective_normalization="each")),
     ],
 )
-def test_what_plugs_into_the_core_is_captured_too(env_id, options):
+def test_what_plugs_into_the_core_is_captured_too(env, options):
     """Several rollouts with episodes that end in them."""
 
     def trained(mode):
         options_here = {**SMALL, **options, "n_steps": 32, "batch_size": 64, "compile": mode}
-        return GRPO("MlpPolicy", make_tensor_env(env_id, 4), **options_here).learn(256)
+        return GRPO("MlpPolicy", env(), **options_here).learn(256)
 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="compile: ")
