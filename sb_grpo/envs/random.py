@@ -5,7 +5,13 @@ The same integers come out of :func:`mix` on the host and of :func:`mix_tensor` 
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
 import torch as th
+
+Word = TypeVar("Word", th.Tensor, int)
 
 
 def signed(word: int) -> int:
@@ -13,9 +19,8 @@ def signed(word: int) -> int:
     return word - (1 << 64) if word >= 1 << 63 else word
 
 
-#: splitmix64's increment and multipliers, and the same as int64.
-_CONSTANTS = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-_GOLDEN, _M1, _M2 = (signed(constant) for constant in _CONSTANTS)
+#: splitmix64's increment and multipliers, as int64.
+_GOLDEN, _M1, _M2 = (signed(constant) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _MASK64, _HALF = (1 << 64) - 1, (1 << 32) - 1
 
 
@@ -25,13 +30,7 @@ def mix(*words: int) -> int:
     :param words: integers, negative ones taken modulo 2^64
     :return: an integer in [0, 2^64)
     """
-    golden, m1, m2 = _CONSTANTS
-    state = 0
-    for word in words:
-        state = (state + (word & _MASK64) + golden) & _MASK64
-        state = ((state ^ (state >> 30)) * m1) & _MASK64
-        state = ((state ^ (state >> 27)) * m2) & _MASK64
-        state ^= state >> 31
+    state: int = _rounds(words, 0, lambda x, y: (x + y) & _MASK64, lambda x, y: (x * y) & _MASK64)
     return state
 
 
@@ -43,8 +42,21 @@ def group_seed(base_seed: int, group: int) -> int:
     return mix(base_seed, group) >> 33
 
 
-def _shift_right(x: th.Tensor, bits: int) -> th.Tensor:
-    """Logical shift: torch's own keeps the sign."""
+def _rounds(words: Sequence[Any], state: Any, plus: Callable[[Any, Any], Any], times: Callable[[Any, Any], Any]) -> Any:
+    """The hash itself, in whichever numbers the state is and with their arithmetic modulo 2^64.
+
+    :param state: zero
+    """
+    for word in words:
+        state = plus(plus(state, word), _GOLDEN)
+        state = times(state ^ _shift_right(state, 30), _M1)
+        state = times(state ^ _shift_right(state, 27), _M2)
+        state = state ^ _shift_right(state, 31)
+    return state
+
+
+def _shift_right(x: Word, bits: int) -> Word:
+    """Logical shift of 64 bits: torch's own keeps the sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -55,40 +67,27 @@ def mix_tensor(*words: th.Tensor | int) -> th.Tensor:
     :return: int64 tensor of the broadcast shape (all 64 bits used)
     """
     device = next(word.device for word in words if isinstance(word, th.Tensor))
-    if th.compiler.is_compiling() and device.type == "cpu":
-        return _mix_without_overflow(*words)
-    state = th.zeros((), dtype=th.int64, device=device)
-    for word in words:
-        state = state + (word if isinstance(word, th.Tensor) else signed(word % (1 << 64))) + _GOLDEN
-        state = (state ^ _shift_right(state, 30)) * _M1
-        state = (state ^ _shift_right(state, 27)) * _M2
-        state = state ^ _shift_right(state, 31)
+    numbers = [word if isinstance(word, th.Tensor) else signed(word % (1 << 64)) for word in words]
+    # torch's kernels wrap; the C++ that graphs become on the CPU may do what it likes where signed integers overflow.
+    without_overflow = th.compiler.is_compiling() and device.type == "cpu"
+    plus, times = (_plus, _times) if without_overflow else (operator.add, operator.mul)
+    state: th.Tensor = _rounds(numbers, th.zeros((), dtype=th.int64, device=device), plus, times)
     return state
 
 
-def _mix_without_overflow(*words: th.Tensor | int) -> th.Tensor:
-    """:func:`mix_tensor` for graphs on the CPU: the C++ that they become may do what it likes where signed integers overflow.
+def _times(x: th.Tensor, factor: int) -> th.Tensor:
+    """Product modulo 2^64 of int64 without overflow."""
+    return (x.view(th.uint64) * (factor % (1 << 64))).view(th.int64)
 
-    torch's own kernels wrap. Of unsigned integers they have products, but no sums.
+
+def _plus(x: th.Tensor, y: Any) -> th.Tensor:
+    """Sum modulo 2^64 of int64 without overflow, by halves: unsigned integers have no sums in torch.
+
+    :param y: int64 tensor, or an integer
     """
-
-    def times(x: th.Tensor, factor: int) -> th.Tensor:
-        return (x.view(th.uint64) * factor).view(th.int64)
-
-    def plus(x: th.Tensor, y: th.Tensor) -> th.Tensor:
-        low = (x & _HALF) + (y & _HALF)
-        high = _shift_right(x, 32) + _shift_right(y, 32) + (low >> 32)
-        return times(high, 1 << 32) | (low & _HALF)
-
-    _, m1, m2 = _CONSTANTS
-    numbers = [word if isinstance(word, th.Tensor) else th.tensor(signed(word % (1 << 64))) for word in words]
-    golden, state = th.tensor(_GOLDEN), th.tensor(0)
-    for number in numbers:
-        state = plus(plus(state, number), golden)
-        state = times(state ^ _shift_right(state, 30), m1)
-        state = times(state ^ _shift_right(state, 27), m2)
-        state = state ^ _shift_right(state, 31)
-    return state
+    low: th.Tensor = (x & _HALF) + (y & _HALF)
+    high: th.Tensor = _shift_right(x, 32) + _shift_right(y, 32) + (low >> 32)
+    return _times(high, 1 << 32) | (low & _HALF)
 
 
 def group_seeds(base_seed: int | th.Tensor, groups: th.Tensor) -> th.Tensor:
