@@ -191,14 +191,16 @@ def draw(suites: list[str]) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    from zoo import figures
+
     figure, panels = plt.subplots(len(suites), figsize=(8.0, 2.9 * len(suites)), squeeze=False, layout="constrained")
+    style = figures.styles(list(VARIANTS))  # of all of them, so that they look the same whichever a suite has
     for axis, suite in zip(panels[:, 0], suites, strict=True):
         scores = normalised(suite)
         width = 0.8 / len(scores)
         for i, (name, score) in enumerate(scores.items()):
             x = np.arange(score.shape[1]) + (i - (len(scores) - 1) / 2) * width
-            color = f"C{list(VARIANTS).index(name)}"  # one per variant, whichever of them a suite has
-            axis.bar(x, score.mean(0), width, label=VARIANTS[name].label, alpha=0.6, color=color)
+            axis.bar(x, score.mean(0), width, label=VARIANTS[name].label, alpha=0.6, color=style[name]["color"])
             for row in score:
                 axis.plot(x, np.clip(row, -1.0, None), "k.", markersize=3)
         axis.axhline(0.9, color="grey", linewidth=0.8, linestyle="--")
