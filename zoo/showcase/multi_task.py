@@ -36,6 +36,7 @@ COMMON = dict(n_steps=256, batch_size=64, n_epochs=10, learning_rate="lin_3e-4",
 SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "CartPoleTasks-v0": (25_000, {}),
     "PendulumTasks-v0": (50_000, dict(gamma=0.95, learning_rate="lin_1e-3")),
+    "LunarLanderTasks-v0": (100_000, dict(n_steps=512, learning_rate="lin_1e-3", gae_lambda=0.98, ent_coef=0.005)),
 }
 
 
