@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -17,6 +19,13 @@ def heed_ctrl_c() -> None:
     """For the ``preexec_fn`` of a subprocess that is to be interrupted: jobs in a shell's background ignore SIGINT, and hand
     that on to their children."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
 
 
 def make_rollout(rewards: list[list[float]], groups: list[int], **changes: Any) -> Rollout:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb_grpo import GRPO
+from tests.helpers import heed_ctrl_c, wait_for
 from zoo.checks import check_settings
 from zoo.command_line import run
 from zoo.experiment import build, register
@@ -36,7 +38,7 @@ def test_a_run_leaves_model_settings_curve_and_metrics(options, tmp_path):
     small = ["--hyperparams", "n_steps:64", "n_envs:2", "normalize:True", "n_epochs:1"]
     result = zoo_train(tmp_path, "--env", "CartPole-v1", "-n", "300", "--eval-freq", "150", "--seed", "3", *small, *options)
     assert result.returncode == 0, result.stderr
-    assert "Mean return over 20 episodes" in result.stdout
+    assert "Mean return over 20 episodes" in result.stdout and "Stopped after" not in result.stdout
     run = tmp_path / "grpo" / "CartPole-v1_1"
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["env_steps"] == 384 and metrics["gradient_steps"] > 0 and len(metrics["final_returns"]) == 20
@@ -48,6 +50,23 @@ def test_a_run_leaves_model_settings_curve_and_metrics(options, tmp_path):
     assert list((tmp_path / "tb" / "CartPole-v1").glob("GRPO_1/events*"))
     # Statistics of the best model (its evaluation is at 150 or 300 steps) beside those of the last.
     assert (run / "CartPole-v1" / "best" / "vecnormalize.pkl").exists()
+
+
+def test_ctrl_c_keeps_the_model_and_says_how_far_it_got(tmp_path):
+    command = [sys.executable, "-m", "zoo.train", "--log-folder", tmp_path, "--tensorboard-log", tmp_path / "tb"]
+    options = ["--env", "CartPole-v1", "-n", "10000000", "--eval-freq", "-1", "--num-threads", "1"]
+    process = subprocess.Popen(
+        [*map(str, command), *options], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=heed_ctrl_c,
+    )  # fmt: skip
+    wait_for(lambda: any(m.read_text().count("\n") > 10 for m in tmp_path.rglob("0.monitor.csv")))  # training has begun
+    process.send_signal(signal.SIGINT)
+    output, error = process.communicate(timeout=60)
+    run = tmp_path / "grpo" / "CartPole-v1_1"
+    metrics = json.loads((run / "metrics.json").read_text())
+    assert metrics["planned_steps"] == 10_000_000 > metrics["env_steps"] > 0
+    assert f"Stopped after {metrics['env_steps']:,} of 10,000,000 steps" in output and "Traceback" not in error
+    assert GRPO.load(run / "CartPole-v1.zip").num_timesteps == metrics["env_steps"]
 
 
 def test_other_algorithms_take_the_same_path(tmp_path):

@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
-from tests.helpers import heed_ctrl_c
+from tests.helpers import heed_ctrl_c, wait_for
 from zoo import benchmark, benchmark_worker, compare, workflow
 from zoo.benchmark_worker import RandomPolicy, evaluate, evaluation_seed
 from zoo.results import read_content, read_run
@@ -43,13 +42,6 @@ def command(folder, *more, steps="384"):
 def start(folder, **options):
     pipe = subprocess.PIPE
     return subprocess.Popen(command(folder, **options), cwd=ROOT, stdout=pipe, stderr=pipe, text=True, preexec_fn=heed_ctrl_c)
-
-
-def wait_for(condition, seconds=90):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.05)
 
 
 def children(pid):

@@ -122,6 +122,7 @@ class Experiment(ExperimentManager):
             "env": self.env_name.gym_id,
             "seed": self.seed,
             "env_steps": model.num_timesteps,
+            "planned_steps": self.n_timesteps,
             "gradient_steps": getattr(model, "_n_gradient_steps", None),
             "wall_time_s": round(self.wall_time, 2),
             "final_returns": returns,
@@ -132,6 +133,8 @@ class Experiment(ExperimentManager):
         }
         (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
         picture = plot_learning_curve(folder, f"{self.algo.upper()} on {self.env_name.gym_id}")
+        if model.num_timesteps < self.n_timesteps:  # Ctrl-C, or a callback
+            print(f"\nStopped after {model.num_timesteps:,} of {self.n_timesteps:,} steps; what follows is about that model.")
         print(f"\nMean return over {len(returns)} episodes: {metrics['mean_return']:.1f} +- {metrics['std_return']:.1f}")
         print(f"Model:          {folder / (self.env_name + '.zip')}")
         print(f"TensorBoard:    tensorboard --logdir {self.tensorboard_log}")
