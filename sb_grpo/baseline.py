@@ -36,6 +36,9 @@ class StateBaseline(nn.Module):
     :param n_features: number of random Fourier features; by default 32 per input, between 128 and 512
     :param scale: length scale of the kernel, in standard deviations per input
     :param memory: weight of the rollouts before relative to the newest one, per rollout of age; in [0, 1)
+    :param follow_level: let the targets of the rollouts before move with the level: by as much as the newest ones lie above
+        what the weights before predict, on average. Where rewards go on and ``gamma`` is near 1, values grow by bootstrapping
+        for a long time, and older targets that stay behind bend the fit between old and new states
     :param anchor: share of the weights before that the ridge pulls towards; in [0, 1]
     :param sweeps: times that a rollout is fitted; from the second on, its lambda-returns bootstrap from the fit just
         made (fitted value iteration). Rollouts of more than ``fit_rows`` steps are fitted once
@@ -60,6 +63,7 @@ class StateBaseline(nn.Module):
         n_features: int | None = None,
         scale: float = 1.0,
         memory: float = 0.25,
+        follow_level: bool = False,
         anchor: float = 0.9,
         sweeps: int = 4,
         with_time: bool = False,
@@ -82,6 +86,7 @@ class StateBaseline(nn.Module):
                 raise ValueError(f"baseline_kwargs: {name}={value} must {rule}.")
         dim = input_dim + with_time
         self.with_squares, self.memory, self.anchor = dim <= 64, memory, anchor
+        self.follow_level = follow_level
         self.sweeps, self.with_time, self.fit_rows, self.folds = sweeps, with_time, fit_rows, folds
         size = 1 + dim * (1 + self.with_squares) + n_features
         generator = th.Generator().manual_seed(seed)
@@ -181,8 +186,8 @@ class StateBaseline(nn.Module):
         whole = grams.sum(0)
         gram, moment = whole - grams, moments.sum(0) - moments
         if self._moments is not None:
+            moment.add_(self._past_moment(self._moments, moment[:, :1], gram[:, 0], before), alpha=self.memory)
             gram.add_(self._moments[0], alpha=self.memory)
-            moment.add_(self._moments[1], alpha=self.memory)
         ridges = self.ridge.double().expand(self.folds)
         weights = solve_each(factorise(gram.double(), ridges), moment.double() + self._pull(ridges, before)).to(phi.dtype)
         values = (phi @ weights).gather(1, fold.unsqueeze(1)).squeeze(1)
@@ -212,22 +217,39 @@ class StateBaseline(nn.Module):
         :param gram: ``[size, size]`` Gram matrix of the features, where it is known; changed
         :return: function of targets ``[M]``, and which of the ridges (a slice; default: all), to weights ``[size, ridges]``
         """
-        gram, old_moment = phi.T @ phi if gram is None else gram, None
-        if self._moments is not None:
-            gram.add_(self._moments[0], alpha=self.memory)
-            old_moment = self._moments[1]
+        gram = phi.T @ phi if gram is None else gram
+        past, sums = self._moments, gram[0].clone()
+        if past is not None:
+            gram.add_(past[0], alpha=self.memory)
         ridges = self.ridge * gram.new_tensor(RIDGE_FACTORS, dtype=th.float64)
         factor = factorise(gram.double().repeat(len(RIDGE_FACTORS), 1, 1), ridges)
         pull = self._pull(ridges, before)
 
         def solve(target: th.Tensor, which: slice = slice(None)) -> th.Tensor:
             moment = phi.T @ target
-            if old_moment is not None:
-                moment.add_(old_moment, alpha=self.memory)
+            if past is not None:
+                moment.add_(self._past_moment(past, moment[:1], sums, before), alpha=self.memory)
             self._moments = gram, moment
             return solve_each(factor[which], moment.double() + pull[which]).to(phi.dtype)
 
         return solve
+
+    def _past_moment(
+        self, past: tuple[th.Tensor, th.Tensor], target_sum: th.Tensor, sums: th.Tensor, before: th.Tensor
+    ) -> th.Tensor:
+        """Moment of the data before: its targets as they were, or moved with the level.
+
+        :param past: Gram matrix ``[size, size]`` and moment ``[size]`` of that data
+        :param target_sum: ``[..., 1]`` sum of the newest targets
+        :param sums: ``[..., size]`` sums of the features that go with them; the first is their number
+        :param before: ``[size]`` weights of the past
+        :return: ``[size]`` or ``[..., size]``
+        """
+        gram, moment = past
+        if not self.follow_level:
+            return moment
+        rise = (target_sum - (sums @ before).unsqueeze(-1)) / sums[..., :1]
+        return moment + rise * gram[0]
 
     def _pull(self, ridges: th.Tensor, before: th.Tensor) -> th.Tensor:
         """``[ridges, size]``: what the ridge adds to the right side, as it pulls towards ``anchor`` times ``before``."""

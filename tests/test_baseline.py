@@ -109,6 +109,38 @@ def test_the_anchor_keeps_what_the_newest_rollouts_do_not_show():
     assert forgotten(1.0) < 1.5 < 3.0 < forgotten(0.0)
 
 
+@pytest.mark.parametrize("folds", [1, 4])
+def test_older_targets_can_follow_the_level(folds):
+    """Every reward is 10 more than in the rollout before, which saw other states: those are worth 10 more too, not less."""
+
+    def gap(follow_level):
+        baseline = StateBaseline(1, memory=0.9, anchor=0.0, sweeps=1, folds=folds, follow_level=follow_level)
+        for level, side in ((0.0, -1.0), (0.0, 1.0), (0.0, -1.0), (10.0, 1.0)):
+            x = side + 0.5 * th.linspace(-1.0, 1.0, 200).unsqueeze(1)
+            advantages, _ = baseline.advantages(
+                rollout_of(x, th.full((200,), level)), AdvantageOptions(normalize="none"), x, x
+            )
+        seen, unseen = baseline.predict(th.tensor([[1.0], [-1.0]]))[:, 1].tolist()
+        return seen - unseen, float(advantages.std())
+
+    (bent, _), (level, spread) = gap(False), gap(True)
+    assert bent > 5.0 and abs(level) < 0.1 and spread < 0.1
+
+
+def test_following_the_level_changes_nothing_where_it_stays():
+    """The newest targets lie on the weights before: both predict the same, to rounding."""
+    found = []
+    for follow_level in (False, True):
+        th.manual_seed(0)
+        baseline = StateBaseline(2, anchor=1.0, memory=0.5, follow_level=follow_level)
+        for _ in range(6):
+            x = th.randn(400, 2)
+            y = x[:, 0] - x[:, 0].mean()  # the mean of the rewards never moves
+            baseline.advantages(rollout_of(x, y), AdvantageOptions(), x, x)
+        found.append(baseline.predict(th.tensor([[0.5, -0.5], [-1.0, 1.0]]))[:, 1])
+    th.testing.assert_close(found[0], found[1], atol=0.02, rtol=0.0)
+
+
 def test_sweeps_carry_a_change_of_the_last_reward_to_the_first_step():
     """lambda = 0: a fit sees one step ahead, so each sweep carries the new reward one step back. Truth: 1 at every step."""
 
