@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG"
 
 
-def content(env, label, seed, final, steps=1000, algo="ppo", wall=2.0, settings=None):
+def content(env, label, seed, final, steps=1000, algo="ppo", wall=2.0, settings=None, processor="x"):
     """A run whose curve rises in three checkpoints to its final return."""
     points = [
         {"steps": steps * i // 2, "env_steps": steps * i // 2, "train_wall_s": wall * i / 2, "returns": [final * i / 2] * 2}
@@ -32,6 +32,7 @@ def content(env, label, seed, final, steps=1000, algo="ppo", wall=2.0, settings=
         "checkpoints": [] if algo == "random" else points,
         "final_returns": [final - 10, final + 10],
         "settings": settings or {},
+        "machine": {"processor": processor, "cores": 2},
     }
 
 
@@ -88,6 +89,14 @@ def test_tables_of_known_runs(results, tmp_path):
     assert row(table(out, "ranking"), algorithm="grpo")["mean_rank"] == 1.25
     assert row(table(out, "pairwise"), env="Acrobot-v1")["difference"] == 0
     assert row(table(out, "cost"), env="CartPole-v1", algorithm="grpo")["gradient_steps"] == 40
+
+
+def test_seconds_of_different_processors_are_not_compared(results, tmp_path):
+    write_runs(results, "Acrobot-v1", "grpo", [-110, -100, -90], wall=0.1, processor="y")
+    assert compare.main([str(results), "--baseline", "ppo", "--out", str(tmp_path)]) == 0
+    speed = table(tmp_path, "speed")
+    assert speed["env"].tolist() == ["CartPole-v1", "all"] and set(speed["speedup"]) == {2.0}
+    assert row(table(tmp_path, "cost"), env="Acrobot-v1", algorithm="grpo")["processor"] == "y"
 
 
 def test_the_report_shows_tables_and_figures_that_exist(results, tmp_path):

@@ -130,8 +130,10 @@ def every_label(c: Comparison) -> pd.DataFrame:
 def cost_table(c: Comparison) -> pd.DataFrame:
     """Steps, updates, parameters and seconds, and how many times faster than the bar."""
     cost = tables.cost(c)
-    bar = cost[cost["algorithm"] == BAR].set_index("env")["train_cpu_s"]
+    bar = cost[cost["algorithm"] == BAR].set_index("env")
     cost = cost[cost["algorithm"] != BAR]
+    ratio = (cost["env"].map(bar["train_cpu_s"]) / cost["train_cpu_s"]).map("{:.2f}".format)
+    same = cost["env"].map(bar["processor"]) == cost["processor"]
     return pd.DataFrame(
         {
             "task": cost["env"],
@@ -141,7 +143,7 @@ def cost_table(c: Comparison) -> pd.DataFrame:
             "parameters": cost["parameters"].map("{:,}".format),
             "training, s": cost["train_wall_s"].map("{:.0f}".format),
             "processor, s": cost["train_cpu_s"].map("{:.0f}".format),
-            "PPO's processor time / this": (cost["env"].map(bar) / cost["train_cpu_s"]).map("{:.2f}".format),
+            "PPO's processor time / this": ratio.where(same, "other processor"),
         }
     )
 
@@ -153,16 +155,10 @@ def overall(runs: Sequence[Run], label: str) -> str:
         return f"| {label} | no task in common | | |"
     aggregate = tables.aggregate(c).set_index("algorithm").loc[label]
     improvement = tables.improvement(c).iloc[0]
-    speed = tables.speed(c).set_index("env").loc["all"]
-    cells = [
-        with_interval(row, name)
-        for row, name in (
-            (aggregate, "iqm"),
-            (improvement, "probability"),
-            (speed, "speedup"),
-            (speed, "cpu_speedup"),
-        )
-    ]
+    cells = [with_interval(aggregate, "iqm"), with_interval(improvement, "probability")]
+    speed = tables.speed(c)
+    names = ("speedup", "cpu_speedup")
+    cells += [with_interval(speed.set_index("env").loc["all"], name) if len(speed) else "other processor" for name in names]
     return f"| {label} | {' | '.join(cells)} | {len(c.common_envs)} |"
 
 
@@ -294,7 +290,8 @@ zoo/hyperparams/grpo.yml and were chosen on seeds from 100 up; its defaults are 
 constructor's, 8 envs, observations normalised."""
 OVERALL = """\
 Scores are normalised per task: 0 is a random policy, 1 the mean of the bar. Speed is the ratio of median training times
-of a run, geometric mean over tasks; two to five runs shared a two-core machine, so the processor's ratio is the fairer.
+of a run, geometric mean over the tasks that both ran on one kind of processor; two to five runs shared a two-core machine,
+so the processor's ratio is the fairer.
 
 | algorithm | aggregate IQM | P(improvement over PPO) | times faster, clock | times faster, processor | tasks |
 |---|---|---|---|---|---|"""

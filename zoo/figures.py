@@ -178,7 +178,7 @@ def improvements(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
 
 
 def times(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
-    """Median training time of a run, one panel per env.
+    """Median training time of a run, one panel per env; where runs come from several processors, each bar names its own.
 
     :param table: ``tables.cost``
     :param labels: in order
@@ -189,7 +189,9 @@ def times(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
         rows = table[table["env"] == env]
         colours = [style[label]["color"] for label in rows["algorithm"]]
         bars = axes.barh(rows["algorithm"], rows["train_wall_s"], color=colours, height=0.6)
-        axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
+        several = rows["processor"].nunique() > 1
+        texts = [f"{s:.3g}" + several * f" ({m})" for s, m in zip(rows["train_wall_s"], rows["processor"], strict=True)]
+        axes.bar_label(bars, texts, padding=3, fontsize=8)
         axes.margins(x=0.15)
         axes.invert_yaxis()
         axes.grid(visible=False)

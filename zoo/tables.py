@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -170,19 +170,26 @@ def cost(c: Comparison) -> pd.DataFrame:
             "parameters": group[0].parameters,
             "train_wall_s": np.median(wall),
             "train_cpu_s": np.median([run.train_cpu_s for run in group]),
+            "processor": _processors(group),
         }
         rows.append(row)
     return pd.DataFrame(rows)
 
 
+def _processors(runs: Sequence[Run]) -> str:
+    """Processors that they ran on; seconds compare only where that is one kind."""
+    return " / ".join(sorted({run.origin["machine"].split(",")[0].removeprefix("processor ") for run in runs}))
+
+
 def speed(c: Comparison) -> pd.DataFrame:
     """How many times less training time a run takes than the baseline's, by the clock and in processor seconds: per env,
-    and the geometric mean over envs."""
+    and the geometric mean over envs. Envs where the two ran on different processors are left out."""
     if c.baseline is None:
         return pd.DataFrame()
     rows = []
     for label in [label for label in c.labels if label != c.baseline]:
         both = [env for env in c.envs if {label, c.baseline} <= set(c.on(env))]
+        both = [env for env in both if _processors(c.runs[env, label]) == _processors(c.runs[env, c.baseline])]
         for name, envs in [*((env, [env]) for env in both), ("all", both)] if both else []:
             row: dict[str, Any] = {"algorithm": label, "over": c.baseline, "env": name}
             for column, field in (("speedup", "train_wall_s"), ("cpu_speedup", "train_cpu_s")):
