@@ -21,6 +21,9 @@ from sb_grpo.buffers import Rollout
 SPREAD_TOLERANCE = 1e-5
 #: The same for residuals of a fit, which are never exactly 0: a constant reward leaves 1e-4, CartPole when solved 7e-3.
 RESIDUAL_TOLERANCE = 1e-3
+#: Steps that a return's size is made of, at most, where residuals are compared with it. Under a longer horizon it is mostly a
+#: level which all states share: at gamma 0.9999 a good baseline leaves less than a thousandth of it.
+LONGEST_HORIZON = 100.0
 
 
 class AdvantageOptions(NamedTuple):
@@ -228,21 +231,23 @@ def gae(rollout: Rollout, values: th.Tensor, final_values: th.Tensor, gamma: flo
     return linear_recurrence(delta, gamma * gae_lambda * (~last).to(delta.dtype), rollout.max_length)
 
 
-def centre_and_scale(advantages: th.Tensor, targets: th.Tensor, rollout: Rollout, normalize: str) -> th.Tensor:
+def centre_and_scale(advantages: th.Tensor, targets: th.Tensor, rollout: Rollout, options: AdvantageOptions) -> th.Tensor:
     """z-scores of steps within the group or the batch: what makes ``"state"`` advantages group-relative.
 
     :param advantages: ``[M]`` targets minus baseline
-    :param targets: ``[M]`` lambda-returns; advantages below ``RESIDUAL_TOLERANCE`` of their size count as none
-    :param normalize: ``"group"``, ``"batch"`` or ``"none"`` (returned as they are)
+    :param targets: ``[M]`` lambda-returns; advantages below ``RESIDUAL_TOLERANCE`` of their size over at most
+        ``LONGEST_HORIZON`` steps count as none
+    :param options: with ``normalize="none"`` they are returned as they are
     :return: ``[M]``
     """
-    if normalize == "none":
+    if options.normalize == "none":
         return advantages
     row_group, n = rollout.group[rollout.episode], rollout.n_groups
-    if normalize == "batch":
+    if options.normalize == "batch":
         row_group, n = th.zeros_like(row_group), 1
     centred = advantages - segment_mean(advantages, row_group, n)[row_group]
-    return scale(centred, advantages, targets, row_group, n, "group", RESIDUAL_TOLERANCE)
+    tolerance = RESIDUAL_TOLERANCE * min(1.0, LONGEST_HORIZON * (1.0 - options.gamma))
+    return scale(centred, advantages, targets, row_group, n, "group", tolerance)
 
 
 def _baseline(values: th.Tensor, group: th.Tensor, n_groups: int, options: AdvantageOptions) -> th.Tensor:

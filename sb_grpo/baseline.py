@@ -149,7 +149,7 @@ class StateBaseline(nn.Module):
         phi, before = self.phi(x_fit), self.weights[:, best].clone()
         if len(x) > self.fit_rows:
             self.weights.copy_(self._regression(phi, before)(target[rows]))
-            return centre_and_scale(raw, target, rollout, options.normalize), explained_variance(values, target)
+            return centre_and_scale(raw, target, rollout, options), explained_variance(values, target)
         phi_final = self.phi(x_final)
         gram = None
         if self.folds > 1 and len(rollout.group) > 1 and not first:
@@ -162,7 +162,7 @@ class StateBaseline(nn.Module):
             refreshed = phi @ middle
             fit_target = gae(rollout, refreshed, phi_final @ middle, options.gamma, options.gae_lambda) + refreshed
         self.weights.copy_(solve(fit_target))
-        return centre_and_scale(raw, target, rollout, options.normalize), explained_variance(values, target)
+        return centre_and_scale(raw, target, rollout, options), explained_variance(values, target)
 
     def _cross_fitted(
         self, rollout: Rollout, phi: th.Tensor, phi_final: th.Tensor, target: th.Tensor, before: th.Tensor

@@ -100,7 +100,7 @@ class Probe(nn.Module):
         self.critic.fit(features, target)
         if self.driver == "state":
             return by_state
-        return centre_and_scale(raw, target, rollout, options.normalize), explained_variance(values, target)
+        return centre_and_scale(raw, target, rollout, options), explained_variance(values, target)
 
 
 def path(env_id: str, driver: str, seed: int) -> Path:
