@@ -155,17 +155,17 @@ def overall(runs: Sequence[Run], label: str) -> str:
         return f"| {label} | no task in common | | |"
     aggregate = tables.aggregate(c).set_index("algorithm").loc[label]
     improvement = tables.improvement(c).iloc[0]
-    cells = [with_interval(aggregate, "iqm"), with_interval(improvement, "probability")]
+    cells = [with_interval(aggregate, "iqm"), with_interval(improvement, "probability", digits=3)]
     speed = tables.speed(c)
     names = ("speedup", "cpu_speedup")
     cells += [with_interval(speed.set_index("env").loc["all"], name) if len(speed) else "other processor" for name in names]
     return f"| {label} | {' | '.join(cells)} | {len(c.common_envs)} |"
 
 
-def with_interval(row: pd.Series, name: str) -> str:
+def with_interval(row: pd.Series, name: str, digits: int = 2) -> str:
     """``value [low, high]`` of a table's row; without an interval where a task has one seed."""
     value, low, high = (row[column] for column in (name, f"{name}_low", f"{name}_high"))
-    return f"{value:.2f} " + ("(no interval)" if np.isnan(low) else f"[{low:.2f}, {high:.2f}]")
+    return f"{value:.{digits}f} " + ("(no interval)" if np.isnan(low) else f"[{low:.{digits}f}, {high:.{digits}f}]")
 
 
 def critic_wins(c: Comparison) -> list[str]:
