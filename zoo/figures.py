@@ -188,10 +188,10 @@ def times(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
     for env, axes in grid:
         rows = table[table["env"] == env]
         colours = [style[label]["color"] for label in rows["algorithm"]]
-        bars = axes.barh(rows["algorithm"], rows["train_wall_s"], color=colours, height=0.6)
         several = rows["processor"].nunique() > 1
-        texts = [f"{s:.3g}" + several * f" ({m})" for s, m in zip(rows["train_wall_s"], rows["processor"], strict=True)]
-        axes.bar_label(bars, texts, padding=3, fontsize=8)
+        names = [a + several * f"\n({p})" for a, p in zip(rows["algorithm"], rows["processor"], strict=True)]
+        bars = axes.barh(names, rows["train_wall_s"], color=colours, height=0.6)
+        axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
         axes.margins(x=0.15)
         axes.invert_yaxis()
         axes.grid(visible=False)
