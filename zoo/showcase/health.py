@@ -1,14 +1,23 @@
-"""Healthy trainings with the constructor's defaults, on which every rule must stay silent."""
+"""Healthy trainings with the constructor's defaults, on which every rule must stay silent; and an ill one, for the picture."""
 
 from __future__ import annotations
 
+import json
+import warnings
 from typing import Any
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
-from sb_grpo.callbacks import RULES, HealthCallback
-from zoo.showcase.runs import Variant, results
+from sb_grpo.callbacks import RULES, HealthCallback, HealthWarning
+from zoo.showcase.runs import DATA, IMG, Variant, results
+
+PICTURED = ("kl", "entropy", "grad_norm")
+EXAMPLE, PICTURE = DATA / "health" / "example.json", IMG / "health.png"
 
 
 class Kept(HealthCallback):
@@ -56,5 +65,55 @@ def table() -> str:
     return "\n".join([*rows, "", f"({seeds})"])
 
 
+class Watched(HealthCallback):
+    """A health check that remembers what it saw after every rollout."""
+
+    def __init__(self) -> None:
+        super().__init__(verbose=0)
+        self.seen: list[dict[str, float]] = []
+
+    def _on_rollout_start(self) -> None:
+        super()._on_rollout_start()
+        figures = self.model.last_figures  # type: ignore[attr-defined]
+        if figures:
+            seen = {rule.name: rule.value(figures) for rule in self.rules if rule.name in PICTURED}
+            self.seen.append({"steps": self.num_timesteps, **seen})
+
+
+def example() -> dict[str, dict[str, Any]]:
+    """The page's example, a learning rate of 0.1, and the same training with the default: what three rules saw, and where one
+    spoke. Trained where there is no file."""
+    if not EXAMPLE.exists():
+        found = {}
+        for name, rate in (("learning_rate=0.1", 0.1), ("the default", 3e-4)):
+            watched = Watched()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", HealthWarning)
+                GRPO("MlpPolicy", "CartPole-v1", learning_rate=rate, seed=0, device="cpu").learn(20_000, callback=watched)
+            said = {watch.rule.name: watch.said_at for watch in watched._watches}
+            found[name] = {"seen": watched.seen, "said_at": said}
+        EXAMPLE.write_text(json.dumps(found) + "\n")
+    content: dict[str, dict[str, Any]] = json.loads(EXAMPLE.read_text())
+    return content
+
+
 def draw() -> None:
-    """No picture: a range says it."""
+    """What three rules saw in the two trainings of :func:`example`: lines, bounds (dashed), and a cross where a rule spoke."""
+    figure, panels = plt.subplots(1, len(PICTURED), figsize=(3.0 * len(PICTURED), 2.8), layout="constrained")
+    rules = {rule.name: rule for rule in RULES}
+    for axis, name in zip(panels, PICTURED, strict=True):
+        rule = rules[name]
+        for label, training in example().items():
+            steps, values = ([point[key] for point in training["seen"]] for key in ("steps", name))
+            (line,) = axis.plot(steps, values, marker=".", label=label)
+            if (said := training["said_at"][name]) is not None:
+                axis.plot(
+                    said, values[steps.index(said)] if said in steps else values[-1], "x", color=line.get_color(), ms=11, mew=2
+                )
+        axis.axhline(rule.low if rule.low > -1e9 else rule.high, color="grey", linestyle="--", linewidth=0.8)
+        axis.set(title=name, xlabel="environment steps", ylabel=rule.key)
+        axis.set_yscale("log" if name in ("kl", "grad_norm") else "linear")
+        axis.grid(alpha=0.3)
+    panels[0].legend(fontsize=8)
+    figure.savefig(PICTURE, dpi=90)
+    plt.close(figure)
