@@ -153,10 +153,11 @@ def test_centre_and_scale_gives_z_scores_per_group_and_per_batch():
 @pytest.mark.parametrize(("gamma", "has_signal"), [(0.9, False), (0.99, False), (0.9999, True), (1.0, True)])
 def test_a_level_that_a_long_horizon_piles_up_hides_no_signal(gamma, has_signal):
     """Residuals of 1 on values of 3,000: nothing if 100 steps earn those 3,000, and much if 10,000 do, at 0.3 each."""
-    raw = th.tensor([1.0, -1.0, 1.0, -1.0])
+    raw = th.tensor([1.0, -1.0]).repeat(500)
     options = adv.AdvantageOptions(gamma=gamma, normalize="batch")
-    found = adv.centre_and_scale(raw, raw + 3000.0, make_rollout([[0.3] * 4], [0]), options)
-    close(found, raw.tolist() if has_signal else [0.0] * 4)
+    found = adv.centre_and_scale(raw, raw + 3000.0, make_rollout([[0.3] * 1000], [0]), options)
+    close(found, raw.tolist() if has_signal else [0.0] * 1000)
+    assert not adv.centre_and_scale(raw, raw + 3000.0, make_rollout([[0.3] * 5] * 200, [0] * 200), options).any()
 
 
 def test_reward_shaping():

@@ -84,7 +84,7 @@ def test_aggregates_are_over_the_tasks_that_both_ran(study):
     tuned = line_of(page, "| grpo-state", "## Over all tasks").split(" | ")
     scores = [(s - 20) / 295 for s in (480, 490, 500, 500)] + [(s + 500) / 418.5 for s in (-90, -91, -92, -93)]
     assert tuned[1].startswith(f"{np.mean(sorted(scores)[2:-2]):.2f} [")
-    assert tuned[2].startswith("0.50 [")  # always better on one, never on the other
+    assert tuned[2].startswith("0.500 [")  # always better on one, never on the other
     assert tuned[3].startswith(f"{np.sqrt(2 * 8):.2f} [") and tuned[-1] == "2 |"
     assert line_of(page, "| grpo-defaults", "## Over all tasks").endswith("| 1 |")
 
