@@ -246,8 +246,8 @@ def centre_and_scale(advantages: th.Tensor, targets: th.Tensor, rollout: Rollout
     if options.normalize == "batch":
         row_group, n = th.zeros_like(row_group), 1
     centred = advantages - segment_mean(advantages, row_group, n)[row_group]
-    horizon = min(1.0 / max(1.0 - options.gamma, 1e-9), rollout.max_length)
-    tolerance = RESIDUAL_TOLERANCE * min(1.0, LONGEST_HORIZON / horizon)
+    one_over_horizon = max(1.0 - options.gamma, 1.0 / rollout.max_length)
+    tolerance = RESIDUAL_TOLERANCE * min(1.0, LONGEST_HORIZON * one_over_horizon)
     return scale(centred, advantages, targets, row_group, n, "group", tolerance)
 
 

@@ -72,11 +72,11 @@ class Watched(HealthCallback):
         super().__init__(verbose=0)
         self.seen: list[dict[str, float]] = []
 
-    def _on_rollout_start(self) -> None:
-        super()._on_rollout_start()
-        figures = self.model.last_figures  # type: ignore[attr-defined]
-        if figures:
-            seen = {rule.name: rule.value(figures) for rule in self.rules if rule.name in PICTURED}
+    def _look(self) -> None:
+        judged = self._seen
+        super()._look()
+        if self._seen is not judged:
+            seen = {rule.name: rule.value(self._seen) for rule in self.rules if rule.name in PICTURED}
             self.seen.append({"steps": self.num_timesteps, **seen})
 
 
@@ -100,16 +100,15 @@ def example() -> dict[str, dict[str, Any]]:
 def draw() -> None:
     """What three rules saw in the two trainings of :func:`example`: lines, bounds (dashed), and a cross where a rule spoke."""
     figure, panels = plt.subplots(1, len(PICTURED), figsize=(3.0 * len(PICTURED), 2.8), layout="constrained")
-    rules = {rule.name: rule for rule in RULES}
+    rules, trainings = {rule.name: rule for rule in RULES}, example()
     for axis, name in zip(panels, PICTURED, strict=True):
         rule = rules[name]
-        for label, training in example().items():
+        for label, training in trainings.items():
             steps, values = ([point[key] for point in training["seen"]] for key in ("steps", name))
             (line,) = axis.plot(steps, values, marker=".", label=label)
             if (said := training["said_at"][name]) is not None:
-                axis.plot(
-                    said, values[steps.index(said)] if said in steps else values[-1], "x", color=line.get_color(), ms=11, mew=2
-                )
+                at = values[steps.index(said)]
+                axis.plot(said, at, "x", color=line.get_color(), markersize=11, markeredgewidth=2)
         axis.axhline(rule.low if rule.low > -1e9 else rule.high, color="grey", linestyle="--", linewidth=0.8)
         axis.set(title=name, xlabel="environment steps", ylabel=rule.key)
         axis.set_yscale("log" if name in ("kl", "grad_norm") else "linear")
