@@ -8,7 +8,7 @@ the features.
 
 from __future__ import annotations
 
-import math
+from collections import deque
 from collections.abc import Callable
 
 import torch as th
@@ -16,25 +16,29 @@ from torch import nn
 
 from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_variance, gae, rewards_to_go
 from sb_grpo.buffers import Rollout
-from sb_grpo.normalization import RunningNormalizer
+from sb_grpo.kernel import KernelFeatures
 from sb_grpo.update import evenly_spaced, in_chunks
 
 RIDGE_RANGE = (0.1, 1000.0)
 RIDGE_FACTORS = (0.1, 1.0, 10.0)
+#: Rollouts from one change of the metric to the next, and how many of the past are then fitted anew.
+METRIC_EVERY, REFITTED = 4, 4
 
 
 class StateBaseline(nn.Module):
-    """Ridge regression on [1, z, z^2, cos(W z + p)], z being standardised policy features.
+    """Ridge regression on :class:`~sb_grpo.kernel.KernelFeatures` of the policy's features.
 
-    The random Fourier features (Rahimi & Recht, 2007) span a Gaussian kernel of length scale ``scale * sqrt(dim)``. Every
-    fit is made with three ridges, ten apart; the one that predicts the next rollout best, before it is fitted to it, is
+    Every fit is made with three ridges, ten apart; the one that predicts the next rollout best, before it is fitted to it, is
     used there and becomes the middle one. The ridge pulls towards ``anchor`` times the weights before, not towards 0:
     what the newest rollout says nothing about is kept. With returns that grow, old targets are wrong but old weights are
     near; so a short memory of data goes with a long one of weights.
 
     :param input_dim: size of the policy's feature vector
     :param n_features: number of random Fourier features; by default 32 per input, between 128 and 512
-    :param scale: length scale of the kernel, in standard deviations per input
+        (256 with ``learn_metric``)
+    :param scale: length scale of the kernel, in standard deviations per input, on average over the directions
+    :param learn_metric: let the kernel become narrow in the directions in which the fit changes most and wide in the others
+        (:meth:`KernelFeatures.follow <sb_grpo.kernel.KernelFeatures.follow>`); up to 512 inputs
     :param memory: weight of the rollouts before relative to the newest one, per rollout of age; in [0, 1)
     :param follow_level: let the targets of the rollouts before move with the level: by as much as the newest ones lie above
         what the weights before predict, on average. Where rewards go on and ``gamma`` is near 1, values grow by bootstrapping
@@ -54,14 +58,13 @@ class StateBaseline(nn.Module):
 
     ridge: th.Tensor
     weights: th.Tensor
-    projection: th.Tensor
-    phase: th.Tensor
 
     def __init__(
         self,
         input_dim: int,
         n_features: int | None = None,
         scale: float = 1.0,
+        learn_metric: bool = False,
         memory: float = 0.25,
         follow_level: bool = False,
         anchor: float = 0.9,
@@ -72,7 +75,7 @@ class StateBaseline(nn.Module):
         folds: int = 4,
     ) -> None:
         super().__init__()
-        n_features = min(max(32 * input_dim, 128), 512) if n_features is None else n_features
+        n_features = min(max(32 * input_dim, 128), 256 if learn_metric else 512) if n_features is None else n_features
         for name, value, rule, fine in (
             ("n_features", n_features, "be at least 1", n_features >= 1),
             ("scale", scale, "be positive", scale > 0),
@@ -84,30 +87,15 @@ class StateBaseline(nn.Module):
         ):
             if not fine:
                 raise ValueError(f"baseline_kwargs: {name}={value} must {rule}.")
-        dim = input_dim + with_time
-        self.with_squares, self.memory, self.anchor = dim <= 64, memory, anchor
-        self.follow_level = follow_level
+        self.memory, self.anchor, self.follow_level, self.learn_metric = memory, anchor, follow_level, learn_metric
         self.sweeps, self.with_time, self.fit_rows, self.folds = sweeps, with_time, fit_rows, folds
-        size = 1 + dim * (1 + self.with_squares) + n_features
-        generator = th.Generator().manual_seed(seed)
-        projection = th.randn(dim, n_features, generator=generator) / (scale * math.sqrt(dim))
-        self.register_buffer("projection", projection, persistent=False)
-        phase = 2.0 * math.pi * th.rand(n_features, generator=generator)
-        self.register_buffer("phase", phase, persistent=False)
-        self.normalizer = RunningNormalizer(dim, clip=5.0)
+        self.phi = KernelFeatures(input_dim + with_time, n_features, scale, seed)
         self.register_buffer("ridge", th.tensor(100.0))
-        self.register_buffer("weights", th.zeros(size, len(RIDGE_FACTORS)))
+        self.register_buffer("weights", th.zeros(self.phi.size, len(RIDGE_FACTORS)))
         self._moments: tuple[th.Tensor, th.Tensor] | None = None
-
-    def phi(self, x: th.Tensor) -> th.Tensor:
-        """Features of states.
-
-        :param x: ``[M, dim]`` policy features, with the step number if so chosen
-        :return: ``[M, size]``
-        """
-        z = self.normalizer(x)
-        waves = th.addmm(self.phase, z, self.projection).cos_()
-        return th.cat([z.new_ones(len(z), 1), z, *([z.square()] if self.with_squares else []), waves], dim=1)
+        #: Inputs and targets of the rollouts before, oldest first: what the moments are made of.
+        self._past: deque[tuple[th.Tensor, th.Tensor]] = deque(maxlen=REFITTED)
+        self._fits = 0
 
     @th.no_grad()
     def advantages(
@@ -130,11 +118,11 @@ class StateBaseline(nn.Module):
             last_t = th.zeros_like(rollout.group).scatter_reduce(0, rollout.episode, rollout.t, "amax")
             x = th.cat([x, rollout.t.unsqueeze(1).to(x.dtype)], dim=1)
             x_final = th.cat([x_final, (last_t + 1).unsqueeze(1).to(x.dtype)], dim=1)
-        first = bool(self.normalizer.count == 0)
+        first = bool(self.phi.normalizer.count == 0)
         rows = evenly_spaced(len(x), self.fit_rows, x.device)
         x_fit = x[rows]
         if first:  # nothing to predict with yet: the first rollout is compared with its own fit to plain returns
-            self.normalizer.update(x_fit)
+            self.phi.normalizer.update(x_fit)
             solve = self._regression(self.phi(x_fit), self.weights[:, 1])
             self.weights.copy_(solve(rewards_to_go(rollout, options.gamma)[rows]))
             self._moments = None
@@ -145,10 +133,11 @@ class StateBaseline(nn.Module):
         raw = gae(rollout, values, final_predictions[:, best], options.gamma, options.gae_lambda)
         target = raw + values
         if not first:  # weights must be used with the statistics that they were fitted under
-            self.normalizer.update(x_fit)
+            self.phi.normalizer.update(x_fit)
         phi, before = self.phi(x_fit), self.weights[:, best].clone()
         if len(x) > self.fit_rows:
             self.weights.copy_(self._regression(phi, before)(target[rows]))
+            self._remember(x_fit, target[rows], phi, before)
             return centre_and_scale(raw, target, rollout, options), explained_variance(values, target)
         phi_final = self.phi(x_final)
         gram = None
@@ -162,6 +151,7 @@ class StateBaseline(nn.Module):
             refreshed = phi @ middle
             fit_target = gae(rollout, refreshed, phi_final @ middle, options.gamma, options.gae_lambda) + refreshed
         self.weights.copy_(solve(fit_target))
+        self._remember(x_fit, fit_target, phi, before)
         return centre_and_scale(raw, target, rollout, options), explained_variance(values, target)
 
     def _cross_fitted(
@@ -199,7 +189,8 @@ class StateBaseline(nn.Module):
         :param x: as :meth:`phi`
         :return: ``[M, 3]``
         """
-        return self.phi(x) @ self.weights
+        values: th.Tensor = self.phi(x) @ self.weights
+        return values
 
     def _best_ridge(self, rollout: Rollout, options: AdvantageOptions, values: th.Tensor, final_values: th.Tensor) -> int:
         """Index of the ridge whose predictions come closest to the lambda-returns under the middle one."""
@@ -250,6 +241,41 @@ class StateBaseline(nn.Module):
             return moment
         rise = (target_sum - (sums @ before).unsqueeze(-1)) / sums[..., :1]
         return moment + rise * gram[0]
+
+    def _remember(self, x: th.Tensor, target: th.Tensor, phi: th.Tensor, before: th.Tensor) -> None:
+        """Keep a fitted rollout; every few of them let the metric follow the fit, and express the past in the new features.
+
+        :param x: ``[M, dim]`` inputs
+        :param target: ``[M]`` that the weights were fitted to
+        :param phi: ``[M, size]`` features of the inputs
+        :param before: ``[size]`` weights before the fit
+        """
+        if not self.learn_metric:
+            return
+        if self.follow_level:
+            rise = (target - phi @ before).mean()
+            self._past = deque(((past_x, past_target + rise) for past_x, past_target in self._past), REFITTED)
+        self._past.append((x, target))
+        self._fits += 1
+        if self._fits % METRIC_EVERY:
+            return
+        predicted = [self.predict(past_x) for past_x, _ in self._past]
+        if not self.phi.follow(x, self.weights[:, 1]):
+            return
+        size = self.phi.size
+        gram, moment = phi.new_zeros(size, size), phi.new_zeros(size)
+        whole, values = th.zeros_like(gram), th.zeros_like(self.weights)
+        for (past_x, past_target), known in zip(self._past, predicted, strict=True):
+            phi = self.phi(past_x)
+            gram_of_one = phi.T @ phi
+            whole.add_(gram_of_one)
+            values.add_(phi.T @ known)
+            gram.mul_(self.memory).add_(gram_of_one)
+            moment.mul_(self.memory).add_(phi.T @ past_target)
+        self._moments = gram, moment
+        # The function stays: the weights are those whose values on all that is kept are what they were.
+        factor = factorise(whole.double().unsqueeze(0), whole.new_ones(1, dtype=th.float64))[0]
+        self.weights.copy_(th.cholesky_solve(values.double(), factor))
 
     def _pull(self, ridges: th.Tensor, before: th.Tensor) -> th.Tensor:
         """``[ridges, size]``: what the ridge adds to the right side, as it pulls towards ``anchor`` times ``before``."""

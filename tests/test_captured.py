@@ -106,7 +106,7 @@ def test_the_captured_baseline_is_the_baseline():
     """Full chunks of rows go through the graph, the rest does not; both say the same."""
     model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4), compile=True, **SMALL)
     baseline, x = model.state_baseline, th.randn(CHUNK + 100, 4)
-    baseline.normalizer.update(x)
+    baseline.phi.normalizer.update(x)
     baseline.weights.normal_()
     with th.no_grad():
         ours, eager = in_chunks(model.captured.predict(baseline), x), in_chunks(baseline.predict, x)
