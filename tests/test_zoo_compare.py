@@ -99,6 +99,17 @@ def test_seconds_of_different_processors_are_not_compared(results, tmp_path):
     assert row(table(tmp_path, "cost"), env="Acrobot-v1", algorithm="grpo")["processor"] == "y"
 
 
+def test_seconds_are_those_of_the_processor_that_most_runs_used(results, tmp_path):
+    """One more run of PPO, a hundred times slower on another machine: it counts for the returns, not for the seconds."""
+    file = results / "CartPole-v1" / "ppo" / "seed_3.json"
+    write_result(file, content("CartPole-v1", "ppo", 3, 500, wall=400.0, processor="y"), scratch=results)
+    assert compare.main([str(results), "--baseline", "ppo", "--out", str(tmp_path)]) == 0
+    assert set(row(table(tmp_path, "speed"), env="CartPole-v1")[["speedup", "speedup_low", "speedup_high"]]) == {2.0}
+    cost = row(table(tmp_path, "cost"), env="CartPole-v1", algorithm="ppo")
+    assert cost["processor"] == "x" and cost["train_wall_s"] == 4.0
+    assert row(table(tmp_path, "summary"), env="CartPole-v1", algorithm="ppo")["seeds"] == 4
+
+
 def test_the_report_shows_tables_and_figures_that_exist(results, tmp_path):
     out = tmp_path / "report"
     assert compare.main([str(results), "--out", str(out)]) == 0

@@ -160,7 +160,7 @@ def cost(c: Comparison) -> pd.DataFrame:
     """Per env and algorithm: what a run takes (medians)."""
     rows = []
     for env, label, group in _groups(c):
-        wall = np.array([run.train_wall_s for run in group])
+        processor, timed = _timed(group)
         row = {
             "env": env,
             "algorithm": label,
@@ -168,33 +168,37 @@ def cost(c: Comparison) -> pd.DataFrame:
             "gradient_steps": np.median([run.gradient_steps for run in group]),
             "updates": np.median([run.n_updates for run in group]),
             "parameters": group[0].parameters,
-            "train_wall_s": np.median(wall),
-            "train_cpu_s": np.median([run.train_cpu_s for run in group]),
-            "processor": _processors(group),
+            "train_wall_s": np.median([run.train_wall_s for run in timed]),
+            "train_cpu_s": np.median([run.train_cpu_s for run in timed]),
+            "processor": processor,
         }
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def _processors(runs: Sequence[Run]) -> str:
-    """Processors that they ran on; seconds compare only where that is one kind."""
-    return " / ".join(sorted({run.origin["machine"].split(",")[0].removeprefix("processor ") for run in runs}))
+def _timed(runs: Sequence[Run]) -> tuple[str, list[Run]]:
+    """The processor that most of them ran on, and those that did: seconds of others do not compare with theirs."""
+    by_processor: dict[str, list[Run]] = {}
+    for run in runs:
+        by_processor.setdefault(run.origin["machine"].split(",")[0].removeprefix("processor "), []).append(run)
+    return max(sorted(by_processor.items()), key=lambda entry: len(entry[1]))
 
 
 def speed(c: Comparison) -> pd.DataFrame:
     """How many times less training time a run takes than the baseline's, by the clock and in processor seconds: per env,
-    and the geometric mean over envs. Envs where the two ran on different processors are left out."""
+    and the geometric mean over envs. Envs where most runs of the two were made on different processors are left out."""
     if c.baseline is None:
         return pd.DataFrame()
+    timed = {cell: _timed(runs) for cell, runs in c.runs.items() if runs}
     rows = []
     for label in [label for label in c.labels if label != c.baseline]:
         both = [env for env in c.envs if {label, c.baseline} <= set(c.on(env))]
-        both = [env for env in both if _processors(c.runs[env, label]) == _processors(c.runs[env, c.baseline])]
+        both = [env for env in both if timed[env, label][0] == timed[env, c.baseline][0]]
         for name, envs in [*((env, [env]) for env in both), ("all", both)] if both else []:
             row: dict[str, Any] = {"algorithm": label, "over": c.baseline, "env": name}
             for column, field in (("speedup", "train_wall_s"), ("cpu_speedup", "train_cpu_s")):
                 times = [
-                    [np.array([getattr(run, field) for run in c.runs[env, which]]) for env in envs]
+                    [np.array([getattr(run, field) for run in timed[env, which][1]]) for env in envs]
                     for which in (c.baseline, label)
                 ]
                 row |= _with_interval(column, float(_speedup(*times)), *statistics.interval(_speedup, *times))
