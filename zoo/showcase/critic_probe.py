@@ -3,8 +3,8 @@
 usage: python -m zoo.showcase.critic_probe run --driver critic     one JSON file per run; --env, --seeds: which
        python -m zoo.showcase.critic_probe report                  the table of docs/algorithm.md
 
-Both are fitted on every rollout, and asked what share of the variance of the discounted rewards to go they leave
-unexplained, one rollout ahead. One of them, the driver, makes the advantages; ``--driver state`` is GRPO as it is.
+The critic and a few state baselines are fitted on every rollout, and asked what share of the variance of the discounted
+rewards to go they leave unexplained, one rollout ahead. One makes the advantages; ``--driver state`` is GRPO as it is.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch as th
@@ -32,6 +33,13 @@ from zoo.showcase.runs import DATA
 
 FOLDER = DATA / "critic_probe"
 STEPS, EVAL_SEED, EPISODES = 500_000, 10_000, 50
+#: The baselines that look on, by name: their arguments. The first is the one that drives.
+BASELINES: dict[str, dict[str, Any]] = {
+    "state": {},
+    "state, n_features=256": {"n_features": 256},
+    "state, learn_metric": {"learn_metric": True},
+    "state, learn_metric, follow_level, memory=0.6": {"learn_metric": True, "follow_level": True, "memory": 0.6},
+}
 
 
 class Critic(nn.Module):
@@ -71,15 +79,16 @@ class Critic(nn.Module):
 
 
 class Probe(nn.Module):
-    """Stands where the model has its baseline: one of the two decides, the other looks on."""
+    """Stands where the model has its baseline: one of them decides, the others look on."""
 
     def __init__(self, dim: int, driver: str) -> None:
         super().__init__()
-        self.critic, self.baseline, self.driver = Critic(dim), StateBaseline(dim), driver
-        self.unexplained: list[tuple[float, float]] = []
+        self.critic, self.driver = Critic(dim), driver
+        self.baselines = {name: StateBaseline(dim, **kwargs) for name, kwargs in BASELINES.items()}
+        self.unexplained: dict[str, list[float]] = {name: [] for name in ("critic", *BASELINES)}
 
     def predict(self, x: th.Tensor) -> th.Tensor:
-        return self.baseline.predict(x)
+        return self.baselines["state"].predict(x)
 
     def advantages(
         self,
@@ -92,14 +101,15 @@ class Probe(nn.Module):
         """As :meth:`sb_grpo.baseline.StateBaseline.advantages`, by the driver."""
         values, final_values = self.critic(features), self.critic(final_features)
         to_go = gae(rollout, values, final_values, options.gamma, 1.0) + values
-        guess = self.baseline.predict(features)[:, 1]
-        self.unexplained.append((1.0 - explained_variance(values, to_go), 1.0 - explained_variance(guess, to_go)))
-        by_state = self.baseline.advantages(rollout, options, features, final_features)
+        guesses = {"critic": values} | {name: b.predict(features)[:, 1] for name, b in self.baselines.items()}
+        for name, guess in guesses.items():
+            self.unexplained[name].append(1.0 - explained_variance(guess, to_go))
+        found = [b.advantages(rollout, options, features, final_features) for b in self.baselines.values()]
         raw = gae(rollout, values, final_values, options.gamma, options.gae_lambda)
         target = raw + values
         self.critic.fit(features, target)
         if self.driver == "state":
-            return by_state
+            return found[0]
         return centre_and_scale(raw, target, rollout, options), explained_variance(values, target)
 
 
@@ -134,18 +144,22 @@ def run(env_id: str, driver: str, seed: int) -> None:
 def report() -> None:
     """Returns per driver with their interval; unexplained shares by fifth of training (median of rollouts, mean of runs)."""
     runs = [json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))]
-    print(
-        "| task | advantages from | seeds | return, mean [95 %] | unexplained by the critic | by the state baseline |\n"
-        + "|---" * 6
-        + "|"
-    )
+    print("| task | advantages from | seeds | return, mean [95 %] |\n" + "|---" * 4 + "|")
     for env_id, driver in sorted({(r["env"], r["driver"]) for r in runs}):
-        mine = [r for r in runs if (r["env"], r["driver"]) == (env_id, driver)]
-        fifths = [[np.median(part, 0) for part in np.array_split(np.array(r["unexplained"][1:]), 5)] for r in mine]
-        critic, state = (", ".join(f"{share:.2f}" for share in column) for column in np.mean(fifths, 0).T)
-        returns = np.array([np.mean(r["final_returns"]) for r in mine])
-        low, high = bootstrap((returns,), np.mean, n_resamples=9999, method="percentile", rng=0).confidence_interval
-        print(f"| {env_id} | {driver} | {len(mine)} | {returns.mean():,.0f} [{low:,.0f}, {high:,.0f}] | {critic} | {state} |")
+        returns = np.array([np.mean(r["final_returns"]) for r in runs if (r["env"], r["driver"]) == (env_id, driver)])
+        interval = "one run"
+        if len(returns) > 1:
+            low, high = bootstrap((returns,), np.mean, n_resamples=9999, method="percentile", rng=0).confidence_interval
+            interval = f"{low:,.0f}, {high:,.0f}"
+        print(f"| {env_id} | {driver} | {len(returns)} | {returns.mean():,.0f} [{interval}] |")
+    print("\n| task | advantages from | seeds | predictor | unexplained |\n" + "|---" * 5 + "|")
+    cells = sorted({(r["env"], r["driver"], tuple(r["unexplained"])) for r in runs})  # only what saw the same runs compares
+    for env_id, driver, names in cells:
+        mine = [r for r in runs if (r["env"], r["driver"], tuple(r["unexplained"])) == (env_id, driver, names)]
+        for name in names:
+            fifths = [[np.median(part) for part in np.array_split(r["unexplained"][name][1:], 5)] for r in mine]
+            shares = ", ".join(f"{share:.2f}" for share in np.mean(fifths, 0))
+            print(f"| {env_id} | {driver} | {len(mine)} | {name} | {shares} |")
 
 
 def main() -> None:
