@@ -83,7 +83,7 @@ def iqm_with_interval(scores: np.ndarray) -> str:
         return f"{value} (1 seed)"
     low, high = statistics.interval(statistics.iqm, [scores])
     return f"{value} [{number(float(low))}, {number(float(high))}]" + (
-        "" if len(scores) >= FULL else f" ({len(scores)} seeds)"
+        "" if len(scores) == FULL else f" ({len(scores)} seeds)"
     )
 
 
@@ -255,7 +255,8 @@ def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:
         "",
         "Seeds per task and label: "
         + ", ".join(f"{label} {'-'.join(map(str, sorted({n[0], n[-1]})))}" for label, n in counts.items() if label != BAR)
-        + f". The protocol asks for {FULL}; where a cell has fewer, it says so, and its interval is to be read with care.",
+        + f". The protocol asks for {FULL}; where a cell has fewer, it says so, and its interval is to be read with care. "
+        "Where it has more, they were added to see whether the first ten had been lucky, and nothing that ran was left out.",
         "",
     ]
     if same:
