@@ -2,8 +2,8 @@
 
 b(s) is a ridge regression of lambda-returns on fixed features of the state, anchored at the fit before. What an episode
 is compared with is fitted to the rollouts before and to the other episodes of its own (cross-fitting), so never to itself;
-there is no critic network, no optimiser, and nothing to save beside one weight vector and the statistics that standardise
-the features.
+there is no critic network, no optimiser, and nothing to save beside one weight vector, the statistics that standardise the
+inputs and, where the features follow the fit, one matrix.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ class StateBaseline(nn.Module):
         ):
             if not fine:
                 raise ValueError(f"baseline_kwargs: {name}={value} must {rule}.")
-        self.memory, self.anchor, self.follow_level, self.learn_metric = memory, anchor, follow_level, learn_metric
+        self.memory, self.anchor, self.follow_level = memory, anchor, follow_level
         self.sweeps, self.with_time, self.fit_rows, self.folds = sweeps, with_time, fit_rows, folds
-        self.phi = KernelFeatures(input_dim + with_time, n_features, scale, seed)
+        self.phi = KernelFeatures(input_dim + with_time, n_features, scale, learn_metric, seed)
         self.register_buffer("ridge", th.tensor(100.0))
         self.register_buffer("weights", th.zeros(self.phi.size, len(RIDGE_FACTORS)))
         self._moments: tuple[th.Tensor, th.Tensor] | None = None
@@ -250,7 +250,7 @@ class StateBaseline(nn.Module):
         :param phi: ``[M, size]`` features of the inputs
         :param before: ``[size]`` weights before the fit
         """
-        if not self.learn_metric:
+        if self.phi.metric is None:
             return
         if self.follow_level:
             rise = (target - phi @ before).mean()

@@ -31,15 +31,16 @@ class KernelFeatures(nn.Module):
     :param dim: number of inputs
     :param n_features: number of random Fourier features
     :param scale: length scale of the kernel, in standard deviations per input
+    :param learn_metric: have a metric, which :meth:`follow` changes; without it, or with too many inputs, R = 1
     :param seed: of W; the same in every run, so that only the metric is saved
     """
 
     directions: th.Tensor
     projection: th.Tensor
     phase: th.Tensor
-    metric: th.Tensor
+    metric: th.Tensor | None
 
-    def __init__(self, dim: int, n_features: int, scale: float, seed: int) -> None:
+    def __init__(self, dim: int, n_features: int, scale: float, learn_metric: bool, seed: int) -> None:
         super().__init__()
         self.dim, self.with_squares = dim, dim <= 64
         self.size = 1 + dim * (1 + self.with_squares) + n_features
@@ -50,8 +51,7 @@ class KernelFeatures(nn.Module):
         phase = 2.0 * math.pi * th.rand(n_features, generator=generator)
         self.register_buffer("phase", phase, persistent=False)
         self.normalizer = RunningNormalizer(dim, clip=5.0)
-        if dim <= LARGEST_METRIC:
-            self.register_buffer("metric", th.eye(dim))
+        self.register_buffer("metric", th.eye(dim) if learn_metric and dim <= LARGEST_METRIC else None)
 
     def forward(self, x: th.Tensor) -> th.Tensor:
         """Features of states.
@@ -81,9 +81,9 @@ class KernelFeatures(nn.Module):
 
         :param x: ``[M, dim]`` states to average over
         :param weights: ``[size]`` of the function
-        :return: whether the features have changed: not where the function is constant, or inputs are too many
+        :return: whether the features have changed: not where there is no metric, or the function is constant
         """
-        if self.dim > LARGEST_METRIC:
+        if self.metric is None:
             return False
         slopes = self.slopes(x, weights)
         outer = slopes.T @ slopes
@@ -96,6 +96,7 @@ class KernelFeatures(nn.Module):
 
     def _project(self) -> None:
         """Directions stretched by the root of the metric; its trace stays ``dim``, so the mean length scale does not move."""
+        assert self.metric is not None
         stretch = self.metric.double() * (1.0 - ISOTROPIC)
         stretch.diagonal().add_(ISOTROPIC)
         spread, axes = th.linalg.eigh(stretch)
@@ -104,5 +105,5 @@ class KernelFeatures(nn.Module):
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        if self.dim <= LARGEST_METRIC:
+        if self.metric is not None:
             self._project()

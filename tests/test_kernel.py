@@ -27,7 +27,7 @@ def fitted(rollouts: int = 12, seed: int = 0, **kwargs) -> tuple[StateBaseline, 
 
 @pytest.mark.parametrize("dim", [3, 70])  # with and without squares
 def test_slopes_are_the_gradients(dim):
-    features = KernelFeatures(dim, 16, scale=1.0, seed=0)
+    features = KernelFeatures(dim, 16, scale=1.0, learn_metric=True, seed=0)
     features.normalizer.update(th.randn(100, dim))  # std 1, nearly
     features.normalizer.var.fill_(1.0)
     x, weights = th.randn(5, dim, requires_grad=True), th.randn(features.size)
@@ -83,12 +83,13 @@ def test_targets_that_are_kept_follow_the_level():
 
 
 def test_a_constant_function_and_many_inputs_keep_the_metric_they_have():
-    features = KernelFeatures(4, 16, scale=1.0, seed=0)
+    features = KernelFeatures(4, 16, scale=1.0, learn_metric=True, seed=0)
     features.normalizer.update(th.randn(50, 4))
     assert not features.follow(th.randn(50, 4), th.zeros(features.size))
     assert features.metric.equal(th.eye(4)) and features.projection.equal(features.directions)
-    wide = KernelFeatures(LARGEST_METRIC + 1, 16, scale=1.0, seed=0)
-    assert not wide.follow(th.randn(5, LARGEST_METRIC + 1), th.randn(wide.size)) and not hasattr(wide, "metric")
+    wide = KernelFeatures(LARGEST_METRIC + 1, 16, scale=1.0, learn_metric=True, seed=0)
+    assert "phi.metric" not in StateBaseline(4).state_dict()  # nothing to save where nothing is learnt
+    assert not wide.follow(th.randn(5, LARGEST_METRIC + 1), th.randn(wide.size)) and wide.metric is None
 
 
 def test_the_metric_is_saved_and_the_features_are_rebuilt_from_it():
