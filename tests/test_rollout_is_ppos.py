@@ -1,0 +1,120 @@
+"""Given the same policy, starts and actions, GRPO's rollout and its GAE are those of SB3's PPO: row for row."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import VecNormalize
+
+from sb_grpo import GRPO, SeededResetWrapper
+from sb_grpo.advantages import gae
+from sb_grpo.envs.random import group_seed
+
+SEED, N_ENVS, N_STEPS, N_ROLLOUTS, GROUP_SIZE = 3, 4, 50, 3, 8
+GAMMA, LAMBDA = 0.97, 0.9
+
+
+def vec_env(env_id: str) -> VecNormalize:
+    """Episodes of at most 17 steps: rollouts of 50 cut some, the limit ends some, and poles fall."""
+    kwargs = dict(wrapper_class=SeededResetWrapper, env_kwargs=dict(max_episode_steps=17))
+    return VecNormalize(make_vec_env(env_id, N_ENVS, **kwargs), norm_reward=False)
+
+
+class Actions(BaseCallback):
+    """Notes the actions of a GRPO training, and whose they were."""
+
+    def _on_training_start(self) -> None:
+        self.actions, self.jobs = [], []
+
+    def _on_step(self) -> bool:
+        self.actions.append(self.locals["action_tensor"].clone())
+        self.jobs.append(self.model.slots.job.copy())
+        return True
+
+
+class SameStarts(BaseCallback):
+    """Hands PPO's envs the seeds that GRPO's had: to each slot, as its episode ends, that of the next job."""
+
+    def _on_training_start(self) -> None:
+        self.next_job = N_ENVS
+        self.queue(range(N_ENVS))
+
+    def _on_step(self) -> bool:
+        self.queue(np.flatnonzero(self.locals["dones"]).tolist())
+        return True
+
+    def queue(self, slots) -> None:
+        for slot in slots:
+            seed = group_seed(SEED, self.next_job // GROUP_SIZE)
+            self.training_env.env_method("set_next_seed", seed, indices=[slot])
+            self.next_job += 1
+
+
+def of_grpo(env_id: str) -> SimpleNamespace:
+    """What GRPO collects with a policy that does not learn."""
+    env = vec_env(env_id)
+    model = GRPO("MlpPolicy", env, n_steps=N_STEPS, learning_rate=0.0, group_size=GROUP_SIZE, seed=SEED, device="cpu")
+    rollouts, prepare = [], model._prepare
+
+    def look(rollout):
+        rollouts.append(rollout)
+        return prepare(rollout)
+
+    model._prepare = look
+    notes = Actions()
+    model.learn(N_ROLLOUTS * N_STEPS * N_ENVS, callback=notes)
+    return SimpleNamespace(rollouts=rollouts, actions=notes.actions, jobs=notes.jobs, model=model, env=env)
+
+
+def of_ppo(env_id: str, ours: SimpleNamespace) -> SimpleNamespace:
+    """What PPO's collector makes of the same policy, starts and actions, with a critic of random weights."""
+    env = vec_env(env_id)
+    model = PPO("MlpPolicy", env, n_steps=N_STEPS, batch_size=N_STEPS * N_ENVS, gamma=GAMMA, gae_lambda=LAMBDA, device="cpu")
+    weights = ours.model.policy.state_dict()
+    named = {f"mlp_extractor.{name}" if name.startswith("policy_net") else name: value for name, value in weights.items()}
+    model.policy.load_state_dict(named, strict=False)
+    for slot in range(N_ENVS):
+        env.env_method("set_next_seed", group_seed(SEED, slot // GROUP_SIZE), indices=[slot])
+
+    given, buffers = iter(ours.actions), []
+
+    def forward(obs):
+        actions = next(given)
+        values, log_prob, _ = model.policy.evaluate_actions(obs, actions)
+        return actions, values, log_prob
+
+    def train():
+        names = ("observations", "actions", "rewards", "log_probs", "values", "advantages")
+        buffers.append({name: th.as_tensor(getattr(model.rollout_buffer, name).copy()) for name in names})
+
+    model.policy.forward, model.train = forward, train
+    model.learn(N_ROLLOUTS * N_STEPS * N_ENVS, callback=SameStarts())
+    return SimpleNamespace(buffers=buffers, critic=model.policy.predict_values, env=env)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_a_rollout_is_that_of_ppo(env_id):
+    ours = of_grpo(env_id)
+    theirs = of_ppo(env_id, ours)
+    for k, (rollout, buffer) in enumerate(zip(ours.rollouts, theirs.buffers, strict=True)):
+        jobs = np.array(ours.jobs[k * N_STEPS : (k + 1) * N_STEPS]).flatten()
+        order = th.as_tensor(np.argsort(jobs, kind="stable"))  # by episode, and by time within
+        rows = {name: column.flatten(0, 1)[order].squeeze() for name, column in buffer.items()}
+        th.testing.assert_close(rollout.observations, rows["observations"], rtol=0, atol=0)
+        assert bool((rollout.actions.squeeze() == rows["actions"]).all())
+        th.testing.assert_close(rollout.log_probs, rows["log_probs"], rtol=1e-4, atol=1e-5)
+        with th.no_grad():
+            values, final_values = (
+                theirs.critic(obs).squeeze(1) for obs in (rollout.observations, rollout.final_observations)
+            )
+        th.testing.assert_close(gae(rollout, values, final_values, GAMMA, LAMBDA), rows["advantages"], rtol=1e-4, atol=1e-4)
+        assert bool(rollout.truncated.any())  # some episodes ended by the limit,
+        assert not bool((rollout.truncated | rollout.terminated).all())  # and the rollout cut some
+    statistics = (ours.env.obs_rms, theirs.env.obs_rms)
+    np.testing.assert_array_equal(*(s.mean for s in statistics))
+    np.testing.assert_array_equal(*(s.var for s in statistics))
+    assert statistics[0].count == statistics[1].count
