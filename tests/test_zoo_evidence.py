@@ -44,21 +44,6 @@ def test_the_bar_is_the_better_setting_of_ppo_on_each_task(study):
     assert bar.scores("CartPole-v1", "ppo").tolist() == [300, 310, 320, 330]
 
 
-def test_an_entry_that_changes_no_default_stands_for_both(study):
-    def settings(n_steps, gamma):
-        return {"n_envs": 8, "n_steps": n_steps, "gamma": gamma}
-
-    write_runs(study, "Acrobot-v1", "grpo-defaults", [-85], algo="grpo", settings=settings(None, 0.99))
-    write_runs(study, "CartPole-v1", "grpo-state", [480, 490, 500, 500], algo="grpo", settings=settings(256, 0.99))
-    runs, same = evidence.with_defaults(load([study])[0])
-    assert same == ["CartPole-v1"]
-    assert compare_runs(runs).scores("CartPole-v1", "grpo-defaults").tolist() == [480, 490, 500, 500]
-    assert compare_runs(runs).scores("Acrobot-v1", "grpo-defaults").tolist() == [-85]
-    assert "The tuned entry changes none of the defaults on CartPole-v1: its runs stand for both there." in make(study)
-    write_runs(study, "CartPole-v1", "grpo-state", [480, 490, 500, 500], algo="grpo", settings=settings(256, 0.98))
-    assert evidence.with_defaults(load([study])[0])[1] == []
-
-
 def test_other_numbers_of_seeds_at_the_same_score_are_equal(study):
     write_runs(study, "CartPole-v1", "ppo-tuned", [500] * 5, wall=4.0)
     write_runs(study, "CartPole-v1", "grpo-state", [500] * 4, algo="grpo", wall=2.0)

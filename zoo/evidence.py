@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sb_grpo.grpo import steps_per_env
 from zoo import figures, statistics, tables
 from zoo.command_line import BadInput, Parser, run
 from zoo.comparison import Comparison, compare_runs, load
@@ -51,24 +50,6 @@ def with_bar(runs: Sequence[Run]) -> tuple[list[Run], dict[str, str]]:
         if there:
             chosen[env] = max(there, key=lambda label: there[label])
     return [*runs, *(replace(r, label=BAR) for r in runs if chosen.get(r.env) == r.label)], chosen
-
-
-def with_defaults(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """Let the tuned entry's runs stand for the defaults too, on tasks where it changes none of them.
-
-    :param runs: of a study
-    :return: runs with those added, and the tasks
-    """
-    known = [effective(r.settings) for r in runs if r.label == DEFAULTS and r.settings]
-    same = [r for r in runs if r.label == TUNED and effective(r.settings) in known]
-    tasks = sorted({r.env for r in same})
-    others = [r for r in runs if r.label != DEFAULTS or r.env not in tasks]
-    return [*others, *(replace(r, label=DEFAULTS) for r in same)], tasks
-
-
-def effective(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of GRPO with the length of a rollout written out."""
-    return {**settings, "n_steps": steps_per_env(settings.get("n_steps"), settings.get("n_envs", 1))}
 
 
 def iqm_text(c: Comparison, env: str, label: str) -> str:
@@ -233,7 +214,6 @@ def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:
     :param command: that makes it
     """
     runs, broken = load([folder])
-    runs, same = with_defaults(runs)
     runs, chosen = with_bar(runs)
     known = {run.label for run in runs}
     if BAR not in known:
@@ -259,8 +239,6 @@ def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:
         "Where it has more, they were added to see whether the first ten had been lucky, and nothing that ran was left out.",
         "",
     ]
-    if same:
-        lines += [f"The tuned entry changes none of the defaults on {' and '.join(same)}: its runs stand for both there.", ""]
     lines += [f"- left out, broken: {line}" for line in broken]
     lines += ["## Task by task", "", tables.to_markdown(main_table(c, chosen)), ""]
     lines += ["## Over all tasks", "", OVERALL]

@@ -20,7 +20,6 @@ import numpy as np
 import torch as th
 from scipy.stats import bootstrap
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
@@ -29,10 +28,10 @@ from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_var
 from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import Rollout
 from zoo.provenance import commit, versions
-from zoo.showcase.runs import DATA
+from zoo.showcase.runs import DATA, evaluate_normalized
 
 FOLDER = DATA / "critic_probe"
-STEPS, EVAL_SEED, EPISODES = 500_000, 10_000, 50
+STEPS, EPISODES = 500_000, 50
 #: The baselines that look on, by name: their arguments. The first is the one that drives.
 BASELINES: dict[str, dict[str, Any]] = {
     "state": {},
@@ -125,9 +124,7 @@ def run(env_id: str, driver: str, seed: int) -> None:
     start = time.process_time()
     model.learn(STEPS)
     seconds = time.process_time() - start
-    test = VecNormalize(make_vec_env(env_id, 1, seed=EVAL_SEED), norm_reward=False, training=False)
-    test.obs_rms = env.obs_rms
-    returns, _ = evaluate_policy(model, test, EPISODES, return_episode_rewards=True)
+    returns = evaluate_normalized(model, env_id, EPISODES)
     content = {
         "env": env_id,
         "driver": driver,

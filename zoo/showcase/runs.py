@@ -13,6 +13,8 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO
 from zoo.provenance import commit, versions
@@ -80,6 +82,20 @@ def train(variant: Variant, seed: int) -> dict[str, Any]:
         "versions": versions(),
         **{key: value for callback in callbacks for key, value in getattr(callback, "kept", dict)().items()},
     }
+
+
+def evaluate_normalized(model: OnPolicyAlgorithm, env_id: str, episodes: int) -> list[float]:
+    """Returns of the last weights, actions at their mode, under the observation statistics of the training.
+
+    :param model: trained on a VecNormalize
+    """
+    trained_on = model.get_vec_normalize_env()
+    assert trained_on is not None
+    env = VecNormalize(make_vec_env(env_id, 1, seed=EVAL_SEED), norm_reward=False, training=False)
+    env.obs_rms = trained_on.obs_rms
+    returns, _ = evaluate_policy(model, env, episodes, return_episode_rewards=True)
+    assert isinstance(returns, list)
+    return returns
 
 
 def run(part: str, variants: Sequence[Variant], seeds: Sequence[int], again: bool = False) -> None:
