@@ -9,7 +9,6 @@ rewards to go they leave unexplained, one rollout ahead. One makes the advantage
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_var
 from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import Rollout
 from zoo.provenance import commit, versions
-from zoo.showcase.runs import DATA, evaluate_normalized
+from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser
 
 FOLDER = DATA / "critic_probe"
 STEPS, EPISODES = 500_000, 50
@@ -160,11 +159,8 @@ def report() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "report"])
+    parser = probe_parser(__doc__, range(100, 108))
     parser.add_argument("--driver", choices=["critic", "state"], default="critic")
-    parser.add_argument("--env", default="Walker2d-v5")
-    parser.add_argument("--seeds", type=int, nargs="+", default=range(100, 108))
     args = parser.parse_args()
     th.set_num_threads(1)
     if args.what == "report":

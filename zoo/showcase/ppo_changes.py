@@ -8,7 +8,6 @@ With all of them PPO is GRPO with a critic in the place of its baseline (zoo.sho
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -25,7 +24,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb_grpo import SeededResetWrapper
 from sb_grpo.groups import GroupSlots
 from zoo.provenance import commit, versions
-from zoo.showcase.runs import DATA, evaluate_normalized
+from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser
 
 FOLDER = DATA / "ppo_changes"
 STEPS, EPISODES, N_ENVS, GROUP_SIZE = 500_000, 50, 8, 8
@@ -135,11 +134,8 @@ def report() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "report"])
+    parser = probe_parser(__doc__, range(100, 105))
     parser.add_argument("--changes", nargs="*", choices=list(CHANGES), default=[], help="default: none, plain PPO")
-    parser.add_argument("--env", default="Walker2d-v5")
-    parser.add_argument("--seeds", type=int, nargs="+", default=range(100, 105))
     args = parser.parse_args()
     th.set_num_threads(1)
     if args.what == "report":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -114,6 +115,19 @@ def run(part: str, variants: Sequence[Variant], seeds: Sequence[int], again: boo
             path.write_text(json.dumps(result, indent=1) + "\n")
             mean = np.mean(result["final_returns"])
             print(f"{part} {variant.label} seed {seed}: {mean:.1f} after {result['env_steps']} steps", flush=True)
+
+
+def probe_parser(doc: str | None, seeds: Sequence[int]) -> argparse.ArgumentParser:
+    """The command line of what trains one setting on one env: run it with a few seeds, or report what has run.
+
+    :param doc: of the module
+    :param seeds: the default ones
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["run", "report"])
+    parser.add_argument("--env", default="Walker2d-v5")
+    parser.add_argument("--seeds", type=int, nargs="+", default=seeds)
+    return parser
 
 
 def file(part: str, label: str, seed: int) -> Path:
