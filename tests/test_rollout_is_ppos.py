@@ -12,7 +12,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.advantages import gae
-from sb_grpo.envs.random import group_seed
+from sb_grpo.groups import GroupSlots
+from zoo.showcase.ppo_changes import Grouped
 
 SEED, N_ENVS, N_STEPS, N_ROLLOUTS, GROUP_SIZE = 3, 4, 50, 3, 8
 GAMMA, LAMBDA = 0.97, 0.9
@@ -34,24 +35,6 @@ class Actions(BaseCallback):
         self.actions.append(self.locals["action_tensor"].clone())
         self.jobs.append(self.model.slots.job.copy())
         return True
-
-
-class SameStarts(BaseCallback):
-    """Hands PPO's envs the seeds that GRPO's had: to each slot, as its episode ends, that of the next job."""
-
-    def _on_training_start(self) -> None:
-        self.next_job = N_ENVS
-        self.queue(range(N_ENVS))
-
-    def _on_step(self) -> bool:
-        self.queue(np.flatnonzero(self.locals["dones"]).tolist())
-        return True
-
-    def queue(self, slots) -> None:
-        for slot in slots:
-            seed = group_seed(SEED, self.next_job // GROUP_SIZE)
-            self.training_env.env_method("set_next_seed", seed, indices=[slot])
-            self.next_job += 1
 
 
 def of_grpo(env_id: str) -> SimpleNamespace:
@@ -77,8 +60,8 @@ def of_ppo(env_id: str, ours: SimpleNamespace) -> SimpleNamespace:
     weights = ours.model.policy.state_dict()
     named = {f"mlp_extractor.{name}" if name.startswith("policy_net") else name: value for name, value in weights.items()}
     model.policy.load_state_dict(named, strict=False)
-    for slot in range(N_ENVS):
-        env.env_method("set_next_seed", group_seed(SEED, slot // GROUP_SIZE), indices=[slot])
+    slots = GroupSlots(N_ENVS, GROUP_SIZE, SEED)  # PPO's envs get the seeds that GRPO's had
+    slots.queue_all(env)
 
     given, buffers = iter(ours.actions), []
 
@@ -92,7 +75,7 @@ def of_ppo(env_id: str, ours: SimpleNamespace) -> SimpleNamespace:
         buffers.append({name: th.as_tensor(getattr(model.rollout_buffer, name).copy()) for name in names})
 
     model.policy.forward, model.train = forward, train
-    model.learn(N_ROLLOUTS * N_STEPS * N_ENVS, callback=SameStarts())
+    model.learn(N_ROLLOUTS * N_STEPS * N_ENVS, callback=Grouped(slots))
     return SimpleNamespace(buffers=buffers, critic=model.policy.predict_values, env=env)
 
 

@@ -27,7 +27,7 @@ from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_var
 from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import Rollout
 from zoo.provenance import commit, versions
-from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser
+from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser, run_probe
 
 FOLDER = DATA / "critic_probe"
 STEPS, EPISODES = 500_000, 50
@@ -161,14 +161,7 @@ def report() -> None:
 def main() -> None:
     parser = probe_parser(__doc__, range(100, 108))
     parser.add_argument("--driver", choices=["critic", "state"], default="critic")
-    args = parser.parse_args()
-    th.set_num_threads(1)
-    if args.what == "report":
-        report()
-        return
-    for seed in args.seeds:
-        if not path(args.env, args.driver, seed).exists():
-            run(args.env, args.driver, seed)
+    run_probe(parser, "driver", path, run, report)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb_grpo import SeededResetWrapper
 from sb_grpo.groups import GroupSlots
 from zoo.provenance import commit, versions
-from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser
+from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser, run_probe
 
 FOLDER = DATA / "ppo_changes"
 STEPS, EPISODES, N_ENVS, GROUP_SIZE = 500_000, 50, 8, 8
@@ -135,15 +135,11 @@ def report() -> None:
 
 def main() -> None:
     parser = probe_parser(__doc__, range(100, 105))
-    parser.add_argument("--changes", nargs="*", choices=list(CHANGES), default=[], help="default: none, plain PPO")
-    args = parser.parse_args()
-    th.set_num_threads(1)
-    if args.what == "report":
-        report()
-        return
-    for seed in args.seeds:
-        if not path(args.env, args.changes, seed).exists():
-            run(args.env, args.changes, seed)
+    meanings = "; ".join(f"{name}: {meaning}" for name, meaning in CHANGES.items())
+    parser.add_argument(
+        "--changes", nargs="*", choices=list(CHANGES), default=[], help=f"{meanings}. Default: none, plain PPO"
+    )
+    run_probe(parser, "changes", path, run, report)
 
 
 if __name__ == "__main__":

@@ -130,6 +130,32 @@ def probe_parser(doc: str | None, seeds: Sequence[int]) -> argparse.ArgumentPars
     return parser
 
 
+def run_probe(
+    parser: argparse.ArgumentParser,
+    setting: str,
+    path: Callable[[str, Any, int], Path],
+    run: Callable[[str, Any, int], None],
+    report: Callable[[], None],
+) -> None:
+    """Do what the command line says; what is on disk is left as it is.
+
+    :param parser: of :func:`probe_parser`, with an argument for the setting
+    :param setting: the name of that argument
+    :param path: of the file of an env, a setting and a seed
+    :param run: trains it and writes the file
+    :param report: prints what has run
+    """
+    args = parser.parse_args()
+    th.set_num_threads(1)
+    if args.what == "report":
+        report()
+        return
+    chosen = getattr(args, setting)
+    for seed in args.seeds:
+        if not path(args.env, chosen, seed).exists():
+            run(args.env, chosen, seed)
+
+
 def file(part: str, label: str, seed: int) -> Path:
     return DATA / part / f"{label}_{seed}.json"
 
