@@ -99,6 +99,24 @@ def test_seconds_of_different_processors_are_not_compared(results, tmp_path):
     assert row(table(tmp_path, "cost"), env="Acrobot-v1", algorithm="grpo")["processor"] == "y"
 
 
+def test_seconds_are_compared_on_the_processor_that_both_ran_on_most(results, tmp_path):
+    """Most of PPO's runs on x, most of GRPO's on y: the ratio is the one on y, where there are two of each, not one."""
+    for seed, wall in enumerate([40.0, 60.0], start=3):
+        write_result(
+            results / "CartPole-v1" / "ppo" / f"seed_{seed}.json",
+            content("CartPole-v1", "ppo", seed, 500, wall=wall, processor="y"),
+            scratch=results,
+        )
+    write_runs(results, "CartPole-v1", "grpo", [480, 490, 500], wall=10.0, processor="y")
+    write_result(
+        results / "CartPole-v1" / "grpo" / "seed_3.json", content("CartPole-v1", "grpo", 3, 500, wall=2.0), scratch=results
+    )
+    assert compare.main([str(results), "--baseline", "ppo", "--out", str(tmp_path)]) == 0
+    speed = row(table(tmp_path, "speed"), env="CartPole-v1")
+    assert (speed["speedup"], speed["speedup_low"], speed["speedup_high"]) == (5, 4, 6)
+    assert row(table(tmp_path, "cost"), env="CartPole-v1", algorithm="ppo")["processor"] == "x"
+
+
 def test_seconds_are_those_of_the_processor_that_most_runs_used(results, tmp_path):
     """One more run of PPO, a hundred times slower on another machine: it counts for the returns, not for the seconds."""
     file = results / "CartPole-v1" / "ppo" / "seed_3.json"

@@ -111,10 +111,9 @@ def every_label(c: Comparison) -> pd.DataFrame:
 def cost_table(c: Comparison) -> pd.DataFrame:
     """Steps, updates, parameters and seconds, and how many times faster than the bar."""
     cost = tables.cost(c)
-    bar = cost[cost["algorithm"] == BAR].set_index("env")
     cost = cost[cost["algorithm"] != BAR]
-    ratio = (cost["env"].map(bar["train_cpu_s"]) / cost["train_cpu_s"]).map("{:.2f}".format)
-    same = cost["env"].map(bar["processor"]) == cost["processor"]
+    ratio = {(row.env, row.algorithm): f"{row.cpu_speedup:.2f}" for row in tables.speed(c).itertuples()}
+    cells = zip(cost["env"], cost["algorithm"], strict=True)
     return pd.DataFrame(
         {
             "task": cost["env"],
@@ -124,7 +123,7 @@ def cost_table(c: Comparison) -> pd.DataFrame:
             "parameters": cost["parameters"].map("{:,}".format),
             "training, s": cost["train_wall_s"].map("{:.0f}".format),
             "processor, s": cost["train_cpu_s"].map("{:.0f}".format),
-            "PPO's processor time / this": ratio.where(same, "other processor"),
+            "PPO's processor time / this": [ratio.get(cell, "other processor") for cell in cells],
         }
     )
 
@@ -276,8 +275,8 @@ so the processor's ratio is the fairer.
 |---|---|---|---|---|---|"""
 COST = """\
 Medians over seeds. Gradient steps are calls of the optimiser, updates are SB3's count (epochs of PPO and GRPO, rollouts
-of A2C and TRPO). Seconds are of training only; the processor's are the steadier ones, and say how many times faster
-than PPO a run is."""
+of A2C and TRPO). Seconds are of training only, on the processor that most of the runs were made on; the processor's are the
+steadier ones. How many times faster than PPO a run is, is taken where both ran on one kind of processor."""
 
 
 def body(arguments: Sequence[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from itertools import combinations
 from typing import Any
 
@@ -176,31 +176,39 @@ def cost(c: Comparison) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _timed(runs: Sequence[Run]) -> tuple[str, list[Run]]:
-    """The processor that most of them ran on, and those that did: seconds of others do not compare with theirs."""
-    by_processor: dict[str, list[Run]] = {}
+def _by_processor(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Seconds of different processors do not compare."""
+    found: dict[str, list[Run]] = {}
     for run in runs:
-        by_processor.setdefault(run.origin["machine"].split(",")[0].removeprefix("processor "), []).append(run)
-    return max(sorted(by_processor.items()), key=lambda entry: len(entry[1]))
+        found.setdefault(run.origin["machine"].split(",")[0].removeprefix("processor "), []).append(run)
+    return dict(sorted(found.items()))
+
+
+def _timed(runs: Iterable[Run]) -> tuple[str, list[Run]]:
+    """The processor that most of them ran on, and those that did."""
+    return max(_by_processor(runs).items(), key=lambda entry: len(entry[1]))
+
+
+def _timed_together(some: Iterable[Run], others: Iterable[Run]) -> tuple[list[Run], list[Run]] | None:
+    """Those of both on one processor: the one where the fewer of the two are most; None where there is none in common."""
+    a, b = _by_processor(some), _by_processor(others)
+    pairs = [(a[processor], b[processor]) for processor in a if processor in b]
+    return max(pairs, key=lambda pair: min(map(len, pair)), default=None)
 
 
 def speed(c: Comparison) -> pd.DataFrame:
     """How many times less training time a run takes than the baseline's, by the clock and in processor seconds: per env,
-    and the geometric mean over envs. Envs where most runs of the two were made on different processors are left out."""
+    and the geometric mean over envs. Envs where no runs of the two were made on the same processor are left out."""
     if c.baseline is None:
         return pd.DataFrame()
-    timed = {cell: _timed(runs) for cell, runs in c.runs.items() if runs}
     rows = []
     for label in [label for label in c.labels if label != c.baseline]:
         both = [env for env in c.envs if {label, c.baseline} <= set(c.on(env))]
-        both = [env for env in both if timed[env, label][0] == timed[env, c.baseline][0]]
-        for name, envs in [*((env, [env]) for env in both), ("all", both)] if both else []:
+        timed = {env: pair for env in both if (pair := _timed_together(c.runs[env, c.baseline], c.runs[env, label]))}
+        for name, envs in [*((env, [env]) for env in timed), ("all", list(timed))] if timed else []:
             row: dict[str, Any] = {"algorithm": label, "over": c.baseline, "env": name}
             for column, field in (("speedup", "train_wall_s"), ("cpu_speedup", "train_cpu_s")):
-                times = [
-                    [np.array([getattr(run, field) for run in timed[env, which][1]]) for env in envs]
-                    for which in (c.baseline, label)
-                ]
+                times = [[np.array([getattr(run, field) for run in timed[env][side]]) for env in envs] for side in (0, 1)]
                 row |= _with_interval(column, float(_speedup(*times)), *statistics.interval(_speedup, *times))
             rows.append(row)
     return pd.DataFrame(rows)
