@@ -36,8 +36,8 @@ def content(env, label, seed, final, steps=1000, algo="ppo", wall=2.0, settings=
     }
 
 
-def write_runs(folder, env, label, finals, **options):
-    for seed, final in enumerate(finals):
+def write_runs(folder, env, label, finals, first_seed=0, **options):
+    for seed, final in enumerate(finals, first_seed):
         file = folder / env / label / f"seed_{seed}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
         write_result(file, content(env, label, seed, final, **options), scratch=folder)
@@ -101,16 +101,10 @@ def test_seconds_of_different_processors_are_not_compared(results, tmp_path):
 
 def test_seconds_are_compared_on_the_processor_that_both_ran_on_most(results, tmp_path):
     """Most of PPO's runs on x, most of GRPO's on y: the ratio is the one on y, where there are two of each, not one."""
-    for seed, wall in enumerate([40.0, 60.0], start=3):
-        write_result(
-            results / "CartPole-v1" / "ppo" / f"seed_{seed}.json",
-            content("CartPole-v1", "ppo", seed, 500, wall=wall, processor="y"),
-            scratch=results,
-        )
+    write_runs(results, "CartPole-v1", "ppo", [500], first_seed=3, wall=40.0, processor="y")
+    write_runs(results, "CartPole-v1", "ppo", [500], first_seed=4, wall=60.0, processor="y")
     write_runs(results, "CartPole-v1", "grpo", [480, 490, 500], wall=10.0, processor="y")
-    write_result(
-        results / "CartPole-v1" / "grpo" / "seed_3.json", content("CartPole-v1", "grpo", 3, 500, wall=2.0), scratch=results
-    )
+    write_runs(results, "CartPole-v1", "grpo", [500], first_seed=3, wall=2.0)
     assert compare.main([str(results), "--baseline", "ppo", "--out", str(tmp_path)]) == 0
     speed = row(table(tmp_path, "speed"), env="CartPole-v1")
     assert (speed["speedup"], speed["speedup_low"], speed["speedup_high"]) == (5, 4, 6)
@@ -119,8 +113,7 @@ def test_seconds_are_compared_on_the_processor_that_both_ran_on_most(results, tm
 
 def test_seconds_are_those_of_the_processor_that_most_runs_used(results, tmp_path):
     """One more run of PPO, a hundred times slower on another machine: it counts for the returns, not for the seconds."""
-    file = results / "CartPole-v1" / "ppo" / "seed_3.json"
-    write_result(file, content("CartPole-v1", "ppo", 3, 500, wall=400.0, processor="y"), scratch=results)
+    write_runs(results, "CartPole-v1", "ppo", [500], first_seed=3, wall=400.0, processor="y")
     assert compare.main([str(results), "--baseline", "ppo", "--out", str(tmp_path)]) == 0
     assert set(row(table(tmp_path, "speed"), env="CartPole-v1")[["speedup", "speedup_low", "speedup_high"]]) == {2.0}
     cost = row(table(tmp_path, "cost"), env="CartPole-v1", algorithm="ppo")

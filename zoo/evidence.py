@@ -108,11 +108,14 @@ def every_label(c: Comparison) -> pd.DataFrame:
     return pd.DataFrame([{"task": env} | {label: iqm_text(c, env, label) for label in labels} for env in c.envs])
 
 
-def cost_table(c: Comparison) -> pd.DataFrame:
-    """Steps, updates, parameters and seconds, and how many times faster than the bar."""
+def cost_table(c: Comparison, speed: pd.DataFrame) -> pd.DataFrame:
+    """Steps, updates, parameters and seconds, and how many times faster than the bar.
+
+    :param speed: of the same comparison
+    """
     cost = tables.cost(c)
     cost = cost[cost["algorithm"] != BAR]
-    ratio = {(row.env, row.algorithm): f"{row.cpu_speedup:.2f}" for row in tables.speed(c).itertuples()}
+    ratio = {(row.env, row.algorithm): f"{row.cpu_speedup:.2f}" for row in speed.itertuples()}
     cells = zip(cost["env"], cost["algorithm"], strict=True)
     return pd.DataFrame(
         {
@@ -128,17 +131,20 @@ def cost_table(c: Comparison) -> pd.DataFrame:
     )
 
 
-def overall(runs: Sequence[Run], label: str) -> str:
-    """A Markdown line: a label against the bar over the tasks that both ran."""
+def overall(runs: Sequence[Run], label: str, speed: pd.DataFrame) -> str:
+    """A Markdown line: a label against the bar over the tasks that both ran.
+
+    :param speed: of all labels
+    """
     c = compare_runs([r for r in runs if r.label in (label, BAR, RANDOM)], [label, BAR], BAR)
     if not c.common_envs:
         return f"| {label} | no task in common | | |"
     aggregate = tables.aggregate(c).set_index("algorithm").loc[label]
     improvement = tables.improvement(c).iloc[0]
     cells = [with_interval(aggregate, "iqm"), with_interval(improvement, "probability", digits=3)]
-    speed = tables.speed(c)
+    all_tasks = [row for _, row in speed.iterrows() if (row["algorithm"], row["env"]) == (label, "all")]
     names = ("speedup", "cpu_speedup")
-    cells += [with_interval(speed.set_index("env").loc["all"], name) if len(speed) else "other processor" for name in names]
+    cells += [with_interval(all_tasks[0], name) if all_tasks else "other processor" for name in names]
     return f"| {label} | {' | '.join(cells)} | {len(c.common_envs)} |"
 
 
@@ -241,13 +247,14 @@ def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:
     lines += [f"- left out, broken: {line}" for line in broken]
     lines += ["## Task by task", "", tables.to_markdown(main_table(c, chosen)), ""]
     lines += ["## Over all tasks", "", OVERALL]
-    lines += [overall(runs, label) for label in contestants] + [""]
+    speed = tables.speed(c)
+    lines += [overall(runs, label, speed) for label in contestants] + [""]
     lines += ["## Pictures", "", *(f"![{name.replace('_', ' ')}](img/results/{name}.png)\n" for name in drawn)]
     lines += ["## Every algorithm", "", tables.to_markdown(every_label(c)), ""]
     lines += ["## Steps to the threshold", "", "First checkpoint at or above Gymnasium's threshold, median over seeds.", ""]
     lines += [tables.to_markdown(tables.threshold(c)), ""]
     lines += ["## Where a critic wins", "", *critic_wins(c), ""]
-    lines += ["## Cost", "", COST, "", tables.to_markdown(cost_table(c)), ""]
+    lines += ["## Cost", "", COST, "", tables.to_markdown(cost_table(c, speed)), ""]
     entries = read_ablations(ablations)
     for heading in dict.fromkeys(entry["section"] for entry in entries):
         lines += [f"## {heading}", ""]

@@ -177,7 +177,7 @@ def cost(c: Comparison) -> pd.DataFrame:
 
 
 def _by_processor(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Seconds of different processors do not compare."""
+    """Runs by the name of the processor they ran on: seconds of different ones do not compare."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(run.origin["machine"].split(",")[0].removeprefix("processor "), []).append(run)
