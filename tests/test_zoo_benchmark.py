@@ -19,6 +19,7 @@ from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, wait_for
 from zoo import benchmark, benchmark_worker, compare, workflow
 from zoo.benchmark_worker import RandomPolicy, evaluate, evaluation_seed
+from zoo.experiment import build
 from zoo.results import read_content, read_run
 from zoo.specs import Spec, Variant, read_variants, settings_for
 
@@ -266,13 +267,15 @@ def test_the_studys_variants_have_settings_everywhere():
             assert variant.algo == "grpo" or not source.endswith("default"), (variant.label, env)
 
 
-def test_every_ablation_differs_from_the_reference_and_builds_a_model():
+def test_every_ablation_differs_from_the_reference_and_builds_a_model(tmp_path):
     variants = {v.label: v for v in read_variants(ROOT / "zoo" / "variants" / "ablations.yml", [])}
     reference = variants["defaults"].hyperparams
     for label, variant in variants.items():
         assert label == "defaults" or variant.hyperparams != reference, label
-        kwargs = {k: v for k, v in variant.hyperparams.items() if k not in ("n_envs", "normalize", "learning_rate")}
-        {"grpo": GRPO, "ppo": PPO}[variant.algo]("MlpPolicy", "CartPole-v1", device="cpu", **kwargs)
+        # as a benchmark builds it, since schedules and policy_kwargs may be text
+        model, _ = build("Acrobot-v1", 0, str(tmp_path), variant.algo, **variant.hyperparams).setup_experiment()
+        assert type(model) is {"grpo": GRPO, "ppo": PPO}[variant.algo], label
+        model.env.close()
 
 
 class Recorder(RandomPolicy):
