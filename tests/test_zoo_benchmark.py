@@ -19,7 +19,6 @@ from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, wait_for
 from zoo import benchmark, benchmark_worker, compare, workflow
 from zoo.benchmark_worker import RandomPolicy, evaluate, evaluation_seed
-from zoo.experiment import build
 from zoo.results import read_content, read_run
 from zoo.specs import Spec, Variant, read_variants, settings_for
 
@@ -272,8 +271,8 @@ def test_every_ablation_differs_from_the_reference_and_builds_a_model(tmp_path):
     reference = variants["defaults"].hyperparams
     for label, variant in variants.items():
         assert label == "defaults" or variant.hyperparams != reference, label
-        # as a benchmark builds it, since schedules and policy_kwargs may be text
-        model, _ = build("Acrobot-v1", 0, str(tmp_path), variant.algo, **variant.hyperparams).setup_experiment()
+        spec = Spec("CartPole-v1", label, variant.algo, 0, 1000, 1, 1, 1, *settings_for(variant, "CartPole-v1"))
+        model, _ = benchmark_worker.make_experiment(spec, tmp_path, "cpu").setup_experiment()
         assert type(model) is {"grpo": GRPO, "ppo": PPO}[variant.algo], label
         model.env.close()
 

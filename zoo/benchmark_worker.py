@@ -9,7 +9,6 @@ import importlib
 import inspect
 import json
 import time
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from zoo import provenance
-from zoo.experiment import Experiment, register, sync
+from zoo.experiment import Experiment, build, sync
 from zoo.results import RANDOM, write_result
 from zoo.specs import Spec
 
@@ -224,6 +223,16 @@ def plain(value: Any) -> Any:
     return type(value).__qualname__ if " at 0x" in name else name
 
 
+def make_experiment(spec: Spec, folder: Path, device: str) -> Experiment:
+    """The spec as an rl_zoo3 run, whose file of settings is the spec's own.
+
+    :param folder: for that file and what the run writes
+    """
+    config = folder / "hyperparams.yml"
+    config.write_text(yaml.safe_dump({spec.env: {**spec.hyperparams, "n_timesteps": spec.steps}}))
+    return build(spec.env, spec.seed, str(folder), spec.algo, spec.steps, config=str(config), device=device)
+
+
 def main(arguments: list[str]) -> int:
     """Run once.
 
@@ -235,28 +244,13 @@ def main(arguments: list[str]) -> int:
     folder = Path(options["folder"])
     for package in options["gym_packages"]:
         importlib.import_module(package)
-    config = folder / "hyperparams.yml"
-    config.write_text(yaml.safe_dump({spec.env: {**spec.hyperparams, "n_timesteps": spec.steps}}))
     origin: dict[str, Any] = {
         "commit": provenance.commit(),
         "versions": provenance.versions(),
         "machine": provenance.machine(),
     }
     origin["command"] = options["command"]
-    register()
-    experiment = Experiment(
-        Namespace(env=spec.env, algo=spec.algo, seed=spec.seed),
-        spec.algo,
-        spec.env,
-        str(folder),
-        n_timesteps=spec.steps,
-        eval_freq=-1,
-        seed=spec.seed,
-        log_interval=-2,
-        verbose=0,
-        device=options["device"],
-        config=str(config),
-    )
+    experiment = make_experiment(spec, folder, options["device"])
     if spec.algo == RANDOM:
         result = run_random(spec, experiment)
     else:

@@ -150,15 +150,24 @@ def sync(model: BaseAlgorithm, env: VecEnv) -> None:
 
 
 def build(
-    env_id: str, seed: int, log_folder: str, algo: str = "grpo", n_timesteps: int = -1, **hyperparams: Any
+    env_id: str,
+    seed: int,
+    log_folder: str,
+    algo: str = "grpo",
+    n_timesteps: int = -1,
+    config: str | None = None,
+    device: str = "auto",
+    **hyperparams: Any,
 ) -> Experiment:
-    """A run from Python, with the settings of ``zoo/hyperparams/grpo.yml``.
+    """A run from Python.
 
     :param env_id: registered env id
     :param seed: of the run
     :param log_folder: where its folder goes
     :param algo: any algorithm that rl_zoo3 knows
     :param n_timesteps: in place of the file's
+    :param config: the file; None: ``zoo/hyperparams/grpo.yml``, or rl_zoo3's of the algorithm
+    :param device: as SB3's
     :param hyperparams: in place of the file's
     :return: the experiment; ``setup_experiment()`` gives the model
     """
@@ -174,5 +183,6 @@ def build(
         seed=seed,
         log_interval=-2,
         verbose=0,
-        config=str(HYPERPARAMS) if algo == "grpo" else None,
+        config=config or (str(HYPERPARAMS) if algo == "grpo" else None),
+        device=device,
     )
