@@ -49,6 +49,28 @@ def test_iqm_drops_the_outer_quarters():
     assert statistics.iqm([np.array([-1000.0, 1, 2, 3]), np.array([4.0, 5, 6, 1000])]) == 3.5  # over all tasks together
 
 
+def test_iqm_weighs_tasks_alike_however_many_runs_each_has():
+    """As the other aggregates do: a task that was run more often says the same thing with more certainty, not louder."""
+    few, many = np.array([1.0, 2, 3, 4]), np.array([11.0, 12, 13, 14])
+    assert statistics.iqm([few, many]) == 7.5  # the mean of 3, 4, 11 and 12
+    assert statistics.iqm([few, np.repeat(many, 3)]) == pytest.approx(7.5)
+    # 16 runs: two tasks of 1/2 each, a run of the first weighs 1/8, of the second 1/24. The lowest quarter are 1 and 2, the
+    # highest the last six of the second; left are 3 and 4 and the second's first six.
+    assert statistics.iqm([few, np.arange(10.0, 22.0)]) == pytest.approx((3 / 8 + 4 / 8 + (10 + 11 + 12 + 13 + 14 + 15) / 24) / 0.5)
+    # 5 runs: floor(5 / 4) / 5 = 0.2 cut from each end. The first's only run weighs 1/2: 0.3 of it stays, and of the other
+    # task's 1/8 each 0.3 as well.
+    assert statistics.iqm([np.array([0.0]), np.array([4.0, 8, 12, 16])]) == pytest.approx((0.125 * 4 + 0.125 * 8 + 0.05 * 12) / 0.6)
+
+
+def test_iqm_of_equally_many_runs_is_scipys_trimmed_mean():
+    """Which is rliable's definition, also where a quarter of the runs is no whole number: the cut is rounded down."""
+    rng = np.random.default_rng(3)
+    for tasks, runs in ((1, 3), (1, 10), (3, 7), (10, 10)):
+        scores = rng.normal(size=(5, tasks, runs))
+        expected = stats.trim_mean(scores.reshape(5, -1), 0.25, axis=-1)
+        assert statistics.iqm(list(np.moveaxis(scores, 1, 0))) == pytest.approx(expected)
+
+
 def test_the_median_of_one_task_is_over_its_runs():
     assert statistics.median([np.array([0.0, 1.0, 8.0])]) == 1
     assert statistics.median([np.array([0.0, 2.0]), np.array([3.0, 5.0]), np.array([100.0, 300.0])]) == 4

@@ -27,12 +27,22 @@ RESAMPLES = 5000
 
 
 def iqm(scores: Scores) -> Array:
-    """Interquartile mean: the mean of the middle half of all runs of all tasks.
+    """Interquartile mean: the mean of the middle half of all runs of all tasks, tasks weighted equally.
+
+    With equally many runs per task it is the trimmed mean of the paper, whose cut of a quarter of the runs is rounded down.
+    With unequal numbers a run weighs one over its task's number of runs, and as large a share of the weight is cut.
 
     :param scores: per task ``[..., runs]``
     :return: ``[...]``
     """
-    return np.asarray(stats.trim_mean(np.concatenate(list(scores), axis=-1), 0.25, axis=-1))
+    runs = np.concatenate(list(scores), axis=-1)
+    count = runs.shape[-1]
+    weights = np.concatenate([np.full(s.shape[-1], 1 / (s.shape[-1] * len(scores))) for s in scores])
+    cut = count // 4 / count
+    order = np.argsort(runs, axis=-1)
+    upper = np.cumsum(weights[order], axis=-1)
+    kept = np.clip(upper, cut, 1 - cut) - np.clip(upper - weights[order], cut, 1 - cut)
+    return np.asarray((np.take_along_axis(runs, order, axis=-1) * kept).sum(-1) / kept.sum(-1))
 
 
 def mean(scores: Scores) -> Array:
