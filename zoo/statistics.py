@@ -36,9 +36,10 @@ def iqm(scores: Scores) -> Array:
     :return: ``[...]``
     """
     runs = np.concatenate(list(scores), axis=-1)
-    count = runs.shape[-1]
+    if len({s.shape[-1] for s in scores}) == 1:
+        return np.asarray(stats.trim_mean(runs, 0.25, axis=-1))
     weights = np.concatenate([np.full(s.shape[-1], 1 / (s.shape[-1] * len(scores))) for s in scores])
-    cut = count // 4 / count
+    cut = runs.shape[-1] // 4 / runs.shape[-1]
     order = np.argsort(runs, axis=-1)
     upper = np.cumsum(weights[order], axis=-1)
     kept = np.clip(upper, cut, 1 - cut) - np.clip(upper - weights[order], cut, 1 - cut)
