@@ -29,7 +29,7 @@ LONGEST_HORIZON = 100.0
 class AdvantageOptions(NamedTuple):
     """What the constructor of GRPO says about advantages."""
 
-    gamma: float = 0.99  #: discount, in [0, 1]
+    gamma: float = 0.995  #: discount, in [0, 1]
     gae_lambda: float = 0.95  #: lambda of the lambda-return, in [0, 1]; used by ``"state"``
     #: ``"mean"``, ``"leave_one_out"``, ``"median"`` (of the group) or ``"global"`` (mean of all groups)
     baseline: str = "mean"
