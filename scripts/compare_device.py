@@ -43,7 +43,7 @@ def with_zoo_settings(env_id: str, seed: int, on_device: bool) -> tuple[Any, int
 
 def branching(env_id: str, seed: int, **settings: Any) -> tuple[Any, int]:
     """A model on 16 tensor envs, 200k steps."""
-    return GRPO("MlpPolicy", make_tensor_env(env_id, 16), seed=seed, device="cpu", **settings), 200_000
+    return GRPO("MlpPolicy", make_tensor_env(env_id, 16), gamma=0.99, seed=seed, device="cpu", **settings), 200_000
 
 
 Variant = Callable[[str, int], tuple[Any, int]]

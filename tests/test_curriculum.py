@@ -151,7 +151,7 @@ def test_without_the_callback_nothing_restarts():
 def test_on_tensor_envs(success):
     env = TensorGoalCar(16)
     callback = CurriculumCallback([0.0, 0.01, 1.0], success, window=10, promote_above=0.3)
-    model = GRPO("MlpPolicy", env, **{**SMALL, "n_steps": 256})
+    model = GRPO("MlpPolicy", env, **{**SMALL, "n_steps": 256, "gamma": 0.99})
     dumps = record(model)
     model.learn(16 * 256 * 4, callback=callback)
     assert callback.level == 2 and env.goal.item() == pytest.approx(0.5)

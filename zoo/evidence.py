@@ -223,7 +223,8 @@ def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:
     known = {run.label for run in runs}
     if BAR not in known:
         raise BadInput(f"{folder} holds no runs of {' or '.join(BAR_SETTINGS)}: there is nothing to measure against")
-    order = [DEFAULTS, TUNED, "grpo-step", "grpo-process", "grpo-outcome", BAR, *BAR_SETTINGS, "a2c", "trpo"]
+    estimators = ["grpo-step", "grpo-process", "grpo-outcome"]
+    order = [DEFAULTS, "grpo-gamma-0.99", TUNED, *estimators, BAR, *BAR_SETTINGS, "a2c", "trpo"]
     labels = [label for label in order if label in known]
     c = compare_runs(runs, labels, BAR)
     contestants = [label for label in labels if label not in (BAR, *BAR_SETTINGS)]
@@ -272,7 +273,7 @@ deterministic episodes with its last weights, whose starts no training has seen 
 interquartile mean over seeds with its 95 % bootstrap interval. PPO is SB3's, with rl_zoo3's tuned settings and with
 SB3's defaults plus VecNormalize: per task the better one is the bar. GRPO's tuned entries stand in
 zoo/hyperparams/grpo.yml and were chosen on seeds from 100 up; its defaults are one setting on all tasks: the
-constructor's, 8 envs, observations normalised."""
+constructor's, 8 envs, observations normalised. grpo-gamma-0.99 is the same with PPO's usual discount in place of 0.995."""
 OVERALL = """\
 Scores are normalised per task: 0 is a random policy, 1 the mean of the bar. Speed is the ratio of median training times
 of a run, geometric mean over the tasks that both ran on one kind of processor; two to five runs shared a two-core machine,

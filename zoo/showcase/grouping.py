@@ -25,7 +25,8 @@ TASKS, PAY, ODDS = ("a", "b", "c"), (1.0, 100.0, 10_000.0), (0.05, 0.20)
 STEPS, EVERY = 8_192, 1024
 FOLDER, PICTURE = DATA / "grouping", IMG / "grouping.png"
 COMMON = dict(
-    **dict(n_steps=EVERY // 16, batch_size=256, n_epochs=10, learning_rate=3e-3, group_size=4, seed=0, device="cpu"),
+    **dict(n_steps=EVERY // 16, batch_size=256, n_epochs=10, learning_rate=3e-3, gamma=0.99),
+    **dict(group_size=4, seed=0, device="cpu"),
     baseline_kwargs=dict(with_time=True),  # what is still to come shrinks with every step, and the observation hides the time
 )
 VARIANTS: dict[str, dict[str, Any]] = {
