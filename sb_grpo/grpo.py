@@ -79,7 +79,7 @@ class GRPO(OnPolicyAlgorithm):
         until at least one group is complete
     :param batch_size: steps per minibatch, met as closely as the rollout's size allows
     :param n_epochs: times each rollout is used
-    :param gamma: discount factor. 0.995 was better than PPO's usual 0.99 on seven of ten tasks (docs/algorithm.md)
+    :param gamma: discount factor; PPO's usual 0.99 was worse over the study's tasks (docs/algorithm.md)
     :param gae_lambda: lambda of the lambda-return (``advantage="state"`` only)
     :param clip_range: ratios below 1 - clip_range earn nothing more; a float or a schedule
     :param group_size: members per group (G)
