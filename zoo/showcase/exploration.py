@@ -13,9 +13,10 @@ from zoo.showcase.runs import Variant, results
 STEPS = 98_304  # 48 rollouts of 2048
 BONUSES: dict[str, Any] = {"none": None, "count": CountBonus(), "rnd": RNDBonus()}
 NAMES = {"none": "no bonus", "count": "`CountBonus()`", "rnd": "`RNDBonus()`"}
-NORMALIZED = dict(policy_kwargs=dict(normalize_obs=True), gamma=0.99)
+COMMON: dict[str, Any] = dict(gamma=0.99)
+NORMALIZED: dict[str, Any] = dict(policy_kwargs=dict(normalize_obs=True), **COMMON)
 BASES: dict[str, tuple[str, dict[str, Any]]] = {
-    "state": ('`"state"`', dict(gamma=0.99)),
+    "state": ('`"state"`', COMMON),
     "normalized": ('`"state"`, `normalize_obs`', NORMALIZED),
     "outcome": ('`"outcome"`, `normalize_obs`', dict(advantage="outcome", **NORMALIZED)),
 }

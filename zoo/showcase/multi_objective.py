@@ -22,7 +22,7 @@ from zoo.showcase.runs import DATA, IMG
 STEPS, EVALUATED = 16_384, 64
 FOLDER, PICTURE = DATA / "multi_objective", IMG / "multi_objective.png"
 COMMON: dict[str, Any] = dict(
-    **dict(n_steps=64, batch_size=256, n_epochs=10, learning_rate=3e-3, gamma=0.99), group_size=4, device="cpu"
+    n_steps=64, batch_size=256, n_epochs=10, learning_rate=3e-3, group_size=4, gamma=0.99, device="cpu"
 )
 VARIANTS: dict[str, dict[str, Any]] = {
     "sum": dict(objectives={"balance": 1.0, "still": 1.0}),
