@@ -1,6 +1,6 @@
 """Search hyperparameters: an Optuna study that can be interrupted, continued and shared.
 
-``python -m zoo.tune --env CartPole-v1 --n-timesteps 10000 --n-trials 30`` writes to ``logs/tune/grpo_CartPole-v1_10000/``:
+``python -m zoo.tune --env CartPole-v1 --n-timesteps 20000 --n-trials 30`` writes to ``logs/tune/grpo_CartPole-v1_20000/``:
 the study's journal, the best settings as a YAML for ``python -m zoo.train --conf-file``, a table of all trials, and plots.
 The same command once more adds 30 trials; ``--max-total-trials 30`` stops at 30 in all. Several processes may run at once.
 """
