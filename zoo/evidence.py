@@ -273,7 +273,7 @@ deterministic episodes with its last weights, whose starts no training has seen 
 interquartile mean over seeds with its 95 % bootstrap interval. PPO is SB3's, with rl_zoo3's tuned settings and with
 SB3's defaults plus VecNormalize: per task the better one is the bar. GRPO's tuned entries stand in
 zoo/hyperparams/grpo.yml and were chosen on seeds from 100 up; its defaults are one setting on all tasks: the
-constructor's, 8 envs, observations normalised. An entry that changes nothing (Hopper-v5, Walker2d-v5) shows the same runs.
+constructor's, 8 envs, observations normalised. An entry that changes nothing of them shows the same runs.
 grpo-gamma-0.99 is the defaults with PPO's usual discount in place of 0.995."""
 OVERALL = """\
 Scores are normalised per task: 0 is a random policy, 1 the mean of the bar. Speed is the ratio of median training times
