@@ -242,7 +242,8 @@ def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:
         "Seeds per task and label: "
         + ", ".join(f"{label} {'-'.join(map(str, sorted({n[0], n[-1]})))}" for label, n in counts.items() if label != BAR)
         + f". The protocol asks for {FULL}; where a cell has fewer, it says so, and its interval is to be read with care. "
-        "Where it has more, they were added to see whether the first ten had been lucky, and nothing that ran was left out.",
+        "Where it has more, they were added to see whether the first ten had been lucky or to narrow the interval; no run "
+        "of these settings was left out.",
         "",
     ]
     lines += [f"- left out, broken: {line}" for line in broken]
