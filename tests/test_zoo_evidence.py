@@ -16,7 +16,7 @@ def study(tmp_path):
     folder = tmp_path / "docs" / "data" / "study"
     write_runs(folder, "CartPole-v1", "ppo-tuned", [300, 310, 320, 330], wall=4.0)
     write_runs(folder, "CartPole-v1", "ppo-defaults", [100, 110, 120, 130], wall=4.0)
-    write_runs(folder, "CartPole-v1", "grpo-state", [480, 490, 500, 500], algo="grpo", wall=2.0)
+    write_runs(folder, "CartPole-v1", "grpo-state", [480, 490, 500, 500], algo="grpo", wall=2.0, settings={"gamma": 0.98})
     write_runs(folder, "CartPole-v1", "random", [20, 20], algo="random")
     write_runs(folder, "Acrobot-v1", "ppo-tuned", [-300, -310, -305, -300], wall=9.0)
     write_runs(folder, "Acrobot-v1", "ppo-defaults", [-80, -81, -82, -83], wall=8.0)
@@ -42,6 +42,26 @@ def test_the_bar_is_the_better_setting_of_ppo_on_each_task(study):
     bar = compare_runs(runs, baseline="ppo")
     assert bar.scores("Acrobot-v1", "ppo").tolist() == [-80, -81, -82, -83]
     assert bar.scores("CartPole-v1", "ppo").tolist() == [300, 310, 320, 330]
+
+
+def test_an_entry_that_changes_nothing_of_the_defaults_is_shown_as_them(study):
+    defaults = {
+        "n_envs": 8,
+        "n_steps": None,
+        "gamma": 0.995,
+        "normalize": {"on": True, "norm_obs": True, "norm_reward": False},
+    }
+    # The same in other words: VecNormalize's gamma is of rewards only.
+    entry = defaults | {"n_steps": 256, "normalize": {**defaults["normalize"], "gamma": 0.99}}
+    write_runs(study, "Acrobot-v1", "grpo-defaults", [-85], algo="grpo", settings=defaults)
+    write_runs(study, "CartPole-v1", "grpo-state", [480, 490, 500, 500], algo="grpo", settings=entry)
+    cartpole = line_of(make(study), "| CartPole-v1", "## Task by task").split(" | ")
+    assert cartpole[5] == cartpole[3] and cartpole[5].startswith("495.0 [")
+    acrobot = line_of(make(study), "| Acrobot-v1", "## Task by task").split(" | ")
+    assert acrobot[5] == "-85.0 (1 seed)"  # its own runs, not the entry's
+    for change in ({"gamma": 0.99}, {"n_steps": 128}, {"normalize": {"on": True, "norm_obs": True, "norm_reward": True}}):
+        write_runs(study, "CartPole-v1", "grpo-state", [480, 490, 500, 500], algo="grpo", settings=entry | change)
+        assert line_of(make(study), "| CartPole-v1", "## Task by task").split(" | ")[5] == "not run"
 
 
 def test_other_numbers_of_seeds_at_the_same_score_are_equal(study):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from sb_grpo.grpo import steps_per_env
 from zoo import figures, statistics, tables
 from zoo.command_line import BadInput, Parser, run
 from zoo.comparison import Comparison, compare_runs, load
@@ -50,6 +51,29 @@ def with_bar(runs: Sequence[Run]) -> tuple[list[Run], dict[str, str]]:
         if there:
             chosen[env] = max(there, key=lambda label: there[label])
     return [*runs, *(replace(r, label=BAR) for r in runs if chosen.get(r.env) == r.label)], chosen
+
+
+def with_defaults(runs: Sequence[Run]) -> list[Run]:
+    """Give a tuned entry's runs a second label, :data:`DEFAULTS`, where that has none and the entry changes nothing of it.
+
+    :param runs: of a study
+    :return: runs with those added
+    """
+    own = [r for r in runs if r.label == DEFAULTS]
+    if not own:
+        return list(runs)
+    asked, defaults = {r.env for r in own}, effective(own[0].settings)
+    entries = (r for r in runs if r.label == TUNED and r.env not in asked)
+    return [*runs, *(replace(r, label=DEFAULTS) for r in entries if effective(r.settings) == defaults)]
+
+
+def effective(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of GRPO with two ways of saying one thing made one: ``n_steps``, and the gamma that VecNormalize uses on rewards."""
+    normalize = settings.get("normalize") or {}
+    if not normalize.get("norm_reward", True):
+        normalize = {name: value for name, value in normalize.items() if name != "gamma"}
+    n_steps = steps_per_env(settings.get("n_steps"), settings.get("n_envs", 1))
+    return settings | {"n_steps": n_steps, "normalize": normalize}
 
 
 def iqm_text(c: Comparison, env: str, label: str) -> str:
@@ -219,7 +243,7 @@ def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:
     :param command: that makes it
     """
     runs, broken = load([folder])
-    runs, chosen = with_bar(runs)
+    runs, chosen = with_bar(with_defaults(runs))
     known = {run.label for run in runs}
     if BAR not in known:
         raise BadInput(f"{folder} holds no runs of {' or '.join(BAR_SETTINGS)}: there is nothing to measure against")
