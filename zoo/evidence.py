@@ -68,7 +68,7 @@ def with_defaults(runs: Sequence[Run]) -> list[Run]:
 
 
 def effective(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings of GRPO with two ways of saying one thing made one: ``n_steps``, and the gamma that VecNormalize uses on rewards."""
+    """Settings of GRPO with the rollout as a number, and without VecNormalize's gamma where it leaves rewards alone."""
     normalize = settings.get("normalize") or {}
     if not normalize.get("norm_reward", True):
         normalize = {name: value for name, value in normalize.items() if name != "gamma"}
