@@ -1,6 +1,7 @@
 """SB3 callbacks that plug into a training: passed to ``learn(callback=...)``, they need nothing in the algorithm."""
 
 from sb_grpo.callbacks.curriculum import CurriculumCallback
+from sb_grpo.callbacks.gamma import GammaCallback
 from sb_grpo.callbacks.health import RULES, HealthCallback, HealthWarning, Rule
 
-__all__ = ["RULES", "CurriculumCallback", "HealthCallback", "HealthWarning", "Rule"]
+__all__ = ["RULES", "CurriculumCallback", "GammaCallback", "HealthCallback", "HealthWarning", "Rule"]
