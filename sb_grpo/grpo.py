@@ -266,6 +266,7 @@ class GRPO(OnPolicyAlgorithm):
         self.last_figures: dict[str, float] = {}
         #: Where a :class:`CurriculumCallback` stands; here, so that it is saved with the model.
         self.curriculum_level: int | None = None
+        self.moving_gamma: float | None = None  #: what a GammaCallback has put in gamma's place
         self._restart_groups = False
         self._task: th.Tensor | None = None
         if _init_setup_model:
@@ -376,6 +377,7 @@ class GRPO(OnPolicyAlgorithm):
     ) -> tuple[int, BaseCallback]:
         if self.env is None:
             raise ValueError("There is no env to learn from: pass one to GRPO.load(..., env=...), or call set_env(env).")
+        self.moving_gamma = None
         in_step = self.slots is not None and self.slots.in_step_with(self.env)
         if not in_step:  # a loaded model, another env, or somebody else has reset this one
             self._last_obs = None
@@ -489,7 +491,8 @@ class GRPO(OnPolicyAlgorithm):
         rollout = rollout._replace(rewards=shape_rewards(rollout.rewards, self.reward_scaling, self.reward_clip))
         labels = self.grouper.labels(rollout)
         rollout = self.grouper.regroup(rollout, labels)
-        options = AdvantageOptions(self.gamma, self.gae_lambda, self.baseline, self.normalize_advantage, self.ended_members)
+        gamma = self.gamma if self.moving_gamma is None else self.moving_gamma
+        options = AdvantageOptions(gamma, self.gae_lambda, self.baseline, self.normalize_advantage, self.ended_members)
         advantages, explained = estimate(self, with_bonus(self, rollout), options, self._objective_weights)
         check_advantages(self.advantage, advantages, rollout)
         row_label = labels[rollout.episode]

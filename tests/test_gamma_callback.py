@@ -19,7 +19,7 @@ class Seen(BaseCallback):
         self.gammas, self.logged = [], []
 
     def _on_rollout_end(self):
-        self.gammas.append(self.model.gamma)
+        self.gammas.append(self.model.moving_gamma)
         self.logged.append(self.logger.name_to_value["train/gamma"])
 
     def _on_step(self):
@@ -28,31 +28,31 @@ class Seen(BaseCallback):
 
 def small(**options):
     env = make_vec_env("CartPole-v1", n_envs=4, seed=0)
+    options = {"gamma": 0.99, **options}
     return GRPO("MlpPolicy", env, n_steps=16, group_size=2, n_epochs=1, seed=0, device="cpu", **options)
 
 
 def test_the_horizon_changes_by_the_same_factor_in_equal_parts():
-    callback = GammaCallback(0.99, 0.999, share=0.5)
-    horizons = [1 / (1 - callback.gamma(x)) for x in (0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)]
+    callback = GammaCallback(0.99, share=0.5)
+    horizons = [1 / (1 - callback.gamma(x, 0.999)) for x in (0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)]
     np.testing.assert_allclose(horizons, [100 * 10**x for x in (0, 0.25, 0.5, 0.75, 1, 1, 1)], rtol=1e-9)
 
 
 def test_it_falls_as_well():
-    callback = GammaCallback(0.99, 0.9, share=1.0)
-    np.testing.assert_allclose([callback.gamma(x) for x in (0, 0.5, 1)], [0.99, 1 - np.sqrt(0.001), 0.9])
+    callback = GammaCallback(0.99, share=1.0)
+    np.testing.assert_allclose([callback.gamma(x, 0.9) for x in (0, 0.5, 1)], [0.99, 1 - np.sqrt(0.001), 0.9])
 
 
 def test_it_moves_before_every_rollout_and_is_logged():
-    callback, seen = GammaCallback(0.9, 0.99), Seen()
-    small().learn(64 * 8, callback=[callback, seen])
-    expected = [callback.gamma(i / 8) for i in range(8)]
-    np.testing.assert_allclose(seen.gammas, expected)
+    callback, seen = GammaCallback(0.9), Seen()
+    model = small().learn(64 * 8, callback=[callback, seen])
+    np.testing.assert_allclose(seen.gammas, [callback.gamma(i / 8, 0.99) for i in range(8)])
     assert seen.gammas[0] == pytest.approx(0.9) and seen.gammas[4:] == pytest.approx([0.99] * 4)
-    assert seen.logged == seen.gammas
+    assert seen.logged == seen.gammas and model.gamma == 0.99
 
 
 def test_a_second_training_begins_anew_and_a_continued_one_goes_on():
-    model, callback, seen = small(), GammaCallback(0.9, 0.99), Seen()
+    model, callback, seen = small(), GammaCallback(0.9), Seen()
     model.learn(64 * 4, callback=[callback, seen])
     model.learn(64 * 4, callback=[callback, seen])
     np.testing.assert_allclose(seen.gammas[4:], seen.gammas[:4])
@@ -60,29 +60,36 @@ def test_a_second_training_begins_anew_and_a_continued_one_goes_on():
     np.testing.assert_allclose(seen.gammas[8:], 0.99)
 
 
+def test_a_training_saved_on_the_way_still_knows_where_it_goes(tmp_path):
+    callback, seen = GammaCallback(0.9, share=1.0), Seen()
+    small().learn(64 * 4, callback=callback).save(tmp_path / "model.zip")  # it ends at 0.9 + 3/4 of the way
+    model = GRPO.load(tmp_path / "model.zip", make_vec_env("CartPole-v1", n_envs=4, seed=0), device="cpu")
+    model.learn(64 * 4, callback=[callback, seen], reset_num_timesteps=False)
+    np.testing.assert_allclose(seen.gammas, [callback.gamma(i / 8, 0.99) for i in range(4, 8)])
+
+
 @pytest.mark.parametrize("advantage", ["state", "step"])
-def test_the_updates_use_it(advantage):
-    weights = {}
-    for name, gamma, callbacks in (("moved", 0.5, [GammaCallback(0.9, 0.9)]), ("0.9", 0.9, []), ("0.5", 0.5, [])):
-        model = small(gamma=gamma, advantage=advantage).learn(64 * 6, callback=callbacks)
-        weights[name] = th.nn.utils.parameters_to_vector(model.policy.parameters())
-    assert th.equal(weights["moved"], weights["0.9"])
-    assert not th.equal(weights["moved"], weights["0.5"])
+def test_the_updates_use_it_until_a_training_without_it(advantage):
+    def weights(gamma, start=None):
+        model = small(gamma=gamma, advantage=advantage)
+        model.learn(64 * 6, callback=None if start is None else GammaCallback(start))
+        first = th.nn.utils.parameters_to_vector(model.policy.parameters())
+        model.learn(64)
+        assert model.moving_gamma is None
+        return first
 
-
-def test_the_discount_of_the_moment_is_saved(tmp_path):
-    callback = GammaCallback(0.9, 0.99, share=1.0)
-    small().learn(64 * 4, callback=callback).save(tmp_path / "model.zip")
-    assert GRPO.load(tmp_path / "model.zip", device="cpu").gamma == pytest.approx(callback.gamma(3 / 4))
+    constant = weights(0.9)
+    assert th.equal(constant, weights(0.9, start=0.9))
+    assert not th.equal(constant, weights(0.9, start=0.5))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"start": -0.1, "end": 0.9}, r"start=-0.1 must lie in \[0, 1\)"),
-        ({"start": 0.9, "end": 1.0}, r"end=1.0 must lie in \[0, 1\)"),
-        ({"start": 0.9, "end": float("nan")}, r"end=nan must lie in \[0, 1\)"),
-        ({"start": 0.9, "end": 0.99, "share": 0.0}, r"share=0.0 must lie in \(0, 1\]"),
+        ({"start": -0.1}, r"start=-0.1 must lie in \[0, 1\)"),
+        ({"start": 1.0}, r"start=1.0 must lie in \[0, 1\)"),
+        ({"start": float("nan")}, r"start=nan must lie in \[0, 1\)"),
+        ({"start": 0.9, "share": 0.0}, r"share=0.0 must lie in \(0, 1\]"),
     ],
 )
 def test_bad_values_are_named(arguments, message):
@@ -90,6 +97,8 @@ def test_bad_values_are_named(arguments, message):
         GammaCallback(**arguments)
 
 
-def test_other_algorithms_are_refused():
+def test_models_without_a_place_to_go_are_refused():
     with pytest.raises(ValueError, match="the model is a PPO, which copies it when it is built"):
-        PPO("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu").learn(64, callback=GammaCallback(0.9, 0.99))
+        PPO("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu").learn(64, callback=GammaCallback(0.9))
+    with pytest.raises(ValueError, match="is out of reach for GammaCallback"):
+        small(gamma=1.0).learn(64, callback=GammaCallback(0.9))
