@@ -135,12 +135,33 @@ def test_every_run_is_counted_once_where_it_comes_from(study):
     assert section.count("Versions: ") == 1 and "| versions |" not in section
 
 
+def test_runs_made_in_turn_on_one_machine_tell_the_speed(study):
+    assert "## Training time on one machine" not in make(study)
+    folder = study.parent / "timings"
+    write_runs(folder, "CartPole-v1", "ppo-tuned", [300, 310], wall=6.0)
+    write_runs(folder, "CartPole-v1", "grpo-state", [480, 490], algo="grpo", wall=2.0)
+    write_runs(folder, "Acrobot-v1", "ppo-defaults", [-80, -81], wall=12.0)
+    write_runs(folder, "Acrobot-v1", "grpo-state", [-90, -91], algo="grpo", wall=1.0)
+    page = make(study, "--timings", str(folder))
+    section = page[page.index("## Training time on one machine") : page.index("## Pictures")]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")]
+    assert rows[1][:5] == ["| Acrobot-v1", "1,000", "defaults", "12.0", "1.0"] and rows[1][5] == "12.00 [12.00, 12.00]"
+    assert rows[2][:5] == ["| CartPole-v1", "1,000", "tuned", "6.0", "2.0"] and rows[2][5] == "3.00 [3.00, 3.00]"
+    assert rows[3][0] == "| all, geometric mean" and rows[3][5] == "6.00 [6.00, 6.00]"
+    counted = [
+        line.split(" | ") for line in page[page.index("## Where the runs come from") :].splitlines() if line[:2] == "| "
+    ]
+    assert sum(int(row[0].removeprefix("| ")) for row in counted[1:]) == 28 + 8
+
+
 def test_bad_input_is_one_line(study, tmp_path, capsys):
     write_runs(tmp_path / "other", "CartPole-v1", "grpo", [480])
     assert evidence.main([str(tmp_path / "other"), "--out", str(tmp_path / "x.md")]) == 2
     assert "holds no runs of ppo-tuned or ppo-defaults" in capsys.readouterr().err
     assert evidence.main([str(study), "--ablations", str(tmp_path), "--out", str(tmp_path / "x.md")]) == 2
     assert "cannot read" in capsys.readouterr().err
+    assert evidence.main([str(study), "--timings", str(tmp_path / "other"), "--out", str(tmp_path / "x.md")]) == 2
+    assert "holds no runs of ppo-tuned or ppo-defaults" in capsys.readouterr().err
     (tmp_path / "ablations.yml").write_text("- a\n")
     assert evidence.main([str(study), "--ablations", str(tmp_path), "--out", str(tmp_path / "x.md")]) == 2
     assert "must be a mapping, with lines such as 'groups: {section: Ablations, title: Groups" in capsys.readouterr().err

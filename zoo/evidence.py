@@ -1,6 +1,6 @@
 """The results page: GRPO against PPO with its critic, and the ablations, from raw result files.
 
-``python -m zoo.evidence docs/data/study --ablations docs/data/ablations --out docs/results.md``
+``python -m zoo.evidence docs/data/study --timings docs/data/timings --ablations docs/data/ablations --out docs/results.md``
 """
 
 from __future__ import annotations
@@ -33,9 +33,24 @@ def parser() -> Parser:
     it = Parser("zoo.evidence", "Write the results page: GRPO against PPO with its critic, and the ablations.")
     add = it.add_argument
     add("folder", type=Path, help="output of zoo.benchmark with the labels of zoo/variants/critic_free.yml")
+    add("--timings", type=Path, metavar="FOLDER", help="more output of it: PPO and the tuned entries in turn on one machine")
     add("--ablations", type=Path, metavar="FOLDER", help="ablations.yml and one folder of zoo.benchmark for each entry")
     add("--out", type=Path, default=Path("docs/results.md"), metavar="FILE", help="the page; pictures: img/results beside it")
     return it
+
+
+def measured(folder: Path) -> tuple[list[Run], dict[str, str], list[str]]:
+    """Runs to show, those of the bar among them.
+
+    :param folder: of zoo.benchmark
+    :return: runs; env -> label that is the bar there; what was left out because it is broken
+    :raises BadInput: if there is no bar
+    """
+    runs, broken = load([folder])
+    runs, chosen = with_bar(runs)
+    if not chosen:
+        raise BadInput(f"{folder} holds no runs of {' or '.join(BAR_SETTINGS)}: there is nothing to measure against")
+    return runs, chosen, broken
 
 
 def with_bar(runs: Sequence[Run]) -> tuple[list[Run], dict[str, str]]:
@@ -234,19 +249,38 @@ def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
     return [{"folder": folder / name, **entry} for name, entry in entries.items() if (folder / name).exists()]
 
 
-def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:
+def timing_table(runs: Sequence[Run], chosen: dict[str, str]) -> pd.DataFrame:
+    """Seconds per run of the bar and the tuned entry, and how many times fewer the entry takes.
+
+    :param runs: made in turn on one machine, with those of the bar
+    :param chosen: env -> label that is the bar there
+    """
+    c = compare_runs(runs, [TUNED, BAR], BAR)
+    cost = tables.cost(c).set_index(["env", "algorithm"])["train_wall_s"].map("{:.1f}".format)
+    rows = []
+    for _, row in tables.speed(c).iterrows():
+        env = row["env"]
+        cells = {"task": "all, geometric mean", "steps": "", "PPO": "", "PPO, s": "", "GRPO, s": ""}
+        if env != "all":
+            cells |= {"task": env, "steps": f"{c.runs[env, BAR][0].steps:,}", "PPO": chosen[env].removeprefix("ppo-")}
+            cells |= {"PPO, s": cost[env, BAR], "GRPO, s": cost[env, TUNED]}
+        cells["times faster, clock"] = with_interval(row, "speedup")
+        rows.append(cells | {"times faster, processor": with_interval(row, "cpu_speedup")})
+    return pd.DataFrame(rows)
+
+
+def page(folder: Path, timings: Path | None, ablations: Path | None, out: Path, command: str) -> str:
     """The whole page; pictures are written on the way.
 
     :param folder: of the study
+    :param timings: of runs of the bar and the tuned entries that were made in turn on one machine
     :param ablations: of the ablations
     :param out: of the page
     :param command: that makes it
     """
-    runs, broken = load([folder])
-    runs, chosen = with_bar(with_defaults(runs))
+    runs, chosen, broken = measured(folder)
+    runs = with_defaults(runs)
     known = {run.label for run in runs}
-    if BAR not in known:
-        raise BadInput(f"{folder} holds no runs of {' or '.join(BAR_SETTINGS)}: there is nothing to measure against")
     estimators = ["grpo-step", "grpo-process", "grpo-outcome"]
     order = [DEFAULTS, "grpo-gamma-0.99", TUNED, *estimators, BAR, *BAR_SETTINGS, "a2c", "trpo"]
     labels = [label for label in order if label in known]
@@ -275,6 +309,12 @@ def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:
     lines += ["## Over all tasks", "", OVERALL]
     speed = tables.speed(c)
     lines += [overall(runs, label, speed) for label in contestants] + [""]
+    all_runs = list(runs)
+    if timings is not None:
+        timed, timed_bar, timed_broken = measured(timings)
+        lines += ["## Training time on one machine", "", TIMINGS, "", tables.to_markdown(timing_table(timed, timed_bar)), ""]
+        lines += [f"- left out, broken: {line}" for line in timed_broken]
+        all_runs += timed
     lines += ["## Pictures", "", *(f"![{name.replace('_', ' ')}](img/results/{name}.png)\n" for name in drawn)]
     lines += ["## Every algorithm", "", tables.to_markdown(every_label(c)), ""]
     lines += ["## Steps to the threshold", "", "First checkpoint at or above Gymnasium's threshold, median over seeds.", ""]
@@ -287,8 +327,8 @@ def page(folder: Path, ablations: Path | None, out: Path, command: str) -> str:
         for entry in [entry for entry in entries if entry["section"] == heading]:
             section, used = ablation(entry)
             lines += section
-            runs += used
-    lines += ["## Where the runs come from", "", *origins(runs), ""]
+            all_runs += used
+    lines += ["## Where the runs come from", "", *origins(all_runs), ""]
     return "\n".join(lines)
 
 
@@ -302,11 +342,14 @@ constructor's, 8 envs, observations normalised. An entry that changes nothing of
 grpo-gamma-0.99 is the defaults with PPO's usual discount in place of 0.995."""
 OVERALL = """\
 Scores are normalised per task: 0 is a random policy, 1 the mean of the bar. Speed is the ratio of median training times
-of a run, geometric mean over the tasks that both ran on one kind of processor; two to five runs shared a two-core machine,
-so the processor's ratio is the fairer.
+of a run, geometric mean over the tasks that both ran on one kind of processor. It is a rough one: machines of one kind
+differ, and two to five runs shared a two-core machine.
 
 | algorithm | aggregate IQM | P(improvement over PPO) | times faster, clock | times faster, processor | tasks |
 |---|---|---|---|---|---|"""
+TIMINGS = """\
+The bar's setting and the tuned entry in turn, seed by seed, on one two-core machine with another training on its second
+core. Median seconds of training without evaluation, at the number of steps given: what a run takes grows with its steps."""
 COST = """\
 Medians over seeds. Gradient steps are calls of the optimiser, updates are SB3's count (epochs of PPO and GRPO, rollouts
 of A2C and TRPO). Seconds are of training only, on the processor that most of the runs were made on; the processor's are the
@@ -322,7 +365,7 @@ def body(arguments: Sequence[str]) -> int:
     args = parser().parse_args(arguments)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python -m zoo.evidence", *arguments])
-    args.out.write_text(page(args.folder, args.ablations, args.out, command))
+    args.out.write_text(page(args.folder, args.timings, args.ablations, args.out, command))
     print(f"Results: {args.out}")
     return 0
 
