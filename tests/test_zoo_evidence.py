@@ -144,6 +144,7 @@ def test_runs_made_in_turn_on_one_machine_tell_the_speed(study):
     write_runs(folder, "Acrobot-v1", "grpo-state", [-90, -91], algo="grpo", wall=1.0)
     page = make(study, "--timings", str(folder))
     section = page[page.index("## Training time on one machine") : page.index("## Pictures")]
+    assert (study.parents[1] / "img" / "results" / "training_time.png").stat().st_size > 1000
     rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")]
     assert rows[1][:5] == ["| Acrobot-v1", "1,000", "defaults", "12.0", "1.0"] and rows[1][5] == "12.00 [12.00, 12.00]"
     assert rows[2][:5] == ["| CartPole-v1", "1,000", "tuned", "6.0", "2.0"] and rows[2][5] == "3.00 [3.00, 3.00]"

@@ -24,7 +24,7 @@ from zoo.yaml_files import read_sections
 BAR = "ppo"  # per task the better of PPO's settings
 BAR_SETTINGS = ("ppo-tuned", "ppo-defaults")
 TUNED, DEFAULTS = "grpo-state", "grpo-defaults"  # zoo/hyperparams/grpo.yml, and the constructor's defaults on all tasks
-PICTURES = ("learning_curves", "aggregates", "performance_profile", "probability_of_improvement", "training_time")
+PICTURES = ("learning_curves", "aggregates", "performance_profile", "probability_of_improvement")
 FULL = 10  # seeds that the protocol asks for
 
 
@@ -249,24 +249,37 @@ def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
     return [{"folder": folder / name, **entry} for name, entry in entries.items() if (folder / name).exists()]
 
 
-def timing_table(runs: Sequence[Run], chosen: dict[str, str]) -> pd.DataFrame:
+def timing(folder: Path, pictures: Path) -> tuple[list[str], list[Run]]:
     """Seconds per run of the bar and the tuned entry, and how many times fewer the entry takes.
 
-    :param runs: made in turn on one machine, with those of the bar
-    :param chosen: env -> label that is the bar there
+    :param folder: of runs of both that were made in turn on one machine
+    :param pictures: folder for the picture
+    :return: lines, and the runs they are about
     """
+    runs, chosen, broken = measured(folder)
     c = compare_runs(runs, [TUNED, BAR], BAR)
-    cost = tables.cost(c).set_index(["env", "algorithm"])["train_wall_s"].map("{:.1f}".format)
+    cost = tables.cost(c)
+    seconds = cost.set_index(["env", "algorithm"])["train_wall_s"].map("{:.1f}".format)
     rows = []
     for _, row in tables.speed(c).iterrows():
         env = row["env"]
         cells = {"task": "all, geometric mean", "steps": "", "PPO": "", "PPO, s": "", "GRPO, s": ""}
         if env != "all":
             cells |= {"task": env, "steps": f"{c.runs[env, BAR][0].steps:,}", "PPO": chosen[env].removeprefix("ppo-")}
-            cells |= {"PPO, s": cost[env, BAR], "GRPO, s": cost[env, TUNED]}
+            cells |= {"PPO, s": seconds[env, BAR], "GRPO, s": seconds[env, TUNED]}
         cells["times faster, clock"] = with_interval(row, "speedup")
         rows.append(cells | {"times faster, processor": with_interval(row, "cpu_speedup")})
-    return pd.DataFrame(rows)
+    drawn = figures.write({"cost": cost}, [TUNED, DEFAULTS, BAR], pictures, ["training_time"])
+    lines = ["## Training time on one machine", "", TIMINGS, "", tables.to_markdown(pd.DataFrame(rows)), ""]
+    return [*lines, *(f"- left out, broken: {line}" for line in broken), *shown_pictures(drawn)], runs
+
+
+def shown_pictures(names: Sequence[str]) -> list[str]:
+    """Markdown of pictures that were written.
+
+    :param names: of ``figures.ALL``
+    """
+    return [f"![{name.replace('_', ' ')}](img/results/{name}.png)\n" for name in names]
 
 
 def page(folder: Path, timings: Path | None, ablations: Path | None, out: Path, command: str) -> str:
@@ -289,7 +302,8 @@ def page(folder: Path, timings: Path | None, ablations: Path | None, out: Path, 
     shown = [label for label in (TUNED, DEFAULTS, BAR) if label in known]
     pictured = compare_runs([r for r in runs if r.label in (*shown, RANDOM)], shown, BAR)
     made = {source: tables.ALL[source](pictured) for source, _ in (figures.ALL[name] for name in PICTURES)}
-    drawn = figures.write(made, shown, out.parent / "img" / "results", PICTURES)
+    pictures = out.parent / "img" / "results"
+    drawn = figures.write(made, shown, pictures, PICTURES)
     counts = {label: sorted({len(c.runs[env, label]) for env in c.envs if (env, label) in c.runs}) for label in labels}
     lines = ["# Results: GRPO without a critic against PPO with one", "", f"Made by `{command}` from the raw files in "]
     lines[-1] += f"[{folder.name}](data/{folder.name}); do not edit."
@@ -311,11 +325,10 @@ def page(folder: Path, timings: Path | None, ablations: Path | None, out: Path, 
     lines += [overall(runs, label, speed) for label in contestants] + [""]
     all_runs = list(runs)
     if timings is not None:
-        timed, timed_bar, timed_broken = measured(timings)
-        lines += ["## Training time on one machine", "", TIMINGS, "", tables.to_markdown(timing_table(timed, timed_bar)), ""]
-        lines += [f"- left out, broken: {line}" for line in timed_broken]
-        all_runs += timed
-    lines += ["## Pictures", "", *(f"![{name.replace('_', ' ')}](img/results/{name}.png)\n" for name in drawn)]
+        section, used = timing(timings, pictures)
+        lines += section
+        all_runs += used
+    lines += ["## Pictures", "", *shown_pictures(drawn)]
     lines += ["## Every algorithm", "", tables.to_markdown(every_label(c)), ""]
     lines += ["## Steps to the threshold", "", "First checkpoint at or above Gymnasium's threshold, median over seeds.", ""]
     lines += [tables.to_markdown(tables.threshold(c)), ""]

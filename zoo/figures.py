@@ -191,8 +191,8 @@ def times(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
         several = rows["processor"].nunique() > 1
         names = [a + several * f"\n({p})" for a, p in zip(rows["algorithm"], rows["processor"], strict=True)]
         bars = axes.barh(names, rows["train_wall_s"], color=colours, height=0.6)
-        axes.bar_label(bars, fmt="%.3g", padding=3, fontsize=8)
-        axes.margins(x=0.15)
+        axes.bar_label(bars, fmt="{:,.1f}", padding=3, fontsize=8)
+        axes.margins(x=0.2)
         axes.invert_yaxis()
         axes.grid(visible=False)
         axes.set_xlabel("training time of a run (s, median)")
