@@ -36,6 +36,12 @@ def line_of(page, start, after=""):
     return next(line for line in page[page.index(after) :].splitlines() if line.startswith(start))
 
 
+def runs_of_origins(page):
+    section = page[page.index("## Where the runs come from") :]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    return sum(int(row[0].removeprefix("| ")) for row in rows)
+
+
 def test_the_bar_is_the_better_setting_of_ppo_on_each_task(study):
     runs, chosen = evidence.with_bar(load([study])[0])
     assert chosen == {"Acrobot-v1": "ppo-defaults", "CartPole-v1": "ppo-tuned"}
@@ -92,6 +98,8 @@ def test_aggregates_are_over_the_tasks_that_both_ran(study):
     assert tuned[2].startswith("0.500 [")  # always better on one, never on the other
     assert tuned[3].startswith(f"{np.sqrt(2 * 8):.2f} [") and tuned[-1] == "2 |"
     assert line_of(page, "| grpo-defaults", "## Over all tasks").endswith("| 1 |")
+    # A setting of PPO is the bar on one task, as good as itself, and always worse on the other.
+    assert line_of(page, "| ppo-tuned", "## Over all tasks").split(" | ")[2].startswith("0.250 [")
 
 
 def test_the_same_files_give_the_same_bytes(study):
@@ -129,9 +137,8 @@ def test_every_run_is_counted_once_where_it_comes_from(study):
     texts = {"title": "Group size", "section": "Guidance", "question": "Which?", "finding": "None."}
     (folder / "ablations.yml").write_text(f"size: {json.dumps(texts)}\n")
     page = make(study, "--ablations", str(folder))
+    assert runs_of_origins(page) == 31  # 28 of the study, also those that are the bar, and 3
     section = page[page.index("## Where the runs come from") :]
-    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
-    assert sum(int(row[0].removeprefix("| ")) for row in rows) == 31  # 28 of the study, also those that are the bar, and 3
     assert section.count("Versions: ") == 1 and "| versions |" not in section
 
 
@@ -166,3 +173,20 @@ def test_bad_input_is_one_line(study, tmp_path, capsys):
     (tmp_path / "ablations.yml").write_text("- a\n")
     assert evidence.main([str(study), "--ablations", str(tmp_path), "--out", str(tmp_path / "x.md")]) == 2
     assert "must be a mapping, with lines such as 'groups: {section: Ablations, title: Groups" in capsys.readouterr().err
+
+
+def test_tasks_that_nobody_tuned_for_compare_defaults_with_defaults(study):
+    assert "## Tasks that nobody tuned for" not in make(study)
+    folder = study.parent / "untuned"
+    write_runs(folder, "InvertedPendulum-v5", "ppo-defaults", [1000, 1000, 1000, 1000], wall=8.0)
+    write_runs(folder, "InvertedPendulum-v5", "grpo-defaults", [1000, 1000, 1000, 1000], algo="grpo", wall=2.0)
+    write_runs(folder, "Reacher-v5", "ppo-defaults", [-5, -5, -5, -5], wall=8.0)
+    write_runs(folder, "Reacher-v5", "grpo-defaults", [-7, -7, -7, -7], algo="grpo", wall=4.0)
+    page = make(study, "--untuned", str(folder))
+    section = page[page.index("## Tasks that nobody tuned for") : page.index("## Pictures")]
+    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    assert rows[0][:2] == ["| InvertedPendulum-v5", "1,000"] and rows[0][2].startswith("1,000 [")
+    assert rows[0][3] == "1,000 [1,000, 1,000] (4 seeds)" and rows[0][4] == "equal"  # no range to normalise by
+    assert rows[1][2].startswith("-5.0 [") and rows[1][4] == "**below, interval too**"
+    assert [row[5] for row in rows] == ["4.00 [4.00, 4.00] |", "2.00 [2.00, 2.00] |"]
+    assert runs_of_origins(page) == 28 + 16

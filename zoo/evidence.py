@@ -34,6 +34,9 @@ def parser() -> Parser:
     add = it.add_argument
     add("folder", type=Path, help="output of zoo.benchmark with the labels of zoo/variants/critic_free.yml")
     add("--timings", type=Path, metavar="FOLDER", help="more output of it: PPO and the tuned entries in turn on one machine")
+    add(
+        "--untuned", type=Path, metavar="FOLDER", help="more output of it: the defaults of both on tasks that nobody tuned for"
+    )
     add("--ablations", type=Path, metavar="FOLDER", help="ablations.yml and one folder of zoo.benchmark for each entry")
     add("--out", type=Path, default=Path("docs/results.md"), metavar="FILE", help="the page; pictures: img/results beside it")
     return it
@@ -274,6 +277,24 @@ def timing(folder: Path, pictures: Path) -> tuple[list[str], list[Run]]:
     return [*lines, *(f"- left out, broken: {line}" for line in broken), *shown_pictures(drawn)], runs
 
 
+def defaults_elsewhere(folder: Path) -> tuple[list[str], list[Run]]:
+    """The defaults of both, task by task, where nothing was chosen by looking at results.
+
+    :param folder: of runs of both
+    :return: lines, and the runs they are about
+    """
+    runs, _, broken = measured(folder)
+    c = compare_runs(runs, [DEFAULTS, BAR], BAR)
+    faster = {row["env"]: with_interval(row, "cpu_speedup") for _, row in tables.speed(c).iterrows()}
+    rows = []
+    for env in [env for env in c.envs if {(env, DEFAULTS), (env, BAR)} <= set(c.runs)]:
+        row = {"task": env, "steps": f"{c.runs[env, BAR][0].steps:,}", "PPO, defaults": iqm_text(c, env, BAR)}
+        row |= {"GRPO, defaults": iqm_text(c, env, DEFAULTS), "against PPO": verdict(c, env, DEFAULTS)}
+        rows.append(row | {"times faster, processor": faster.get(env, "other processor")})
+    lines = ["## Tasks that nobody tuned for", "", UNTUNED, "", tables.to_markdown(pd.DataFrame(rows)), ""]
+    return [*lines, *(f"- left out, broken: {line}" for line in broken)], runs
+
+
 def shown_pictures(names: Sequence[str]) -> list[str]:
     """Markdown of pictures that were written.
 
@@ -282,11 +303,12 @@ def shown_pictures(names: Sequence[str]) -> list[str]:
     return [f"![{name.replace('_', ' ')}](img/results/{name}.png)\n" for name in names]
 
 
-def page(folder: Path, timings: Path | None, ablations: Path | None, out: Path, command: str) -> str:
+def page(folder: Path, timings: Path | None, untuned: Path | None, ablations: Path | None, out: Path, command: str) -> str:
     """The whole page; pictures are written on the way.
 
     :param folder: of the study
     :param timings: of runs of the bar and the tuned entries that were made in turn on one machine
+    :param untuned: of runs of both defaults on other tasks
     :param ablations: of the ablations
     :param out: of the page
     :param command: that makes it
@@ -298,7 +320,7 @@ def page(folder: Path, timings: Path | None, ablations: Path | None, out: Path, 
     order = [DEFAULTS, "grpo-gamma-0.99", TUNED, *estimators, BAR, *BAR_SETTINGS, "a2c", "trpo"]
     labels = [label for label in order if label in known]
     c = compare_runs(runs, labels, BAR)
-    contestants = [label for label in labels if label not in (BAR, *BAR_SETTINGS)]
+    contestants = [label for label in labels if label != BAR]
     shown = [label for label in (TUNED, DEFAULTS, BAR) if label in known]
     pictured = compare_runs([r for r in runs if r.label in (*shown, RANDOM)], shown, BAR)
     made = {source: tables.ALL[source](pictured) for source, _ in (figures.ALL[name] for name in PICTURES)}
@@ -324,8 +346,9 @@ def page(folder: Path, timings: Path | None, ablations: Path | None, out: Path, 
     speed = tables.speed(c)
     lines += [overall(runs, label, speed) for label in contestants] + [""]
     all_runs = list(runs)
-    if timings is not None:
-        section, used = timing(timings, pictures)
+    sections = [timing(timings, pictures)] if timings else []
+    sections += [defaults_elsewhere(untuned)] if untuned else []
+    for section, used in sections:
         lines += section
         all_runs += used
     lines += ["## Pictures", "", *shown_pictures(drawn)]
@@ -354,15 +377,17 @@ zoo/hyperparams/grpo.yml and were chosen on seeds from 100 up; its defaults are 
 constructor's, 8 envs, observations normalised. An entry that changes nothing of them shows the same runs.
 grpo-gamma-0.99 is the defaults with PPO's usual discount in place of 0.995."""
 OVERALL = """\
-Scores are normalised per task: 0 is a random policy, 1 the mean of the bar. Speed is the ratio of median training times
-of a run, geometric mean over the tasks that both ran on one kind of processor. It is a rough one: machines of one kind
-differ, and two to five runs shared a two-core machine.
+Scores are normalised per task: 0 is a random policy, 1 the mean of the bar. PPO's own settings are measured like the rest:
+each is the bar on some tasks. Speed is the ratio of median training times of a run, geometric mean over the tasks that both
+ran on one kind of processor. It is a rough one: machines of one kind differ, and two to five runs shared a two-core machine.
 
 | algorithm | aggregate IQM | P(improvement over PPO) | times faster, clock | times faster, processor | tasks |
 |---|---|---|---|---|---|"""
 TIMINGS = """\
 The bar's setting and the tuned entry in turn, seed by seed, on one two-core machine with another training on its second
 core. Median seconds of training without evaluation, at the number of steps given: what a run takes grows with its steps."""
+UNTUNED = """\
+The defaults of both (above) on tasks that no setting, default or option was chosen by."""
 COST = """\
 Medians over seeds. Gradient steps are calls of the optimiser, updates are SB3's count (epochs of PPO and GRPO, rollouts
 of A2C and TRPO). Seconds are of training only, on the processor that most of the runs were made on; the processor's are the
@@ -378,7 +403,7 @@ def body(arguments: Sequence[str]) -> int:
     args = parser().parse_args(arguments)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python -m zoo.evidence", *arguments])
-    args.out.write_text(page(args.folder, args.timings, args.ablations, args.out, command))
+    args.out.write_text(page(args.folder, args.timings, args.untuned, args.ablations, args.out, command))
     print(f"Results: {args.out}")
     return 0
 
