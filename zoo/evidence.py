@@ -1,6 +1,7 @@
 """The results page: GRPO against PPO with its critic, and the ablations, from raw result files.
 
-``python -m zoo.evidence docs/data/study --timings docs/data/timings --ablations docs/data/ablations --out docs/results.md``
+``python -m zoo.evidence docs/data/study --timings docs/data/timings --untuned docs/data/untuned --ablations docs/data/ablations
+--out docs/results.md``
 """
 
 from __future__ import annotations
