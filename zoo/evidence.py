@@ -1,7 +1,7 @@
 """The results page: GRPO against PPO with its critic, and the ablations, from raw result files.
 
-``python -m zoo.evidence docs/data/study --timings docs/data/timings --untuned docs/data/untuned --ablations docs/data/ablations
---out docs/results.md``
+``python -m zoo.evidence docs/data/study --timings docs/data/timings --untuned docs/data/untuned
+--ablations docs/data/ablations --out docs/results.md``
 """
 
 from __future__ import annotations
@@ -388,7 +388,7 @@ TIMINGS = """\
 The bar's setting and the tuned entry in turn, seed by seed, on one two-core machine with another training on its second
 core. Median seconds of training without evaluation, at the number of steps given: what a run takes grows with its steps."""
 UNTUNED = """\
-The defaults of both (above) on tasks that no setting, default or option was chosen by."""
+The defaults of both (above) on tasks that no default was chosen by."""
 COST = """\
 Medians over seeds. Gradient steps are calls of the optimiser, updates are SB3's count (epochs of PPO and GRPO, rollouts
 of A2C and TRPO). Seconds are of training only, on the processor that most of the runs were made on; the processor's are the
