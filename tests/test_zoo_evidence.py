@@ -36,10 +36,13 @@ def line_of(page, start, after=""):
     return next(line for line in page[page.index(after) :].splitlines() if line.startswith(start))
 
 
+def rows_of(page, heading):
+    section = page[page.index(heading) :].split("\n## ")[0]
+    return [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+
+
 def runs_of_origins(page):
-    section = page[page.index("## Where the runs come from") :]
-    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
-    return sum(int(row[0].removeprefix("| ")) for row in rows)
+    return sum(int(row[0].removeprefix("| ")) for row in rows_of(page, "## Where the runs come from"))
 
 
 def test_the_bar_is_the_better_setting_of_ppo_on_each_task(study):
@@ -150,16 +153,12 @@ def test_runs_made_in_turn_on_one_machine_tell_the_speed(study):
     write_runs(folder, "Acrobot-v1", "ppo-defaults", [-80, -81], wall=12.0)
     write_runs(folder, "Acrobot-v1", "grpo-state", [-90, -91], algo="grpo", wall=1.0)
     page = make(study, "--timings", str(folder))
-    section = page[page.index("## Training time on one machine") : page.index("## Pictures")]
     assert (study.parents[1] / "img" / "results" / "training_time.png").stat().st_size > 1000
-    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")]
-    assert rows[1][:5] == ["| Acrobot-v1", "1,000", "defaults", "12.0", "1.0"] and rows[1][5] == "12.00 [12.00, 12.00]"
-    assert rows[2][:5] == ["| CartPole-v1", "1,000", "tuned", "6.0", "2.0"] and rows[2][5] == "3.00 [3.00, 3.00]"
-    assert rows[3][0] == "| all, geometric mean" and rows[3][5] == "6.00 [6.00, 6.00]"
-    counted = [
-        line.split(" | ") for line in page[page.index("## Where the runs come from") :].splitlines() if line[:2] == "| "
-    ]
-    assert sum(int(row[0].removeprefix("| ")) for row in counted[1:]) == 28 + 8
+    rows = rows_of(page, "## Training time on one machine")
+    assert rows[0][:5] == ["| Acrobot-v1", "1,000", "defaults", "12.0", "1.0"] and rows[0][5] == "12.00 [12.00, 12.00]"
+    assert rows[1][:5] == ["| CartPole-v1", "1,000", "tuned", "6.0", "2.0"] and rows[1][5] == "3.00 [3.00, 3.00]"
+    assert rows[2][0] == "| all, geometric mean" and rows[2][5] == "6.00 [6.00, 6.00]"
+    assert runs_of_origins(page) == 28 + 8
 
 
 def test_bad_input_is_one_line(study, tmp_path, capsys):
@@ -183,8 +182,7 @@ def test_tasks_that_nobody_tuned_for_compare_defaults_with_defaults(study):
     write_runs(folder, "Reacher-v5", "ppo-defaults", [-5, -5, -5, -5], wall=8.0)
     write_runs(folder, "Reacher-v5", "grpo-defaults", [-7, -7, -7, -7], algo="grpo", wall=4.0)
     page = make(study, "--untuned", str(folder))
-    section = page[page.index("## Tasks that nobody tuned for") : page.index("## Pictures")]
-    rows = [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
+    rows = rows_of(page, "## Tasks that nobody tuned for")
     assert rows[0][:2] == ["| InvertedPendulum-v5", "1,000"] and rows[0][2].startswith("1,000 [")
     assert rows[0][3] == "1,000 [1,000, 1,000] (4 seeds)" and rows[0][4] == "equal"  # no range to normalise by
     assert rows[1][2].startswith("-5.0 [") and rows[1][4] == "**below, interval too**"

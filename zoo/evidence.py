@@ -35,9 +35,7 @@ def parser() -> Parser:
     add = it.add_argument
     add("folder", type=Path, help="output of zoo.benchmark with the labels of zoo/variants/critic_free.yml")
     add("--timings", type=Path, metavar="FOLDER", help="more output of it: PPO and the tuned entries in turn on one machine")
-    add(
-        "--untuned", type=Path, metavar="FOLDER", help="more output of it: the defaults of both on tasks that nobody tuned for"
-    )
+    add("--untuned", type=Path, metavar="FOLDER", help="more output of it: both defaults on tasks that nobody tuned for")
     add("--ablations", type=Path, metavar="FOLDER", help="ablations.yml and one folder of zoo.benchmark for each entry")
     add("--out", type=Path, default=Path("docs/results.md"), metavar="FILE", help="the page; pictures: img/results beside it")
     return it
@@ -95,6 +93,16 @@ def effective(settings: dict[str, Any]) -> dict[str, Any]:
     return settings | {"n_steps": n_steps, "normalize": normalize}
 
 
+def steps_text(c: Comparison, env: str) -> str:
+    """The budget of env steps, which all runs on an env share."""
+    return f"{c.runs[env, c.on(env)[0]][0].steps:,}"
+
+
+def left_out(broken: Sequence[str]) -> list[str]:
+    """A line per result file that could not be read."""
+    return [f"- left out, broken: {line}" for line in broken]
+
+
 def iqm_text(c: Comparison, env: str, label: str) -> str:
     """Of the final scores of an algorithm, if it ran."""
     return iqm_with_interval(c.scores(env, label)) if (env, label) in c.runs else "not run"
@@ -137,7 +145,7 @@ def main_table(c: Comparison, chosen: dict[str, str]) -> pd.DataFrame:
     for env in c.envs:
         if (env, BAR) not in c.runs:
             continue
-        row = {"task": env, "steps": f"{c.runs[env, BAR][0].steps:,}"}
+        row = {"task": env, "steps": steps_text(c, env)}
         row |= {f"PPO ({' or '.join(BAR_SETTINGS)})": f"{iqm_text(c, env, BAR)}, {chosen[env].removeprefix('ppo-')}"}
         row |= {"GRPO, tuned entry": iqm_text(c, env, TUNED), "against PPO": verdict(c, env, TUNED)}
         row |= {"GRPO, defaults": iqm_text(c, env, DEFAULTS), "defaults against PPO": verdict(c, env, DEFAULTS)}
@@ -217,7 +225,7 @@ def ablation(entry: dict[str, Any]) -> tuple[list[str], list[Run]]:
     """
     runs, broken = load([entry["folder"]])
     c = compare_runs(runs, entry.get("labels", ()))
-    budgets = ", ".join(f"{env} {c.runs[env, c.on(env)[0]][0].steps:,}" for env in c.envs)
+    budgets = ", ".join(f"{env} {steps_text(c, env)}" for env in c.envs)
     seeds = sorted({r.seed for r in runs})
     rows = []
     for label in c.labels:
@@ -230,7 +238,7 @@ def ablation(entry: dict[str, Any]) -> tuple[list[str], list[Run]]:
         rows.append(row | {"gradient steps": " / ".join(steps)})
     lines = [f"### {entry['title']}", "", f"{entry['question']} Env steps: {budgets}; seeds {seeds[0]} to {seeds[-1]}.", ""]
     lines += [tables.to_markdown(pd.DataFrame(rows)), ""]
-    return [*lines, *(f"- left out, broken: {line}" for line in broken), entry["finding"], ""], runs
+    return [*lines, *left_out(broken), entry["finding"], ""], runs
 
 
 def origins(runs: Sequence[Run]) -> list[str]:
@@ -269,17 +277,17 @@ def timing(folder: Path, pictures: Path) -> tuple[list[str], list[Run]]:
         env = row["env"]
         cells = {"task": "all, geometric mean", "steps": "", "PPO": "", "PPO, s": "", "GRPO, s": ""}
         if env != "all":
-            cells |= {"task": env, "steps": f"{c.runs[env, BAR][0].steps:,}", "PPO": chosen[env].removeprefix("ppo-")}
+            cells |= {"task": env, "steps": steps_text(c, env), "PPO": chosen[env].removeprefix("ppo-")}
             cells |= {"PPO, s": seconds[env, BAR], "GRPO, s": seconds[env, TUNED]}
         cells["times faster, clock"] = with_interval(row, "speedup")
         rows.append(cells | {"times faster, processor": with_interval(row, "cpu_speedup")})
     drawn = figures.write({"cost": cost}, [TUNED, DEFAULTS, BAR], pictures, ["training_time"])
     lines = ["## Training time on one machine", "", TIMINGS, "", tables.to_markdown(pd.DataFrame(rows)), ""]
-    return [*lines, *(f"- left out, broken: {line}" for line in broken), *shown_pictures(drawn)], runs
+    return [*lines, *left_out(broken), *shown_pictures(drawn)], runs
 
 
 def defaults_elsewhere(folder: Path) -> tuple[list[str], list[Run]]:
-    """The defaults of both, task by task, where nothing was chosen by looking at results.
+    """The defaults of both, task by task, where no default was chosen by looking at results.
 
     :param folder: of runs of both
     :return: lines, and the runs they are about
@@ -288,12 +296,12 @@ def defaults_elsewhere(folder: Path) -> tuple[list[str], list[Run]]:
     c = compare_runs(runs, [DEFAULTS, BAR], BAR)
     faster = {row["env"]: with_interval(row, "cpu_speedup") for _, row in tables.speed(c).iterrows()}
     rows = []
-    for env in [env for env in c.envs if {(env, DEFAULTS), (env, BAR)} <= set(c.runs)]:
-        row = {"task": env, "steps": f"{c.runs[env, BAR][0].steps:,}", "PPO, defaults": iqm_text(c, env, BAR)}
+    for env in [env for env in c.envs if c.on(env) == c.labels]:
+        row = {"task": env, "steps": steps_text(c, env), "PPO, defaults": iqm_text(c, env, BAR)}
         row |= {"GRPO, defaults": iqm_text(c, env, DEFAULTS), "against PPO": verdict(c, env, DEFAULTS)}
         rows.append(row | {"times faster, processor": faster.get(env, "other processor")})
     lines = ["## Tasks that nobody tuned for", "", UNTUNED, "", tables.to_markdown(pd.DataFrame(rows)), ""]
-    return [*lines, *(f"- left out, broken: {line}" for line in broken)], runs
+    return [*lines, *left_out(broken)], runs
 
 
 def shown_pictures(names: Sequence[str]) -> list[str]:
@@ -341,7 +349,7 @@ def page(folder: Path, timings: Path | None, untuned: Path | None, ablations: Pa
         "of these settings was left out.",
         "",
     ]
-    lines += [f"- left out, broken: {line}" for line in broken]
+    lines += left_out(broken)
     lines += ["## Task by task", "", tables.to_markdown(main_table(c, chosen)), ""]
     lines += ["## Over all tasks", "", OVERALL]
     speed = tables.speed(c)
