@@ -23,6 +23,7 @@ from sb_grpo.captured import Captured
 from sb_grpo.columns import HostColumns, column_shapes
 from sb_grpo.device_buffer import TensorRolloutBuffer
 from sb_grpo.device_sampler import collect_tensors, start_mismatches
+from sb_grpo.discount import discount_for
 from sb_grpo.envs.seeded_reset import install_seeded_reset
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.estimation import Baselines, estimate, make_state_baseline, weighted_rewards
@@ -79,7 +80,8 @@ class GRPO(OnPolicyAlgorithm):
         until at least one group is complete
     :param batch_size: steps per minibatch, met as closely as the rollout's size allows
     :param n_epochs: times each rollout is used
-    :param gamma: discount factor; PPO's usual 0.99 was worse over the study's tasks (docs/algorithm.md)
+    :param gamma: discount factor. None: 0.995 (PPO's usual 0.99 was worse over the study's tasks, docs/algorithm.md); with
+        ``"state"`` less where the env cuts its episodes before 200 steps (:func:`~sb_grpo.discount.discount_for`)
     :param gae_lambda: lambda of the lambda-return (``advantage="state"`` only)
     :param clip_range: ratios below 1 - clip_range earn nothing more; a float or a schedule
     :param group_size: members per group (G)
@@ -160,7 +162,7 @@ class GRPO(OnPolicyAlgorithm):
         n_steps: int | None = None,
         batch_size: int = 64,
         n_epochs: int = 10,
-        gamma: float = 0.995,
+        gamma: float | None = None,
         gae_lambda: float = 0.95,
         clip_range: float | Schedule = 0.2,
         group_size: int = 8,
@@ -214,7 +216,7 @@ class GRPO(OnPolicyAlgorithm):
             env,
             learning_rate=learning_rate,
             n_steps=n_steps,  # type: ignore[arg-type]
-            gamma=gamma,
+            gamma=gamma,  # type: ignore[arg-type]  # None until the env is known
             gae_lambda=gae_lambda,
             ent_coef=ent_coef,
             vf_coef=0.0,  # the base class asks for it; there is no value function
@@ -294,6 +296,9 @@ class GRPO(OnPolicyAlgorithm):
         return venv
 
     def _setup_model(self) -> None:
+        if self.gamma is None:
+            # Only values make returns go on beyond an episode's end, and only "state" has values.
+            self.gamma = discount_for(time_limit(self.env) if self.env is not None and self.advantage == "state" else None)
         check_arguments(self)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)

@@ -174,15 +174,15 @@ def test_bad_input_is_one_line(study, tmp_path, capsys):
     assert "must be a mapping, with lines such as 'groups: {section: Ablations, title: Groups" in capsys.readouterr().err
 
 
-def test_tasks_that_nobody_tuned_for_compare_defaults_with_defaults(study):
-    assert "## Tasks that nobody tuned for" not in make(study)
+def test_other_tasks_compare_defaults_with_defaults(study):
+    assert "## Other tasks, with the defaults" not in make(study)
     folder = study.parent / "untuned"
     write_runs(folder, "InvertedPendulum-v5", "ppo-defaults", [1000, 1000, 1000, 1000], wall=8.0)
     write_runs(folder, "InvertedPendulum-v5", "grpo-defaults", [1000, 1000, 1000, 1000], algo="grpo", wall=2.0)
     write_runs(folder, "Reacher-v5", "ppo-defaults", [-5, -5, -5, -5], wall=8.0)
     write_runs(folder, "Reacher-v5", "grpo-defaults", [-7, -7, -7, -7], algo="grpo", wall=4.0)
     page = make(study, "--untuned", str(folder))
-    rows = rows_of(page, "## Tasks that nobody tuned for")
+    rows = rows_of(page, "## Other tasks, with the defaults")
     assert rows[0][:2] == ["| InvertedPendulum-v5", "1,000"] and rows[0][2].startswith("1,000 [")
     assert rows[0][3] == "1,000 [1,000, 1,000] (4 seeds)" and rows[0][4] == "equal"  # no range to normalise by
     assert rows[1][2].startswith("-5.0 [") and rows[1][4] == "**below, interval too**"

@@ -1,0 +1,69 @@
+"""The default discount: a horizon that fits into the env's episodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import SubprocVecEnv
+
+from sb_grpo import GRPO, SeededResetWrapper
+from sb_grpo.discount import discount_for
+from sb_grpo.envs.native import make_tensor_env
+
+
+@pytest.mark.parametrize(
+    ("limit", "gamma"),
+    [(None, 0.995), (1000, 0.995), (200, 0.995), (150, 1 - 1 / 112.5), (100, 0.98), (50, 0.95), (10, 0.95), (1, 0.95)],
+)
+def test_the_horizon_is_200_steps_or_less_where_episodes_are_shorter(limit: int | None, gamma: float) -> None:
+    assert discount_for(limit) == pytest.approx(gamma)
+
+
+def test_the_share_beyond_the_limit_is_what_the_docstring_says() -> None:
+    """Of the discounted steps that follow each step of an episode, the share that lies after its end."""
+    limit, horizon = 10_000, 4_000
+    left = np.arange(limit, 0, -1)
+    assert np.mean((1 - 1 / horizon) ** left) == pytest.approx(0.4 * (1 - np.exp(-2.5)), abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "limit", "gamma"),
+    [("CartPole-v1", None, 0.995), ("Pendulum-v1", None, 0.995), ("CartPole-v1", 100, 0.98), ("Pendulum-v1", 50, 0.95)],
+)
+def test_gamma_none_asks_the_env(env_id: str, limit: int | None, gamma: float) -> None:
+    env = make_vec_env(env_id, 2, env_kwargs=None if limit is None else {"max_episode_steps": limit})
+    assert GRPO("MlpPolicy", env, device="cpu").gamma == pytest.approx(gamma)
+
+
+def test_an_env_without_a_registration_has_the_long_horizon() -> None:
+    env = gym.make("Pendulum-v1").unwrapped
+    env.spec = None
+    assert GRPO("MlpPolicy", gym.wrappers.TimeLimit(env, 50), device="cpu").gamma == 0.995
+
+
+def test_envs_in_processes_and_on_the_device_are_asked_too() -> None:
+    kwargs = {"max_episode_steps": 100}
+    env = make_vec_env("Pendulum-v1", 2, env_kwargs=kwargs, vec_env_cls=SubprocVecEnv, wrapper_class=SeededResetWrapper)
+    assert GRPO("MlpPolicy", env, device="cpu").gamma == pytest.approx(0.98)
+    env.close()
+    on_device = make_tensor_env("Pendulum-v1", num_envs=2, device="cpu")
+    on_device.max_episode_steps = 100
+    assert GRPO("MlpPolicy", on_device, device="cpu").gamma == pytest.approx(0.98)
+
+
+@pytest.mark.parametrize("advantage", ["outcome", "process", "step"])
+def test_estimators_that_never_look_beyond_an_episode_keep_the_long_horizon(advantage: str) -> None:
+    env = make_vec_env("Pendulum-v1", 1, env_kwargs={"max_episode_steps": 50})
+    assert GRPO("MlpPolicy", env, advantage=advantage, device="cpu").gamma == 0.995
+
+
+def test_a_given_gamma_is_kept_and_a_saved_one_too(tmp_path: Path) -> None:
+    short = make_vec_env("Pendulum-v1", 1, env_kwargs={"max_episode_steps": 50})
+    assert GRPO("MlpPolicy", short, gamma=0.9, device="cpu").gamma == 0.9
+    GRPO("MlpPolicy", short, device="cpu").save(tmp_path / "model")
+    assert GRPO.load(tmp_path / "model", env=make_vec_env("Pendulum-v1", 1), device="cpu").gamma == 0.95
+    assert GRPO.load(tmp_path / "model", device="cpu").gamma == 0.95
