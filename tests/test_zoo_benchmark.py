@@ -17,7 +17,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, wait_for
-from zoo import benchmark, benchmark_worker, compare, workflow
+from zoo import benchmark, benchmark_worker, compare, evidence, workflow
 from zoo.benchmark_worker import RandomPolicy, evaluate, evaluation_seed
 from zoo.results import read_content, read_run
 from zoo.specs import Spec, Variant, read_variants, settings_for
@@ -265,6 +265,13 @@ def test_the_studys_variants_have_settings_everywhere():
             assert settings["policy"] == "MlpPolicy"
             # rl_zoo3's "default" is no setting that anybody tuned: only GRPO's own may stand in for a missing entry.
             assert variant.algo == "grpo" or not source.endswith("default"), (variant.label, env)
+
+
+def test_the_long_discount_is_all_that_the_variant_for_short_episodes_changes():
+    (defaults,) = read_variants(ROOT / "zoo" / "variants" / "critic_free.yml", ["grpo-defaults"])
+    (variant,) = read_variants(ROOT / "zoo" / "variants" / "short_episodes.yml", [])
+    expected = {**defaults.hyperparams, "gamma": 0.995}
+    assert (variant.label, variant.hyperparams, variant.conf_file) == (evidence.LONG, expected, defaults.conf_file)
 
 
 def test_every_ablation_differs_from_the_reference_and_builds_a_model(tmp_path):
