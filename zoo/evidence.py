@@ -403,7 +403,8 @@ core. Median seconds of training without evaluation, at the number of steps give
 UNTUNED = """\
 The defaults of both (above) on tasks that nobody tuned for. One default has come from them since: because of what gamma 0.995
 had ended at on Pusher-v5 and Reacher-v5 (its own column), the discount is smaller where episodes are cut before 200 steps.
-What it should be was looked for on seeds from 100 up (docs/algorithm.md)."""
+What it should be was looked for on seeds from 100 up; with a smaller one than its default, PPO is better too on Reacher-v5
+(docs/algorithm.md)."""
 COST = """\
 Medians over seeds. Gradient steps are calls of the optimiser, updates are SB3's count (epochs of PPO and GRPO, rollouts
 of A2C and TRPO). Seconds are of training only, on the processor that most of the runs were made on; the processor's are the
