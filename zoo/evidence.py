@@ -290,7 +290,7 @@ def timing(folder: Path, pictures: Path) -> tuple[list[str], list[Run]]:
 def defaults_elsewhere(folder: Path) -> tuple[list[str], list[Run]]:
     """The defaults of both, task by task, on tasks outside the study.
 
-    :param folder: of runs of both
+    :param folder: of runs of both, and of :data:`LONG` where the default discount is smaller
     :return: lines, and the runs they are about
     """
     runs, _, broken = measured(folder)
