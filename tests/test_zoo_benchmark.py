@@ -198,9 +198,6 @@ def test_settings_that_a_model_refuses_fail_alone(tmp_path, capsys):
         (["--variants", "key.yml"], "unknown key 'hyperparam'. did you mean hyperparams"),
         (["--variants", "name.yml"], "unknown hyperparameter 'gama' of ppo. did you mean gamma"),
         (["--variants", "type.yml"], "hyperparams must be a mapping"),
-        (["--variants", "envs.yml"], "envs must map env ids to hyperparameters"),
-        (["--variants", "per_env.yml"], "envs: acrobot-v1 must be a mapping, not 3"),
-        (["--variants", "env_name.yml"], "unknown hyperparameter 'gama' of ppo. did you mean gamma"),
         (["--variants", "algo.yml"], "unknown algorithm 'pppo'"),
         (["--variants", "label.yml"], "cannot name a folder"),
         (["--gym-packages", "no_such_package"], "no_such_package"),
@@ -214,9 +211,6 @@ def test_bad_input_is_one_line_and_exit_code_2(more, says, tmp_path, monkeypatch
         "key": "a: {algo: ppo, hyperparam: {}}",
         "name": "a: {algo: ppo, hyperparams: {gama: 1}}",
         "type": "a: {algo: ppo, hyperparams: 3}",
-        "envs": "a: {algo: ppo, envs: [Acrobot-v1]}",
-        "per_env": "a: {algo: ppo, envs: {Acrobot-v1: 3}}",
-        "env_name": "a: {algo: ppo, envs: {Acrobot-v1: {gama: 1}}}",
         "algo": "a: {algo: pppo}",
         "label": "a/b: {algo: ppo}",
     }
@@ -258,14 +252,6 @@ def test_where_settings_come_from(tmp_path):
     (tmp_path / "v.yml").write_text("a: {algo: ppo, hyperparams: {learning_rate: 1e-3, policy: CnnPolicy}}")
     (variant,) = read_variants(tmp_path / "v.yml", [])
     assert variant.hyperparams == {"learning_rate": 0.001, "policy": "CnnPolicy"}
-
-
-def test_a_variant_may_change_more_on_one_env(tmp_path):
-    text = "a: {algo: grpo, hyperparams: {gamma: 0.9, n_steps: 8}, envs: {CartPole-v1: {n_steps: 4e1}}}"
-    (tmp_path / "v.yml").write_text(text)
-    (variant,) = read_variants(tmp_path / "v.yml", [])
-    there, elsewhere = (settings_for(variant, env)[0] for env in ("CartPole-v1", "Pendulum-v1"))
-    assert (there["gamma"], there["n_steps"], elsewhere["gamma"], elsewhere["n_steps"]) == (0.9, 40, 0.9, 8)
 
 
 def test_the_studys_variants_have_settings_everywhere():

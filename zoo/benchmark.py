@@ -32,7 +32,7 @@ def parser() -> Parser:
     add("--envs", nargs="+", required=True, metavar="ID", help="Gymnasium ids")
     algos = "algorithms of rl_zoo3, grpo, random, or labels of --variants; nothing: all labels of --variants"
     add("--algos", nargs="+", default=[], metavar="NAME", help=algos)
-    variants = "YAML: label -> {algo, conf_file, hyperparams, envs}; conf_file 'sb3-defaults': the constructor's defaults"
+    variants = "YAML: label -> {algo, conf_file, hyperparams}; conf_file 'sb3-defaults': the constructor's defaults"
     add("--variants", type=Path, metavar="FILE", help=variants)
     add("--seeds", default="0-9", help="such as 0-9, 3 or 0,2,5-7")
     add("--steps", nargs="+", required=True, metavar="N", help="env steps per run: one number, or ID:N for each env")

@@ -6,7 +6,7 @@ import inspect
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from zoo.results import RANDOM, env_folder
 from zoo.yaml_files import read_sections
 
 CONSTRUCTOR_DEFAULTS = ("defaults", "sb3-defaults")
-VARIANT_KEYS = ("algo", "conf_file", "hyperparams", "envs")
+VARIANT_KEYS = ("algo", "conf_file", "hyperparams")
 ZOO_KEYS = ("n_envs", "n_timesteps", "normalize", "frame_stack", "env_wrapper", "vec_env_wrapper", "monitor_kwargs",
             "env_kwargs", "callback", "noise_type", "noise_std")  # fmt: skip
 LABEL = re.compile(r"[A-Za-z0-9][\w.+=-]*")
@@ -33,7 +33,6 @@ class Variant:
     algo: str
     conf_file: str
     hyperparams: dict[str, Any]
-    envs: dict[str, dict[str, Any]] = field(default_factory=dict)  #: env id -> further changes on that env alone
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +78,7 @@ def known_algos() -> list[str]:
 def read_variants(path: Path | None, names: Sequence[str]) -> list[Variant]:
     """The variants to run: the named ones, or all of the file.
 
-    :param path: YAML that maps labels to ``{algo, conf_file, hyperparams, envs}``; None: only plain algorithms
+    :param path: YAML that maps labels to ``{algo, conf_file, hyperparams}``; None: only plain algorithms
     :param names: labels of the file or names of algorithms; empty: every label of the file
     """
     table = {}
@@ -108,7 +107,7 @@ def settings_for(variant: Variant, env_id: str) -> tuple[dict[str, Any], str]:
         table = read_sections(path)
         name = _entry_name(table, env_id, path)
         entry, source = table[name], f"{path.name}: {name}"
-    settings = {"policy": "MlpPolicy", **entry, **variant.hyperparams, **variant.envs.get(env_id, {})}
+    settings = {"policy": "MlpPolicy", **entry, **variant.hyperparams}
     settings.pop("n_timesteps", None)  # the budget is the benchmark's
     return settings, source
 
@@ -134,28 +133,16 @@ def _variant(path: Path, label: str, entry: dict[str, Any]) -> Variant:
     for key in entry:
         if key not in VARIANT_KEYS:
             raise BadInput(f"{path}: {label}: unknown key {key!r}.{did_you_mean(key, VARIANT_KEYS)}")
-    algo, envs = entry.get("algo"), entry.get("envs", {})
+    algo, hyperparams = entry.get("algo"), entry.get("hyperparams", {})
     if algo not in known_algos():
         raise BadInput(f"{path}: {label}: unknown algorithm {algo!r} (known: {', '.join(known_algos())})")
-    if not isinstance(envs, dict):
-        raise BadInput(f"{path}: {label}: envs must map env ids to hyperparameters, not {envs!r}")
+    if not isinstance(hyperparams, dict):
+        raise BadInput(f"{path}: {label}: hyperparams must be a mapping, not {hyperparams!r}")
     known = [*ZOO_KEYS, *(inspect.signature(rl_zoo3.ALGOS[algo].__init__).parameters if algo != RANDOM else [])]
-
-    def changes(name: str, hyperparams: Any) -> dict[str, Any]:
-        if not isinstance(hyperparams, dict):
-            raise BadInput(f"{path}: {label}: {name} must be a mapping, not {hyperparams!r}")
-        for key in hyperparams:
-            if key not in known:
-                raise BadInput(f"{path}: {label}: unknown hyperparameter {key!r} of {algo}.{did_you_mean(key, known)}")
-        return {key: _number(x) for key, x in hyperparams.items()}
-
-    return Variant(
-        label,
-        algo,
-        str(entry.get("conf_file", "")),
-        changes("hyperparams", entry.get("hyperparams", {})),
-        {str(env): changes(f"envs: {env}", given) for env, given in envs.items()},
-    )
+    for key in hyperparams:
+        if key not in known:
+            raise BadInput(f"{path}: {label}: unknown hyperparameter {key!r} of {algo}.{did_you_mean(key, known)}")
+    return Variant(label, algo, str(entry.get("conf_file", "")), {key: _number(x) for key, x in hyperparams.items()})
 
 
 def _number(value: Any) -> Any:
