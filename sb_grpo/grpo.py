@@ -24,7 +24,7 @@ from sb_grpo.columns import HostColumns, column_shapes
 from sb_grpo.device_buffer import TensorRolloutBuffer
 from sb_grpo.device_sampler import collect_tensors, start_mismatches
 from sb_grpo.discount import discount_for
-from sb_grpo.envs.seeded_reset import install_seeded_reset
+from sb_grpo.envs.seeded_reset import install_seeded_reset, time_limit
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.estimation import Baselines, estimate, make_state_baseline, weighted_rewards
 from sb_grpo.exploration import Bonus, BonusSettings, make_bonus, with_bonus
@@ -37,7 +37,7 @@ from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.sampler import check_finite, collect, unspoilt
 from sb_grpo.simulator_groups import SLOTS, BranchSlots, StreamSlots
 from sb_grpo.update import LastGood, clip_gradients, in_chunks, minibatches
-from sb_grpo.validation import check_advantages, check_arguments, check_early_reset, check_env, time_limit
+from sb_grpo.validation import check_advantages, check_arguments, check_early_reset, check_env
 
 SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
 

@@ -294,14 +294,6 @@ def _check_per_step(argument: str, what: str, remedy: str, values: Any, rollout:
         )
 
 
-def time_limit(env: VecEnv) -> int | None:
-    """Steps after which an env ends every episode, as its registration says; None if it does not say."""
-    limit: int | None = (
-        env.max_episode_steps if isinstance(env, TensorVecEnv) else env.env_method("describe", indices=[0])[0][1]
-    )
-    return limit
-
-
 def check_early_reset(env: VecEnv, can_continue: bool) -> None:
     """A new ``learn()`` resets envs in mid-episode, which a strict Monitor forbids.
 

@@ -101,3 +101,14 @@ def install_seeded_reset(venv: VecEnv) -> None:
             "wrapper_class=sb_grpo.SeededResetWrapper)"
         )
     base.envs = [SeededResetWrapper(env) for env in base.envs]
+
+
+def time_limit(env: VecEnv) -> int | None:
+    """Steps after which an env ends every episode, as its registration says; None if it does not say.
+
+    :param env: a TensorVecEnv, or envs with the wrapper; the first one is asked
+    """
+    limit: int | None = (
+        env.max_episode_steps if isinstance(env, TensorVecEnv) else env.env_method("describe", indices=[0])[0][1]
+    )
+    return limit
