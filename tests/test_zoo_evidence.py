@@ -93,6 +93,18 @@ def test_the_page_says_who_is_above_and_names_what_did_not_run(study):
         assert (study.parents[1] / "img" / "results" / f"{name}.png").stat().st_size > 1000
 
 
+def test_a_task_with_more_seeds_is_shown_by_the_protocols_ten_too(study):
+    assert "## The protocol's seeds alone" not in make(study)
+    write_runs(study, "CartPole-v1", "ppo-tuned", [300] * 10 + [500] * 10, wall=4.0)
+    write_runs(study, "CartPole-v1", "ppo-defaults", [400] * 10, wall=4.0)
+    write_runs(study, "CartPole-v1", "grpo-state", [450] * 20, algo="grpo", wall=2.0, settings={"gamma": 0.98})
+    page = make(study)
+    assert line_of(page, "| CartPole-v1", "## Task by task").split(" | ")[2].endswith("(20 seeds), tuned")
+    (row,) = rows_of(page, "## The protocol's seeds alone")  # PPO's other setting is the better one of these ten
+    assert row[0] == "| CartPole-v1" and row[2] == "400.0 [400.0, 400.0], defaults"
+    assert row[3] == "450.0 [450.0, 450.0]" and row[4] == "**above, interval too**" and row[5] == "not run"
+
+
 def test_aggregates_are_over_the_tasks_that_both_ran(study):
     page = make(study)
     tuned = line_of(page, "| grpo-state", "## Over all tasks").split(" | ")

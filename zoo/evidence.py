@@ -154,6 +154,22 @@ def main_table(c: Comparison, chosen: dict[str, str]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def protocol_alone(runs: Sequence[Run]) -> list[str]:
+    """The tasks where the bar or a setting of ours has more seeds than the protocol asks for, by those of the protocol alone.
+
+    :param runs: of a study, those of the bar among them
+    :return: lines; none if no task has more
+    """
+    seeds = range(FULL)
+    more = {r.env for r in runs if r.label in (BAR, TUNED, DEFAULTS) and r.seed not in seeds}
+    if not more:
+        return []
+    runs, chosen = with_bar([r for r in runs if r.env in more and r.seed in seeds and r.label != BAR])
+    labels = [label for label in (TUNED, DEFAULTS, BAR) if label in {r.label for r in runs}]
+    table = main_table(compare_runs(runs, labels, BAR), chosen)
+    return ["## The protocol's seeds alone", "", ALONE, "", tables.to_markdown(table), ""]
+
+
 def every_label(c: Comparison) -> pd.DataFrame:
     """IQM of everything that ran."""
     labels = [label for label in c.labels if label != BAR]
@@ -356,6 +372,7 @@ def page(folder: Path, timings: Path | None, untuned: Path | None, ablations: Pa
     ]
     lines += left_out(broken)
     lines += ["## Task by task", "", tables.to_markdown(main_table(c, chosen)), ""]
+    lines += protocol_alone(runs)
     lines += ["## Over all tasks", "", OVERALL]
     speed = tables.speed(c)
     lines += [overall(runs, label, speed) for label in contestants] + [""]
@@ -390,6 +407,9 @@ SB3's defaults plus VecNormalize: per task the better one is the bar. GRPO's tun
 zoo/hyperparams/grpo.yml and were chosen on seeds from 100 up; its defaults are one setting on all tasks: the
 constructor's, 8 envs, observations normalised. An entry that changes nothing of them shows the same runs.
 grpo-gamma-0.99 is the defaults with PPO's usual discount in place of 0.995."""
+ALONE = f"""\
+Tasks above with more than {FULL} seeds, by seeds 0 to {FULL - 1} alone. How far a row moves from one table to the other says
+how much {FULL} seeds are worth on that task. Tasks with {FULL} seeds have not been looked at in this way."""
 OVERALL = """\
 Scores are normalised per task: 0 is a random policy, 1 the mean of the bar. PPO's own settings are measured like the rest:
 each is the bar on some tasks. Speed is the ratio of median training times of a run, geometric mean over the tasks that both
