@@ -1,6 +1,7 @@
 """The results page on small result files with known numbers."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -103,6 +104,14 @@ def test_a_task_with_more_seeds_is_shown_by_the_protocols_ten_too(study):
     (row,) = rows_of(page, "## The protocol's seeds alone")  # PPO's other setting is the better one of these ten
     assert row[0] == "| CartPole-v1" and row[2] == "400.0 [400.0, 400.0], defaults"
     assert row[3] == "450.0 [450.0, 450.0]" and row[4] == "**above, interval too**" and row[5] == "not run"
+
+
+def test_more_seeds_without_ppo_beside_them_leave_the_page_as_it_is(study):
+    shutil.rmtree(study / "Acrobot-v1")
+    write_runs(study, "Acrobot-v1", "grpo-state", [-90] * 12, algo="grpo")
+    page = make(study)
+    assert "## The protocol's seeds alone" not in page
+    assert line_of(page, "| CartPole-v1", "## Task by task").split(" | ")[4] == "**above, interval too**"
 
 
 def test_aggregates_are_over_the_tasks_that_both_ran(study):

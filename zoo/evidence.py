@@ -158,15 +158,14 @@ def protocol_alone(runs: Sequence[Run]) -> list[str]:
     """The tasks where the bar or a setting of ours has more seeds than the protocol asks for, by those of the protocol alone.
 
     :param runs: of a study, those of the bar among them
-    :return: lines; none if no task has more
+    :return: lines; none if no task with a bar has more
     """
     seeds = range(FULL)
     more = {r.env for r in runs if r.label in (BAR, TUNED, DEFAULTS) and r.seed not in seeds}
-    if not more:
-        return []
     runs, chosen = with_bar([r for r in runs if r.env in more and r.seed in seeds and r.label != BAR])
-    labels = [label for label in (TUNED, DEFAULTS, BAR) if label in {r.label for r in runs}]
-    table = main_table(compare_runs(runs, labels, BAR), chosen)
+    if not chosen:
+        return []
+    table = main_table(compare_runs(runs), chosen)
     return ["## The protocol's seeds alone", "", ALONE, "", tables.to_markdown(table), ""]
 
 
