@@ -26,8 +26,8 @@ from sb_grpo import GRPO
 from sb_grpo.envs.native import make_tensor_env
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from zoo.experiment import build
-from zoo.statistics import interval, iqm
+from zoo.comparing.statistics import interval, iqm
+from zoo.training.experiment import build
 
 
 def with_zoo_settings(env_id: str, seed: int, on_device: bool) -> tuple[Any, int]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from zoo import statistics
+from zoo.comparing import statistics
 
 # Runs x tasks, as rliable takes them. What it gave for them (in an environment of its own with pandas 2, seed 1,
 # 50,000 resamples; 5,000 for the probability of improvement) stands in the tests below.

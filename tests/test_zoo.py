@@ -16,11 +16,11 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, wait_for
-from zoo.checks import check_settings
-from zoo.command_line import run
-from zoo.experiment import build, register
+from zoo.common.command_line import run
 from zoo.schedules import make_schedule
 from zoo.train import main
+from zoo.training.checks import check_settings
+from zoo.training.experiment import build, register
 
 ROOT = Path(__file__).parents[1]
 
@@ -181,7 +181,7 @@ def test_a_profile_lies_between_entry_and_command_line_and_is_tracked(tmp_path):
 
 
 def test_tracking_without_wandb_names_the_extra(tmp_path):
-    without = "import sys; sys.modules['wandb'] = None; from zoo.train import main; from zoo.command_line import run; "
+    without = "import sys; sys.modules['wandb'] = None; from zoo.train import main; from zoo.common.command_line import run; "
     call = without + f"sys.exit(run('zoo.train', main, ['--track', '-f', {str(tmp_path)!r}]))"
     result = subprocess.run([sys.executable, "-c", call], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (
@@ -202,3 +202,8 @@ def test_every_entry_of_the_yaml_builds_a_model(tmp_path):
         model.env.close()
     model, _ = build("CartPole-v0", 0, str(tmp_path)).setup_experiment()  # no entry of its own: "default"
     assert model.n_envs == entries["default"]["n_envs"]
+
+
+def test_saved_models_find_their_schedule_where_it_always_was():
+    """Models that were saved with one name its function by module: it must not move."""
+    assert make_schedule("cos_3e-4").func.__module__ == "zoo.schedules"

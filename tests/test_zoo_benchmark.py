@@ -17,10 +17,12 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, wait_for
-from zoo import benchmark, benchmark_worker, compare, evidence, workflow
-from zoo.benchmark_worker import RandomPolicy, evaluate, evaluation_seed
-from zoo.results import read_content, read_run
-from zoo.specs import Spec, Variant, read_variants, settings_for
+from zoo import benchmark, compare, workflow
+from zoo.benchmarking import worker
+from zoo.benchmarking.results import read_content, read_run
+from zoo.benchmarking.specs import Spec, Variant, read_variants, settings_for
+from zoo.benchmarking.worker import RandomPolicy, evaluate, evaluation_seed
+from zoo.results_page.bar import LONG
 
 ROOT = Path(__file__).parents[1]
 TINY = {
@@ -271,7 +273,7 @@ def test_the_long_discount_is_all_that_the_variant_for_short_episodes_changes():
     (defaults,) = read_variants(ROOT / "zoo" / "variants" / "critic_free.yml", ["grpo-defaults"])
     (variant,) = read_variants(ROOT / "zoo" / "variants" / "short_episodes.yml", [])
     expected = {**defaults.hyperparams, "gamma": 0.995}
-    assert (variant.label, variant.hyperparams, variant.conf_file) == (evidence.LONG, expected, defaults.conf_file)
+    assert (variant.label, variant.hyperparams, variant.conf_file) == (LONG, expected, defaults.conf_file)
 
 
 def test_every_ablation_differs_from_the_reference_and_builds_a_model(tmp_path):
@@ -280,7 +282,7 @@ def test_every_ablation_differs_from_the_reference_and_builds_a_model(tmp_path):
     for label, variant in variants.items():
         assert label == "defaults" or variant.hyperparams != reference, label
         spec = Spec("CartPole-v1", label, variant.algo, 0, 1000, 1, 1, 1, *settings_for(variant, "CartPole-v1"))
-        model, _ = benchmark_worker.make_experiment(spec, tmp_path, "cpu").setup_experiment()
+        model, _ = worker.make_experiment(spec, tmp_path, "cpu").setup_experiment()
         assert type(model) is {"grpo": GRPO, "ppo": PPO}[variant.algo], label
         model.env.close()
 
@@ -336,7 +338,7 @@ def test_evaluations_do_not_change_the_training(algo, tmp_path):
         scratch = spec.file(out).with_suffix(".run")
         scratch.mkdir(parents=True)
         options = {"out": str(out), "folder": str(scratch), "keep": False, "device": "cpu", "gym_packages": [], "command": ""}
-        assert benchmark_worker.main([json.dumps(asdict(spec)), json.dumps(options)]) == 0
+        assert worker.main([json.dumps(asdict(spec)), json.dumps(options)]) == 0
         run = read_run(spec.file(out))
         outcomes.append((run.final_returns.tolist(), run.gradient_steps, run.env_steps))
     assert outcomes[0] == outcomes[1] and outcomes[0][1] > 0

@@ -13,7 +13,7 @@ from stable_baselines3.common.monitor import Monitor
 from torch.utils.tensorboard import SummaryWriter
 
 from zoo import compare, plot
-from zoo.results import BrokenResult, read_run, write_result
+from zoo.benchmarking.results import BrokenResult, read_run, write_result
 
 ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG"

@@ -10,7 +10,7 @@ import imageio.v3 as imageio
 import pytest
 
 from zoo import enjoy
-from zoo.command_line import run
+from zoo.common.command_line import run
 
 ROOT = Path(__file__).parents[1]
 WITHOUT_DISPLAY = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")}

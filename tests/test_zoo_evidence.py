@@ -8,7 +8,8 @@ import pytest
 
 from tests.test_zoo_compare import write_runs
 from zoo import evidence
-from zoo.comparison import compare_runs, load
+from zoo.comparing.comparison import compare_runs, load
+from zoo.results_page.bar import with_bar
 
 
 @pytest.fixture
@@ -47,7 +48,7 @@ def runs_of_origins(page):
 
 
 def test_the_bar_is_the_better_setting_of_ppo_on_each_task(study):
-    runs, chosen = evidence.with_bar(load([study])[0])
+    runs, chosen = with_bar(load([study])[0])
     assert chosen == {"Acrobot-v1": "ppo-defaults", "CartPole-v1": "ppo-tuned"}
     bar = compare_runs(runs, baseline="ppo")
     assert bar.scores("Acrobot-v1", "ppo").tolist() == [-80, -81, -82, -83]
@@ -164,6 +165,25 @@ def test_every_run_is_counted_once_where_it_comes_from(study):
     assert runs_of_origins(page) == 31  # 28 of the study, also those that are the bar, and 3
     section = page[page.index("## Where the runs come from") :]
     assert section.count("Versions: ") == 1 and "| versions |" not in section
+
+
+def test_ablations_can_share_a_folder_whose_runs_count_once(study):
+    folder = study.parent / "ablations"
+    for label, returns in (("two", [100, 110, 120]), ("eight", [200, 210, 220]), ("lambda-1", [300, 310, 320])):
+        write_runs(folder / "settings", "CartPole-v1", label, returns)
+    write_runs(folder / "settings", "Acrobot-v1", "two", [-100, -110, -120])
+    write_runs(folder / "settings", "Acrobot-v1", "lambda-1", [-90] * 4)
+    texts = {"section": "Guidance", "question": "Which?", "finding": "None.", "folder": "settings"}
+    groups = {**texts, "title": "Groups", "labels": ["two", "eight"], "envs": ["CartPole-v1"]}
+    lambdas = {**texts, "title": "Lambda", "labels": ["two", "lambda-1"]}
+    entries = json.dumps({"groups": groups, "lambda": lambdas})
+    (folder / "ablations.yml").write_text(entries)
+    page = make(study, "--ablations", str(folder))
+    groups_text, lambda_text = page[page.index("### Groups") :].split("### Lambda")
+    assert "| two | 110.0 [" in groups_text and "Acrobot-v1" not in groups_text and "lambda-1" not in groups_text
+    assert "Env steps: CartPole-v1 1,000; seeds 0 to 2." in groups_text
+    assert "Env steps: Acrobot-v1 1,000, CartPole-v1 1,000; seeds 0 to 3." in lambda_text and "| eight" not in lambda_text
+    assert runs_of_origins(page) == 28 + 16
 
 
 def test_runs_made_in_turn_on_one_machine_tell_the_speed(study):

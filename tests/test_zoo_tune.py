@@ -17,10 +17,10 @@ from stable_baselines3 import PPO
 from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c
 from zoo import tune
-from zoo.command_line import run
-from zoo.objective import Objective
-from zoo.search_space import grpo_space, grpo_start, with_net
-from zoo.study import SAMPLERS, open_storage, settings_of_trial
+from zoo.common.command_line import run
+from zoo.tuning.objective import Objective
+from zoo.tuning.search_space import grpo_space, grpo_start, with_net
+from zoo.tuning.study import SAMPLERS, open_storage, settings_of_trial
 
 ROOT = Path(__file__).parents[1]
 TINY = ["-n", "256", "--n-seeds", "1", "--n-evaluations", "2", "--eval-episodes", "2", "--hyperparams", "n_steps:32"]

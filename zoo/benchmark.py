@@ -16,11 +16,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from zoo.benchmark_worker import BAD_SETTINGS
-from zoo.command_line import BadInput, Parser, check_env_id, run
-from zoo.results import BrokenResult, read_content, read_run
-from zoo.scheduler import DONE, LEFT, table, work
-from zoo.specs import Spec, read_variants, settings_for
+from zoo.benchmarking.results import BrokenResult, read_content, read_run
+from zoo.benchmarking.scheduler import DONE, LEFT, table, work
+from zoo.benchmarking.specs import Spec, read_variants, settings_for
+from zoo.benchmarking.worker import BAD_SETTINGS
+from zoo.common.command_line import BadInput, Parser, check_env_id, run
 
 LOG_WIDTH = 200  # a table in a log file need not fit a terminal
 

@@ -28,8 +28,8 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
-from zoo.command_line import BadInput, Parser, Settings, check_env_id, did_you_mean, run
-from zoo.experiment import BEST, register
+from zoo.common.command_line import BadInput, Parser, Settings, check_env_id, did_you_mean, run
+from zoo.training.experiment import BEST, register
 
 VIDEOS = (".gif", ".mp4")
 

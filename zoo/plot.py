@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from stable_baselines3.common.monitor import load_results
 
-from zoo import curves as reading
-from zoo import figures
-from zoo.command_line import BadInput, Parser, run
+from zoo.common.command_line import BadInput, Parser, run
+from zoo.comparing import curves as reading
+from zoo.comparing import figures
 
 TRAINING, EVALUATION = "#0072B2", "#D55E00"  # Okabe-Ito: told apart by colour-blind readers
 

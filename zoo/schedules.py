@@ -1,4 +1,7 @@
-"""Schedules that a YAML or the command line can name: ``lin_3e-4``, ``cos_3e-4``, ``cos_3e-4_0.05``."""
+"""Schedules that a YAML or the command line can name: ``lin_3e-4``, ``cos_3e-4``, ``cos_3e-4_0.05``.
+
+Saved models name these functions by their module, so this file stays where it is.
+"""
 
 from __future__ import annotations
 

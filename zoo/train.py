@@ -17,10 +17,10 @@ from typing import Any
 
 import rl_zoo3.train
 
-from zoo.command_line import BadInput, Parser, Settings, check_env_id, run
-from zoo.experiment import HYPERPARAMS, register
-from zoo.study import settings_of_trial
-from zoo.yaml_files import read_sections
+from zoo.common.command_line import BadInput, Parser, Settings, check_env_id, run
+from zoo.common.yaml_files import read_sections
+from zoo.training.experiment import HYPERPARAMS, register
+from zoo.tuning.study import settings_of_trial
 
 PROFILES = HYPERPARAMS.with_name("profiles.yml")
 

@@ -19,12 +19,21 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from sb_grpo import GRPO
-from zoo.command_line import BadInput, Parser, Settings, check_env_id, run
-from zoo.experiment import HYPERPARAMS, Experiment, register
-from zoo.objective import Objective
-from zoo.search_space import SPACES, grpo_start
-from zoo.study import PRUNERS, SAMPLERS, SeededByTrial, counted, enqueue_interrupted, failure, open_storage, retire_abandoned
-from zoo.study_report import write_report
+from zoo.common.command_line import BadInput, Parser, Settings, check_env_id, run
+from zoo.training.experiment import HYPERPARAMS, Experiment, register
+from zoo.tuning.objective import Objective
+from zoo.tuning.report import write_report
+from zoo.tuning.search_space import SPACES, grpo_start
+from zoo.tuning.study import (
+    PRUNERS,
+    SAMPLERS,
+    SeededByTrial,
+    counted,
+    enqueue_interrupted,
+    failure,
+    open_storage,
+    retire_abandoned,
+)
 
 
 def make_parser() -> Parser:

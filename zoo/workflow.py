@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from zoo import benchmark, compare, plot
-from zoo.command_line import BadInput, Parser, run
+from zoo.common.command_line import BadInput, Parser, run
 
 
 def parser() -> Parser:

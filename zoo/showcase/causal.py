@@ -36,9 +36,9 @@ from sb_grpo.envs.causal.graphs import STRUCTURES
 from sb_grpo.envs.causal.scm import FEATURES
 from sb_grpo.envs.random import group_seed
 from sb_grpo.groups import GroupSlots
-from zoo.experiment import build
-from zoo.provenance import commit, machine, versions
+from zoo.common.provenance import commit, machine, versions
 from zoo.showcase.runs import DATA, IMG
+from zoo.training.experiment import build
 
 GRAPHS = 200
 #: Reset seeds of the evaluation.

@@ -26,7 +26,7 @@ from sb_grpo import GRPO
 from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_variance, gae
 from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import Rollout
-from zoo.provenance import commit, versions
+from zoo.common.provenance import commit, versions
 from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser, run_probe
 
 FOLDER = DATA / "critic_probe"

@@ -30,7 +30,7 @@ from sb_grpo.advantages import AdvantageOptions, gae
 from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import Rollout
 from sb_grpo.policies import ActorPolicy
-from zoo.provenance import commit, versions
+from zoo.common.provenance import commit, versions
 from zoo.showcase.critic_probe import Critic
 from zoo.showcase.runs import DATA
 

@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb_grpo import GRPO
 from sb_grpo.envs.tasks import SUITES
-from zoo.provenance import commit, versions
+from zoo.common.provenance import commit, versions
 from zoo.schedules import make_schedule
 from zoo.showcase.runs import DATA, IMG
 
@@ -192,7 +192,7 @@ def draw(suites: list[str]) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    from zoo import figures
+    from zoo.comparing import figures
 
     figure, panels = plt.subplots(len(suites), figsize=(8.0, 2.9 * len(suites)), squeeze=False, layout="constrained")
     style = figures.styles(list(VARIANTS))  # of all of them, so that they look the same whichever a suite has

@@ -23,7 +23,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import SeededResetWrapper
 from sb_grpo.groups import GroupSlots
-from zoo.provenance import commit, versions
+from zoo.common.provenance import commit, versions
 from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser, run_probe
 
 FOLDER = DATA / "ppo_changes"

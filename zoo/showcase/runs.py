@@ -18,7 +18,7 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO
-from zoo.provenance import commit, versions
+from zoo.common.provenance import commit, versions
 
 DATA = Path(__file__).parents[2] / "docs/data"
 IMG = Path(__file__).parents[2] / "docs/img"

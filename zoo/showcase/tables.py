@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import EngFormatter
 
-from zoo import figures
+from zoo.comparing import figures
 from zoo.showcase.runs import IMG
 
 #: What a row or a curve is called, and the runs behind it.

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch as th
 
-from zoo.provenance import commit, versions
+from zoo.common.provenance import commit, versions
 
 
 def path(folder: Path, variant: str) -> Path:

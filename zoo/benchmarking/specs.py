@@ -1,0 +1,153 @@
+"""What a benchmark runs: names and variants of algorithms become complete settings, checked before anything starts."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import rl_zoo3
+from rl_zoo3.exp_manager import ExperimentManager
+
+from zoo.benchmarking.results import RANDOM, env_folder
+from zoo.common.command_line import BadInput, did_you_mean
+from zoo.common.yaml_files import read_sections
+from zoo.training.experiment import HYPERPARAMS, register
+
+CONSTRUCTOR_DEFAULTS = ("defaults", "sb3-defaults")
+VARIANT_KEYS = ("algo", "conf_file", "hyperparams")
+ZOO_KEYS = ("n_envs", "n_timesteps", "normalize", "frame_stack", "env_wrapper", "vec_env_wrapper", "monitor_kwargs",
+            "env_kwargs", "callback", "noise_type", "noise_std")  # fmt: skip
+LABEL = re.compile(r"[A-Za-z0-9][\w.+=-]*")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """An algorithm with the place its settings come from and the changes to them."""
+
+    label: str
+    algo: str
+    conf_file: str
+    hyperparams: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Spec:
+    """One run, completely: equal specs give equal results on the same machine."""
+
+    env: str
+    label: str
+    algo: str
+    seed: int
+    steps: int
+    evaluations: int
+    eval_episodes: int
+    final_episodes: int
+    hyperparams: dict[str, Any]
+    source: str
+
+    def folder(self, out: Path) -> Path:
+        """Where this run's files go."""
+        return out / env_folder(self.env) / self.label
+
+    def file(self, out: Path) -> Path:
+        """The result file."""
+        return self.folder(out) / f"seed_{self.seed}.json"
+
+    def same_run(self, other: dict[str, Any]) -> str:
+        """Name the first field in which a result file's spec differs; empty if it is this run. ``source`` may differ.
+
+        :param other: as read from the file
+        """
+        for name, value in json.loads(json.dumps(asdict(self))).items():
+            if name != "source" and other.get(name) != value:
+                return str(name)
+        return ""
+
+
+def known_algos() -> list[str]:
+    """Names that ``--algos`` takes."""
+    register()
+    return sorted([*rl_zoo3.ALGOS, RANDOM])
+
+
+def read_variants(path: Path | None, names: Sequence[str]) -> list[Variant]:
+    """The variants to run: the named ones, or all of the file.
+
+    :param path: YAML that maps labels to ``{algo, conf_file, hyperparams}``; None: only plain algorithms
+    :param names: labels of the file or names of algorithms; empty: every label of the file
+    """
+    table = {}
+    if path is not None:
+        table = {label: _variant(path, label, entry) for label, entry in read_sections(path, "my-label: {algo: ppo}").items()}
+    known = known_algos()
+    for name in names:
+        if name not in table and name not in known:
+            raise BadInput(f"unknown algorithm {name!r}.{did_you_mean(name, [*table, *known])} (known: {', '.join(known)})")
+    return [table.get(name) or Variant(name, name, "", {}) for name in dict.fromkeys(names)] or list(table.values())
+
+
+def settings_for(variant: Variant, env_id: str) -> tuple[dict[str, Any], str]:
+    """Settings of a variant on an env, in rl_zoo3's format, and where they come from.
+
+    :param variant: the variant
+    :param env_id: registered id
+    :return: settings; ``file: entry``
+    """
+    if variant.algo == RANDOM:
+        return {}, "none"
+    if variant.conf_file in CONSTRUCTOR_DEFAULTS:
+        entry, source = {"policy": "MlpPolicy"}, "constructor's defaults"
+    else:
+        path = Path(variant.conf_file) if variant.conf_file else _default_conf(variant.algo)
+        table = read_sections(path)
+        name = _entry_name(table, env_id, path)
+        entry, source = table[name], f"{path.name}: {name}"
+    settings = {"policy": "MlpPolicy", **entry, **variant.hyperparams}
+    settings.pop("n_timesteps", None)  # the budget is the benchmark's
+    return settings, source
+
+
+def _entry_name(table: dict[str, Any], env_id: str, path: Path) -> str:
+    """The env's own entry, that of another version of it (rl_zoo3 has Hopper-v4, not v5), "atari", or "default"."""
+    base, _, _ = env_id.rpartition("-v")
+    versions = [name for name in table if base and re.fullmatch(re.escape(base) + r"-v\d+", name)]
+    family = ["atari"] if ExperimentManager.is_atari(env_id) else []
+    for name in [env_id, *sorted(versions, key=lambda name: int(name.rpartition("-v")[2]), reverse=True), *family, "default"]:
+        if name in table:
+            return name
+    raise BadInput(f"{path} has neither an entry for {env_id} nor a default")
+
+
+def _default_conf(algo: str) -> Path:
+    return HYPERPARAMS if algo == "grpo" else Path(rl_zoo3.__file__).parent / "hyperparams" / f"{algo}.yml"
+
+
+def _variant(path: Path, label: str, entry: dict[str, Any]) -> Variant:
+    if not LABEL.fullmatch(str(label)):
+        raise BadInput(f"{path}: label {label!r} cannot name a folder; use letters, digits and . _ + = -")
+    for key in entry:
+        if key not in VARIANT_KEYS:
+            raise BadInput(f"{path}: {label}: unknown key {key!r}.{did_you_mean(key, VARIANT_KEYS)}")
+    algo, hyperparams = entry.get("algo"), entry.get("hyperparams", {})
+    if algo not in known_algos():
+        raise BadInput(f"{path}: {label}: unknown algorithm {algo!r} (known: {', '.join(known_algos())})")
+    if not isinstance(hyperparams, dict):
+        raise BadInput(f"{path}: {label}: hyperparams must be a mapping, not {hyperparams!r}")
+    known = [*ZOO_KEYS, *(inspect.signature(rl_zoo3.ALGOS[algo].__init__).parameters if algo != RANDOM else [])]
+    for key in hyperparams:
+        if key not in known:
+            raise BadInput(f"{path}: {label}: unknown hyperparameter {key!r} of {algo}.{did_you_mean(key, known)}")
+    return Variant(label, algo, str(entry.get("conf_file", "")), {key: _number(x) for key, x in hyperparams.items()})
+
+
+def _number(value: Any) -> Any:
+    """YAML 1.1 reads ``1e-3`` as text; every user means the number."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value

@@ -1,0 +1,161 @@
+"""Learning curves from wherever runs left them: zoo folders, benchmark result files, TensorBoard event files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from stable_baselines3.common.monitor import load_results
+
+from zoo.benchmarking.results import RANDOM, find_results, read_all
+from zoo.common.command_line import BadInput, did_you_mean
+from zoo.comparing import statistics
+
+EVALUATION, TRAINING = "evaluation", "training"
+GRID = 100  # points of the mean over runs that were measured at different steps
+WINDOW = 0.1  # of a run's episodes: the running mean of training returns
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """One run's curve.
+
+    :param panel: what it is a curve of: an env, or env and tag
+    :param label: algorithm
+    :param kind: ``"evaluation"`` or ``"training"``
+    :param steps: ``[C]`` env steps
+    :param values: ``[C]``
+    :param samples: ``[E, C]`` what the values are means of; None: unknown
+    """
+
+    panel: str
+    label: str
+    kind: str
+    steps: np.ndarray
+    values: np.ndarray
+    samples: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Mean:
+    """The mean curve of some runs with its interval.
+
+    :param low: NaN where there is nothing to compute it from
+    :param of: what the interval is of, for the legend
+    """
+
+    label: str
+    kind: str
+    steps: np.ndarray
+    value: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    of: str
+
+
+def from_folder(folder: Path) -> tuple[list[Curve], list[str]]:
+    """All curves below a folder.
+
+    :param folder: a zoo run, a folder of runs, or results of ``zoo.benchmark``
+    :return: curves, and a line per broken result file
+    :raises BadInput: if there are none
+    """
+    if not folder.exists():
+        raise BadInput(f"{folder} does not exist")
+    runs, broken = read_all(find_results([folder]))
+    curves = [
+        Curve(run.env, run.label, EVALUATION, run.checkpoint_steps, run.curve, run.checkpoint_returns.T)
+        for run in runs
+        if run.algo != RANDOM
+    ]
+    folders = {file.parent for pattern in ("evaluations.npz", "*monitor.csv") for file in folder.rglob(pattern)}
+    for run_folder in sorted(folders):
+        env = re.sub(r"_\d+(_[0-9a-f-]{36})?$", "", run_folder.resolve().name)
+        curves += _zoo_run(run_folder, env, run_folder.resolve().parent.name)
+    if not curves:
+        raise BadInput(f"{folder} holds no evaluations.npz, no monitor.csv and no result file of zoo.benchmark")
+    return curves, broken
+
+
+def from_tensorboard(folder: Path, tag: str) -> list[Curve]:
+    """Curves of one tag in TensorBoard event files.
+
+    :param folder: with event files somewhere below
+    :param tag: such as ``rollout/ep_rew_mean``
+    :raises BadInput: if no file has the tag
+    """
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # takes a second to import
+
+    curves, tags = [], set()
+    for run_folder in sorted({file.parent for file in folder.rglob("events.out.tfevents.*")}):
+        events = EventAccumulator(str(run_folder), size_guidance={"scalars": 0})
+        events.Reload()
+        tags |= set(events.Tags()["scalars"])
+        if tag in events.Tags()["scalars"]:
+            points = events.Scalars(tag)
+            steps, values = (np.array([getattr(p, name) for p in points], dtype=float) for name in ("step", "value"))
+            label = re.sub(r"_\d+$", "", run_folder.name)
+            curves.append(Curve(f"{run_folder.resolve().parent.name}: {tag}", label, TRAINING, steps, values))
+    if not tags:
+        raise BadInput(f"{folder} holds no TensorBoard scalars")
+    if not curves:
+        raise BadInput(
+            f"no event file in {folder} has the tag {tag!r}.{did_you_mean(tag, tags)} (tags: {', '.join(sorted(tags))})"
+        )
+    return curves
+
+
+def average(curves: Sequence[Curve]) -> list[Mean]:
+    """Mean curves per label and kind, in the order of their first runs.
+
+    :param curves: of one panel
+    """
+    groups: dict[tuple[str, str], list[Curve]] = {}
+    for curve in curves:
+        groups.setdefault((curve.label, curve.kind), []).append(curve)
+    return [_mean(label, kind, group) for (label, kind), group in groups.items()]
+
+
+def _mean(label: str, kind: str, group: Sequence[Curve]) -> Mean:
+    first = group[0]
+    if len(group) == 1:
+        samples, of = first.samples, "one run, its episodes"
+        steps, matrix = first.steps, first.values[None]
+    else:
+        steps = first.steps if _same_steps(group) else _common_grid(group)
+        samples = matrix = np.array([np.interp(steps, curve.steps, curve.values) for curve in group])
+        of = f"{len(group)} runs"
+    low = high = np.full(len(steps), np.nan)
+    if samples is not None and len(samples) > 1:
+        low, high = statistics.curve_interval([samples], statistics.mean, resamples=1000)
+    return Mean(label, kind, steps, matrix.mean(axis=0), low, high, of if np.isfinite(low).any() else "one run")
+
+
+def _same_steps(group: Iterable[Curve]) -> bool:
+    steps = [curve.steps for curve in group]
+    return all(np.array_equal(steps[0], other) for other in steps)
+
+
+def _common_grid(group: Sequence[Curve]) -> np.ndarray:
+    start, end = max(curve.steps[0] for curve in group), min(curve.steps[-1] for curve in group)
+    if end <= start:
+        raise BadInput(f"{group[0].panel}: runs of {group[0].label} have no steps in common")
+    return np.linspace(start, end, GRID)
+
+
+def _zoo_run(folder: Path, env: str, label: str) -> list[Curve]:
+    curves = []
+    if (folder / "evaluations.npz").exists():
+        data = np.load(folder / "evaluations.npz")
+        curves.append(Curve(env, label, EVALUATION, data["timesteps"], data["results"].mean(axis=1), data["results"].T))
+    if any(folder.glob("*monitor.csv")):
+        episodes: pd.DataFrame = load_results(str(folder))
+        window = max(1, min(100, int(WINDOW * len(episodes))))
+        if len(episodes) > 0:
+            smooth = episodes["r"].rolling(window).mean().to_numpy()[window - 1 :]
+            curves.append(Curve(env, label, TRAINING, episodes["l"].cumsum().to_numpy()[window - 1 :], smooth))
+    return curves

@@ -1,0 +1,346 @@
+"""The tables of a comparison: one function, one table, one CSV file."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from zoo.benchmarking.results import Run
+from zoo.comparing import statistics
+from zoo.comparing.comparison import Comparison
+
+PROFILE_POINTS, PROFILE_RANGE = 81, (-1.0, 3.0)
+NONE = "-"  # cannot be computed, or does not apply
+SHARES = np.linspace(0.0, 1.0, 21)
+
+
+def runs(c: Comparison) -> pd.DataFrame:
+    """Every run in a line: what all other tables are made of."""
+    return pd.DataFrame(
+        {
+            "env": run.env,
+            "algorithm": run.label,
+            "seed": run.seed,
+            "final_return": run.score,
+            "episodes": len(run.final_returns),
+            "env_steps": run.env_steps,
+            "gradient_steps": run.gradient_steps,
+            "train_wall_s": run.train_wall_s,
+            "train_cpu_s": run.train_cpu_s,
+        }
+        for _, _, group in _groups(c)
+        for run in group
+    )
+
+
+def summary(c: Comparison) -> pd.DataFrame:
+    """Per env and algorithm: the final evaluation, its spread over seeds, success and convergence."""
+    rows = []
+    for env, label, group in _groups(c):
+        scores = c.scores(env, label)
+        low, high = statistics.interval(statistics.iqm, [scores])
+        steps = group[0].checkpoint_steps
+        converged = [statistics.convergence_time(run.curve, steps) for run in group]
+        returns = np.concatenate([run.final_returns for run in group])
+        threshold = c.thresholds.get(env)
+        rows.append(
+            {
+                "env": env,
+                "algorithm": label,
+                "seeds": len(group),
+                "iqm": float(statistics.iqm([scores])),
+                "iqm_low": float(low),
+                "iqm_high": float(high),
+                "mean": scores.mean(),
+                "std": scores.std(ddof=1) if len(scores) > 1 else np.nan,
+                "median": np.median(scores),
+                "worst": scores.min(),
+                "best": scores.max(),
+                "success_rate": np.nan if threshold is None else statistics.success_rate(returns, threshold),
+                "convergence_steps": np.median(converged),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def threshold(c: Comparison) -> pd.DataFrame:
+    """Per env with a threshold and algorithm: how many runs reach it, and when."""
+    rows = []
+    for env, label, group in _groups(c):
+        if env not in c.thresholds:
+            continue
+        level = c.thresholds[env]
+        steps = [statistics.time_to_threshold(run.curve, run.checkpoint_steps, level) for run in group]
+        seconds = [statistics.time_to_threshold(run.curve, run.checkpoint_wall_s, level) for run in group]
+        reached = int(np.isfinite(steps).sum())
+        medians = {"median_steps": np.median(steps), "median_train_s": np.median(seconds)}
+        rows.append({"env": env, "algorithm": label, "threshold": level, "reached": reached, "seeds": len(group), **medians})
+    return pd.DataFrame(rows)
+
+
+def aggregate(c: Comparison) -> pd.DataFrame:
+    """Per algorithm: normalised scores over the common envs, with stratified bootstrap intervals."""
+    measures: dict[str, Callable[..., Any]] = {
+        "iqm": statistics.iqm,
+        "mean": statistics.mean,
+        "median": statistics.median,
+        "optimality_gap": statistics.optimality_gap,
+    }
+    rows = []
+    for label in c.labels if c.common_envs else []:
+        scores, row = c.normalised(label), dict[str, Any](algorithm=label)
+        for name, measure in measures.items():
+            row |= _with_interval(name, float(measure(scores)), *statistics.interval(measure, scores))
+        rows.append({**row, "envs": len(scores), "runs": sum(map(len, scores))})
+    return pd.DataFrame(rows)
+
+
+def improvement(c: Comparison) -> pd.DataFrame:
+    """Probability that a run beats another algorithm's on a common env: every pair, or all against the baseline."""
+    pairs = list(combinations(c.labels, 2))
+    if c.baseline:
+        pairs = [(label, c.baseline) for label in c.labels if label != c.baseline]
+    rows = []
+    for a, b in pairs if c.common_envs else []:
+        x, y = ([c.scores(env, label) for env in c.common_envs] for label in (a, b))
+        measure = statistics.probability_of_improvement
+        values = _with_interval("probability", float(measure(x, y)), *statistics.interval(measure, x, y))
+        rows.append({"algorithm": a, "over": b, **values})
+    return pd.DataFrame(rows)
+
+
+def pairwise(c: Comparison) -> pd.DataFrame:
+    """Per env and pair: Welch's t-test with Holm's correction over the env's pairs, and Cohen's d."""
+    rows = []
+    for env in c.envs:
+        for a, b, test, corrected, d in statistics.pairwise({label: c.scores(env, label) for label in c.on(env)}):
+            values = _with_interval("difference", test.difference, test.low, test.high)
+            rows.append(
+                {
+                    "env": env,
+                    "algorithm": a,
+                    "other": b,
+                    **values,
+                    "t": test.t,
+                    "p": test.p,
+                    "p_holm": corrected,
+                    "cohens_d": d,
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def anova(c: Comparison) -> pd.DataFrame:
+    """Per env: one-way ANOVA over the algorithms."""
+    rows = []
+    for env in c.envs:
+        f, p = statistics.anova([c.scores(env, label) for label in c.on(env)])
+        rows.append({"env": env, "algorithms": len(c.on(env)), "F": f, "p": p})
+    return pd.DataFrame(rows)
+
+
+def ranking(c: Comparison) -> pd.DataFrame:
+    """Rank of each algorithm by IQM on each common env, and the mean of its ranks."""
+    envs = [env for env in c.envs if c.on(env) == c.labels]
+    if not envs:
+        return pd.DataFrame()
+    iqms = [[float(statistics.iqm([c.scores(env, label)])) for env in envs] for label in c.labels]
+    ranks = statistics.ranks(np.array(iqms))
+    table = pd.DataFrame({"algorithm": c.labels, "mean_rank": ranks.mean(axis=1), **dict(zip(envs, ranks.T, strict=True))})
+    return table.sort_values(["mean_rank", "algorithm"], ignore_index=True)
+
+
+def cost(c: Comparison) -> pd.DataFrame:
+    """Per env and algorithm: what a run takes (medians)."""
+    rows = []
+    for env, label, group in _groups(c):
+        processor, timed = _timed(group)
+        row = {
+            "env": env,
+            "algorithm": label,
+            "env_steps": np.median([run.env_steps for run in group]),
+            "gradient_steps": np.median([run.gradient_steps for run in group]),
+            "updates": np.median([run.n_updates for run in group]),
+            "parameters": group[0].parameters,
+            "train_wall_s": np.median([run.train_wall_s for run in timed]),
+            "train_cpu_s": np.median([run.train_cpu_s for run in timed]),
+            "processor": processor,
+        }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _by_processor(runs: Iterable[Run]) -> dict[str, list[Run]]:
+    """Runs by the name of the processor they ran on: seconds of different ones do not compare."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(run.origin["machine"].split(",")[0].removeprefix("processor "), []).append(run)
+    return dict(sorted(found.items()))
+
+
+def _timed(runs: Iterable[Run]) -> tuple[str, list[Run]]:
+    """The processor that most of them ran on, and those that did."""
+    return max(_by_processor(runs).items(), key=lambda entry: len(entry[1]))
+
+
+def _timed_together(some: Iterable[Run], others: Iterable[Run]) -> tuple[list[Run], list[Run]] | None:
+    """Those of both on one processor: the one where the fewer of the two are most; None where there is none in common."""
+    a, b = _by_processor(some), _by_processor(others)
+    pairs = [(a[processor], b[processor]) for processor in a if processor in b]
+    return max(pairs, key=lambda pair: min(map(len, pair)), default=None)
+
+
+def speed(c: Comparison) -> pd.DataFrame:
+    """How many times less training time a run takes than the baseline's, by the clock and in processor seconds: per env,
+    and the geometric mean over envs. Envs where no runs of the two were made on the same processor are left out."""
+    if c.baseline is None:
+        return pd.DataFrame()
+    rows = []
+    for label in [label for label in c.labels if label != c.baseline]:
+        both = [env for env in c.envs if {label, c.baseline} <= set(c.on(env))]
+        timed = {env: pair for env in both if (pair := _timed_together(c.runs[env, c.baseline], c.runs[env, label]))}
+        for name, envs in [*((env, [env]) for env in timed), ("all", list(timed))] if timed else []:
+            row: dict[str, Any] = {"algorithm": label, "over": c.baseline, "env": name}
+            for column, field in (("speedup", "train_wall_s"), ("cpu_speedup", "train_cpu_s")):
+                times = [[np.array([getattr(run, field) for run in timed[env][side]]) for env in envs] for side in (0, 1)]
+                row |= _with_interval(column, float(_speedup(*times)), *statistics.interval(_speedup, *times))
+            rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def references(c: Comparison) -> pd.DataFrame:
+    """Per env: what counts as 0 and as 1 of normalised scores."""
+    return pd.DataFrame([{"env": env, "low": low, "high": high} for env, (low, high) in c.references.items()])
+
+
+def settings(c: Comparison) -> pd.DataFrame:
+    """Per env and algorithm: where its settings come from, and all of them as used, as JSON."""
+    rows = []
+    for env, label, group in _groups(c):
+        used = json.dumps(group[0].settings, sort_keys=True)
+        rows.append({"env": env, "algorithm": label, "settings_of": group[0].origin["settings_of"], "settings": used})
+    return pd.DataFrame(rows)
+
+
+def provenance(c: Comparison) -> pd.DataFrame:
+    """Commits, versions, machines and commands that the runs come from."""
+    return origins(run for _, _, group in _groups(c) for run in group)
+
+
+def origins(runs: Iterable[Run]) -> pd.DataFrame:
+    """How many of the runs share a commit, versions, a machine and a command.
+
+    :param runs: a file that is there under two labels counts once
+    """
+    names = ("commit", "versions", "machine", "command")
+    counts = Counter(tuple(run.origin[name] for name in names) for run in {run.path: run for run in runs}.values())
+    return pd.DataFrame([dict(zip(("runs", *names), (n, *key), strict=True)) for key, n in sorted(counts.items())])
+
+
+def curves(c: Comparison) -> pd.DataFrame:
+    """Per env, algorithm and checkpoint: mean return over seeds with its interval."""
+    rows = []
+    for env, label, group in _groups(c):
+        matrix = c.curves(env, label)
+        low, high = statistics.curve_interval([matrix], statistics.mean)
+        for step, value, *bounds in zip(group[0].checkpoint_steps, matrix.mean(axis=0), low, high, strict=True):
+            rows.append({"env": env, "algorithm": label, "env_steps": step, **_with_interval("mean", value, *bounds)})
+    return pd.DataFrame(rows)
+
+
+def sample_efficiency(c: Comparison) -> pd.DataFrame:
+    """Per algorithm and share of the budget: IQM of the normalised scores over the common envs."""
+    rows = []
+    for label in c.labels if c.common_envs else []:
+        matrices = c.normalised_curves(label, SHARES)
+        values = statistics.iqm([m.T for m in matrices])
+        low, high = statistics.curve_interval(matrices, statistics.iqm)
+        for share, value, *bounds in zip(SHARES, values, low, high, strict=True):
+            rows.append({"algorithm": label, "share_of_budget": share, **_with_interval("iqm", value, *bounds)})
+    return pd.DataFrame(rows)
+
+
+def profile(c: Comparison) -> pd.DataFrame:
+    """Per algorithm and normalised score: share of runs above it."""
+    scores = {label: c.normalised(label) for label in c.labels if c.common_envs}
+    everything = np.concatenate([[0.0, 1.0], *(s for per_env in scores.values() for s in per_env)])
+    start, end = np.clip([everything.min(), everything.max()], *PROFILE_RANGE).tolist()
+    points = np.linspace(start, end, PROFILE_POINTS)
+    rows = []
+    for label, own in scores.items():
+        values = statistics.performance_profile(own, points)
+        low, high = statistics.interval(lambda s: statistics.performance_profile(s, points), own)
+        for point, value, *bounds in zip(points, values, low, high, strict=True):
+            rows.append({"algorithm": label, "score": point, **_with_interval("share", value, *bounds)})
+    return pd.DataFrame(rows)
+
+
+ALL: dict[str, Callable[[Comparison], pd.DataFrame]] = {
+    table.__name__: table
+    for table in (
+        summary,
+        threshold,
+        aggregate,
+        improvement,
+        pairwise,
+        anova,
+        ranking,
+        cost,
+        speed,
+        references,
+        provenance,
+        settings,
+        curves,
+        sample_efficiency,
+        profile,
+        runs,
+    )
+}
+
+
+def to_markdown(table: pd.DataFrame) -> str:
+    """A table as Markdown; ``x``, ``x_low``, ``x_high`` become one column.
+
+    :param table: of this module
+    """
+    columns = [name for name in table.columns if not (name.endswith(("_low", "_high")) and name.rpartition("_")[0] in table)]
+    lines = ["| " + " | ".join(name.replace("_", " ") for name in columns) + " |", "|" + "---|" * len(columns)]
+    for _, row in table.iterrows():
+        cells = []
+        for name in columns:
+            bounds = [f"{_text(row[f'{name}_{end}'])}" for end in ("low", "high") if f"{name}_{end}" in table]
+            cells.append(_text(row[name]) + (f" [{', '.join(bounds)}]" if bounds and bounds[0] != NONE else ""))
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if np.isnan(value):
+        return NONE
+    if np.isinf(value):
+        return "not reached"
+    if abs(value) >= 1000 or float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
+
+
+def _groups(c: Comparison) -> list[tuple[str, str, Any]]:
+    return [(env, label, c.runs[env, label]) for env in c.envs for label in c.on(env)]
+
+
+def _with_interval(name: str, value: float, low: Any, high: Any) -> dict[str, float]:
+    return {name: float(value), f"{name}_low": float(low), f"{name}_high": float(high)}
+
+
+def _speedup(bar: Any, mine: Any) -> Any:
+    """Geometric mean over envs of the ratio of the median times."""
+    logs = [np.log(np.median(b, axis=-1)) - np.log(np.median(m, axis=-1)) for b, m in zip(bar, mine, strict=True)]
+    return np.exp(np.mean(logs, axis=0))

@@ -1,0 +1,1 @@
+"""What ``zoo.evidence`` is made of."""

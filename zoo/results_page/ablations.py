@@ -1,0 +1,57 @@
+"""Ablations: what was asked, a table, what its numbers say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from zoo.benchmarking.results import Run
+from zoo.common.yaml_files import read_sections
+from zoo.comparing import tables
+from zoo.comparing.comparison import compare_runs, load
+from zoo.results_page.cells import iqm_text, iqm_with_interval, left_out, steps_text
+
+
+def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
+    """The entries of ``ablations.yml`` whose runs exist.
+
+    :param folder: holds it; None: no ablations
+    :return: each with ``folder`` as a path
+    :raises BadInput: if it cannot be read
+    """
+    if folder is None:
+        return []
+    entries = read_sections(folder / "ablations.yml", "groups: {section: Ablations, title: Groups, labels: [defaults]}")
+    found = [{**entry, "folder": folder / entry.get("folder", name)} for name, entry in entries.items()]
+    return [entry for entry in found if entry["folder"].exists()]
+
+
+def ablation(entry: dict[str, Any]) -> tuple[list[str], list[Run]]:
+    """One ablation: per label and task the IQM of the final scores, and of the mean over the checkpoints (speed of learning).
+
+    :param entry: of ``ablations.yml``: ``title``, ``question``, ``finding`` (what its numbers say, written by whoever looked
+        at them), ``folder`` (output of zoo.benchmark; several ablations may share one) and, if not all that is there,
+        ``labels`` in their order and ``envs``
+    :return: lines, and the runs they are about
+    """
+    runs, broken = load([entry["folder"]])
+    runs = [run for run in runs if run.env in entry.get("envs", [run.env])]
+    c = compare_runs(runs, entry.get("labels", ()))
+    runs = [run for run in runs if run.label in c.labels]
+    budgets = ", ".join(f"{env} {steps_text(c, env)}" for env in c.envs)
+    seeds = sorted({r.seed for r in runs})
+    rows = []
+    for label in c.labels:
+        there = [env for env in c.envs if (env, label) in c.runs]
+        steps = [f"{np.median([r.gradient_steps for r in c.runs[env, label]]):,.0f}" for env in there]
+        row = {"setting": label}
+        for env in c.envs:
+            row[f"{env}, end"] = iqm_text(c, env, label)
+            row[f"{env}, on the way"] = iqm_with_interval(c.curves(env, label)[:, 1:].mean(1)) if env in there else "not run"
+        rows.append(row | {"gradient steps": " / ".join(steps)})
+    lines = [f"### {entry['title']}", "", f"{entry['question']} Env steps: {budgets}; seeds {seeds[0]} to {seeds[-1]}.", ""]
+    lines += [tables.to_markdown(pd.DataFrame(rows)), ""]
+    return [*lines, *left_out(broken), entry["finding"], ""], runs

@@ -1,0 +1,74 @@
+"""What stands in a cell of the page: scores with intervals, verdicts, budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from zoo.comparing import statistics
+from zoo.comparing.comparison import Comparison
+from zoo.results_page.bar import BAR
+
+FULL = 10  # seeds that the protocol asks for
+
+
+def number(x: float) -> str:
+    """A return: whole above 1000, else one decimal."""
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.1f}"
+
+
+def iqm_with_interval(scores: np.ndarray) -> str:
+    """``IQM [low, high]`` of ``[runs]``, and the number of seeds where it is not the protocol's."""
+    value = number(float(statistics.iqm([scores])))
+    if len(scores) == 1:
+        return f"{value} (1 seed)"
+    low, high = statistics.interval(statistics.iqm, [scores])
+    return f"{value} [{number(float(low))}, {number(float(high))}]" + (
+        "" if len(scores) == FULL else f" ({len(scores)} seeds)"
+    )
+
+
+def iqm_text(c: Comparison, env: str, label: str) -> str:
+    """Of the final scores of an algorithm, if it ran."""
+    return iqm_with_interval(c.scores(env, label)) if (env, label) in c.runs else "not run"
+
+
+def with_interval(row: pd.Series, name: str, digits: int = 2) -> str:
+    """``value [low, high]`` of a table's row; without an interval where a task has one seed."""
+    value, low, high = (row[column] for column in (name, f"{name}_low", f"{name}_high"))
+    return f"{value:.{digits}f} " + ("(no interval)" if np.isnan(low) else f"[{low:.{digits}f}, {high:.{digits}f}]")
+
+
+def verdict(c: Comparison, env: str, label: str) -> str:
+    """What the bootstrap interval of the difference of IQMs says."""
+    if (env, label) not in c.runs or (env, BAR) not in c.runs:
+        return "-"
+    x, y = c.scores(env, label), c.scores(env, BAR)
+    difference = float(statistics.iqm([x]) - statistics.iqm([y]))
+    if difference == 0.0:
+        return "equal"
+    side = "above" if difference > 0 else "below"
+    if min(len(x), len(y)) == 1:
+        return f"{side}, too few seeds"
+    low, high = statistics.interval(lambda a, b: statistics.iqm(a) - statistics.iqm(b), [x], [y])
+    return f"**{side}, interval too**" if float(low) > 0 or float(high) < 0 else f"{side}, not distinguishable"
+
+
+def steps_text(c: Comparison, env: str) -> str:
+    """The budget of env steps, which all runs on an env share."""
+    return f"{c.runs[env, c.on(env)[0]][0].steps:,}"
+
+
+def left_out(broken: Sequence[str]) -> list[str]:
+    """A line per result file that could not be read."""
+    return [f"- left out, broken: {line}" for line in broken]
+
+
+def shown_pictures(names: Sequence[str]) -> list[str]:
+    """Markdown of pictures that were written.
+
+    :param names: of ``figures.ALL``
+    """
+    return [f"![{name.replace('_', ' ')}](img/results/{name}.png)\n" for name in names]

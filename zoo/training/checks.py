@@ -1,0 +1,82 @@
+"""Names and types of the settings in a YAML entry or on the command line, held against the algorithm's constructor."""
+
+from __future__ import annotations
+
+import inspect
+import types
+import typing
+from collections.abc import Callable
+from typing import Any
+
+import rl_zoo3
+
+from zoo.common.command_line import BadInput, did_you_mean
+from zoo.schedules import SCHEDULED, SYNTAX, make_schedule
+
+#: Settings of a run that are none of the algorithm's.
+RUN_SETTINGS: dict[str, Any] = {
+    "n_timesteps": float, "n_envs": int, "normalize": bool | str | dict, "frame_stack": int, "env_wrapper": Any,
+    "vec_env_wrapper": Any, "monitor_kwargs": dict | str, "env_kwargs": dict, "callback": Any, "policy": str,
+    "noise_type": str, "noise_std": float,
+}  # fmt: skip
+#: Arguments of the constructor that an option of the command line sets.
+OPTIONS = {"env", "tensorboard_log", "verbose", "seed", "device"}
+#: rl_zoo3 evaluates these where they are text.
+EVALUATED = ("policy_kwargs", "replay_buffer_class", "replay_buffer_kwargs")
+REQUIRED = ("n_timesteps", "policy")
+PLAIN = {int: "an integer", float: "a number", bool: "True or False", str: "text", dict: "a mapping", type(None): "null"}
+
+
+def check_settings(algo: str, settings: dict[str, Any], where: Callable[[str], str]) -> None:
+    """Check every name and, as far as the constructor declares plain types, every value.
+
+    :param algo: algorithm that the settings are for
+    :param settings: of one run
+    :param where: tells of a name where the user has written it
+    :raises BadInput: for the first that is wrong
+    """
+    constructor = rl_zoo3.ALGOS[algo].__init__
+    parameters = inspect.signature(constructor, eval_str=True).parameters
+    names = set(parameters) - {"self", "_init_setup_model"} - OPTIONS
+    hints = {**{name: parameters[name].annotation for name in names}, **RUN_SETTINGS}
+    known = names | set(RUN_SETTINGS)
+    for name, value in settings.items():
+        if name in OPTIONS:
+            raise BadInput(f"{where(name)}: {name} is not a hyperparameter but an option: --{name.replace('_', '-')}.")
+        if name not in known:
+            raise BadInput(f"{where(name)}: {algo} has no hyperparameter {name!r}.{did_you_mean(name, known)}")
+        _check_type(name, value, hints.get(name, Any), where(name))
+    for name in REQUIRED:
+        if name not in settings:
+            raise BadInput(f"{where(name)}: {name} is missing; every entry needs {' and '.join(REQUIRED)}.")
+
+
+def _check_type(name: str, value: Any, hint: Any, where: str) -> None:
+    if isinstance(value, str) and name in SCHEDULED:
+        try:
+            make_schedule(value)
+        except ValueError as error:
+            raise BadInput(f"{where}: {name}: {error}.{_number_as_text(value)}") from error
+        return
+    alternatives = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    kinds = [typing.get_origin(kind) or kind for kind in alternatives]
+    plain = [kind for kind in kinds if kind in PLAIN]
+    if any(kind not in PLAIN and not (name in SCHEDULED and not callable(value)) for kind in kinds):
+        return  # what the constructor declares is not ours to judge
+    if (isinstance(value, str) and name in EVALUATED) or any(_is(value, kind) for kind in plain):
+        return
+    wanted = SYNTAX if name in SCHEDULED else " or ".join(PLAIN[kind] for kind in plain)
+    raise BadInput(f"{where}: {name}={value!r} is {type(value).__name__}, but must be {wanted}.{_number_as_text(value)}")
+
+
+def _is(value: Any, kind: type) -> bool:
+    if isinstance(value, bool):
+        return kind is bool
+    return isinstance(value, (int, float) if kind is float else kind)
+
+
+def _number_as_text(value: Any) -> str:
+    try:
+        return f" YAML takes {value} for text: write {float(value)!r} or !!float {value}." if isinstance(value, str) else ""
+    except ValueError:
+        return ""

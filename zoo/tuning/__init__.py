@@ -1,0 +1,1 @@
+"""What ``zoo.tune`` is made of."""

@@ -1,0 +1,152 @@
+"""One trial: train with drawn settings, tell the pruner how it goes, return the mean evaluation at the end."""
+
+from __future__ import annotations
+
+import traceback
+from argparse import Namespace
+from collections import OrderedDict
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import optuna
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.vec_env import VecEnv
+
+from zoo.training.experiment import Experiment, register
+from zoo.tuning.search_space import SPACES
+from zoo.tuning.study import derived_seed, worker
+
+#: SB3 trains on whole rollouts, so beyond the budget. Some rollouts of whole episodes are larger than the budget itself:
+#: what lies this far beyond is not trained on, or the study would find that more steps are better.
+OVERSHOOT = 1.05
+
+
+class TrialRun(Experiment):
+    """A run that leaves no folder behind: its settings come from the study, its results go there."""
+
+    def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.settings = deepcopy(self.custom_hyperparams or {})
+        return self.settings, OrderedDict(sorted(self.settings.items()))
+
+    def create_log_folder(self) -> None:
+        """None: two trials at once would choose the same one."""
+
+    def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
+        """The study's storage holds them."""
+
+    def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
+        return super().create_envs(n_envs, eval_env, no_log=True)
+
+
+class ReportCallback(BaseCallback):
+    """Evaluate at even distances, except at the end, which is the objective's affair, and hold the trial to its budget.
+
+    :param n_evaluations: evaluations in a run, the one at the end counted in
+    :param evaluate: is given the number of the evaluation, from 1
+    """
+
+    def __init__(self, n_timesteps: int, n_evaluations: int, evaluate: Callable[[int], object]) -> None:
+        super().__init__()
+        self.n_timesteps, self.n_evaluations, self.evaluate = n_timesteps, n_evaluations, evaluate
+        self.done = 0
+
+    def _on_step(self) -> bool:
+        due = min(self.num_timesteps * self.n_evaluations // self.n_timesteps, self.n_evaluations - 1)
+        if due > self.done:
+            self.done = due
+            self.evaluate(due)
+        return self.num_timesteps <= OVERSHOOT * self.n_timesteps
+
+
+@dataclass
+class Objective:
+    """What Optuna maximises: the mean return of ``eval_episodes`` episodes after training, averaged over ``n_seeds`` seeds.
+
+    The best of many trials with one seed each is the luckiest, not the best.
+
+    :param algo: ``"grpo"`` or ``"ppo"``
+    :param env_id: registered env id
+    :param base: the env's entry, ``fixed`` in it
+    :param fixed: settings that are not searched
+    :param n_timesteps: budget of a training
+    :param n_seeds: trainings in a trial
+    :param n_evaluations: evaluations in a training, the last at its end; the pruner sees them all
+    :param eval_episodes: episodes of each
+    :param seed: of the study; each training's is derived from it and the trial's number
+    :param run_options: further arguments of rl_zoo3's ExperimentManager
+    """
+
+    algo: str
+    env_id: str
+    base: dict[str, Any]
+    fixed: dict[str, Any]
+    n_timesteps: int
+    n_seeds: int
+    n_evaluations: int
+    eval_episodes: int
+    seed: int
+    run_options: dict[str, Any] = field(default_factory=dict)
+
+    def __call__(self, trial: optuna.Trial) -> float:
+        trial.set_user_attr("worker", worker())
+        try:
+            drawn = SPACES[self.algo](trial, self.base, self.fixed)
+            settings = {**self.base, **drawn, "n_timesteps": self.n_timesteps}
+            number = trial.user_attrs.get("first_try", trial.number)
+            seeds = [derived_seed(self.seed, number, i) for i in range(self.n_seeds)]
+            trial.set_user_attr("settings", settings)
+            trial.set_user_attr("training_seeds", seeds)
+            values: list[float] = []
+            for seed in seeds:
+                values.append(self._train(trial, settings, seed, values))
+                trial.set_user_attr("values", values)
+            return float(np.mean(values))
+        except optuna.TrialPruned:
+            raise
+        except Exception:
+            trial.set_user_attr("traceback", traceback.format_exc())
+            raise
+
+    def _train(self, trial: optuna.Trial, settings: dict[str, Any], seed: int, earlier: list[float]) -> float:
+        """One training of a trial.
+
+        :param earlier: what its trainings with other seeds have reached
+        :return: mean return at the end
+        """
+        run, model = self.build(settings, seed)
+        before = len(earlier) * self.n_evaluations
+
+        def evaluate(number: int) -> float:
+            value = float(np.mean(run.evaluate(model, self.eval_episodes)))
+            step = before + number
+            trial.report(float(np.mean([*earlier, value])), step)
+            if step < self.n_seeds * self.n_evaluations and trial.should_prune():
+                raise optuna.TrialPruned
+            return value
+
+        report = ReportCallback(self.n_timesteps, self.n_evaluations, evaluate)
+        try:
+            model.learn(self.n_timesteps, callback=[*run.callbacks, report])
+            return evaluate(self.n_evaluations)
+        finally:
+            env = model.get_env()
+            assert env is not None
+            env.close()
+
+    def build(self, settings: dict[str, Any], seed: int) -> tuple[TrialRun, BaseAlgorithm]:
+        """The run and its model.
+
+        :raises BadInput: if the settings are refused
+        """
+        register()
+        run = TrialRun(
+            Namespace(), self.algo, self.env_id, "", n_timesteps=self.n_timesteps, eval_freq=-1, hyperparams=settings,
+            seed=seed, verbose=0, **self.run_options,
+        )  # fmt: skip
+        model = run.setup_experiment()
+        assert model is not None
+        return run, model[0]

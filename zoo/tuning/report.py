@@ -1,0 +1,105 @@
+"""What a study leaves in its folder: the best settings as YAML, a table of all trials, five plots as HTML and PNG."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import yaml
+from matplotlib.ticker import LogLocator, NullFormatter
+from optuna.importance import get_param_importances
+from optuna.study import Study
+from optuna.trial import TrialState
+from optuna.visualization import matplotlib as drawn
+from optuna.visualization import (
+    plot_contour,
+    plot_optimization_history,
+    plot_parallel_coordinate,
+    plot_param_importances,
+    plot_slice,
+)
+
+from zoo.tuning.study import failure
+
+#: Parameters that slice and parallel-coordinate plots, and contour plots, show: the most important ones.
+SHOWN, SHOWN_IN_CONTOUR = 6, 3
+VALUE = "mean return at the end"
+SIZES = {"slice": (20.0, 4.5), "parallel_coordinate": (16.0, 5.0), "contour": (13.0, 10.0)}
+
+
+def write_report(study: Study, storage: str, folder: Path, plots: bool = True) -> bool:
+    """Write everything and print where it is.
+
+    :return: whether any trial has completed
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    study.trials_dataframe().to_csv(folder / "trials.csv", index=False)
+    by_state = {state: study.get_trials(deepcopy=False, states=(state,)) for state in TrialState}
+    completed, crashed = by_state[TrialState.COMPLETE], [t for t in by_state[TrialState.FAIL] if failure(t)]
+    counts = ", ".join(f"{len(trials)} {state.name.lower()}" for state, trials in by_state.items() if trials)
+    print(f"\nStudy {study.study_name}: {counts}")
+    if crashed:
+        reasons = sorted({str(failure(t)) for t in crashed})
+        print(f"{len(crashed)} trials FAILED: {'; '.join(reasons[:3])} (tracebacks: user attribute 'traceback' in trials.csv)")
+    print(f"Trials:    {folder / 'trials.csv'}")
+    if completed:
+        path = folder / "best.yml"
+        path.write_text(best_as_yaml(study))
+        print(f"Best:      trial {study.best_trial.number}, {VALUE} {study.best_value:.1f}")
+        print(f"Train it:  python -m zoo.train --algo {study.user_attrs['algo']} --env {study.user_attrs['env']} "
+              f"--conf-file {path}")  # fmt: skip
+    if plots and len(completed) > 1:
+        with warnings.catch_warnings():  # of few trials per parameter, and of plots that may change
+            warnings.simplefilter("ignore")
+            draw(study, folder)
+        print(f"Plots:     {folder}/*.html, *.png")
+    elif plots:
+        print("Plots:     none, they need two completed trials")
+    print(f"Dashboard: optuna-dashboard {storage}")
+    return bool(completed)
+
+
+def best_as_yaml(study: Study) -> str:
+    """The best trial's settings as an entry that ``zoo.train --conf-file`` reads, and where they come from."""
+    best, about = study.best_trial, study.user_attrs
+    settings = {name: value for name, value in best.user_attrs["settings"].items() if value is not None}
+    return (
+        f"# Trial {best.number} of {len(study.trials)} in study {study.study_name}: {VALUE} {best.value:.1f} over "
+        f"{about['eval_episodes']} episodes,\n# {about['n_seeds']} trainings (seeds {best.user_attrs['training_seeds']}). "
+        f"Tuned by:\n# {about['command']}\n" + yaml.safe_dump({about["env"]: settings}, sort_keys=True)
+    )
+
+
+def draw(study: Study, folder: Path) -> None:
+    """Importance, history, slice, parallel coordinate and contour: Plotly as HTML, Matplotlib as PNG (without a browser)."""
+    importance = list(get_param_importances(study))
+    shown, contour = importance[:SHOWN], importance[:SHOWN_IN_CONTOUR]
+    figures: dict[str, tuple[Callable, Callable, dict[str, Any]]] = {
+        "importance": (plot_param_importances, drawn.plot_param_importances, {}),
+        "history": (plot_optimization_history, drawn.plot_optimization_history, {"target_name": VALUE}),
+        "slice": (plot_slice, drawn.plot_slice, {"params": shown, "target_name": VALUE}),
+        "parallel_coordinate": (
+            plot_parallel_coordinate, drawn.plot_parallel_coordinate, {"params": shown, "target_name": VALUE},
+        ),
+        "contour": (plot_contour, drawn.plot_contour, {"params": contour, "target_name": VALUE}),
+    }  # fmt: skip
+    for name, (as_html, as_png, options) in figures.items():
+        as_html(study, **options).write_html(folder / f"{name}.html", include_plotlyjs="directory")
+        as_png(study, **options)
+        figure = plt.gcf()
+        figure.set_size_inches(SIZES.get(name, (8.0, 5.0)))
+        for axes in figure.axes:
+            left, right = axes.get_xlim()
+            if axes.get_xscale() == "log" and right / left < 100:  # where Matplotlib's labels would lie on each other
+                axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+                axes.xaxis.set_major_formatter("{x:g}")
+                axes.xaxis.set_minor_formatter(NullFormatter())
+        figure.savefig(folder / f"{name}.png", dpi=80, bbox_inches="tight")
+        plt.close(figure)

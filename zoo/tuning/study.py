@@ -1,0 +1,207 @@
+"""A study that survives its processes: where trials are stored, who is at work on them, how each is drawn."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import psutil
+from optuna.distributions import BaseDistribution
+from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
+from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.exc import IntegrityError, OperationalError
+
+from zoo.common.command_line import BadInput, did_you_mean
+
+warnings.simplefilter("ignore", ExperimentalWarning)  # heartbeats and the grouped TPE are, by name, since 2020
+
+MAX_RETRIES = 2
+#: Seconds after which a trial without a worker's name counts as abandoned: naming it is the first thing a worker does.
+NAMING = 60.0
+
+SAMPLERS: dict[str, Callable[[int, int], BaseSampler]] = {
+    "tpe": lambda seed, startup: TPESampler(
+        seed=seed, n_startup_trials=startup, multivariate=True, group=True, constant_liar=True
+    ),
+    "gp": lambda seed, startup: GPSampler(seed=seed, n_startup_trials=startup),
+    "random": lambda seed, startup: RandomSampler(seed=seed),
+}
+PRUNERS: dict[str, Callable[[int, int], BasePruner]] = {
+    "median": lambda startup, n_reports: MedianPruner(startup, n_warmup_steps=1),
+    "halving": lambda startup, n_reports: SuccessiveHalvingPruner(min_resource=1, reduction_factor=4),
+    "hyperband": lambda startup, n_reports: HyperbandPruner(min_resource=1, max_resource=n_reports),
+    "none": lambda startup, n_reports: NopPruner(),
+}
+
+
+def derived_seed(*numbers: int) -> int:
+    """A seed that is a pure function of the numbers and shares nothing with its neighbours'."""
+    return int(np.random.SeedSequence(numbers).generate_state(1)[0]) >> 1
+
+
+class SeededByTrial(BaseSampler):
+    """A sampler whose draws depend on (seed, number of the trial) and the study's history alone.
+
+    One seed for the whole sampler would make a continued study, and every further process, draw the first trials again.
+
+    :param make: builds the real sampler from a seed
+    :param seed: of the study
+    """
+
+    def __init__(self, make: Callable[[int], BaseSampler], seed: int) -> None:
+        self.make, self.seed = make, seed
+        self._samplers: dict[int, BaseSampler] = {}
+
+    def _sampler(self, trial: FrozenTrial) -> BaseSampler:
+        if trial.number not in self._samplers:
+            self._samplers[trial.number] = self.make(derived_seed(self.seed, trial.number))
+        return self._samplers[trial.number]
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        self._sampler(trial).before_trial(study, trial)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._sampler(trial).infer_relative_search_space(study, trial)
+
+    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
+        return self._sampler(trial).sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        return self._sampler(trial).sample_independent(study, trial, param_name, param_distribution)
+
+    def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
+        self._samplers.pop(trial.number, self.make(0)).after_trial(study, trial, state, values)
+
+
+def open_storage(storage: str) -> BaseStorage:
+    """A journal file, or any database that SQLAlchemy has a driver for.
+
+    :param storage: path that ends in ``.log``, or a URL such as ``sqlite:///study.db``
+    :raises BadInput: if it cannot be opened
+    """
+    try:
+        if "://" in storage:
+            return _open_database(storage)
+        if storage.endswith(".log"):
+            Path(storage).parent.mkdir(parents=True, exist_ok=True)
+            return JournalStorage(JournalFileBackend(storage))
+    except Exception as error:  # each driver has its own
+        raise BadInput(f"--storage {storage}: {error}") from error
+    raise BadInput(f"--storage {storage}: must be a journal file that ends in .log, or a URL such as sqlite:///study.db.")
+
+
+def _open_database(url: str) -> RDBStorage:
+    patience = [1.0, 2.0, 4.0]
+    while True:
+        try:
+            # A worker on another machine that falls silent is found by its missing heartbeat.
+            return RDBStorage(url, heartbeat_interval=60, grace_period=180, heartbeat_stale_trial_callback=enqueue_again)
+        except (IntegrityError, OperationalError):
+            # Optuna does not guard the creation of the tables: of two processes that begin at once one fails.
+            if not patience:
+                raise
+            time.sleep(patience.pop(0))
+
+
+def worker() -> list[Any]:
+    """Who is at work: host, process and the time it was started (numbers of processes come again)."""
+    return [socket.gethostname(), os.getpid(), psutil.Process().create_time()]
+
+
+def _abandoned(trial: FrozenTrial) -> bool:
+    host, pid, started = trial.user_attrs.get("worker", [None, 0, 0.0])
+    if host is None:
+        return trial.datetime_start is not None and (time.time() - trial.datetime_start.timestamp()) > NAMING
+    if host != socket.gethostname():
+        return False  # heartbeats tell
+    try:
+        process = psutil.Process(pid)
+        return abs(process.create_time() - started) > 1.0 or bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
+
+
+def enqueue_again(study: Study, trial: FrozenTrial) -> None:
+    """Put an abandoned trial's settings back into the queue, unless it took its process with it several times."""
+    first = trial.user_attrs.get("first_try", trial.number)
+    if len([t for t in study.get_trials(deepcopy=False) if t.user_attrs.get("first_try") == first]) < MAX_RETRIES:
+        study.enqueue_trial(trial.params, user_attrs={"first_try": first, "retry_of": trial.number})
+
+
+def retire_abandoned(study: Study) -> list[int]:
+    """Mark trials whose process is gone as failed, and enqueue them again.
+
+    :return: their numbers
+    """
+    retired = []
+    for trial in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        if not _abandoned(trial):
+            continue
+        try:
+            study.tell(trial.number, state=TrialState.FAIL)
+        except (ValueError, UpdateFinishedTrialError):
+            continue  # another process that shares the study was faster
+        enqueue_again(study, trial)
+        retired.append(trial.number)
+    return retired
+
+
+def enqueue_interrupted(study: Study) -> list[int]:
+    """Enqueue the trials of this process again that Ctrl-C has ended: Optuna has marked them as failed.
+
+    :return: their numbers
+    """
+    trials, again = study.get_trials(deepcopy=False), _tried_again(study)
+    ended = [t for t in trials if t.state == TrialState.FAIL and failure(t) is None and t.number not in again]
+    mine = [t for t in ended if t.user_attrs.get("worker") == worker()]
+    for trial in mine:
+        enqueue_again(study, trial)
+    return [trial.number for trial in mine]
+
+
+def _tried_again(study: Study) -> set[int]:
+    return {t.user_attrs["retry_of"] for t in study.get_trials(deepcopy=False) if "retry_of" in t.user_attrs}
+
+
+def counted(study: Study) -> int:
+    """Trials that are done or under way; one that was abandoned counts where it is tried again."""
+    trials, again = study.get_trials(deepcopy=False), _tried_again(study)
+    return sum(t.state != TrialState.WAITING and not (t.state == TrialState.FAIL and t.number in again) for t in trials)
+
+
+def failure(trial: FrozenTrial) -> str | None:
+    """Last line of the traceback of a crashed trial."""
+    text: str | None = trial.user_attrs.get("traceback")
+    return text.strip().splitlines()[-1] if text else None
+
+
+def settings_of_trial(storage: str, study_name: str, number: int) -> dict[str, Any]:
+    """What ``zoo.tune`` trained in a trial.
+
+    :raises BadInput: if there is none
+    """
+    if "://" not in storage and not Path(storage).exists():
+        raise BadInput(f"--storage {storage}: there is no such file.")
+    opened = open_storage(storage)
+    names = optuna.get_all_study_names(opened)
+    if study_name not in names:
+        raise BadInput(f"--study-name {study_name}: not in {storage}.{did_you_mean(study_name, names)}")
+    trials = optuna.load_study(study_name=study_name, storage=opened).get_trials(deepcopy=False)
+    if not 0 <= number < len(trials) or "settings" not in trials[number].user_attrs:
+        raise BadInput(f"--trial-id {number}: {study_name} has no such trial with settings of zoo.tune.")
+    settings: dict[str, Any] = trials[number].user_attrs["settings"]
+    return settings
