@@ -223,11 +223,12 @@ def test_other_tasks_compare_defaults_with_defaults(study):
     write_runs(folder, "Reacher-v5", "ppo-defaults", [-5, -5, -5, -5], wall=8.0)
     write_runs(folder, "Reacher-v5", "grpo-defaults", [-7, -7, -7, -7], algo="grpo", wall=4.0)
     write_runs(folder, "Reacher-v5", "grpo-gamma-0.995", [-8, -8, -8, -8], algo="grpo", wall=4.0)
+    write_runs(folder, "Reacher-v5", "grpo-gamma-0.99", [-6, -6, -6, -6], algo="grpo", wall=4.0)
     page = make(study, "--untuned", str(folder))
     rows = rows_of(page, "## Other tasks, with the defaults")
     assert rows[0][:2] == ["| InvertedPendulum-v5", "1,000"] and rows[0][2].startswith("1,000 [")
     assert rows[0][3] == "1,000 [1,000, 1,000] (4 seeds)" and rows[0][4] == "equal"  # no range to normalise by
     assert rows[1][2].startswith("-5.0 [") and rows[1][4] == "**below, interval too**"
-    assert [row[5] for row in rows] == ["as the defaults", "-8.0 [-8.0, -8.0] (4 seeds)"]
+    assert [row[5] for row in rows] == ["-", "0.995: -8.0 [-8.0, -8.0] (4 seeds); 0.99: -6.0 [-6.0, -6.0] (4 seeds)"]
     assert [row[6] for row in rows] == ["4.00 [4.00, 4.00] |", "2.00 [2.00, 2.00] |"]
-    assert runs_of_origins(page) == 28 + 20
+    assert runs_of_origins(page) == 28 + 24

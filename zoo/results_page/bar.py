@@ -18,7 +18,8 @@ from zoo.comparing.comparison import load
 BAR = "ppo"  # per task the better of PPO's settings
 BAR_SETTINGS = ("ppo-tuned", "ppo-defaults")
 TUNED, DEFAULTS = "grpo-state", "grpo-defaults"  # zoo/hyperparams/grpo.yml, and the constructor's defaults on all tasks
-LONG = "grpo-gamma-0.995"  # the defaults, without the smaller discount that short episodes have
+#: Labels of the defaults with another discount than they choose themselves.
+DISCOUNTS = {"grpo-gamma-0.995": 0.995, "grpo-gamma-0.99": 0.99}
 
 
 def measured(folder: Path) -> tuple[list[Run], dict[str, str], list[str]]:
