@@ -41,7 +41,7 @@ def parser() -> Parser:
     add("folder", type=Path, help="output of zoo.benchmark with the labels of zoo/variants/critic_free.yml")
     add("--timings", type=Path, metavar="FOLDER", help="more output of it: PPO and the tuned entries in turn on one machine")
     add("--untuned", type=Path, metavar="FOLDER", help="more output of it: both defaults on other tasks")
-    add("--ablations", type=Path, metavar="FOLDER", help="ablations.yml and one folder of zoo.benchmark for each entry")
+    add("--ablations", type=Path, metavar="FOLDER", help="ablations.yml and the folders of zoo.benchmark it names")
     add("--out", type=Path, default=Path("docs/results.md"), metavar="FILE", help="the page; pictures: img/results beside it")
     return it
 
