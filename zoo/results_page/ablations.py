@@ -16,28 +16,28 @@ from zoo.results_page.cells import iqm_text, iqm_with_interval, left_out, steps_
 
 
 def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
-    """The entries of ``ablations.yml`` whose runs exist.
+    """The entries of ``ablations.yml`` whose runs exist, with them.
 
     :param folder: holds it; None: no ablations
-    :return: each with ``folder`` as a path
+    :return: each with ``loaded``: the runs in its folder, and what is wrong with the files that are broken
     :raises BadInput: if it cannot be read
     """
     if folder is None:
         return []
     entries = read_sections(folder / "ablations.yml", "groups: {section: Ablations, title: Groups, labels: [defaults]}")
-    found = [{**entry, "folder": folder / entry.get("folder", name)} for name, entry in entries.items()]
-    return [entry for entry in found if entry["folder"].exists()]
+    where = {name: folder / entry.get("folder", name) for name, entry in entries.items()}
+    loaded = {path: load([path]) for path in set(where.values()) if path.exists()}  # once, however many entries share it
+    return [{**entry, "loaded": loaded[where[name]]} for name, entry in entries.items() if where[name] in loaded]
 
 
 def ablation(entry: dict[str, Any]) -> tuple[list[str], list[Run]]:
     """One ablation: per label and task the IQM of the final scores, and of the mean over the checkpoints (speed of learning).
 
-    :param entry: of ``ablations.yml``: ``title``, ``question``, ``finding`` (what its numbers say, written by whoever looked
-        at them), ``folder`` (output of zoo.benchmark; several ablations may share one) and, if not all that is there,
-        ``labels`` in their order and ``envs``
+    :param entry: of :func:`read_ablations`: ``title``, ``question``, ``finding`` (what its numbers say, written by whoever
+        looked at them), ``loaded`` and, if not all that is there, ``labels`` in their order and ``envs``
     :return: lines, and the runs they are about
     """
-    runs, broken = load([entry["folder"]])
+    runs, broken = entry["loaded"]
     runs = [run for run in runs if run.env in entry.get("envs", [run.env])]
     c = compare_runs(runs, entry.get("labels", ()))
     runs = [run for run in runs if run.label in c.labels]
