@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 from stable_baselines3 import PPO
 
 from sb_grpo import GRPO
-from tests.helpers import heed_ctrl_c
+from tests.helpers import heed_ctrl_c, wait_for
 from zoo import tune
 from zoo.common.command_line import run
 from zoo.tuning.objective import Objective
@@ -28,19 +28,6 @@ TINY = ["-n", "256", "--n-seeds", "1", "--n-evaluations", "2", "--eval-episodes"
 
 def command(folder: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "zoo.tune", "--log-folder", str(folder), *arguments]
-
-
-def interrupt(process: subprocess.Popen) -> str:
-    """Ctrl-C, and once more if nothing comes of it: Python loses the one that arrives while it runs a destructor.
-
-    :return: what the process has said
-    """
-    process.send_signal(signal.SIGINT)
-    try:
-        return process.communicate(timeout=30)[0]
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGINT)
-        return process.communicate()[0]
 
 
 def trials_of(storage: str, name: str) -> list[optuna.trial.FrozenTrial]:
@@ -123,10 +110,9 @@ def test_ctrl_c_reports_and_keeps_the_trial_for_later(tmp_path):
     process = subprocess.Popen(
         command(tmp_path, *arguments), cwd=ROOT, stdout=subprocess.PIPE, text=True, preexec_fn=heed_ctrl_c
     )
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and not (storage.exists() and "training_seeds" in storage.read_text()):
-        time.sleep(0.02)
-    said = interrupt(process)
+    wait_for(lambda: storage.exists() and "training_seeds" in storage.read_text())
+    process.send_signal(signal.SIGINT)
+    said = process.communicate(timeout=60)[0]
     assert process.returncode == 130 and "Interrupted: trials [0] will be tried again" in said
     cut, waiting = trials_of(str(storage), "cut")
     assert (cut.state, waiting.state) == (TrialState.FAIL, TrialState.WAITING)
