@@ -167,6 +167,26 @@ def test_every_run_is_counted_once_where_it_comes_from(study):
     assert section.count("Versions: ") == 1 and "| versions |" not in section
 
 
+def test_a_run_that_names_fewer_versions_than_others_does_not_contradict_them(study):
+    """MuJoCo's and Box2D's came to be recorded when runs existed already."""
+
+    def record(path, **versions):
+        content = json.loads(path.read_text())
+        content["versions"] = {"torch": "2.13.0", **versions}
+        path.write_text(json.dumps(content))
+
+    for path in study.glob("*/*/*.json"):
+        record(path)
+    runs = sorted((study / "CartPole-v1" / "ppo-tuned").iterdir())
+    for path in runs[:3]:
+        record(path, mujoco="4.0.0")
+    section = make(study).split("## Where the runs come from")[1]
+    assert "Versions: torch 2.13.0, mujoco 4.0.0 (named by 3 of 28 runs)." in section and "| versions |" not in section
+    record(runs[3], mujoco="3.2.0")
+    section = make(study).split("## Where the runs come from")[1]
+    assert "Versions: " not in section and "| versions |" in section and "torch 2.13.0, mujoco 3.2.0" in section
+
+
 def test_ablations_can_share_a_folder_whose_runs_count_once(study):
     folder = study.parent / "ablations"
     for label, returns in (("two", [100, 110, 120]), ("eight", [200, 210, 220]), ("lambda-1", [300, 310, 320])):

@@ -6,15 +6,23 @@ import os
 import platform
 import shutil
 import subprocess
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGES = ("sb_grpo", "stable_baselines3", "sb3_contrib", "rl_zoo3", "gymnasium", "torch", "numpy")
+#: Come with an extra, and decide what an env does.
+PHYSICS = ("mujoco", "Box2D")
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a result."""
-    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    """Versions of Python and of the packages that decide a result, of those that simulate where they are installed."""
+    found = {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+    for name in PHYSICS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
 
 
 def commit() -> str | None:

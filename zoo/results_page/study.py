@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import pandas as pd
@@ -100,11 +101,32 @@ def critic_wins(c: Comparison) -> list[str]:
 
 
 def origins(runs: Sequence[Run]) -> list[str]:
-    """Where the runs come from; versions and machines stand above the table where all runs share them."""
+    """Where the runs come from; versions and machines stand above the table where no two runs contradict each other."""
     table = tables.origins(runs)
-    shared = [name for name in ("versions", "machine") if table[name].nunique() == 1]
-    lines = [f"{name.capitalize()}: {table[name].iloc[0]}." for name in shared]
-    return [*lines, "", tables.to_markdown(table.drop(columns=shared))]
+    lines = []
+    agreed = _agreed(table["versions"], table["runs"])
+    if agreed is not None:
+        lines.append(f"Versions: {agreed}.")
+        table = table.drop(columns="versions")
+    if table["machine"].nunique() == 1:
+        lines.append(f"Machine: {table['machine'].iloc[0]}.")
+        table = table.drop(columns="machine")
+    return [*lines, "", tables.to_markdown(table)]
+
+
+def _agreed(versions: Sequence[str], counts: Sequence[int]) -> str | None:
+    """All that any run names, and how many name what not all do; None if two name different versions of a package.
+
+    :param versions: "package version, package version, ..."
+    :param counts: runs that name exactly these
+    """
+    named: Counter[str] = Counter()
+    for words, count in zip(versions, counts, strict=True):
+        named.update(dict.fromkeys(words.split(", "), count))
+    if len({entry.split()[0] for entry in named}) < len(named):
+        return None
+    total = sum(counts)
+    return ", ".join(entry if n == total else f"{entry} (named by {n:,} of {total:,} runs)" for entry, n in named.items())
 
 
 PROTOCOL = """\
