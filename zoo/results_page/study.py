@@ -106,7 +106,7 @@ def origins(runs: Sequence[Run]) -> list[str]:
     lines = []
     agreed = _agreed(table["versions"], table["runs"])
     if agreed is not None:
-        lines.append(f"Versions: {agreed}.")
+        lines.append(f"Versions: {agreed}. What a run does not name, scripts/constraints.txt of its commit pins.")
         table = table.drop(columns="versions")
     if table["machine"].nunique() == 1:
         lines.append(f"Machine: {table['machine'].iloc[0]}.")
