@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import optuna
@@ -69,20 +68,17 @@ def test_a_killed_study_goes_on_without_a_loss_or_a_double(tmp_path):
     arguments += ["--study-name", "killed", "--pruner", "none"]
     storage = str(tmp_path / "tune" / "killed" / "journal.log")
     first = subprocess.Popen(command(tmp_path, *arguments), cwd=ROOT, stdout=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    before: list[optuna.trial.FrozenTrial] = []
-    while time.monotonic() < deadline:  # kill it in the middle of a trial, with two behind it
+
+    def in_the_middle_of_a_trial() -> bool:
+        """With two behind it."""
         assert first.poll() is None
-        if Path(storage).exists() and "worker" in Path(storage).read_text():
-            before = trials_of(storage, "killed")
-            states = [t.state for t in before]
-            if (
-                states.count(TrialState.COMPLETE) >= 2
-                and states[-1] == TrialState.RUNNING
-                and "training_seeds" in before[-1].user_attrs
-            ):
-                break
-        time.sleep(0.02)
+        if not (Path(storage).exists() and "worker" in Path(storage).read_text()):
+            return False
+        trials = trials_of(storage, "killed")
+        completed = [t.state for t in trials].count(TrialState.COMPLETE)
+        return completed >= 2 and trials[-1].state == TrialState.RUNNING and "training_seeds" in trials[-1].user_attrs
+
+    wait_for(in_the_middle_of_a_trial, seconds=120)
     os.kill(first.pid, signal.SIGKILL)
     first.wait()
     before = trials_of(storage, "killed")
