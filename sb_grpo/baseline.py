@@ -2,14 +2,15 @@
 
 b(s) is a ridge regression of lambda-returns on fixed features of the state, anchored at the fit before. What an episode
 is compared with is fitted to the rollouts before and to the other episodes of its own (cross-fitting), so never to itself;
-there is no critic network, no optimiser, and nothing to save beside one weight vector, the statistics that standardise the
-inputs and, where the features follow the fit, one matrix.
+there is no critic network, no optimiser, and little to save: weights, the statistics that standardise the inputs and, where
+the features follow the fit, one matrix. The memory of data is not saved: a loaded model begins with the weights.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from numbers import Integral, Real
 
 import torch as th
 from torch import nn
@@ -21,6 +22,8 @@ from sb_grpo.update import evenly_spaced, in_chunks
 
 RIDGE_RANGE = (0.1, 1000.0)
 RIDGE_FACTORS = (0.1, 1.0, 10.0)
+#: What is added to a Gram matrix that has no Cholesky factor, in units of its mean diagonal, until it has one.
+JITTER = (1e-5, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 #: Rollouts from one change of the metric to the next, and how many of the past are then fitted anew.
 METRIC_EVERY, REFITTED = 4, 4
 
@@ -75,6 +78,14 @@ class StateBaseline(nn.Module):
         folds: int = 4,
     ) -> None:
         super().__init__()
+        for name, value, kind in (
+            ("n_features", n_features, Integral), ("sweeps", sweeps, Integral), ("fit_rows", fit_rows, Integral),
+            ("folds", folds, Integral), ("scale", scale, Real), ("memory", memory, Real), ("anchor", anchor, Real),
+        ):  # fmt: skip
+            if not isinstance(value, kind) and not (name == "n_features" and value is None):
+                raise ValueError(
+                    f"baseline_kwargs: {name}={value!r} must be {'an integer' if kind is Integral else 'a number'}."
+                )
         n_features = min(max(32 * input_dim, 128), 256 if learn_metric else 512) if n_features is None else n_features
         for name, value, rule, fine in (
             ("n_features", n_features, "be at least 1", n_features >= 1),
@@ -290,15 +301,17 @@ def factorise(systems: th.Tensor, ridges: th.Tensor) -> th.Tensor:
     :param systems: ``[n, size, size]`` float64; changed
     :param ridges: ``[n]``
     :return: ``[n, size, size]``
+    :raises ValueError: for systems that are not finite
     """
     factor: th.Tensor
     diagonal = systems.diagonal(dim1=1, dim2=2)[:, 1:]
     diagonal += ridges.unsqueeze(1)
-    factor, failed = th.linalg.cholesky_ex(systems)
-    while bool(failed.any()):  # the weakest ridge drowns in the rounding errors of the float32 Gram matrices
-        diagonal += 1e-5 * diagonal.mean()
+    for jitter in JITTER:  # the weakest ridge may drown in the rounding errors of the float32 Gram matrices
         factor, failed = th.linalg.cholesky_ex(systems)
-    return factor
+        if not bool(failed.any()):
+            return factor
+        diagonal += jitter * diagonal.mean()
+    raise ValueError("The state baseline's regression cannot be solved: its features or returns are not finite.")
 
 
 def solve_each(factor: th.Tensor, right: th.Tensor) -> th.Tensor:

@@ -25,7 +25,7 @@ def task_names(tasks: int | Sequence[str] | None) -> tuple[str, ...]:
     """
     if tasks is None:
         return ()
-    return tuple(f"task_{i}" for i in range(tasks)) if isinstance(tasks, int) else tuple(tasks)
+    return tuple(f"task_{i}" for i in range(tasks)) if isinstance(tasks, int | np.integer) else tuple(tasks)
 
 
 def column_shapes(model: GRPO) -> dict[str, tuple[tuple[int, ...], th.dtype]]:

@@ -11,6 +11,7 @@ from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 
 from sb_grpo.buffers import Rollout
+from sb_grpo.columns import task_names
 from sb_grpo.device_buffer import TensorRolloutBuffer
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.groups import TensorSlots
@@ -26,7 +27,7 @@ def env_actions(model: GRPO) -> Callable[[th.Tensor], th.Tensor]:
     space = model.action_space
     if not isinstance(space, spaces.Box):
         return lambda actions: actions
-    low, high = (th.as_tensor(bound, device=model.device) for bound in (space.low, space.high))
+    low, high = (th.as_tensor(bound, device=model.device).flatten() for bound in (space.low, space.high))
     if model.policy.squash_output:
         return lambda actions: low + 0.5 * (actions + 1.0) * (high - low)
     return lambda actions: actions.clamp(low, high)
@@ -110,6 +111,7 @@ def collect_tensors(model: GRPO, env: TensorVecEnv, callback: BaseCallback, buff
             break
         check_endless(model)
     check_finite(buffer)
+    check_tasks(buffer, task_names(model.tasks))
     record_episodes(model.ep_info_buffer, buffer)
     callback.on_rollout_end()
     return True
@@ -133,6 +135,25 @@ def check_finite(buffer: TensorRolloutBuffer) -> None:
                 f"{what} of slot {slot} is not finite at step {step} of this rollout: {values[step, slot].tolist()}. The "
                 "policy has not been updated with it; the simulator has diverged: check its time step and its actions' bounds."
             )
+
+
+def check_tasks(buffer: TensorRolloutBuffer, names: tuple[str, ...]) -> None:
+    """Look for tasks that nobody declared, once per rollout.
+
+    :param names: of the declared ones
+    :raises ValueError: naming slot, step and task
+    """
+    if "task" not in buffer.extra:
+        return
+    tasks = buffer.extra["task"][: buffer.pos]
+    bad = (tasks < 0) | (tasks >= len(names))
+    if bool(bad.any()):
+        step, slot = bad.nonzero()[0].tolist()
+        raise ValueError(
+            f"Task {int(tasks[step, slot])} of slot {slot} at step {step} of this rollout is not declared: there are "
+            f"{len(names)}, {list(names)} (ids 0 to {len(names) - 1}). Declare all of them with tasks=, as a number or a list "
+            "of names."
+        )
 
 
 def record_episodes(ep_info_buffer: deque[dict[str, Any]] | None, buffer: TensorRolloutBuffer) -> None:

@@ -65,7 +65,7 @@ class CategoricalHead:
         return out.argmax(dim=-1)
 
     def log_prob(self, out: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        return F.log_softmax(out, dim=-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+        return F.log_softmax(out, dim=-1).gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
 
     def entropy(self, out: th.Tensor) -> th.Tensor:
         log_p = F.log_softmax(out, dim=-1)

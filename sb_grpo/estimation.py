@@ -14,6 +14,7 @@ from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import Rollout, select_episodes
 from sb_grpo.grouping import Grouping, to_one_scale
 from sb_grpo.update import in_chunks
+from sb_grpo.validation import check_features
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO
@@ -112,6 +113,7 @@ def _estimator(model: GRPO, rollout: Rollout, options: AdvantageOptions) -> Call
         return lambda part, objective: Estimate(function(part, options), None)
     features = in_chunks(model.policy.features, rollout.observations)
     final = in_chunks(model.policy.features, rollout.final_observations)
+    check_features(features, final, rollout)
     if isinstance(baseline, Baselines):
         return lambda part, objective: baseline.estimate(part, options, features, final, objective)
     predict = model.captured.predict(baseline)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_flattened_obs_dim, preprocess_obs
@@ -33,6 +34,8 @@ Bonus = Callable[[Rollout], th.Tensor]
 
 #: Entries of the table of counts.
 CELLS = 1 << 16
+#: Bounds of a Box beyond this are no scale.
+LARGEST_BOUND = 1e4
 
 
 class BonusSettings(Protocol):
@@ -47,7 +50,7 @@ class CountBonus:
     """Counts of hashed observations (Tang et al., 2017, https://arxiv.org/abs/1611.04717, section 2): scale / sqrt(n(phi(s))).
 
     phi is SimHash: the signs of ``bits`` random projections of the observation. The observation is scaled to [-1, 1] by the
-    bounds of its space where they are finite, else standardised by the first rollout (for good: the hash of a state must
+    bounds of its space where all lie within +-1e4, else standardised by the first rollout (for good: the hash of a state must
     not change), and a 1 is appended, so that the planes do not all go through the centre and near and far differ too.
 
     :param scale: of the bonus, in units of reward; what the first visit to a cell pays
@@ -66,8 +69,13 @@ class CountBonus:
 
     def build(self, model: GRPO) -> StateCounts:
         space = model.observation_space
-        box = isinstance(space, spaces.Box) and bool(space.is_bounded()) and model.get_vec_normalize_env() is None
+        box = isinstance(space, spaces.Box) and is_scale(space) and model.get_vec_normalize_env() is None
         return StateCounts(space, self, bounded=box or not isinstance(space, spaces.Box | spaces.Dict))
+
+
+def is_scale(space: spaces.Box) -> bool:
+    """Whether the bounds say how large observations are; bounds such as float32's largest number are a way to say nothing."""
+    return bool((np.abs(space.low) <= LARGEST_BOUND).all() and (np.abs(space.high) <= LARGEST_BOUND).all())
 
 
 @dataclass(frozen=True)

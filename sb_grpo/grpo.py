@@ -11,6 +11,7 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
@@ -37,7 +38,7 @@ from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.sampler import check_finite, collect, unspoilt
 from sb_grpo.simulator_groups import SLOTS, BranchSlots, StreamSlots
 from sb_grpo.update import LastGood, clip_gradients, in_chunks, minibatches
-from sb_grpo.validation import check_advantages, check_arguments, check_early_reset, check_env
+from sb_grpo.validation import check_advantages, check_arguments, check_early_reset, check_env, check_rollout_size
 
 SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
 
@@ -153,6 +154,7 @@ class GRPO(OnPolicyAlgorithm):
     policy: ActorPolicy  # type: ignore[assignment]
     rollout_buffer: GroupRolloutBuffer  # type: ignore[assignment]
     n_steps: int | None  # type: ignore[assignment]
+    normalize_advantage: str
 
     def __init__(
         self,
@@ -242,11 +244,8 @@ class GRPO(OnPolicyAlgorithm):
         self.group_weights, self.group_weights_kwargs = group_weights, group_weights_kwargs
         self.gradient_surgery, self.objectives = gradient_surgery, objectives
         self.objective_normalization = objective_normalization
-        if normalize_advantage is None:
-            normalize_advantage = "batch" if advantage == "state" and grouping == "seed" else "group"
-        elif isinstance(normalize_advantage, bool):  # PPO's way to say it
-            normalize_advantage = "group" if normalize_advantage else "none"
-        self.normalize_advantage, self.baseline_kwargs = normalize_advantage, baseline_kwargs
+        self.normalize_advantage = normalize_advantage  # type: ignore[assignment]  # a name as soon as the model is set up
+        self.baseline_kwargs = baseline_kwargs
         self.surrogate, self.aggregation, self.importance_level = surrogate, aggregation, importance_level
         self.kl_coef, self.ref_sync_interval, self.target_kl = kl_coef, ref_sync_interval, target_kl
         self.reward_scaling, self.reward_clip = reward_scaling, reward_clip
@@ -273,6 +272,7 @@ class GRPO(OnPolicyAlgorithm):
         self._task: th.Tensor | None = None
         if _init_setup_model:
             self._setup_model()
+            check_rollout_size(self)
 
     # ---------------------------------------------------------------- set-up
 
@@ -299,6 +299,10 @@ class GRPO(OnPolicyAlgorithm):
         if self.gamma is None:
             # Only values make returns go on beyond an episode's end, and only "state" has values.
             self.gamma = discount_for(time_limit(self.env) if self.env is not None and self.advantage == "state" else None)
+        if self.normalize_advantage is None:
+            self.normalize_advantage = "batch" if self.advantage == "state" and self.grouping == "seed" else "group"
+        elif isinstance(self.normalize_advantage, bool):  # PPO's way to say it
+            self.normalize_advantage = "group" if self.normalize_advantage else "none"
         check_arguments(self)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
@@ -310,6 +314,15 @@ class GRPO(OnPolicyAlgorithm):
         self._clip_range_high_schedule = FloatSchedule(
             self.clip_range if self.clip_range_high is None else self.clip_range_high
         )
+        self._make_buffer()
+        self.policy = self._make_policy()
+        self._setup_groups()
+        if self.kl_coef > 0:
+            self._sync_reference()
+        self.bonus = make_bonus(self)
+        self.captured = Captured(self)
+
+    def _make_buffer(self) -> None:
         on_device = isinstance(self.env, TensorVecEnv)
         buffer_class: Any = self.rollout_buffer_class or (TensorRolloutBuffer if on_device else GroupRolloutBuffer)
         self.rollout_buffer = buffer_class(
@@ -321,11 +334,22 @@ class GRPO(OnPolicyAlgorithm):
             **self.rollout_buffer_kwargs,
         )
         self.rollout_buffer.add_columns(column_shapes(self))
-        self.policy = self._make_policy()
-        self._setup_groups()
-        if self.kl_coef > 0:
-            self._sync_reference()
-        self.bonus = make_bonus(self)
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """As SB3's. The env may be of another kind (host, tensor); what collects its rollouts is then built for it.
+
+        :raises ValueError: if the arguments of the model do not go with the env; the model then keeps the one it has
+        """
+        former = self.env, self._vec_normalize_env, self._last_obs
+        super().set_env(env, force_reset)
+        try:
+            check_arguments(self)
+        except ValueError:
+            self.env, self._vec_normalize_env, self._last_obs = former
+            raise
+        if isinstance(self.env, TensorVecEnv) != isinstance(self.rollout_buffer, TensorRolloutBuffer):
+            self._steps_dropped += self.rollout_buffer.drop_kept()
+            self._make_buffer()
         self.captured = Captured(self)
 
     def _setup_groups(self) -> None:
@@ -382,6 +406,7 @@ class GRPO(OnPolicyAlgorithm):
     ) -> tuple[int, BaseCallback]:
         if self.env is None:
             raise ValueError("There is no env to learn from: pass one to GRPO.load(..., env=...), or call set_env(env).")
+        check_rollout_size(self)
         self.moving_gamma = None
         in_step = self.slots is not None and self.slots.in_step_with(self.env)
         if not in_step:  # a loaded model, another env, or somebody else has reset this one
@@ -459,6 +484,8 @@ class GRPO(OnPolicyAlgorithm):
         if self.policy.normalize_obs and rollout_buffer.pos > 0:
             # Between rollouts only: within one, old and new log-probabilities must see the same observations.
             self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.seen_observations()))
+            if self.ref_policy is not None:  # what moves the KL is the policy, not its view of the observations
+                self.ref_policy.obs_normalizer.load_state_dict(self.policy.obs_normalizer.state_dict())
         rollout_buffer.reset()
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)
@@ -661,7 +688,9 @@ class GRPO(OnPolicyAlgorithm):
     ) -> None:
         """As SB3's; a saved model may be loaded with another ``advantage``, ``kl_coef`` or ``grouping``: what it lacks stays
         as built, except a missing reference policy, which becomes the loaded policy."""
-        if isinstance(load_path_or_dict, dict) and "policy" in load_path_or_dict:
+        if not isinstance(load_path_or_dict, dict):
+            load_path_or_dict = load_from_zip_file(load_path_or_dict, device=device)[1]
+        if "policy" in load_path_or_dict:
             params = dict(load_path_or_dict)
             for name in OPTIONAL_MODULES:
                 module = getattr(self, name)

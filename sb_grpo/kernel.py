@@ -20,13 +20,16 @@ from sb_grpo.normalization import RunningNormalizer
 ISOTROPIC, METRIC_MEMORY = 0.1, 0.5
 #: More inputs than this keep the metric they have: its root would cost more than it saves.
 LARGEST_METRIC = 512
+#: More inputs than this are not features themselves; no fewer than have a metric, whose slopes need them.
+LARGEST_LINEAR = 512
 
 
 class KernelFeatures(nn.Module):
     """``[1, z, z^2, cos(W R z + p)]``, z being standardised inputs, W fixed random numbers and R the root of the metric.
 
     The random Fourier features (Rahimi & Recht, 2007) span a Gaussian kernel of length scale ``scale * sqrt(dim)``, on average
-    over the directions. Squares are left out where there are more than 64 inputs.
+    over the directions. Squares are left out where there are more than 64 inputs, and with more than 512 the projections
+    ``W z`` stand in for z: the cost of the fit grows with the cube of the number of features.
 
     :param dim: number of inputs
     :param n_features: number of random Fourier features
@@ -43,7 +46,8 @@ class KernelFeatures(nn.Module):
     def __init__(self, dim: int, n_features: int, scale: float, learn_metric: bool, seed: int) -> None:
         super().__init__()
         self.dim, self.with_squares = dim, dim <= 64
-        self.size = 1 + dim * (1 + self.with_squares) + n_features
+        self.wide = dim > LARGEST_LINEAR
+        self.size = 1 + (n_features if self.wide else dim * (1 + self.with_squares)) + n_features
         generator = th.Generator().manual_seed(seed)
         directions = th.randn(dim, n_features, generator=generator) / (scale * math.sqrt(dim))
         self.register_buffer("directions", directions, persistent=False)
@@ -60,6 +64,9 @@ class KernelFeatures(nn.Module):
         :return: ``[M, size]``
         """
         z = self.normalizer(x)
+        if self.wide:
+            projected = z @ self.projection
+            return th.cat([z.new_ones(len(z), 1), projected, (projected + self.phase).cos_()], dim=1)
         waves = th.addmm(self.phase, z, self.projection).cos_()
         return th.cat([z.new_ones(len(z), 1), z, *([z.square()] if self.with_squares else []), waves], dim=1)
 

@@ -61,6 +61,21 @@ def check_finite(env: VecEnv, what: str, value: Any, step: int) -> None:
         )
 
 
+def check_reward_wrappers(env: VecEnv, vec_normalize: VecNormalize | None, rewards: np.ndarray) -> None:
+    """Rewards are taken from below VecNormalize, whose moving scale advantages do not need: nothing may change them above it.
+
+    :param rewards: ``[n_envs]`` what the step returned
+    :raises ValueError: if they are not VecNormalize's
+    """
+    if vec_normalize is None or env is vec_normalize:
+        return
+    if not np.allclose(rewards, vec_normalize.normalize_reward(vec_normalize.old_reward)):
+        raise ValueError(
+            f"A wrapper between VecNormalize and the model changes rewards: {rewards.tolist()} in place of VecNormalize's. "
+            "GRPO learns from the rewards below VecNormalize, so this would be lost: put VecNormalize around that wrapper."
+        )
+
+
 def note_ends(buffer: GroupRolloutBuffer, jobs: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
     """How each slot's episode fared in this step; keeps the last observation of those that a time limit ended.
 
@@ -130,6 +145,7 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
     slots, device, vec_normalize = model.slots, model.device, model._vec_normalize_env
     assert isinstance(slots, GroupSlots)
     n_steps, completed = 0, 0
+    rollout_buffer, n_rollout_steps = buffer, model.steps_per_env  # names that callbacks know from SB3
     raw_obs = model.raw_last_obs
     callback.on_rollout_start()
     while True:
@@ -149,6 +165,7 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
             (new_obs, rewards) if vec_normalize is None else (vec_normalize.old_obs, vec_normalize.old_reward)
         )
         step = model.num_timesteps // env.num_envs
+        check_reward_wrappers(env, vec_normalize, rewards)
         check_finite(env, "reward", raw_rewards, step)
         check_finite(env, "observation", raw_obs, step)
 

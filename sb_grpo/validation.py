@@ -16,7 +16,8 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.advantages import ESTIMATORS
 from sb_grpo.baseline import StateBaseline
-from sb_grpo.buffers import Rollout
+from sb_grpo.buffers import GroupRolloutBuffer, Rollout
+from sb_grpo.device_buffer import TensorRolloutBuffer
 from sb_grpo.distributions import make_discrete_head
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.group_validation import check_groups
@@ -45,6 +46,8 @@ FLOATS = (
     "gamma", "gae_lambda", "ent_coef", "kl_coef", "max_grad_norm", "reward_clip", "target_kl", "ratio_cap",
 )  # fmt: skip
 OPTIONAL = ("n_steps", "n_groups", "micro_batch_size", "ref_sync_interval", "target_kl", "ratio_cap", "clip_range_high")
+#: A state baseline's input whose square, summed over a rollout, is still a float32.
+LARGEST_FEATURE = 1e17
 POSITIVE = ("max_grad_norm", "reward_clip", "target_kl", "ratio_cap")
 
 
@@ -81,6 +84,7 @@ def check_arguments(model: GRPO) -> None:
 
     :raises ValueError: for the first rule that is broken
     """
+    _plain_integers(model)
     _check_types(model)
     advantage: Any = model.advantage
     if not callable(advantage) and advantage not in (*ESTIMATORS, "state"):
@@ -101,12 +105,20 @@ def check_arguments(model: GRPO) -> None:
             f"The env is on device='{model.env.device}' and the model on device='{model.device}': they must share one. "
             f"Pass GRPO(..., device='{model.env.device}'), or make the env on the model's device."
         )
+    _check_buffer(model)
     _check_exploration(model.exploration_bonus)
     _check_ranges(model)
     check_groups(model)
     _check_groups(model)
     _check_sizes(model)
     _check_without_effect(model)
+
+
+def _plain_integers(model: GRPO) -> None:
+    """NumPy's integers, which overflow in the arithmetic of seeds, become Python's."""
+    for name in INTEGERS:
+        if isinstance(value := getattr(model, name), np.integer):
+            setattr(model, name, int(value))
 
 
 def _check_types(model: GRPO) -> None:
@@ -197,17 +209,24 @@ def _check_groups(model: GRPO) -> None:
         )
 
 
-def _check_sizes(model: GRPO) -> None:
-    if model.n_steps is not None and model.n_groups is not None:
-        raise ValueError(
-            f"n_steps={model.n_steps} and n_groups={model.n_groups} both set the rollout's size: pass one of them."
-        )
+def check_rollout_size(model: GRPO) -> None:
+    """Check that a rollout fills a minibatch: before a training, as a loaded model may be there to be watched on one env.
+
+    :raises ValueError: if it does not
+    """
     rows = model.steps_per_env * model.n_envs
     if model.n_groups is None and rows < model.batch_size:
         steps = model.steps_per_env if model.n_steps is not None else f"None (so {model.steps_per_env})"
         raise ValueError(
             f"n_steps={steps} x n_envs={model.n_envs} gives {rows} steps, too few for one minibatch of "
             f"batch_size={model.batch_size}. Raise n_steps or lower batch_size."
+        )
+
+
+def _check_sizes(model: GRPO) -> None:
+    if model.n_steps is not None and model.n_groups is not None:
+        raise ValueError(
+            f"n_steps={model.n_steps} and n_groups={model.n_groups} both set the rollout's size: pass one of them."
         )
     if model.micro_batch_size is not None:
         if model.micro_batch_size > model.batch_size:
@@ -219,6 +238,19 @@ def _check_sizes(model: GRPO) -> None:
             raise ValueError(
                 "micro_batch_size cannot split episodes that importance_level='episode' needs whole: lower batch_size instead."
             )
+
+
+def _check_buffer(model: GRPO) -> None:
+    buffer_class: Any = model.rollout_buffer_class
+    if buffer_class is None or model.env is None:
+        return
+    on_device = isinstance(model.env, TensorVecEnv)
+    if not issubclass(buffer_class, GroupRolloutBuffer) or issubclass(buffer_class, TensorRolloutBuffer) != on_device:
+        needed = "TensorRolloutBuffer" if on_device else "GroupRolloutBuffer (not of TensorRolloutBuffer)"
+        raise ValueError(
+            f"rollout_buffer_class={buffer_class.__name__} does not go with a {type(model.env).__name__}: it must be a "
+            f"subclass of {needed}, or left out."
+        )
 
 
 def _check_exploration(bonus: Any) -> None:
@@ -266,6 +298,26 @@ def check_advantages(name: Any, advantages: Any, rollout: Rollout) -> None:
     """
     remedy = "Check the rewards, or bound them with reward_scaling='clip'."
     _check_per_step(f"advantage={name!r}", f"advantage ({name!r})", remedy, advantages, rollout)
+
+
+def check_features(features: th.Tensor, final_features: th.Tensor, rollout: Rollout) -> None:
+    """Check that the state baseline can standardise its inputs: finite, and with squares that are.
+
+    :param features: ``[M, d]`` what the policy makes of each step's observation
+    :param final_features: ``[E, d]`` of the observation after each episode's last step
+    :raises ValueError: naming the step, the component and its value
+    """
+    for values, group, t in ((features, rollout.group[rollout.episode], rollout.t), (final_features, rollout.group, None)):
+        bad = ~(values.abs() <= LARGEST_FEATURE)
+        if bool(bad.any()):
+            row, component = bad.nonzero()[0].tolist()
+            when = f"of step {int(t[row])}" if t is not None else "after the last step"
+            raise ValueError(
+                f"Feature {component} {when} of an episode in group {int(group[row])} of this rollout is "
+                f"{float(values[row, component]):g}, but advantage='state' needs values within +-{LARGEST_FEATURE:g}. The "
+                "policy has not been updated. Features are what its features extractor makes of an observation (float32): "
+                "bound or scale the observation in the env or with a wrapper, or check the extractor."
+            )
 
 
 def check_bonus(name: Any, bonus: Any, rollout: Rollout) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch as th
 
 from sb_grpo import AdvantageOptions
-from sb_grpo.baseline import StateBaseline
+from sb_grpo.baseline import StateBaseline, factorise
 from tests.helpers import make_rollout
 
 
@@ -230,3 +230,16 @@ def test_cross_fitting_needs_no_second_episode_and_no_past():
     fresh.load_state_dict(baseline.state_dict())
     raw, _ = fresh.advantages(rollout_of(x, x[:, 0]), AdvantageOptions(), x, x)
     assert bool(th.isfinite(raw).all())
+
+
+def test_systems_that_are_not_finite_are_refused_and_singular_ones_solved():
+    with pytest.raises(ValueError, match="not finite"):
+        factorise(th.full((1, 3, 3), th.nan, dtype=th.float64), th.ones(1, dtype=th.float64))
+    factor = factorise(-1e-3 * th.eye(3, dtype=th.float64)[None] + th.ones(1, 3, 3), th.zeros(1, dtype=th.float64))
+    assert bool(th.isfinite(factor).all())
+
+
+@pytest.mark.parametrize(("name", "value"), [("n_features", 10.5), ("folds", 2.5), ("memory", "a"), ("scale", None)])
+def test_types_of_its_arguments(name, value):
+    with pytest.raises(ValueError, match=f"baseline_kwargs: {name}={value!r} must be a"):
+        StateBaseline(3, **{name: value})

@@ -3,14 +3,22 @@
 import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
+from gymnasium.vector import SyncVectorEnv
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO
+from sb_grpo.buffers import GroupRolloutBuffer
+from sb_grpo.device_buffer import TensorRolloutBuffer
+from sb_grpo.envs.gymnasium_vector import GymnasiumVectorEnv
 from sb_grpo.envs.native import CartPole, make_tensor_env
 from sb_grpo.envs.random import group_seeds
 from sb_grpo.groups import TensorSlots
+from tests.helpers import SpaceEnv
 
 SMALL = dict(n_steps=64, batch_size=64, n_epochs=2, group_size=2, seed=0, device="cpu")
 
@@ -179,3 +187,69 @@ def test_bad_input_is_named():
         GRPO("MlpPolicy", VecNormalize(make_tensor_env("CartPole-v1", 2)))
     with pytest.raises(ValueError, match=r"device='cpu'.*device='meta'.*GRPO\(..., device='cpu'\)"):
         GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 2), device="meta")
+
+
+class FirstRatios(GRPO):
+    """Looks at each rollout's importance ratios before the first gradient step: they must be 1."""
+
+    def _prepare(self, rollout):
+        with th.no_grad():
+            now = self.policy.log_prob(rollout.observations, rollout.actions)
+        self.ratios = (now - rollout.log_probs).exp()
+        return super()._prepare(rollout)
+
+
+@pytest.mark.parametrize("kinds", [("tensor", "host"), ("host", "tensor")])
+def test_set_env_to_another_kind_of_env(kinds):
+    envs = {"tensor": make_tensor_env("Pendulum-v1", 4), "host": make_vec_env("Pendulum-v1", 4, seed=0)}
+    model = FirstRatios("MlpPolicy", envs[kinds[0]], **SMALL).learn(512)
+    model.set_env(envs[kinds[1]])
+    model.learn(512, reset_num_timesteps=False)
+    assert model.num_timesteps == 1024 and model.slots.start_mismatches == 0
+    th.testing.assert_close(model.ratios, th.ones_like(model.ratios), rtol=1e-4, atol=0.0)
+
+
+def test_a_model_of_tensor_envs_is_loaded_without_one_and_given_one(tmp_path):
+    GRPO("MlpPolicy", make_tensor_env("Pendulum-v1", 4), **SMALL).learn(256).save(tmp_path / "model")
+    loaded = GRPO.load(tmp_path / "model", device="cpu")
+    loaded.set_env(make_tensor_env("Pendulum-v1", 4))
+    assert loaded.learn(256, reset_num_timesteps=False).num_timesteps == 512
+
+
+def test_set_env_refuses_what_the_constructor_refuses_and_keeps_the_env():
+    model = GRPO("MlpPolicy", before := make_tensor_env("Pendulum-v1", 6), **{**SMALL, "group_size": 4}).learn(384)
+    other = make_tensor_env("Pendulum-v1", 6)
+    other.grouping = "synchronous"
+    with pytest.raises(ValueError, match="num_envs=6 is no multiple of group_size=4"):
+        model.set_env(other)
+    assert model.env is before
+    model.learn(384, reset_num_timesteps=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "buffer"),
+    [
+        (lambda: make_tensor_env("Pendulum-v1", 4), GroupRolloutBuffer),
+        (lambda: make_vec_env("Pendulum-v1", 4), TensorRolloutBuffer),
+        (lambda: make_vec_env("Pendulum-v1", 4), RolloutBuffer),
+    ],
+)
+def test_a_buffer_that_does_not_go_with_the_env_is_refused(make, buffer):
+    with pytest.raises(ValueError, match=f"rollout_buffer_class={buffer.__name__} does not go with"):
+        GRPO("MlpPolicy", make(), rollout_buffer_class=buffer, **SMALL)
+
+
+@pytest.mark.parametrize("options", [{}, {"grouping": "task"}, {"grouping": "task", "advantage": "outcome"}])
+def test_tasks_that_nobody_declared_are_named(options):
+    model = GRPO("MlpPolicy", make_tensor_env("CartPoleTasks-v0", 8), tasks=2, **{**SMALL, **options})
+    with pytest.raises(ValueError, match=r"Task [23] of slot \d at step \d+ .* is not declared: there are 2"):
+        model.learn(1024)
+
+
+@pytest.mark.parametrize("squashed", [False, True])
+def test_box_actions_with_two_axes(squashed):
+    space = spaces.Box(-1.0, 1.0, (2, 2), np.float32)
+    env = GymnasiumVectorEnv(SyncVectorEnv([lambda: SpaceEnv(spaces.Box(-1, 1, (3,), np.float32), space)] * 4))
+    kwargs = dict(use_sde=True, policy_kwargs=dict(squash_output=True)) if squashed else {}
+    model = GRPO("MlpPolicy", env, **{**SMALL, **kwargs}).learn(512)
+    assert model.predict(env.reset())[0].shape == (4, 2, 2)

@@ -7,7 +7,7 @@ import torch as th
 from gymnasium import spaces
 
 from sb_grpo import GRPO
-from sb_grpo.distributions import make_discrete_head
+from sb_grpo.distributions import CategoricalHead, make_discrete_head
 from tests.helpers import SpaceEnv
 
 OBS = spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -84,3 +84,9 @@ def test_reset_noise_needs_gsde():
 def test_unsupported_action_spaces_are_named(space, says):
     with pytest.raises(ValueError, match=says):
         make_discrete_head(space)
+
+
+def test_discrete_actions_may_come_as_floats():
+    head = CategoricalHead()
+    out = th.tensor([[0.1, 0.7, 0.2]])
+    assert th.equal(head.log_prob(out, th.tensor([1.0])), head.log_prob(out, th.tensor([1])))

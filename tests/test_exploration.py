@@ -234,3 +234,14 @@ def test_mountain_car_needs_the_bonus():
         steps[bonus] = model._n_gradient_steps
     assert steps[None] == 0 and returns[None] == -200.0
     assert steps[CountBonus()] > 1_000 and returns[CountBonus()] > -180.0
+
+
+@pytest.mark.parametrize("bound", [5.0, 1e10, np.finfo(np.float32).max, np.inf])
+def test_states_are_told_apart_whatever_bounds_are_declared(bound):
+    class Wide(SpaceEnv):
+        def _obs(self):
+            return self.np_random.standard_normal(3).astype(np.float32)
+
+    env = Wide(spaces.Box(-bound, bound, (3,), np.float32), spaces.Discrete(2))
+    model = GRPO("MlpPolicy", env, exploration_bonus=CountBonus(), **SMALL).learn(256)
+    assert int((model.bonus.counts > 0).sum()) > 10

@@ -15,7 +15,8 @@ from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback,
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger, configure
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecFrameStack, VecNormalize
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb_grpo import GRPO, SeededResetWrapper
@@ -141,8 +142,11 @@ def test_load_with_another_env_count_group_size_and_a_new_reference(tmp_path):
     again = GRPO.load(tmp_path / "with_reference", env=make_vec_env("CartPole-v1", 2))
     th.testing.assert_close(again.ref_policy.state_dict(), loaded.ref_policy.state_dict())
     assert GRPO.load(tmp_path / "with_reference", advantage="step", kl_coef=0.0).state_baseline is None
+    watched = GRPO.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 1), batch_size=128)
+    evaluate_policy(watched, watched.get_env(), 1)  # one env is enough to watch a policy that several have trained
     with pytest.raises(ValueError, match="too few for one minibatch"):
-        GRPO.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 1), batch_size=128)
+        watched.learn(128)
+    assert watched.num_timesteps == model.num_timesteps
 
 
 def test_saved_size_is_smaller_than_ppos(tmp_path):
@@ -344,9 +348,9 @@ def test_callbacks_see_what_they_see_under_ppo():
         seen[cls] = spy
         assert len(model.ep_info_buffer) > 0
     assert seen[GRPO].events == seen[PPO].events and seen[GRPO].steps == seen[PPO].steps
-    critic_only = {"values", "log_probs", "value", "terminal_obs", "terminal_value", "idx", "done"}
-    loop_only = {"n_rollout_steps", "rollout_buffer"}  # arguments of the base method
-    assert seen[PPO].keys - seen[GRPO].keys <= critic_only | loop_only
+    critic_only = {"values", "log_probs", "value", "terminal_obs", "terminal_value"}
+    left_over = {"idx", "done"}  # of the loop over envs for the critic
+    assert seen[PPO].keys - seen[GRPO].keys <= critic_only | left_over
 
 
 def test_success_rate_is_logged():
@@ -437,3 +441,100 @@ def test_rollouts_without_any_spread_do_not_move_the_policy():
     model.learn(512)
     assert (weights(model) == before).all()
     assert all(d["group/frac_zero_std"] == 1.0 for d in dumps)
+
+
+def test_parameters_of_a_saved_model_go_into_one_without_a_baseline(tmp_path):
+    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL).learn(128)
+    model.save(tmp_path / "model")
+    other = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), advantage="outcome", **SMALL)
+    other.set_parameters(tmp_path / "model")
+    assert th.equal(weights(other), weights(model))
+
+
+def test_a_wrapper_that_changes_rewards_above_vec_normalize_is_refused():
+    class Thousand(VecEnvWrapper):
+        def reset(self):
+            return self.venv.reset()
+
+        def step_wait(self):
+            obs, rewards, dones, infos = self.venv.step_wait()
+            return obs, np.full_like(rewards, 1000.0), dones, infos
+
+    def normalized():
+        return VecNormalize(make_vec_env("CartPole-v1", 2))
+
+    GRPO("MlpPolicy", VecFrameStack(normalized(), 2), **SMALL).learn(128)
+    model = GRPO("MlpPolicy", Thousand(normalized()), **SMALL)
+    before = weights(model).clone()
+    with pytest.raises(ValueError, match=r"between VecNormalize and the model changes rewards.*put VecNormalize around"):
+        model.learn(128)
+    assert th.equal(weights(model), before)
+    dumps = record(model := GRPO("MlpPolicy", VecNormalize(Thousand(make_vec_env("CartPole-v1", 2))), **SMALL))
+    model.learn(128)
+    assert dumps[-1]["group/reward_mean"] == 1000.0
+
+
+class Sentinel(ProbeEnv):
+    """A probe env whose sensor now and then says that it has no reading."""
+
+    def __init__(self, value):
+        super().__init__("action")
+        dtype = np.float64 if value > np.finfo(np.float32).max else np.float32
+        self.value, self.observation_space = value, spaces.Box(-np.inf, np.inf, (2,), dtype)
+
+    def _obs(self):
+        obs = super()._obs().astype(self.observation_space.dtype)
+        return np.where(self.np_random.random(2) < 0.05, self.value, obs).astype(obs.dtype)
+
+
+class Logarithm(BaseFeaturesExtractor):
+    def __init__(self, observation_space):
+        super().__init__(observation_space, 2)
+
+    def forward(self, observations):
+        return th.log(observations.clamp(min=0.0))
+
+
+@pytest.mark.parametrize(
+    ("env", "policy_kwargs", "value"),
+    [
+        (Sentinel(3.4e38), {}, r"3\.4e\+38"),  # finite, its square is not
+        (Sentinel(1e200), {}, "inf"),  # finite, but not as a float32
+        (ProbeEnv("action"), dict(features_extractor_class=Logarithm), "-inf"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:.*Box.*")
+def test_features_that_cannot_be_standardised_are_named(env, policy_kwargs, value):
+    model = GRPO("MlpPolicy", env, policy_kwargs=policy_kwargs, **SMALL)
+    before = weights(model).clone()
+    with pytest.raises(
+        ValueError, match=rf"Feature \d .* is {value}.*, but advantage='state' needs .*The policy has not been"
+    ):
+        model.learn(128)
+    assert th.equal(weights(model), before)
+
+
+def test_integers_of_numpy_do():
+    sizes = {"group_size": np.int64(2), "n_steps": np.int32(64), "batch_size": np.int64(32), "n_epochs": np.uint8(2)}
+    ours = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), seed=0, **sizes).learn(128)
+    assert th.equal(weights(ours), weights(GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL).learn(128)))
+    with pytest.raises(ValueError, match="tasks"):  # two are needed; as a number they are read
+        GRPO("MlpPolicy", "CartPole-v1", tasks=np.int64(1), gradient_surgery=True)
+
+
+def test_a_loaded_model_takes_booleans_for_its_normalisation(tmp_path):
+    GRPO("MlpPolicy", "CartPole-v1").save(tmp_path / "model")
+    assert GRPO.load(tmp_path / "model").normalize_advantage == "batch"
+    assert GRPO.load(tmp_path / "model", normalize_advantage=True).normalize_advantage == "group"
+    assert GRPO.load(tmp_path / "model", normalize_advantage=None, advantage="outcome").normalize_advantage == "group"
+
+
+def test_the_reference_sees_observations_as_the_policy_does():
+    """Statistics that move are no divergence: with a learning rate of 0 the KL stays 0."""
+    dumps = record(
+        model := GRPO("MlpPolicy", make_vec_env("Pendulum-v1", 2), policy_kwargs=dict(normalize_obs=True), kl_coef=0.1,
+                      learning_rate=0.0, **SMALL)
+    )  # fmt: skip
+    model.learn(512)
+    assert model.policy.obs_normalizer.count > 0
+    assert [dump["train/kl_loss"] for dump in dumps if "train/kl_loss" in dump] == pytest.approx([0.0] * 3, abs=1e-9)

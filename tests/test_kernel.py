@@ -113,3 +113,14 @@ def test_a_model_learns_with_it_and_goes_on_after_loading(tmp_path):
     loaded = GRPO.load(tmp_path / "m", env=model.get_env())
     th.testing.assert_close(loaded.state_baseline.state_dict(), model.state_baseline.state_dict())
     loaded.learn(64 * METRIC_EVERY, reset_num_timesteps=False)
+
+
+def test_the_fit_does_not_grow_with_very_wide_inputs():
+    wide = StateBaseline(3000)
+    assert wide.phi.size == 1 + 512 + 512
+    th.manual_seed(0)
+    direction = th.nn.functional.normalize(th.randn(3000), dim=0)
+    inputs = [th.randn(800, 40) @ th.randn(40, 3000, generator=th.Generator().manual_seed(1)) for _ in range(6)]
+    for x in inputs:  # forty things that 3000 sensors show
+        _, explained = wide.advantages(rollout_of(x, x @ direction), AdvantageOptions(normalize="none"), x, x)
+    assert explained > 0.9

@@ -14,8 +14,9 @@ class GammaCallback(BaseCallback):
 
     It moves before every rollout, so all steps of an update have one discount. The horizon ``1 / (1 - gamma)`` changes by the
     same factor in equal numbers of env steps, as in François-Lavet et al. 2015, "How to Discount Deep Reinforcement Learning",
-    section 4.1. ``model.gamma`` keeps its value, so a continued training goes on where this one stopped; the discount of the
-    rollout is ``model.moving_gamma``, logged as ``train/gamma``.
+    section 4.1. ``model.gamma`` keeps its value, and the discount of the rollout is ``model.moving_gamma``, logged as
+    ``train/gamma``. As with SB3's schedules, a training that is continued (``reset_num_timesteps=False``) counts all env
+    steps, those done before included: it begins part of the way, by the share that they are of the new total.
 
     :param start: discount of the first rollout, in [0, 1)
     :param share: of the training's env steps until the model's ``gamma`` is reached, in (0, 1]
