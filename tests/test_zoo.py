@@ -52,6 +52,18 @@ def test_a_run_leaves_model_settings_curve_and_metrics(options, tmp_path):
     assert (run / "CartPole-v1" / "best" / "vecnormalize.pkl").exists()
 
 
+def test_a_run_that_goes_on_counts_its_own_gradient_steps(tmp_path):
+    """And a run without TensorBoard names no command for it."""
+    small = ["--env", "CartPole-v1", "-n", "128", "--eval-freq", "-1", "--hyperparams", "n_steps:64", "n_envs:2", "n_epochs:1"]
+    assert zoo_train(tmp_path, *small).returncode == 0
+    first = tmp_path / "grpo" / "CartPole-v1_1"
+    result = zoo_train(tmp_path, *small, "--trained-agent", str(first / "CartPole-v1.zip"), "--tensorboard-log", "")
+    assert result.returncode == 0, result.stderr
+    metrics = [json.loads((run / "metrics.json").read_text()) for run in (first, tmp_path / "grpo" / "CartPole-v1_2")]
+    assert [m["gradient_steps"] for m in metrics] == [2, 2]
+    assert "TensorBoard:" not in result.stdout and "Metrics:" in result.stdout
+
+
 def test_ctrl_c_keeps_the_model_and_says_how_far_it_got(tmp_path):
     command = [sys.executable, "-m", "zoo.train", "--log-folder", tmp_path, "--tensorboard-log", tmp_path / "tb"]
     options = ["--env", "CartPole-v1", "-n", "10000000", "--eval-freq", "-1", "--num-threads", "1"]
@@ -86,6 +98,8 @@ def test_other_algorithms_take_the_same_path(tmp_path):
         (["--algo", "ppo", "--profile", "balanced"], "the profiles are for grpo, not for ppo"),
         (["--optimize-hyperparameters"], "python -m zoo.tune"),
         (["--trained-agent", "none.zip"], "there is no such .zip file"),
+        (["-n", "0"], "--n-timesteps 0: at least 1"),
+        (["-n", "-5"], "--n-timesteps -5: at least 1"),
         (["--bogus"], "unrecognized arguments: --bogus"),
         (["--env", "CartPole-v1", "--hyperparams", "group_size:0"], "group_size=0 is too small"),
     ],

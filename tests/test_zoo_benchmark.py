@@ -191,6 +191,7 @@ def test_settings_that_a_model_refuses_fail_alone(tmp_path, capsys):
         (["--envs", "CartPol-v1"], "did you mean cartpole-v1"),
         (["--algos", "grppo"], "did you mean grpo"),
         (["--algos", "nonsense"], "known: a2c, ars"),
+        (["--algos", "nonsense", "--variants", "one.yml"], "known: a, a2c, ars"),
         (["--seeds", "3-1"], "is not a list of seeds"),
         (["--steps", "many"], "is no number"),
         (["--steps", "inf"], "is no number"),
@@ -212,6 +213,7 @@ def test_bad_input_is_one_line_and_exit_code_2(more, says, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     texts = {
         "list": "[a]",
+        "one": "a: {algo: ppo}",
         "broken": "a: {",
         "key": "a: {algo: ppo, hyperparam: {}}",
         "name": "a: {algo: ppo, hyperparams: {gama: 1}}",
@@ -233,7 +235,16 @@ def test_a_result_with_other_settings_is_not_taken_for_done(finished, tmp_path, 
     arguments = command(finished[0], "--final-episodes", "5")[3:]
     assert benchmark.main(arguments) == 2
     error = capsys.readouterr().err
-    assert "holds a run with another final_episodes" in error and error.count("\n") == 1
+    assert "holds a run with other settings (final_episodes 4 there and 5 here)" in error and error.count("\n") == 1
+
+
+def test_the_difference_of_two_runs_names_every_setting():
+    spec = Spec("CartPole-v1", "grpo", "grpo", 0, 1000, 2, 2, 4, {"gamma": 0.99, "n_envs": 8}, "grpo.yml")
+    there = {**asdict(spec), "source": "another.yml"}
+    assert spec.difference(there) == ""
+    there.update(steps=2000, hyperparams={"gamma": 0.9, "n_steps": 64, "n_envs": 8})
+    difference = "steps 2000 there and 1000 here, gamma 0.9 there and 0.99 here, n_steps 64 there and not given here"
+    assert spec.difference(there) == difference
 
 
 def test_two_benchmarks_do_not_share_a_folder(tmp_path, capsys):

@@ -333,6 +333,26 @@ def test_curves_of_zoo_folders(zoo_folder, tmp_path, capsys):
     assert "grpo, evaluation (one run, its episodes)" in svg and "training" not in svg
 
 
+def zoo_run(folder, steps):
+    folder.mkdir(parents=True)
+    np.savez(folder / "evaluations.npz", timesteps=steps, results=np.ones((len(steps), 5)), ep_lengths=[])
+
+
+def test_runs_of_other_lengths_are_drawn_as_far_as_all_go_which_is_said(tmp_path, capsys):
+    zoo_run(tmp_path / "logs/grpo/CartPole-v1_1", [100, 1000])
+    zoo_run(tmp_path / "logs/grpo/CartPole-v1_2", [100, 950])
+    assert plot.main([str(tmp_path / "logs"), "--out", str(tmp_path / "near")]) == 0
+    assert capsys.readouterr().err == ""
+    zoo_run(tmp_path / "logs/grpo/CartPole-v1_3", [100, 200])
+    assert plot.main([str(tmp_path / "logs"), "--out", str(tmp_path / "far")]) == 0
+    error = capsys.readouterr().err
+    assert "CartPole-v1: grpo, evaluation: drawn up to step 200 of 1,000" in error and "CartPole-v1_3 ends" in error
+    zoo_run(tmp_path / "logs/grpo/CartPole-v1_4", [300, 400])
+    assert plot.main([str(tmp_path / "logs"), "--out", str(tmp_path / "none")]) == 2
+    error = capsys.readouterr().err
+    assert "CartPole-v1_4 begins at 300" in error and "CartPole-v1_3 ends at 200" in error and error.count("\n") == 1
+
+
 def test_curves_of_tensorboard(tmp_path, capsys):
     for number in (1, 2):
         with SummaryWriter(str(tmp_path / "tb" / "CartPole-v1" / f"GRPO_{number}")) as writer:

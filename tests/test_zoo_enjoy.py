@@ -57,7 +57,7 @@ def test_the_newest_run_that_holds_a_model(trained, capsys):
     assert enjoy_here(trained, "--no-render", "--n-episodes", "1", "--verbose", "0") == 0
     assert "CartPole-v1_1/CartPole-v1.zip" in capsys.readouterr().out
     assert enjoy_here(trained, "--no-render", "--exp-id", "7") == 2
-    assert "no model of run 7 of CartPole-v1" in capsys.readouterr().err
+    assert "has no model of that run of CartPole-v1; there are 1." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -138,12 +138,12 @@ def state_of(spec: Spec, out: Path) -> str:
         return LEFT
     try:
         read_run(file)
-        other = spec.same_run(read_content(file)["spec"])
+        other = spec.difference(read_content(file)["spec"])
     except BrokenResult as error:
         print(f"broken result file, run again: {error}", flush=True)
         return LEFT
     if other:
-        raise BadInput(f"{file} holds a run with another {other}; choose another --out or label, or remove it")
+        raise BadInput(f"{file} holds a run with other settings ({other}); choose another --out or label, or remove it")
     return DONE
 
 

@@ -97,13 +97,16 @@ def find_run(folder: Path, algo: str, env_name: str, exp_id: int) -> Path:
     runs = []
     for path in root.glob(f"{env_name}_*"):
         number = re.fullmatch(r"(\d+)(_.+)?", path.name.removeprefix(f"{env_name}_"))
-        if number and any(path.glob("*.zip")) and exp_id in (0, int(number[1])):
+        if number and any(path.glob("*.zip")):
             runs.append((int(number[1]), path.stat().st_mtime, path))
     if not runs:
         others = {path.name.rsplit("_", 1)[0] for path in root.glob("*_[0-9]*") if any(path.glob("*.zip"))}
-        which = f"run {exp_id} of" if exp_id else "a run of"
-        raise BadInput(f"{root}: no model of {which} {env_name}.{did_you_mean(env_name, others)} Train one with zoo.train.")
-    return max(runs)[2]
+        raise BadInput(f"{root}: no model of a run of {env_name}.{did_you_mean(env_name, others)} Train one with zoo.train.")
+    chosen = [found for found in runs if exp_id in (0, found[0])]
+    if not chosen:
+        there = ", ".join(str(number) for number in sorted({number for number, _, _ in runs}))
+        raise BadInput(f"--exp-id {exp_id}: {root} has no model of that run of {env_name}; there are {there}.")
+    return max(chosen)[2]
 
 
 def find_model(folder: Path, env_name: str, args: Any) -> Path:
@@ -147,7 +150,8 @@ def make_env(settings_folder: Path, env_name: EnvironmentName, args: Any) -> tup
             should_render=not args.no_render, hyperparams=dict(hyperparams), env_kwargs=env_kwargs,
         )  # fmt: skip
     except Exception as error:  # envs and their renderers raise what they like
-        raise BadInput(f"cannot build {env_name.gym_id}: {error}") from error
+        way_out = "" if args.no_render else " (Should it be one that cannot be drawn: --no-render.)"
+        raise BadInput(f"cannot build {env_name.gym_id}: {error}.{way_out}") from error
     return env, hyperparams
 
 

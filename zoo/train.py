@@ -58,6 +58,8 @@ def _check_options(given: Any) -> None:
     """
     if given.optimize_hyperparameters:
         raise BadInput("--optimize-hyperparameters: the search is a command of its own, python -m zoo.tune.")
+    if given.n_timesteps == 0 or given.n_timesteps < -1:
+        raise BadInput(f"--n-timesteps {given.n_timesteps}: at least 1; without it, the settings' own number.")
     if given.profile and given.algo != "grpo":
         raise BadInput(f"--profile {given.profile}: the profiles are for grpo, not for {given.algo}.")
     if given.trained_agent and not (given.trained_agent.endswith(".zip") and Path(given.trained_agent).is_file()):

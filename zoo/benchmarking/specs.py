@@ -22,6 +22,7 @@ CONSTRUCTOR_DEFAULTS = ("defaults", "sb3-defaults")
 VARIANT_KEYS = ("algo", "conf_file", "hyperparams")
 ZOO_KEYS = ("n_envs", "n_timesteps", "normalize", "frame_stack", "env_wrapper", "vec_env_wrapper", "monitor_kwargs",
             "env_kwargs", "callback", "noise_type", "noise_std")  # fmt: skip
+NOT_GIVEN = "not given"
 LABEL = re.compile(r"[A-Za-z0-9][\w.+=-]*")
 
 
@@ -58,15 +59,20 @@ class Spec:
         """The result file."""
         return self.folder(out) / f"seed_{self.seed}.json"
 
-    def same_run(self, other: dict[str, Any]) -> str:
-        """Name the first field in which a result file's spec differs; empty if it is this run. ``source`` may differ.
+    def difference(self, other: dict[str, Any]) -> str:
+        """In which fields a result file's spec differs, and how; empty if it is this run. ``source`` may differ.
 
         :param other: as read from the file
         """
-        for name, value in json.loads(json.dumps(asdict(self))).items():
-            if name != "source" and other.get(name) != value:
-                return str(name)
-        return ""
+        here, there = (_flat(spec) for spec in (json.loads(json.dumps(asdict(self))), other))
+        names = [name for name in {**here, **there} if here.get(name, NOT_GIVEN) != there.get(name, NOT_GIVEN)]
+        return ", ".join(f"{name} {there.get(name, NOT_GIVEN)} there and {here.get(name, NOT_GIVEN)} here" for name in names)
+
+
+def _flat(spec: dict[str, Any]) -> dict[str, Any]:
+    """A spec's fields, each hyperparameter as one of them."""
+    fields = {name: value for name, value in spec.items() if name not in ("source", "hyperparams")}
+    return {**fields, **spec.get("hyperparams", {})}
 
 
 def known_algos() -> list[str]:
@@ -87,7 +93,9 @@ def read_variants(path: Path | None, names: Sequence[str]) -> list[Variant]:
     known = known_algos()
     for name in names:
         if name not in table and name not in known:
-            raise BadInput(f"unknown algorithm {name!r}.{did_you_mean(name, [*table, *known])} (known: {', '.join(known)})")
+            raise BadInput(
+                f"unknown algorithm {name!r}.{did_you_mean(name, [*table, *known])} (known: {', '.join([*table, *known])})"
+            )
     return [table.get(name) or Variant(name, name, "", {}) for name in dict.fromkeys(names)] or list(table.values())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ class Curve:
     :param steps: ``[C]`` env steps
     :param values: ``[C]``
     :param samples: ``[E, C]`` what the values are means of; None: unknown
+    :param source: folder or file that it was read from
     """
 
     panel: str
@@ -38,6 +40,7 @@ class Curve:
     steps: np.ndarray
     values: np.ndarray
     samples: np.ndarray | None = None
+    source: Path | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +71,7 @@ def from_folder(folder: Path) -> tuple[list[Curve], list[str]]:
         raise BadInput(f"{folder} does not exist")
     runs, broken = read_all(find_results([folder]))
     curves = [
-        Curve(run.env, run.label, EVALUATION, run.checkpoint_steps, run.curve, run.checkpoint_returns.T)
+        Curve(run.env, run.label, EVALUATION, run.checkpoint_steps, run.curve, run.checkpoint_returns.T, run.path)
         for run in runs
         if run.algo != RANDOM
     ]
@@ -99,7 +102,8 @@ def from_tensorboard(folder: Path, tag: str) -> list[Curve]:
             points = events.Scalars(tag)
             steps, values = (np.array([getattr(p, name) for p in points], dtype=float) for name in ("step", "value"))
             label = re.sub(r"_\d+$", "", run_folder.name)
-            curves.append(Curve(f"{run_folder.resolve().parent.name}: {tag}", label, TRAINING, steps, values))
+            panel = f"{run_folder.resolve().parent.name}: {tag}"
+            curves.append(Curve(panel, label, TRAINING, steps, values, source=run_folder))
     if not tags:
         raise BadInput(f"{folder} holds no TensorBoard scalars")
     if not curves:
@@ -141,9 +145,21 @@ def _same_steps(group: Iterable[Curve]) -> bool:
 
 
 def _common_grid(group: Sequence[Curve]) -> np.ndarray:
-    start, end = max(curve.steps[0] for curve in group), min(curve.steps[-1] for curve in group)
+    """Steps that all curves reach; what lies beyond is not drawn, which is said where it is more than a tenth."""
+    late, early = max(group, key=lambda curve: curve.steps[0]), min(group, key=lambda curve: curve.steps[-1])
+    start, end, longest = late.steps[0], early.steps[-1], max(curve.steps[-1] for curve in group)
+    what = f"{group[0].panel}: {group[0].label}, {group[0].kind}"
     if end <= start:
-        raise BadInput(f"{group[0].panel}: runs of {group[0].label} have no steps in common")
+        raise BadInput(
+            f"{what}: no steps in common, as {late.source} begins at {start:,.0f} and {early.source} ends at {end:,.0f}. "
+            "Give the folders of runs that belong together."
+        )
+    if end < 0.9 * longest:
+        print(
+            f"zoo.plot: {what}: drawn up to step {end:,.0f} of {longest:,.0f}, where {early.source} ends. "
+            "To see more give the folders of longer runs.",
+            file=sys.stderr,
+        )
     return np.linspace(start, end, GRID)
 
 
@@ -151,11 +167,13 @@ def _zoo_run(folder: Path, env: str, label: str) -> list[Curve]:
     curves = []
     if (folder / "evaluations.npz").exists():
         data = np.load(folder / "evaluations.npz")
-        curves.append(Curve(env, label, EVALUATION, data["timesteps"], data["results"].mean(axis=1), data["results"].T))
+        mean, samples = data["results"].mean(axis=1), data["results"].T
+        curves.append(Curve(env, label, EVALUATION, data["timesteps"], mean, samples, folder))
     if any(folder.glob("*monitor.csv")):
         episodes: pd.DataFrame = load_results(str(folder))
         window = max(1, min(100, int(WINDOW * len(episodes))))
         if len(episodes) > 0:
             smooth = episodes["r"].rolling(window).mean().to_numpy()[window - 1 :]
-            curves.append(Curve(env, label, TRAINING, episodes["l"].cumsum().to_numpy()[window - 1 :], smooth))
+            steps = episodes["l"].cumsum().to_numpy()[window - 1 :]
+            curves.append(Curve(env, label, TRAINING, steps, smooth, source=folder))
     return curves

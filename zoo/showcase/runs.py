@@ -22,6 +22,7 @@ from zoo.common.provenance import commit, versions
 
 DATA = Path(__file__).parents[2] / "docs/data"
 IMG = Path(__file__).parents[2] / "docs/img"
+ANEW = "; the others are there (--again: all)"
 EVAL_SEED, EVAL_EPISODES = 10_000, 20
 
 
@@ -105,16 +106,16 @@ def run(part: str, variants: Sequence[Variant], seeds: Sequence[int], again: boo
     :param part: folder under docs/data
     :param again: train also where there is a file
     """
-    for seed in seeds:
-        for variant in variants:
-            path = file(part, variant.label, seed)
-            if path.exists() and not again:
-                continue
-            result = train(variant, seed)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(result, indent=1) + "\n")
-            mean = np.mean(result["final_returns"])
-            print(f"{part} {variant.label} seed {seed}: {mean:.1f} after {result['env_steps']} steps", flush=True)
+    wanted = [(variant, seed) for seed in seeds for variant in variants]
+    missing = [(variant, seed) for variant, seed in wanted if again or not file(part, variant.label, seed).exists()]
+    print(f"{DATA / part}: {len(missing)} of {len(wanted)} runs to do{ANEW if len(missing) < len(wanted) else ''}", flush=True)
+    for variant, seed in missing:
+        path = file(part, variant.label, seed)
+        result = train(variant, seed)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(result, indent=1) + "\n")
+        mean = np.mean(result["final_returns"])
+        print(f"{part} {variant.label} seed {seed}: {mean:.1f} after {result['env_steps']} steps", flush=True)
 
 
 def probe_parser(doc: str | None, seeds: Sequence[int]) -> argparse.ArgumentParser:
@@ -151,9 +152,10 @@ def run_probe(
         report()
         return
     chosen = getattr(args, setting)
-    for seed in args.seeds:
-        if not path(args.env, chosen, seed).exists():
-            run(args.env, chosen, seed)
+    missing = [seed for seed in args.seeds if not path(args.env, chosen, seed).exists()]
+    print(f"{len(missing)} of {len(args.seeds)} runs to do; what is on disk is left as it is", flush=True)
+    for seed in missing:
+        run(args.env, chosen, seed)
 
 
 def file(part: str, label: str, seed: int) -> Path:

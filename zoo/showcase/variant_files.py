@@ -53,11 +53,12 @@ def main(
         report()
         return
     folder.mkdir(parents=True, exist_ok=True)
-    for name, kwargs in variants.items():
-        file = path(folder, name)
-        if not file.exists():
-            runs = [run(kwargs, seed) for seed in range(args.seeds)]
-            settings = {**common, **kwargs, "env_steps": steps}
-            content = {"runs": runs, "settings": settings, "versions": versions(), "commit": commit()}
-            file.write_text(json.dumps(content) + "\n")
-            print(file, flush=True)
+    missing = [name for name in variants if not path(folder, name).exists()]
+    print(f"{folder}: {len(missing)} of {len(variants)} files to make; what is there is left as it is", flush=True)
+    for name in missing:
+        file, kwargs = path(folder, name), variants[name]
+        runs = [run(kwargs, seed) for seed in range(args.seeds)]
+        settings = {**common, **kwargs, "env_steps": steps}
+        content = {"runs": runs, "settings": settings, "versions": versions(), "commit": commit()}
+        file.write_text(json.dumps(content) + "\n")
+        print(file, flush=True)

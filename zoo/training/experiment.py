@@ -42,6 +42,7 @@ class Experiment(ExperimentManager):
     """An rl_zoo3 run that ends with an evaluation, a learning curve and ``metrics.json`` in its folder."""
 
     wall_time = 0.0
+    gradient_steps: int | None = None  #: of this run; a model that goes on training has taken others before
     settings: dict[str, Any]
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
@@ -88,9 +89,10 @@ class Experiment(ExperimentManager):
             self.env_wrapper = wrapper
 
     def learn(self, model: BaseAlgorithm) -> None:
-        start = time.perf_counter()
+        start, before = time.perf_counter(), getattr(model, "_n_gradient_steps", None)
         super().learn(model)
         self.wall_time = time.perf_counter() - start
+        self.gradient_steps = None if before is None else model._n_gradient_steps - before  # type: ignore[attr-defined]
 
     def evaluate(self, model: BaseAlgorithm, n_episodes: int = FINAL_EPISODES) -> list[float]:
         """Returns of fresh episodes, deterministic unless rl_zoo3 says otherwise (Atari, MiniGrid).
@@ -123,7 +125,7 @@ class Experiment(ExperimentManager):
             "seed": self.seed,
             "env_steps": model.num_timesteps,
             "planned_steps": self.n_timesteps,
-            "gradient_steps": getattr(model, "_n_gradient_steps", None),
+            "gradient_steps": self.gradient_steps,
             "wall_time_s": round(self.wall_time, 2),
             "final_returns": returns,
             "mean_return": float(np.mean(returns)),
@@ -137,7 +139,8 @@ class Experiment(ExperimentManager):
             print(f"\nStopped after {model.num_timesteps:,} of {self.n_timesteps:,} steps; what follows is about that model.")
         print(f"\nMean return over {len(returns)} episodes: {metrics['mean_return']:.1f} +- {metrics['std_return']:.1f}")
         print(f"Model:          {folder / (self.env_name + '.zip')}")
-        print(f"TensorBoard:    tensorboard --logdir {self.tensorboard_log}")
+        if self.tensorboard_log:
+            print(f"TensorBoard:    tensorboard --logdir {self.tensorboard_log}")
         print(f"Learning curve: {picture}")
         print(f"Metrics:        {folder / 'metrics.json'}")
 
