@@ -127,6 +127,14 @@ def test_welch_by_hand():
     assert test.low + test.high == pytest.approx(-6)
 
 
+@pytest.mark.filterwarnings("error")
+def test_welch_where_one_sample_has_no_spread():
+    """An algorithm that solves the task with every seed: only the other's variance 1 counts, with its 2 degrees of freedom."""
+    test = statistics.welch(np.full(3, 500.0), np.array([1.0, 2.0, 3.0]))
+    t = 498 / np.sqrt(1 / 3)
+    assert test.t == pytest.approx(t) and test.p == pytest.approx(2 * stats.t.sf(t, 2))
+
+
 def test_holm_by_hand():
     """Sorted .01 .02 .03 .04 times 4 3 2 1 is .04 .06 .06 .04, made monotone."""
     assert statistics.holm(np.array([0.04, 0.01, 0.03, 0.02])) == pytest.approx([0.06, 0.04, 0.06, 0.06])

@@ -11,6 +11,7 @@ does not import beside pandas 3 (its dependency ``arch`` below version 8 fails),
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple
@@ -221,7 +222,10 @@ def welch(x: Array, y: Array, level: float = 0.95) -> Welch:
     difference = float(x.mean() - y.mean())
     if min(len(x), len(y)) < 2 or (np.ptp(x) == 0 and np.ptp(y) == 0):
         return Welch(difference, np.nan, np.nan, np.nan, np.nan)
-    test = stats.ttest_ind(x, y, equal_var=False)
+    with warnings.catch_warnings():
+        # Of one sample without spread SciPy fears rounding; its variance is exactly 0, and the test is defined.
+        warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
+        test = stats.ttest_ind(x, y, equal_var=False)
     bounds = test.confidence_interval(level)
     return Welch(difference, float(bounds.low), float(bounds.high), float(test.statistic), float(test.pvalue))
 
