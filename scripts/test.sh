@@ -2,6 +2,10 @@
 # Install, then lint, types, tests.
 # usage: bash scripts/test.sh [--slow]      --slow also runs the real trainings
 set -euo pipefail
+if [[ $# -gt 1 || "${1:---slow}" != --slow ]]; then
+    echo "usage: bash scripts/test.sh [--slow] (given: $*)" >&2
+    exit 2
+fi
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh" zoo,envs,sim,tests
 export OMP_NUM_THREADS=1
 ruff check .
