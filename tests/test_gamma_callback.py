@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch as th
-from stable_baselines3 import PPO
+from stable_baselines3 import DQN, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
@@ -97,8 +97,26 @@ def test_bad_values_are_named(arguments, message):
         GammaCallback(**arguments)
 
 
+def test_ppos_advantages_follow_it_and_its_gamma_comes_back():
+    class Used(BaseCallback):
+        def _on_rollout_end(self):
+            discounts.append((self.model.gamma, self.model.rollout_buffer.gamma))
+
+        def _on_step(self):
+            return True
+
+    discounts: list[tuple[float, float]] = []
+    callback = GammaCallback(0.9)
+    model = PPO("MlpPolicy", "CartPole-v1", n_steps=64, n_epochs=1, gamma=0.99, seed=0, device="cpu")
+    model.learn(64 * 4, callback=[callback, Used()])
+    expected = [callback.gamma(i / 4, 0.99) for i in range(4)]
+    np.testing.assert_allclose(discounts, [(gamma, gamma) for gamma in expected])
+    model.learn(64, callback=GammaCallback(0.5, share=1.0))  # ends on the way
+    assert model.gamma == 0.99
+
+
 def test_models_without_a_place_to_go_are_refused():
-    with pytest.raises(ValueError, match="the model is a PPO, which copies it when it is built"):
-        PPO("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu").learn(64, callback=GammaCallback(0.9))
+    with pytest.raises(ValueError, match="the model is a DQN, which learns from steps of all times"):
+        DQN("MlpPolicy", "CartPole-v1", device="cpu").learn(64, callback=GammaCallback(0.9))
     with pytest.raises(ValueError, match="is out of reach for GammaCallback"):
         small(gamma=1.0).learn(64, callback=GammaCallback(0.9))

@@ -1,5 +1,6 @@
 """Benchmarks run for real, in processes of their own, on tiny settings: killed, resumed, interrupted, compared."""
 
+import inspect
 import json
 import shutil
 import signal
@@ -17,6 +18,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
+from sb_grpo.grpo import steps_per_env
 from tests.helpers import heed_ctrl_c, wait_for
 from zoo import benchmark, compare, workflow
 from zoo.benchmarking import worker
@@ -274,13 +276,43 @@ def test_the_studys_variants_have_settings_everywhere():
     envs = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCarContinuous-v0", "LunarLander-v3",
             "LunarLanderContinuous-v3", "Hopper-v5", "Walker2d-v5", "HalfCheetah-v5", "Swimmer-v5"]  # fmt: skip
     variants = read_variants(ROOT / "zoo" / "variants" / "critic_free.yml", [])
-    assert len(variants) == 10
+    assert len(variants) == 11
     for variant in variants:
         for env in envs:
             settings, source = settings_for(variant, env)
             assert settings["policy"] == "MlpPolicy"
             # rl_zoo3's "default" is no setting that anybody tuned: only GRPO's own may stand in for a missing entry.
             assert variant.algo == "grpo" or not source.endswith("default"), (variant.label, env)
+
+
+def test_the_control_has_the_settings_of_grpos_entries():
+    """PPO with what was found for GRPO: equal key by key, but for what only one of the two has."""
+    control, entry = read_variants(ROOT / "zoo" / "variants" / "critic_free.yml", ["ppo-grpo-settings", "grpo-state"])
+    envs = yaml.safe_load((ROOT / "zoo" / "hyperparams" / "ppo_control.yml").read_text())
+    assert len(envs) == 10
+    for env in envs:
+        ppo, grpo = settings_for(control, env)[0], settings_for(entry, env)[0]
+        for key in ("advantage", "baseline_kwargs", "normalize_advantage"):
+            grpo.pop(key, None)
+        normalize = grpo.pop("normalize", None)
+        assert ppo.pop("normalize", None) == (True if normalize else None)
+        assert normalize in (None, "{'norm_obs': True, 'norm_reward': False}")
+        grpo["n_steps"] = steps_per_env(grpo.get("n_steps"), grpo["n_envs"])
+        grpo.setdefault("gamma", 0.995)
+        assert ppo == grpo, env
+    defaults = [inspect.signature(algo.__init__).parameters for algo in (GRPO, PPO)]
+    left_out = [
+        "learning_rate",
+        "batch_size",
+        "n_epochs",
+        "gae_lambda",
+        "clip_range",
+        "ent_coef",
+        "max_grad_norm",
+        "target_kl",
+    ]
+    for key in left_out:
+        assert defaults[0][key].default == defaults[1][key].default, key
 
 
 def test_the_long_discount_is_all_that_the_variant_for_short_episodes_changes():

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from sb_grpo.grpo import GRPO
 
@@ -14,13 +13,15 @@ class GammaCallback(BaseCallback):
 
     It moves before every rollout, so all steps of an update have one discount. The horizon ``1 / (1 - gamma)`` changes by the
     same factor in equal numbers of env steps, as in François-Lavet et al. 2015, "How to Discount Deep Reinforcement Learning",
-    section 4.1. ``model.gamma`` keeps its value, and the discount of the rollout is ``model.moving_gamma``, logged as
-    ``train/gamma``. As with SB3's schedules, a training that is continued (``reset_num_timesteps=False``) counts all env
-    steps, those done before included: it begins part of the way, by the share that they are of the new total.
+    section 4.1. It is logged as ``train/gamma``. GRPO's ``gamma`` keeps its value, and the discount of the rollout is its
+    ``moving_gamma``; SB3's on-policy algorithms (PPO, A2C, TRPO) have no such place, so their ``gamma`` and their rollout
+    buffer's move, and ``gamma`` is back at its value when the training ends. As with SB3's schedules, a training that is
+    continued (``reset_num_timesteps=False``) counts all env steps, those done before included: it begins part of the way, by
+    the share that they are of the new total.
 
     :param start: discount of the first rollout, in [0, 1)
     :param share: of the training's env steps until the model's ``gamma`` is reached, in (0, 1]
-    :raises ValueError: for values out of range; at the start of a training also for ``gamma=1`` and another algorithm
+    :raises ValueError: for values out of range; at the start of a training also for ``gamma=1`` and algorithms with replay
     """
 
     def __init__(self, start: float, share: float = 0.5) -> None:
@@ -41,21 +42,31 @@ class GammaCallback(BaseCallback):
         return float(1.0 - (1.0 - self.start) ** (1.0 - way) * (1.0 - end) ** way)
 
     def _init_callback(self) -> None:
-        if not isinstance(self.model, GRPO):
+        if not isinstance(self.model, OnPolicyAlgorithm):
             raise ValueError(
-                f"GammaCallback moves the discount that GRPO reads at every rollout, but the model is a "
-                f"{type(self.model).__name__}, which copies it when it is built: train with sb_grpo.GRPO."
+                f"GammaCallback moves the discount from rollout to rollout, but the model is a {type(self.model).__name__}, "
+                "which learns from steps of all times: train with sb_grpo.GRPO, or with an on-policy algorithm such as PPO."
             )
         if self.model.gamma >= 1.0:
             raise ValueError(
-                f"gamma={self.model.gamma} is out of reach for GammaCallback, as its horizon is infinite: pass GRPO a gamma "
-                "below 1, such as 0.9999, or leave the callback out."
+                f"gamma={self.model.gamma} is out of reach for GammaCallback, as its horizon is infinite: give the model a "
+                "gamma below 1, such as 0.9999, or leave the callback out."
             )
+        self.end = self.model.gamma
 
     def _on_rollout_start(self) -> None:
-        model = cast(GRPO, self.model)
-        model.moving_gamma = self.gamma(model.num_timesteps / model._total_timesteps, model.gamma)
-        self.logger.record("train/gamma", model.moving_gamma)
+        model = self.model
+        gamma = self.gamma(model.num_timesteps / model._total_timesteps, self.end)
+        if isinstance(model, GRPO):
+            model.moving_gamma = gamma
+        else:
+            assert isinstance(model, OnPolicyAlgorithm)
+            model.gamma = model.rollout_buffer.gamma = gamma
+        self.logger.record("train/gamma", gamma)
+
+    def _on_training_end(self) -> None:
+        if isinstance(self.model, OnPolicyAlgorithm) and not isinstance(self.model, GRPO):
+            self.model.gamma = self.end
 
     def _on_step(self) -> bool:
         return True
