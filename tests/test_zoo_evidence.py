@@ -31,7 +31,7 @@ def study(tmp_path):
 def make(study, *options):
     out = study.parents[1] / "results.md"
     assert evidence.main([str(study), "--out", str(out), *options]) == 0
-    return out.read_text()
+    return out.read_text() + out.with_name("results_runs.md").read_text()
 
 
 def line_of(page, start, after=""):
@@ -39,7 +39,7 @@ def line_of(page, start, after=""):
 
 
 def rows_of(page, heading):
-    section = page[page.index(heading) :].split("\n## ")[0]
+    section = page[page.rindex(heading) :].split("\n## ")[0]
     return [line.split(" | ") for line in section.splitlines() if line.startswith("| ")][1:]
 
 
@@ -78,7 +78,9 @@ def test_an_entry_that_changes_nothing_of_the_defaults_is_shown_as_them(study):
 def test_other_numbers_of_seeds_at_the_same_score_are_equal(study):
     write_runs(study, "CartPole-v1", "ppo-tuned", [500] * 5, wall=4.0)
     write_runs(study, "CartPole-v1", "grpo-state", [500] * 4, algo="grpo", wall=2.0)
-    assert line_of(make(study), "| CartPole-v1", "## Task by task").split(" | ")[4] == "equal"
+    page = make(study)
+    assert line_of(page, "| CartPole-v1", "## Task by task").split(" | ")[4] == "equal"
+    assert "steps until 475, median over seeds: grpo-state 1,000, ppo-tuned 1,000, ppo-defaults not reached." in page
 
 
 def test_the_page_says_who_is_above_and_names_what_did_not_run(study):
@@ -89,8 +91,7 @@ def test_the_page_says_who_is_above_and_names_what_did_not_run(study):
     acrobot = line_of(page, "| Acrobot-v1", "## Task by task").split(" | ")
     assert acrobot[4] == "**below, interval too**" and acrobot[5] == "-85.0 (1 seed)"
     assert acrobot[6].startswith("below, too few seeds")
-    assert "- Acrobot-v1: -91.5 against -81.5 (**below, interval too**)" in page
-    assert "CartPole-v1: " not in page[page.index("## Where a critic wins") : page.index("## Cost")]
+    assert "above, interval too on 1 (CartPole-v1); below, interval too on 1 (Acrobot-v1)." in page
     for name in ("learning_curves", "performance_profile"):
         assert (study.parents[1] / "img" / "results" / f"{name}.png").stat().st_size > 1000
 
@@ -119,12 +120,45 @@ def test_aggregates_are_over_the_tasks_that_both_ran(study):
     page = make(study)
     tuned = line_of(page, "| grpo-state", "## Over all tasks").split(" | ")
     scores = [(s - 20) / 295 for s in (480, 490, 500, 500)] + [(s + 500) / 418.5 for s in (-90, -91, -92, -93)]
-    assert tuned[1].startswith(f"{np.mean(sorted(scores)[2:-2]):.2f} [")
-    assert tuned[2].startswith("0.500 [")  # always better on one, never on the other
-    assert tuned[3].startswith(f"{np.sqrt(2 * 8):.2f} [") and tuned[-1] == "2 |"
+    bars = [(s - 20) / 295 for s in (300, 310, 320, 330)] + [(s + 500) / 418.5 for s in (-80, -81, -82, -83)]
+    mine, bar = (np.mean(sorted(s)[2:-2]) for s in (scores, bars))
+    assert tuned[1].startswith(f"{mine:.2f} [") and tuned[2].startswith(f"{bar:.2f} [")
+    assert tuned[3].startswith(f"{mine - bar:+.2f} [")
+    assert tuned[4].startswith("0.500 [")  # always better on one, never on the other
+    assert tuned[5].startswith(f"{np.sqrt(2 * 8):.2f} [") and tuned[-1] == "2 |"
+    assert f"- **Over all tasks**: aggregate IQM {tuned[1]}, the bar's own on these tasks {tuned[2]}" in page
     assert line_of(page, "| grpo-defaults", "## Over all tasks").endswith("| 1 |")
     # A setting of PPO is the bar on one task, as good as itself, and always worse on the other.
-    assert line_of(page, "| ppo-tuned", "## Over all tasks").split(" | ")[2].startswith("0.250 [")
+    assert line_of(page, "| ppo-tuned", "## Over all tasks").split(" | ")[4].startswith("0.250 [")
+
+
+def test_where_a_critic_wins(study):
+    """The tuned entry and the defaults, each against the best of whatever has a critic; other tasks too."""
+    write_runs(study, "Acrobot-v1", "trpo", [-70, -71], algo="trpo")
+    folder = study.parent / "untuned"
+    write_runs(folder, "Ant-v5", "ppo-defaults", [100, 100], wall=8.0)
+    write_runs(folder, "Ant-v5", "grpo-defaults", [50, 60], algo="grpo", wall=2.0)
+    rows = rows_of(make(study, "--untuned", str(folder)), "## Where a critic wins")
+    cells = [(row[0].removeprefix("| "), row[1], row[2].split(" ")[0], row[3], row[4].split(" ")[0]) for row in rows]
+    assert cells == [
+        ("Acrobot-v1", "grpo-state", "-91.5", "trpo", "-70.5"),
+        ("Acrobot-v1", "grpo-defaults", "-85.0", "trpo", "-70.5"),
+        ("Ant-v5", "grpo-defaults", "55.0", "ppo-defaults", "100.0"),
+    ]
+    assert rows[0][5] == "**below, interval too** |" and rows[1][5] == "below, too few seeds |"
+
+
+def test_the_same_settings_with_a_critic_and_without(study):
+    assert "## The same settings" not in make(study)
+    write_runs(study, "CartPole-v1", "ppo-grpo-settings", [490, 490, 480, 480], wall=4.0)
+    page = make(study)
+    (row,) = rows_of(page, "## The same settings")
+    assert row[1].startswith("485.0 [") and row[2].startswith("495.0 [") and row[3] == "above, not distinguishable |"
+    # On the bar's scale, where 20 is 0 and 315 is 1: 495 less 485 is 0.03. Of 16 pairs ten are won and four are ties.
+    assert "less PPO's +0.03 [" in page and "P(improvement) 0.75 [" in page
+    assert (
+        line_of(page, "| CartPole-v1", "## Task by task").split(" | ")[2] == "315.0 [300.0, 330.0] (4 seeds), tuned"
+    )  # the bar stays
 
 
 def test_the_same_files_give_the_same_bytes(study):
@@ -163,7 +197,7 @@ def test_every_run_is_counted_once_where_it_comes_from(study):
     (folder / "ablations.yml").write_text(f"size: {json.dumps(texts)}\n")
     page = make(study, "--ablations", str(folder))
     assert runs_of_origins(page) == 31  # 28 of the study, also those that are the bar, and 3
-    section = page[page.index("## Where the runs come from") :]
+    section = page[page.rindex("## Where the runs come from") :]
     assert section.count("Versions: ") == 1 and "| versions |" not in section
 
 
@@ -180,11 +214,11 @@ def test_a_run_that_names_fewer_versions_than_others_does_not_contradict_them(st
     runs = sorted((study / "CartPole-v1" / "ppo-tuned").iterdir())
     for path in runs[:3]:
         record(path, mujoco="4.0.0")
-    section = make(study).split("## Where the runs come from")[1]
+    section = make(study).split("## Where the runs come from")[-1]
     assert "Versions: torch 2.13.0, mujoco 4.0.0 (named by 3 of 28 runs). What a run does not name" in section
     assert "| versions |" not in section
     record(runs[3], mujoco="3.2.0")
-    section = make(study).split("## Where the runs come from")[1]
+    section = make(study).split("## Where the runs come from")[-1]
     assert "Versions: " not in section and "| versions |" in section and "torch 2.13.0, mujoco 3.2.0" in section
 
 
@@ -217,9 +251,14 @@ def test_runs_made_in_turn_on_one_machine_tell_the_speed(study):
     page = make(study, "--timings", str(folder))
     assert (study.parents[1] / "img" / "results" / "training_time.png").stat().st_size > 1000
     rows = rows_of(page, "## Training time on one machine")
-    assert rows[0][:5] == ["| Acrobot-v1", "1,000", "defaults", "12.0", "1.0"] and rows[0][5] == "12.00 [12.00, 12.00]"
-    assert rows[1][:5] == ["| CartPole-v1", "1,000", "tuned", "6.0", "2.0"] and rows[1][5] == "3.00 [3.00, 3.00]"
-    assert rows[2][0] == "| all, geometric mean" and rows[2][5] == "6.00 [6.00, 6.00]"
+    assert rows[0][:5] == ["| Acrobot-v1", "1,000", "defaults", "12.0", "1.0"] and rows[0][6] == "12.00 [12.00, 12.00]"
+    assert rows[1][:5] == ["| CartPole-v1", "1,000", "tuned", "6.0", "2.0"] and rows[1][6] == "3.00 [3.00, 3.00]"
+    assert rows[2][0] == "| all, geometric mean" and rows[2][6] == "6.00 [6.00, 6.00]"
+    assert rows[0][5] == "40 / 40" and "6.00 times less than the bar's (3.0 to 12.0 by task; 3.0 to 12.0 where both" in page
+    for file in (folder / "CartPole-v1" / "grpo-state").iterdir():
+        file.write_text(file.read_text().replace('"gradient_steps": 40', '"gradient_steps": 20'))
+    page = make(study, "--timings", str(folder))
+    assert rows_of(page, "## Training time on one machine")[1][5] == "40 / 20" and "12.0 to 12.0 where both" in page
     assert runs_of_origins(page) == 28 + 8
 
 

@@ -15,21 +15,26 @@ from zoo.common.command_line import Parser, run
 from zoo.comparing import figures, tables
 from zoo.comparing.comparison import compare_runs
 from zoo.results_page.ablations import ablation, read_ablations
-from zoo.results_page.bar import BAR, BAR_SETTINGS, DEFAULTS, TUNED, measured, with_defaults
+from zoo.results_page.bar import BAR, BAR_SETTINGS, CONTROL, DEFAULTS, TUNED, measured, with_defaults
 from zoo.results_page.beside import defaults_elsewhere, timing
 from zoo.results_page.cells import FULL, left_out, shown_pictures
+from zoo.results_page.critic import critic_wins
+from zoo.results_page.history import HISTORY
+from zoo.results_page.same_settings import pairs, same_settings
 from zoo.results_page.study import (
     COST,
+    ORIGINS,
     OVERALL,
     PROTOCOL,
     cost_table,
-    critic_wins,
     every_label,
     main_table,
     origins,
-    overall,
+    overall_table,
     protocol_alone,
+    sooner,
 )
+from zoo.results_page.summary import in_short
 
 PICTURES = ("learning_curves", "aggregates", "performance_profile", "probability_of_improvement")
 
@@ -46,8 +51,10 @@ def parser() -> Parser:
     return it
 
 
-def page(folder: Path, timings: Path | None, untuned: Path | None, ablations: Path | None, out: Path, command: str) -> str:
-    """The whole page; pictures are written on the way.
+def page(
+    folder: Path, timings: Path | None, untuned: Path | None, ablations: Path | None, out: Path, command: str
+) -> dict[Path, str]:
+    """The page, and the one about its runs; pictures are written on the way.
 
     :param folder: of the study
     :param timings: of runs of the bar and the tuned entries that were made in turn on one machine
@@ -60,10 +67,11 @@ def page(folder: Path, timings: Path | None, untuned: Path | None, ablations: Pa
     runs = with_defaults(runs)
     known = {run.label for run in runs}
     estimators = ["grpo-step", "grpo-process", "grpo-outcome"]
-    order = [DEFAULTS, "grpo-gamma-0.99", TUNED, *estimators, BAR, *BAR_SETTINGS, "a2c", "trpo"]
+    order = [DEFAULTS, "grpo-gamma-0.99", TUNED, *estimators, BAR, *BAR_SETTINGS, CONTROL, "a2c", "trpo"]
     labels = [label for label in order if label in known]
     c = compare_runs(runs, labels, BAR)
     contestants = [label for label in labels if label != BAR]
+    without_bar = compare_runs(runs, contestants)
     shown = [label for label in (TUNED, DEFAULTS, BAR) if label in known]
     pictured = compare_runs([r for r in runs if r.label in (*shown, RANDOM)], shown, BAR)
     made = {source: tables.ALL[source](pictured) for source, _ in (figures.ALL[name] for name in PICTURES)}
@@ -79,28 +87,29 @@ def page(folder: Path, timings: Path | None, untuned: Path | None, ablations: Pa
         "Seeds per task and label: "
         + ", ".join(f"{label} {'-'.join(map(str, sorted({n[0], n[-1]})))}" for label, n in counts.items() if label != BAR)
         + f". The protocol asks for {FULL}; where a cell has fewer, it says so, and its interval is to be read with care. "
-        "Where it has more, they were added to see whether the first ten had been lucky or to narrow the interval; no run "
-        "of these settings was left out.",
+        "Where it has more, they were added to see whether the first ten had been lucky or to narrow the interval. No run "
+        "of these settings was left out; runs of entries that were replaced are in the history of git (*How the entries came "
+        "about*).",
         "",
     ]
     lines += left_out(broken)
-    lines += ["## Task by task", "", tables.to_markdown(main_table(c, chosen)), ""]
+    timed = timing(timings, pictures) if timings else None
+    elsewhere = defaults_elsewhere(untuned) if untuned else None
+    same = pairs(runs)
+    lines += in_short(runs, c, same, timed.times if timed else None)
+    lines += ["## Task by task", "", tables.to_markdown(main_table(c, chosen)), "", *sooner(c)]
     lines += protocol_alone(runs)
-    lines += ["## Over all tasks", "", OVERALL]
     speed = tables.speed(c)
-    lines += [overall(runs, label, speed) for label in contestants] + [""]
-    all_runs = list(runs)
-    sections = [timing(timings, pictures)] if timings else []
-    sections += [defaults_elsewhere(untuned)] if untuned else []
-    for section, used in sections:
-        lines += section
-        all_runs += used
+    lines += ["## Over all tasks", "", OVERALL, "", tables.to_markdown(overall_table(runs, contestants, speed)), ""]
+    lines += same_settings(same)
+    lines += ["## How the entries came about", "", HISTORY, ""]
+    lines += timed.lines if timed else []
+    lines += elsewhere.lines if elsewhere else []
+    lines += ["## Where a critic wins", "", *critic_wins(*([c, elsewhere.comparison] if elsewhere else [c])), ""]
     lines += ["## Pictures", "", *shown_pictures(drawn)]
     lines += ["## Every algorithm", "", tables.to_markdown(every_label(c)), ""]
-    lines += ["## Steps to the threshold", "", "First checkpoint at or above Gymnasium's threshold, median over seeds.", ""]
-    lines += [tables.to_markdown(tables.threshold(c)), ""]
-    lines += ["## Where a critic wins", "", *critic_wins(c), ""]
     lines += ["## Cost", "", COST, "", tables.to_markdown(cost_table(c, speed)), ""]
+    all_runs = [*runs, *(timed.runs if timed else []), *(elsewhere.runs if elsewhere else [])]
     entries = read_ablations(ablations)
     for heading in dict.fromkeys(entry["section"] for entry in entries):
         lines += [f"## {heading}", ""]
@@ -108,8 +117,23 @@ def page(folder: Path, timings: Path | None, untuned: Path | None, ablations: Pa
             section, used = ablation(entry)
             lines += section
             all_runs += used
-    lines += ["## Where the runs come from", "", *origins(all_runs), ""]
-    return "\n".join(lines)
+    behind = out.with_name(f"{out.stem}_runs.md")
+    lines += [
+        "## Where the runs come from",
+        "",
+        f"Commits, machines, commands, and steps to thresholds: [{behind.name}]({behind.name}).",
+        "",
+    ]
+    runs_page = [f"# The runs behind [{out.name}]({out.name})", "", f"Made by `{command}`; do not edit.", ""]
+    runs_page += ["## Steps to the threshold", "", "First checkpoint at or above Gymnasium's threshold, median over seeds."]
+    runs_page += [
+        "Seconds are of whatever processors the runs had.",
+        "",
+        tables.to_markdown(tables.threshold(without_bar)),
+        "",
+    ]
+    runs_page += ["## Where the runs come from", "", ORIGINS, "", *origins(all_runs), ""]
+    return {out: "\n".join(lines), behind: "\n".join(runs_page)}
 
 
 def body(arguments: Sequence[str]) -> int:
@@ -121,7 +145,8 @@ def body(arguments: Sequence[str]) -> int:
     args = parser().parse_args(arguments)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python -m zoo.evidence", *arguments])
-    args.out.write_text(page(args.folder, args.timings, args.untuned, args.ablations, args.out, command))
+    for file, text in page(args.folder, args.timings, args.untuned, args.ablations, args.out, command).items():
+        file.write_text(text)
     print(f"Results: {args.out}")
     return 0
 

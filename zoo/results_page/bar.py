@@ -18,6 +18,7 @@ from zoo.comparing.comparison import load
 BAR = "ppo"  # per task the better of PPO's settings
 BAR_SETTINGS = ("ppo-tuned", "ppo-defaults")
 TUNED, DEFAULTS = "grpo-state", "grpo-defaults"  # zoo/hyperparams/grpo.yml, and the constructor's defaults on all tasks
+CONTROL = "ppo-grpo-settings"  # PPO with the tuned entries' settings
 #: Labels of the defaults with another discount than they choose themselves.
 DISCOUNTS = {"grpo-gamma-0.995": 0.995, "grpo-gamma-0.99": 0.99}
 

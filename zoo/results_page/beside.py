@@ -3,50 +3,73 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 
 from zoo.benchmarking.results import Run
 from zoo.comparing import figures, tables
-from zoo.comparing.comparison import compare_runs
-from zoo.results_page.bar import BAR, DEFAULTS, DISCOUNTS, TUNED, measured
+from zoo.comparing.comparison import Comparison, compare_runs
+from zoo.results_page.bar import BAR, BAR_SETTINGS, DEFAULTS, DISCOUNTS, TUNED, measured
 from zoo.results_page.cells import iqm_text, left_out, shown_pictures, steps_text, verdict, with_interval
 
+SAME_STEPS = 0.05  # numbers of gradient steps that differ by less are as many
 
-def timing(folder: Path, pictures: Path) -> tuple[list[str], list[Run]]:
+
+class Timing(NamedTuple):
+    """Runs of the bar and the tuned entry that were made in turn on one machine."""
+
+    lines: list[str]
+    runs: list[Run]
+    times: pd.DataFrame  # of tables.speed, with ``equal_steps``: both took as many gradient steps
+
+
+def timing(folder: Path, pictures: Path) -> Timing:
     """Seconds per run of the bar and the tuned entry, and how many times fewer the entry takes.
 
-    :param folder: of runs of both that were made in turn on one machine
+    :param folder: of the runs
     :param pictures: folder for the picture
-    :return: lines, and the runs they are about
     """
     runs, chosen, broken = measured(folder)
     c = compare_runs(runs, [TUNED, BAR], BAR)
     cost = tables.cost(c)
-    seconds = cost.set_index(["env", "algorithm"])["train_wall_s"].map("{:.1f}".format)
-    rows = []
-    for _, row in tables.speed(c).iterrows():
+    medians = cost.set_index(["env", "algorithm"])
+    seconds, steps = medians["train_wall_s"].map("{:.1f}".format), medians["gradient_steps"]
+    times, rows = tables.speed(c), []
+    for _, row in times.iterrows():
         env = row["env"]
-        cells = {"task": "all, geometric mean", "steps": "", "PPO": "", "PPO, s": "", "GRPO, s": ""}
+        cells = dict.fromkeys(("task", "steps", "PPO", "PPO, s", "GRPO, s", "gradient steps, PPO / GRPO"), "")
+        cells["task"] = "all, geometric mean"
         if env != "all":
             cells |= {"task": env, "steps": steps_text(c, env), "PPO": chosen[env].removeprefix("ppo-")}
             cells |= {"PPO, s": seconds[env, BAR], "GRPO, s": seconds[env, TUNED]}
+            cells["gradient steps, PPO / GRPO"] = f"{steps[env, BAR]:,.0f} / {steps[env, TUNED]:,.0f}"
         cells["times faster, clock"] = with_interval(row, "speedup")
         rows.append(cells | {"times faster, processor": with_interval(row, "cpu_speedup")})
     drawn = figures.write({"cost": cost}, [TUNED, DEFAULTS, BAR], pictures, ["training_time"])
-    lines = ["## Training time on one machine", "", TIMINGS, "", tables.to_markdown(pd.DataFrame(rows)), ""]
-    return [*lines, *left_out(broken), *shown_pictures(drawn)], runs
+    seeds = sorted({len(of_one) for of_one in c.runs.values()})
+    how_many = f"{'-'.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} runs of each."
+    lines = ["## Training time on one machine", "", TIMINGS + how_many, "", tables.to_markdown(pd.DataFrame(rows)), ""]
+    equal = [env != "all" and abs(steps[env, BAR] / steps[env, TUNED] - 1) < SAME_STEPS for env in times["env"]]
+    return Timing([*lines, *left_out(broken), *shown_pictures(drawn)], runs, times.assign(equal_steps=equal))
 
 
-def defaults_elsewhere(folder: Path) -> tuple[list[str], list[Run]]:
+class Elsewhere(NamedTuple):
+    """The defaults of both on tasks outside the study."""
+
+    lines: list[str]
+    runs: list[Run]
+    comparison: Comparison
+
+
+def defaults_elsewhere(folder: Path) -> Elsewhere:
     """The defaults of both, task by task, on tasks outside the study.
 
     :param folder: of runs of both, and of :data:`DISCOUNTS` where that was asked
-    :return: lines, and the runs they are about
     """
     runs, _, broken = measured(folder)
     known = {run.label for run in runs}
-    c = compare_runs(runs, [label for label in (DEFAULTS, *DISCOUNTS, BAR) if label in known], BAR)
+    c = compare_runs(runs, [label for label in (DEFAULTS, *DISCOUNTS, BAR, *BAR_SETTINGS) if label in known], BAR)
     times = tables.speed(c).query("algorithm == @DEFAULTS")
     faster = {row["env"]: with_interval(row, "cpu_speedup") for _, row in times.iterrows()}
     rows = []
@@ -57,12 +80,13 @@ def defaults_elsewhere(folder: Path) -> tuple[list[str], list[Run]]:
         row |= {"GRPO, other discounts": "; ".join(others) or "-"}
         rows.append(row | {"times faster, processor": faster.get(env, "other processor")})
     lines = ["## Other tasks, with the defaults", "", UNTUNED, "", tables.to_markdown(pd.DataFrame(rows)), ""]
-    return [*lines, *left_out(broken)], runs
+    return Elsewhere([*lines, *left_out(broken)], runs, c)
 
 
 TIMINGS = """\
 The bar's setting and the tuned entry in turn, seed by seed, on one two-core machine with another training on its second
-core. Median seconds of training without evaluation, at the number of steps given: what a run takes grows with its steps."""
+core. Median seconds of training without evaluation, at the number of steps given: what a run takes grows with its steps. Where
+the two take other numbers of gradient steps, that is a part of the difference. """
 UNTUNED = """\
 The defaults of both (above) on tasks that nobody tuned for. One default has come from them since: because of what gamma 0.995
 had ended at on Pusher-v5 and Reacher-v5, the discount is smaller where episodes are cut before 200 steps. What it should be

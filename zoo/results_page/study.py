@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from zoo.benchmarking.results import RANDOM, Run
-from zoo.comparing import statistics, tables
+from zoo.comparing import tables
 from zoo.comparing.comparison import Comparison, compare_runs
 from zoo.results_page.bar import BAR, BAR_SETTINGS, DEFAULTS, TUNED, with_bar
-from zoo.results_page.cells import FULL, iqm_text, number, steps_text, verdict, with_interval
+from zoo.results_page.cells import FULL, aggregate_difference, iqm_text, steps_text, verdict, with_interval
 
 
 def main_table(c: Comparison, chosen: dict[str, str]) -> pd.DataFrame:
@@ -26,6 +28,19 @@ def main_table(c: Comparison, chosen: dict[str, str]) -> pd.DataFrame:
         row |= {"GRPO, defaults": iqm_text(c, env, DEFAULTS), "defaults against PPO": verdict(c, env, DEFAULTS)}
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def sooner(c: Comparison) -> list[str]:
+    """Where the tuned entry and the bar end at the same score, how many steps each takes to the threshold."""
+    lines, table = [], tables.threshold(c)
+    for env in [env for env in c.envs if env in c.thresholds and verdict(c, env, TUNED) == "equal"]:
+        steps = table[table["env"] == env].set_index("algorithm")["median_steps"]
+        there = [label for label in (TUNED, *BAR_SETTINGS) if label in steps]
+        words = ", ".join(
+            f"{label} " + (f"{steps[label]:,.0f}" if np.isfinite(steps[label]) else "not reached") for label in there
+        )
+        lines += [f"Both end equal on {env}; steps until {c.thresholds[env]:g}, median over seeds: {words}.", ""]
+    return lines
 
 
 def protocol_alone(runs: Sequence[Run]) -> list[str]:
@@ -49,21 +64,49 @@ def every_label(c: Comparison) -> pd.DataFrame:
     return pd.DataFrame([{"task": env} | {label: iqm_text(c, env, label) for label in labels} for env in c.envs])
 
 
-def overall(runs: Sequence[Run], label: str, speed: pd.DataFrame) -> str:
-    """A Markdown line: a label against the bar over the tasks that both ran.
+class Overall(NamedTuple):
+    """A label against the bar over the tasks that both ran."""
+
+    aggregate: str  # IQM of normalised scores
+    bar: str  # the bar's own
+    difference: str  # of the two
+    improvement: str  # probability
+    n_tasks: int
+
+
+def overall(runs: Sequence[Run], label: str) -> Overall | None:
+    """Aggregates of a label; None where it has no task with the bar.
+
+    :param runs: of a study, those of the bar among them
+    """
+    these = [r for r in runs if r.label in (label, BAR, RANDOM)]
+    c = compare_runs(these, [label, BAR], BAR) if label in {r.label for r in these} else None
+    if c is None or not c.common_envs:
+        return None
+    aggregate = tables.aggregate(c).set_index("algorithm")
+    improvement = with_interval(tables.improvement(c).iloc[0], "probability", digits=3)
+    mine, bar = (with_interval(aggregate.loc[name], "iqm") for name in (label, BAR))
+    return Overall(mine, bar, aggregate_difference(c, label, BAR), improvement, len(c.common_envs))
+
+
+def overall_table(runs: Sequence[Run], labels: Sequence[str], speed: pd.DataFrame) -> pd.DataFrame:
+    """All labels against the bar.
 
     :param speed: of all labels
     """
-    c = compare_runs([r for r in runs if r.label in (label, BAR, RANDOM)], [label, BAR], BAR)
-    if not c.common_envs:
-        return f"| {label} | no task in common | | |"
-    aggregate = tables.aggregate(c).set_index("algorithm").loc[label]
-    improvement = tables.improvement(c).iloc[0]
-    cells = [with_interval(aggregate, "iqm"), with_interval(improvement, "probability", digits=3)]
-    all_tasks = [row for _, row in speed.iterrows() if (row["algorithm"], row["env"]) == (label, "all")]
-    names = ("speedup", "cpu_speedup")
-    cells += [with_interval(all_tasks[0], name) if all_tasks else "other processor" for name in names]
-    return f"| {label} | {' | '.join(cells)} | {len(c.common_envs)} |"
+    rows = []
+    for label in labels:
+        row, it = {"algorithm": label}, overall(runs, label)
+        if it is None:
+            rows.append(row | {"tasks": "none in common"})
+            continue
+        row |= {"aggregate IQM": it.aggregate, "the bar's": it.bar, "difference": it.difference}
+        row |= {"P(improvement over PPO)": it.improvement}
+        everywhere = [times for _, times in speed.iterrows() if (times["algorithm"], times["env"]) == (label, "all")]
+        for name, column in (("times faster, clock", "speedup"), ("times faster, processor", "cpu_speedup")):
+            row[name] = with_interval(everywhere[0], column) if everywhere else "other processor"
+        rows.append(row | {"tasks": str(it.n_tasks)})
+    return pd.DataFrame(rows).fillna("")
 
 
 def cost_table(c: Comparison, speed: pd.DataFrame) -> pd.DataFrame:
@@ -87,17 +130,6 @@ def cost_table(c: Comparison, speed: pd.DataFrame) -> pd.DataFrame:
             "PPO's processor time / this": [ratio.get(cell, "other processor") for cell in cells],
         }
     )
-
-
-def critic_wins(c: Comparison) -> list[str]:
-    """The honest cases: a line per task where the tuned entry's IQM is below the bar."""
-    lines = []
-    for env in c.envs:
-        if {(env, TUNED), (env, BAR)} <= set(c.runs):
-            mine, bar = (float(statistics.iqm([c.scores(env, label)])) for label in (TUNED, BAR))
-            if mine < bar:
-                lines.append(f"- {env}: {number(mine)} against {number(bar)} ({verdict(c, env, TUNED)})")
-    return lines or ["- None of the tasks that ran: no IQM of the tuned entry is below PPO's."]
 
 
 def origins(runs: Sequence[Run]) -> list[str]:
@@ -131,23 +163,36 @@ def _agreed(versions: Sequence[str], counts: Sequence[int]) -> str | None:
 
 PROTOCOL = """\
 Every algorithm gets the same number of env steps, and every step counts. A run's score is the mean return of 50
-deterministic episodes with its last weights, whose starts no training has seen and all algorithms share. A cell is the
-interquartile mean over seeds with its 95 % bootstrap interval. PPO is SB3's, with rl_zoo3's tuned settings and with
-SB3's defaults plus VecNormalize: per task the better one is the bar. GRPO's tuned entries stand in
-zoo/hyperparams/grpo.yml and were chosen on seeds from 100 up; its defaults are one setting on all tasks: the
-constructor's, 8 envs, observations normalised. An entry that changes nothing of them shows the same runs.
-grpo-gamma-0.99 is the defaults with PPO's usual discount in place of 0.995."""
+deterministic episodes with its last weights (20 in most ablations), whose starts no training has seen and all algorithms
+share. A cell is the interquartile mean over seeds with its 95 % bootstrap interval.
+
+| label | what it is |
+|---|---|
+| `grpo-state` | "the tuned entry": GRPO with the settings of zoo/hyperparams/grpo.yml, `advantage="state"` |
+| `grpo-defaults` | the constructor's defaults on all tasks, 8 envs, observations normalised; some entries are these |
+| `grpo-gamma-0.99` | the same with PPO's usual discount in place of 0.995 |
+| `grpo-step`, `-process`, `-outcome` | the tuned entry with another estimator; `outcome` is DeepSeekMath's |
+| `ppo-tuned` | SB3's PPO with rl_zoo3's settings, which were tuned for longer trainings on most of these tasks |
+| `ppo-defaults` | SB3's defaults with VecNormalize |
+| `ppo` | "the bar": the better of these two, task by task |
+| `ppo-grpo-settings` | the control: PPO with the tuned entries' settings |
+| `a2c`, `trpo` | SB3's and sb3-contrib's, rl_zoo3's settings |"""
 ALONE = f"""\
 Tasks above with more than {FULL} seeds, by seeds 0 to {FULL - 1} alone. How far a row moves from one table to the other says
 how much {FULL} seeds are worth on that task. Tasks with {FULL} seeds have not been looked at in this way."""
 OVERALL = """\
 Scores are normalised per task: 0 is a random policy, 1 the mean of the bar. PPO's own settings are measured like the rest:
-each is the bar on some tasks. Speed is the ratio of median training times of a run, geometric mean over the tasks that both
-ran on one kind of processor. It is a rough one: machines of one kind differ, and two to five runs shared a two-core machine.
-
-| algorithm | aggregate IQM | P(improvement over PPO) | times faster, clock | times faster, processor | tasks |
-|---|---|---|---|---|---|"""
+each is the bar on some tasks. The bar's own IQM need not be 1, as its mean is; the difference is the fair number, and
+its interval has the luck of both sides in it. Speed is the ratio of median training times of a run, geometric mean over the
+tasks that both ran on one kind of processor. It is a rough one: machines of one kind differ, and two to five runs shared a
+two-core machine (*Training time on one machine* has the fair one)."""
 COST = """\
 Medians over seeds. Gradient steps are calls of the optimiser, updates are SB3's count (epochs of PPO and GRPO, rollouts
-of A2C and TRPO). Seconds are of training only, on the processor that most of the runs were made on; the processor's are the
-steadier ones. How many times faster than PPO a run is, is taken where both ran on one kind of processor."""
+of A2C and TRPO). Seconds are of training only, on the processor that most of the runs were made on. Machines of one name
+differ, so two rows may differ in seconds for the same work. How many times faster than PPO a run is, is taken where both ran
+on one kind of processor."""
+ORIGINS = """\
+Commands are as they were given; --out was a folder of the machine, and docs/data has its content. Two files of variants lay
+outside of the checkout: /tmp/b2/zoo/variants/critic_free.yml is that of the commit beside it, and /tmp/r/held.yml held
+ppo-defaults as in zoo/variants/critic_free.yml. Runs of `grpo-gamma-0.99` have commands that name grpo-defaults or grpo-state:
+they were made when gamma 0.99 was the default, and were labelled anew when it became 0.995."""

@@ -1,0 +1,65 @@
+"""The page in a few lines, made from the same runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from zoo.benchmarking.results import Run
+from zoo.comparing.comparison import Comparison
+from zoo.results_page.bar import BAR, DEFAULTS, TUNED
+from zoo.results_page.cells import verdict
+from zoo.results_page.same_settings import Pair
+from zoo.results_page.study import overall
+
+LITERAL = "grpo-outcome"
+
+
+def in_short(runs: Sequence[Run], c: Comparison, found: Sequence[Pair], times: pd.DataFrame | None) -> list[str]:
+    """What a reader should know who reads no further.
+
+    :param runs: of the study, those of the bar among them
+    :param c: of the same
+    :param found: pairs of equal settings
+    :param times: how many times faster the tuned entry is, task by task and over all; None: not measured
+    """
+    verdicts: dict[str, list[str]] = {}
+    for env in [env for env in c.envs if {TUNED, BAR} <= {*c.on(env)}]:
+        verdicts.setdefault(verdict(c, env, TUNED).replace("*", ""), []).append(env)
+    tasks = "; ".join(f"{words} on {len(envs)} ({', '.join(envs)})" for words, envs in sorted(verdicts.items()))
+    lines = ["## In short", "", f"- **GRPO's tuned entries against the better of two PPO settings, task by task**: {tasks}."]
+    lines += _aggregate("Over all tasks", runs, TUNED)
+    for pair in found:
+        lines.append(
+            f"- **The same settings for both, {pair.what}**: aggregate IQM of GRPO less PPO's {pair.difference}, "
+            f"P(improvement) {pair.improvement}, {len(pair.comparison.envs)} tasks."
+        )
+    lines += _aggregate("The constructor's defaults, one setting for all tasks", runs, DEFAULTS)
+    literal = _aggregate("GRPO as DeepSeekMath has it (`outcome`, the entries' other settings)", runs, LITERAL)
+    lines += [f"{line} {OURS}" for line in literal]
+    if times is not None:
+        ratio = times.set_index("env")["speedup"]
+        equal = times[times["equal_steps"] & (times["env"] != "all")]["speedup"]
+        words = f"; {equal.min():.1f} to {equal.max():.1f} where both take as many gradient steps" if len(equal) else ""
+        tasks_only = ratio.drop("all")
+        lines.append(
+            f"- **Training time on one machine**: {ratio['all']:.2f} times less than the bar's ({tasks_only.min():.1f} to "
+            f"{tasks_only.max():.1f} by task{words}): fewer gradient steps are a part of it, the missing critic is the other."
+        )
+    return [*lines, "- " + GROUP, ""]
+
+
+def _aggregate(what: str, runs: Sequence[Run], label: str) -> list[str]:
+    row = overall(runs, label)
+    if row is None:
+        return []
+    text = f"aggregate IQM {row.aggregate}, the bar's own on these tasks {row.bar}, difference {row.difference}"
+    return [f"- **{what}**: {text}; P(improvement over PPO) {row.improvement}; {row.n_tasks} tasks."]
+
+
+OURS = """\
+What reaches PPO is `"state"`, ours: a value estimate too, though by regression in closed form, without a network or a loss."""
+GROUP = """\
+**The shared start**: with `"state"` it gains nothing that could be measured, and groups of 1 or 2 are ahead of larger ones on
+  Pendulum-v1 (*Groups*); the three estimators that compare whole episodes cannot do without a group."""
