@@ -20,16 +20,15 @@ from zoo.results_page.beside import defaults_elsewhere, timing
 from zoo.results_page.cells import FULL, left_out, shown_pictures
 from zoo.results_page.critic import critic_wins
 from zoo.results_page.history import HISTORY
+from zoo.results_page.runs_behind import runs_behind
 from zoo.results_page.same_settings import pairs, same_settings
 from zoo.results_page.study import (
     COST,
-    ORIGINS,
     OVERALL,
     PROTOCOL,
     cost_table,
     every_label,
     main_table,
-    origins,
     overall_table,
     protocol_alone,
     sooner,
@@ -71,7 +70,6 @@ def page(
     labels = [label for label in order if label in known]
     c = compare_runs(runs, labels, BAR)
     contestants = [label for label in labels if label != BAR]
-    without_bar = compare_runs(runs, contestants)
     shown = [label for label in (TUNED, DEFAULTS, BAR) if label in known]
     pictured = compare_runs([r for r in runs if r.label in (*shown, RANDOM)], shown, BAR)
     made = {source: tables.ALL[source](pictured) for source, _ in (figures.ALL[name] for name in PICTURES)}
@@ -118,22 +116,9 @@ def page(
             lines += section
             all_runs += used
     behind = out.with_name(f"{out.stem}_runs.md")
-    lines += [
-        "## Where the runs come from",
-        "",
-        f"Commits, machines, commands, and steps to thresholds: [{behind.name}]({behind.name}).",
-        "",
-    ]
-    runs_page = [f"# The runs behind [{out.name}]({out.name})", "", f"Made by `{command}`; do not edit.", ""]
-    runs_page += ["## Steps to the threshold", "", "First checkpoint at or above Gymnasium's threshold, median over seeds."]
-    runs_page += [
-        "Seconds are of whatever processors the runs had.",
-        "",
-        tables.to_markdown(tables.threshold(without_bar)),
-        "",
-    ]
-    runs_page += ["## Where the runs come from", "", ORIGINS, "", *origins(all_runs), ""]
-    return {out: "\n".join(lines), behind: "\n".join(runs_page)}
+    lines += ["## Where the runs come from", "", f"[{behind.name}]({behind.name}), where steps to thresholds are too.", ""]
+    each_once = compare_runs(runs, contestants)
+    return {out: "\n".join(lines), behind: runs_behind(f"Made by `{command}`; do not edit.", out.name, each_once, all_runs)}
 
 
 def body(arguments: Sequence[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -132,35 +131,6 @@ def cost_table(c: Comparison, speed: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def origins(runs: Sequence[Run]) -> list[str]:
-    """Where the runs come from; versions and machines stand above the table where no two runs contradict each other."""
-    table = tables.origins(runs)
-    lines = []
-    agreed = _agreed(table["versions"], table["runs"])
-    if agreed is not None:
-        lines.append(f"Versions: {agreed}. What a run does not name, scripts/constraints.txt of its commit pins.")
-        table = table.drop(columns="versions")
-    if table["machine"].nunique() == 1:
-        lines.append(f"Machine: {table['machine'].iloc[0]}.")
-        table = table.drop(columns="machine")
-    return [*lines, "", tables.to_markdown(table)]
-
-
-def _agreed(versions: Sequence[str], counts: Sequence[int]) -> str | None:
-    """All that any run names, and how many name what not all do; None if two name different versions of a package.
-
-    :param versions: "package version, package version, ..."
-    :param counts: runs that name exactly these
-    """
-    named: Counter[str] = Counter()
-    for words, count in zip(versions, counts, strict=True):
-        named.update(dict.fromkeys(words.split(", "), count))
-    if len({entry.split()[0] for entry in named}) < len(named):
-        return None
-    total = sum(counts)
-    return ", ".join(entry if n == total else f"{entry} (named by {n:,} of {total:,} runs)" for entry, n in named.items())
-
-
 PROTOCOL = """\
 Every algorithm gets the same number of env steps, and every step counts. A run's score is the mean return of 50
 deterministic episodes with its last weights (20 in most ablations), whose starts no training has seen and all algorithms
@@ -191,8 +161,3 @@ Medians over seeds. Gradient steps are calls of the optimiser, updates are SB3's
 of A2C and TRPO). Seconds are of training only, on the processor that most of the runs were made on. Machines of one name
 differ, so two rows may differ in seconds for the same work. How many times faster than PPO a run is, is taken where both ran
 on one kind of processor."""
-ORIGINS = """\
-Commands are as they were given; --out was a folder of the machine, and docs/data has its content. Two files of variants lay
-outside of the checkout: /tmp/b2/zoo/variants/critic_free.yml is that of the commit beside it, and /tmp/r/held.yml held
-ppo-defaults as in zoo/variants/critic_free.yml. Runs of `grpo-gamma-0.99` have commands that name grpo-defaults or grpo-state:
-they were made when gamma 0.99 was the default, and were labelled anew when it became 0.995."""
