@@ -177,6 +177,9 @@ def test_ablations_are_tables_with_what_was_asked_and_found(study):
     assert section.count("### Group size") == 1  # what has no runs yet is not shown
     assert "Which size? Env steps: CartPole-v1 1,000; seeds 0 to 2." in section and "Eight is better." in section
     assert section.index("| two | 110.0 [") < section.index("| eight | 210.0 [")
+    assert "![ablation size](img/results/ablation_size.png)" in section
+    drawn = (study.parents[1] / "img" / "results" / "ablation_size.svg").read_text()
+    assert all(f"<!-- {word} -->" in drawn for word in ("two", "eight", "end", "on the way", "CartPole-v1"))
 
 
 def test_ablations_tell_the_end_from_the_way(study):

@@ -112,7 +112,7 @@ def page(
     for heading in dict.fromkeys(entry["section"] for entry in entries):
         lines += [f"## {heading}", ""]
         for entry in [entry for entry in entries if entry["section"] == heading]:
-            section, used = ablation(entry)
+            section, used = ablation(entry, pictures)
             lines += section
             all_runs += used
     behind = out.with_name(f"{out.stem}_runs.md")

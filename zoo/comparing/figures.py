@@ -199,6 +199,29 @@ def times(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
     return figure
 
 
+def settings(table: pd.DataFrame) -> Figure:
+    """Scores of some settings as points in their intervals, one panel per env, one colour per measure.
+
+    :param table: ``env``, ``setting``, ``measure``, ``iqm``, ``iqm_low``, ``iqm_high``
+    """
+    measures = list(dict.fromkeys(table["measure"]))
+    style = styles(measures)
+    most = table.groupby("env")["setting"].nunique().max()
+    figure, grid = panels(list(dict.fromkeys(table["env"])), height=0.7 + 0.3 * most)
+    for env, axes in grid:
+        names = list(dict.fromkeys(table[table["env"] == env]["setting"]))
+        for k, measure in enumerate(measures):
+            rows = table[(table["env"] == env) & (table["measure"] == measure)]
+            at = [names.index(name) + 0.24 * (k - (len(measures) - 1) / 2) for name in rows["setting"]]
+            mark = style[measure]
+            axes.hlines(at, rows["iqm_low"], rows["iqm_high"], color=mark["color"], linewidth=4, alpha=0.35)
+            axes.plot(rows["iqm"], at, mark["marker"], color=mark["color"], markersize=5, label=measure)
+        axes.set_yticks(range(len(names)), names, fontsize=8)
+        axes.set(xlabel="evaluation return", ylim=(len(names) - 0.5, -0.5))
+    legend_below(figure, _fullest(figure))
+    return figure
+
+
 ALL: dict[str, tuple[str, Callable[[pd.DataFrame, Sequence[str]], Figure]]] = {
     "learning_curves": ("curves", learning_curves),
     "aggregates": ("aggregate", aggregates),

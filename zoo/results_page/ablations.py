@@ -10,16 +10,18 @@ import pandas as pd
 
 from zoo.benchmarking.results import Run
 from zoo.common.yaml_files import read_sections
-from zoo.comparing import tables
-from zoo.comparing.comparison import compare_runs, load
-from zoo.results_page.cells import iqm_text, iqm_with_interval, left_out, steps_text
+from zoo.comparing import figures, statistics, tables
+from zoo.comparing.comparison import Comparison, compare_runs, load
+from zoo.results_page.cells import iqm_with_interval, left_out, shown_pictures, steps_text
+
+MEASURES = ("end", "on the way")
 
 
 def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
     """The entries of ``ablations.yml`` whose runs exist, with them.
 
     :param folder: holds it; None: no ablations
-    :return: each with ``loaded``: the runs in its folder, and what is wrong with the files that are broken
+    :return: each with its ``name`` and ``loaded``: the runs in its folder, and what is wrong with the files that are broken
     :raises BadInput: if it cannot be read
     """
     if folder is None:
@@ -27,14 +29,15 @@ def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
     entries = read_sections(folder / "ablations.yml", "groups: {section: Ablations, title: Groups, labels: [defaults]}")
     where = {name: folder / entry.get("folder", name) for name, entry in entries.items()}
     loaded = {path: load([path]) for path in set(where.values()) if path.exists()}  # once, however many entries share it
-    return [{**entry, "loaded": loaded[where[name]]} for name, entry in entries.items() if where[name] in loaded]
+    return [{**entry, "name": name, "loaded": loaded[where[name]]} for name, entry in entries.items() if where[name] in loaded]
 
 
-def ablation(entry: dict[str, Any]) -> tuple[list[str], list[Run]]:
+def ablation(entry: dict[str, Any], pictures: Path) -> tuple[list[str], list[Run]]:
     """One ablation: per label and task the IQM of the final scores, and of the mean over the checkpoints (speed of learning).
 
     :param entry: of :func:`read_ablations`: ``title``, ``question``, ``finding`` (what its numbers say, written by whoever
         looked at them), ``loaded`` and, if not all that is there, ``labels`` in their order and ``envs``
+    :param pictures: folder for its picture
     :return: lines, and the runs they are about
     """
     runs, broken = entry["loaded"]
@@ -43,15 +46,30 @@ def ablation(entry: dict[str, Any]) -> tuple[list[str], list[Run]]:
     runs = [run for run in runs if run.label in c.labels]
     budgets = ", ".join(f"{env} {steps_text(c, env)}" for env in c.envs)
     seeds = sorted({r.seed for r in runs})
-    rows = []
+    rows, points = [], []
     for label in c.labels:
         there = [env for env in c.envs if (env, label) in c.runs]
         steps = [f"{np.median([r.gradient_steps for r in c.runs[env, label]]):,.0f}" for env in there]
         row = {"setting": label}
         for env in c.envs:
-            row[f"{env}, end"] = iqm_text(c, env, label)
-            row[f"{env}, on the way"] = iqm_with_interval(c.curves(env, label)[:, 1:].mean(1)) if env in there else "not run"
+            for measure, scores in _measures(c, env, label).items() if env in there else ():
+                row[f"{env}, {measure}"] = iqm_with_interval(scores)
+                points.append({"env": env, "setting": label, "measure": measure, **_numbers(scores)})
         rows.append(row | {"gradient steps": " / ".join(steps)})
     lines = [f"### {entry['title']}", "", f"{entry['question']} Env steps: {budgets}; seeds {seeds[0]} to {seeds[-1]}.", ""]
-    lines += [tables.to_markdown(pd.DataFrame(rows)), ""]
+    columns = ["setting", *(f"{env}, {measure}" for env in c.envs for measure in MEASURES), "gradient steps"]
+    lines += [tables.to_markdown(pd.DataFrame(rows, columns=columns).fillna("not run")), ""]
+    name = f"ablation_{entry['name']}"
+    figures.save(figures.settings(pd.DataFrame(points)), pictures / name)
+    lines += shown_pictures([name])
     return [*lines, *left_out(broken), entry["finding"], ""], runs
+
+
+def _measures(c: Comparison, env: str, label: str) -> dict[str, np.ndarray]:
+    """``[runs]`` final scores, and the mean of each run's checkpoints after the one at step 0, which is of no training."""
+    return dict(zip(MEASURES, (c.scores(env, label), c.curves(env, label)[:, 1:].mean(1)), strict=True))
+
+
+def _numbers(scores: np.ndarray) -> dict[str, float]:
+    low, high = statistics.interval(statistics.iqm, [scores])
+    return {"iqm": float(statistics.iqm([scores])), "iqm_low": float(low), "iqm_high": float(high)}
