@@ -12,6 +12,7 @@ from zoo.comparing.comparison import Comparison
 from zoo.results_page.bar import BAR
 
 FULL = 10  # seeds that the protocol asks for
+ENOUGH = 3  # with fewer the bootstrap's interval says nothing
 
 
 def number(x: float) -> str:
@@ -61,7 +62,7 @@ def verdict(c: Comparison, env: str, label: str, other: str = BAR) -> str:
     if difference == 0.0:
         return "equal"
     side = "above" if difference > 0 else "below"
-    if min(len(x), len(y)) == 1:
+    if min(len(x), len(y)) < ENOUGH:
         return f"{side}, too few seeds"
     low, high = statistics.interval(lambda a, b: statistics.iqm(a) - statistics.iqm(b), [x], [y])
     return f"**{side}, interval too**" if float(low) > 0 or float(high) < 0 else f"{side}, not distinguishable"
