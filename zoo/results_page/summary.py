@@ -40,7 +40,7 @@ def in_short(runs: Sequence[Run], c: Comparison, found: Sequence[Pair], times: p
     lines += [f"{line} {OURS}" for line in literal]
     if times is not None:
         ratio = times.set_index("env")["speedup"]
-        equal = times[times["equal_steps"] & (times["env"] != "all")]["speedup"]
+        equal = times[times["equal_steps"]]["speedup"]
         words = f"; {equal.min():.1f} to {equal.max():.1f} where both take as many gradient steps" if len(equal) else ""
         tasks_only = ratio.drop("all")
         lines.append(
