@@ -244,6 +244,19 @@ def test_ablations_can_share_a_folder_whose_runs_count_once(study):
     assert runs_of_origins(page) == 28 + 16
 
 
+def test_an_ablation_can_compare_with_runs_of_the_study(study):
+    folder = study.parent / "ablations"
+    write_runs(folder / "size", "CartPole-v1", "two", [100, 110, 120])
+    texts = {"title": "Group size", "section": "Guidance", "question": "Which?", "finding": "None."}
+    entry = {**texts, "folder": [f"../{study.name}", "size"], "labels": ["grpo-state", "two"], "envs": ["CartPole-v1"]}
+    (folder / "ablations.yml").write_text(f"size: {json.dumps(entry)}\n")
+    page = make(study, "--ablations", str(folder))
+    of_the_study = line_of(page, "| CartPole-v1", "## Every algorithm").split(" | ")
+    rows = rows_of(page, "### Group size")
+    assert [row[0] for row in rows] == ["| grpo-state", "| two"] and rows[0][1] in of_the_study
+    assert runs_of_origins(page) == 28 + 3  # those of the study once
+
+
 def test_runs_made_in_turn_on_one_machine_tell_the_speed(study):
     assert "## Training time on one machine" not in make(study)
     folder = study.parent / "timings"

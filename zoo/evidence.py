@@ -29,6 +29,7 @@ from zoo.results_page.study import (
     cost_table,
     every_label,
     main_table,
+    overall,
     overall_table,
     protocol_alone,
     sooner,
@@ -94,11 +95,12 @@ def page(
     timed = timing(timings, pictures) if timings else None
     elsewhere = defaults_elsewhere(untuned) if untuned else None
     same = pairs(runs)
-    lines += in_short(runs, c, same, timed.times if timed else None)
+    totals = {label: overall(runs, label) for label in contestants}
+    lines += in_short(c, totals, same, timed.times if timed else None)
     lines += ["## Task by task", "", tables.to_markdown(main_table(c, chosen)), "", *sooner(c)]
     lines += protocol_alone(runs)
     speed = tables.speed(c)
-    lines += ["## Over all tasks", "", OVERALL, "", tables.to_markdown(overall_table(runs, contestants, speed)), ""]
+    lines += ["## Over all tasks", "", OVERALL, "", tables.to_markdown(overall_table(totals, speed)), ""]
     lines += same_settings(same)
     lines += ["## How the entries came about", "", HISTORY, ""]
     lines += timed.lines if timed else []

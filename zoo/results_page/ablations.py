@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,9 @@ import pandas as pd
 
 from zoo.benchmarking.results import Run
 from zoo.common.yaml_files import read_sections
-from zoo.comparing import figures, statistics, tables
+from zoo.comparing import figures, tables
 from zoo.comparing.comparison import Comparison, compare_runs, load
-from zoo.results_page.cells import iqm_with_interval, left_out, shown_pictures, steps_text
+from zoo.results_page.cells import estimate, left_out, shown_pictures, steps_text
 
 MEASURES = ("end", "on the way")
 
@@ -21,15 +23,21 @@ def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
     """The entries of ``ablations.yml`` whose runs exist, with them.
 
     :param folder: holds it; None: no ablations
-    :return: each with its ``name`` and ``loaded``: the runs in its folder, and what is wrong with the files that are broken
+    :return: each with its ``name`` and ``loaded``: the runs in its folders, and what is wrong with the files that are broken
     :raises BadInput: if it cannot be read
     """
     if folder is None:
         return []
     entries = read_sections(folder / "ablations.yml", "groups: {section: Ablations, title: Groups, labels: [defaults]}")
-    where = {name: folder / entry.get("folder", name) for name, entry in entries.items()}
-    loaded = {path: load([path]) for path in set(where.values()) if path.exists()}  # once, however many entries share it
+    where = {name: _folders(folder, entry.get("folder", name)) for name, entry in entries.items()}
+    there = {paths for paths in where.values() if all(path.exists() for path in paths)}
+    loaded = {paths: load(paths) for paths in there}  # once, however many entries share them
     return [{**entry, "name": name, "loaded": loaded[where[name]]} for name, entry in entries.items() if where[name] in loaded]
+
+
+def _folders(beside: Path, names: str | Sequence[str]) -> tuple[Path, ...]:
+    """One folder or several, without the ``..`` that would make a file look like two."""
+    return tuple(Path(os.path.normpath(beside / name)) for name in ([names] if isinstance(names, str) else names))
 
 
 def ablation(entry: dict[str, Any], pictures: Path) -> tuple[list[str], list[Run]]:
@@ -53,8 +61,10 @@ def ablation(entry: dict[str, Any], pictures: Path) -> tuple[list[str], list[Run
         row = {"setting": label}
         for env in c.envs:
             for measure, scores in _measures(c, env, label).items() if env in there else ():
-                row[f"{env}, {measure}"] = iqm_with_interval(scores)
-                points.append({"env": env, "setting": label, "measure": measure, **_numbers(scores)})
+                it = estimate(scores)
+                row[f"{env}, {measure}"] = str(it)
+                numbers = {"iqm": it.iqm, "iqm_low": it.low, "iqm_high": it.high}
+                points.append({"env": env, "setting": label, "measure": measure, **numbers})
         rows.append(row | {"gradient steps": " / ".join(steps)})
     lines = [f"### {entry['title']}", "", f"{entry['question']} Env steps: {budgets}; seeds {seeds[0]} to {seeds[-1]}.", ""]
     columns = ["setting", *(f"{env}, {measure}" for env in c.envs for measure in MEASURES), "gradient steps"]
@@ -68,8 +78,3 @@ def ablation(entry: dict[str, Any], pictures: Path) -> tuple[list[str], list[Run
 def _measures(c: Comparison, env: str, label: str) -> dict[str, np.ndarray]:
     """``[runs]`` final scores, and the mean of each run's checkpoints after the one at step 0, which is of no training."""
     return dict(zip(MEASURES, (c.scores(env, label), c.curves(env, label)[:, 1:].mean(1)), strict=True))
-
-
-def _numbers(scores: np.ndarray) -> dict[str, float]:
-    low, high = statistics.interval(statistics.iqm, [scores])
-    return {"iqm": float(statistics.iqm([scores])), "iqm_low": float(low), "iqm_high": float(high)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,20 +21,31 @@ def number(x: float) -> str:
     return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.1f}"
 
 
-def iqm_with_interval(scores: np.ndarray) -> str:
-    """``IQM [low, high]`` of ``[runs]``, and the number of seeds where it is not the protocol's."""
-    value = number(float(statistics.iqm([scores])))
-    if len(scores) == 1:
-        return f"{value} (1 seed)"
+class Estimate(NamedTuple):
+    """An interquartile mean over seeds, and what the bootstrap says of it."""
+
+    iqm: float
+    low: float  # of the 95 % interval; NaN for one seed
+    high: float
+    n_seeds: int
+
+    def __str__(self) -> str:
+        """``IQM [low, high]``, and the number of seeds where it is not the protocol's."""
+        if self.n_seeds == 1:
+            return f"{number(self.iqm)} (1 seed)"
+        interval = f"{number(self.iqm)} [{number(self.low)}, {number(self.high)}]"
+        return interval if self.n_seeds == FULL else f"{interval} ({self.n_seeds} seeds)"
+
+
+def estimate(scores: np.ndarray) -> Estimate:
+    """The interquartile mean of ``[runs]``."""
     low, high = statistics.interval(statistics.iqm, [scores])
-    return f"{value} [{number(float(low))}, {number(float(high))}]" + (
-        "" if len(scores) == FULL else f" ({len(scores)} seeds)"
-    )
+    return Estimate(float(statistics.iqm([scores])), float(low), float(high), len(scores))
 
 
 def iqm_text(c: Comparison, env: str, label: str) -> str:
     """Of the final scores of an algorithm, if it ran."""
-    return iqm_with_interval(c.scores(env, label)) if (env, label) in c.runs else "not run"
+    return str(estimate(c.scores(env, label))) if (env, label) in c.runs else "not run"
 
 
 def with_interval(row: pd.Series, name: str, digits: int = 2) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -88,14 +88,15 @@ def overall(runs: Sequence[Run], label: str) -> Overall | None:
     return Overall(mine, bar, aggregate_difference(c, label, BAR), improvement, len(c.common_envs))
 
 
-def overall_table(runs: Sequence[Run], labels: Sequence[str], speed: pd.DataFrame) -> pd.DataFrame:
+def overall_table(found: Mapping[str, Overall | None], speed: pd.DataFrame) -> pd.DataFrame:
     """All labels against the bar.
 
+    :param found: label -> :func:`overall`
     :param speed: of all labels
     """
     rows = []
-    for label in labels:
-        row, it = {"algorithm": label}, overall(runs, label)
+    for label, it in found.items():
+        row = {"algorithm": label}
         if it is None:
             rows.append(row | {"tasks": "none in common"})
             continue

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
-from zoo.benchmarking.results import Run
 from zoo.comparing.comparison import Comparison
 from zoo.results_page.bar import BAR, DEFAULTS, TUNED
 from zoo.results_page.cells import verdict
 from zoo.results_page.same_settings import Pair
-from zoo.results_page.study import overall
+from zoo.results_page.study import Overall
 
 LITERAL = "grpo-outcome"
 
 
-def in_short(runs: Sequence[Run], c: Comparison, found: Sequence[Pair], times: pd.DataFrame | None) -> list[str]:
+def in_short(
+    c: Comparison, totals: Mapping[str, Overall | None], found: Sequence[Pair], times: pd.DataFrame | None
+) -> list[str]:
     """What a reader should know who reads no further.
 
-    :param runs: of the study, those of the bar among them
-    :param c: of the same
+    :param c: of the study, the bar among its labels
+    :param totals: label -> :func:`~zoo.results_page.study.overall`
     :param found: pairs of equal settings
     :param times: how many times faster the tuned entry is, task by task and over all; None: not measured
     """
@@ -29,14 +30,14 @@ def in_short(runs: Sequence[Run], c: Comparison, found: Sequence[Pair], times: p
         verdicts.setdefault(verdict(c, env, TUNED).replace("*", ""), []).append(env)
     tasks = "; ".join(f"{words} on {len(envs)} ({', '.join(envs)})" for words, envs in sorted(verdicts.items()))
     lines = ["## In short", "", f"- **GRPO's tuned entries against the better of two PPO settings, task by task**: {tasks}."]
-    lines += _aggregate("Over all tasks", runs, TUNED)
+    lines += _aggregate("Over all tasks", totals.get(TUNED))
     for pair in found:
         lines.append(
             f"- **The same settings for both, {pair.what}**: aggregate IQM of GRPO less PPO's {pair.difference}, "
             f"P(improvement) {pair.improvement}, {len(pair.comparison.envs)} tasks."
         )
-    lines += _aggregate("The constructor's defaults, one setting for all tasks", runs, DEFAULTS)
-    literal = _aggregate("GRPO as DeepSeekMath has it (`outcome`, the entries' other settings)", runs, LITERAL)
+    lines += _aggregate("The constructor's defaults, one setting for all tasks", totals.get(DEFAULTS))
+    literal = _aggregate("GRPO as DeepSeekMath has it (`outcome`, the entries' other settings)", totals.get(LITERAL))
     lines += [f"{line} {OURS}" for line in literal]
     if times is not None:
         ratio = times.set_index("env")["speedup"]
@@ -50,8 +51,7 @@ def in_short(runs: Sequence[Run], c: Comparison, found: Sequence[Pair], times: p
     return [*lines, "- " + GROUP, ""]
 
 
-def _aggregate(what: str, runs: Sequence[Run], label: str) -> list[str]:
-    row = overall(runs, label)
+def _aggregate(what: str, row: Overall | None) -> list[str]:
     if row is None:
         return []
     text = f"aggregate IQM {row.aggregate}, the bar's own on these tasks {row.bar}, difference {row.difference}"
