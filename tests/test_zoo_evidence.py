@@ -270,12 +270,23 @@ def test_runs_made_in_turn_on_one_machine_tell_the_speed(study):
     assert rows[0][:5] == ["| Acrobot-v1", "1,000", "defaults", "12.0", "1.0"] and rows[0][6] == "12.00 [12.00, 12.00]"
     assert rows[1][:5] == ["| CartPole-v1", "1,000", "tuned", "6.0", "2.0"] and rows[1][6] == "3.00 [3.00, 3.00]"
     assert rows[2][0] == "| all, geometric mean" and rows[2][6] == "6.00 [6.00, 6.00]"
-    assert rows[0][5] == "40 / 40" and "6.00 times less than the bar's (3.0 to 12.0 by task; 3.0 to 12.0 where both" in page
-    for file in (folder / "CartPole-v1" / "grpo-state").iterdir():
+    assert rows[0][5] == "40 / 40" and "6.00 times (3.0 to 12.0 by task) less than the bar's" in page
+    assert "with the same settings and as many" not in page  # without the control
+    write_runs(folder, "CartPole-v1", "ppo-grpo-settings", [300, 310], wall=5.0)
+    for file in (folder / "CartPole-v1" / "ppo-tuned").iterdir():
         file.write_text(file.read_text().replace('"gradient_steps": 40', '"gradient_steps": 20'))
     page = make(study, "--timings", str(folder))
-    assert rows_of(page, "## Training time on one machine")[1][5] == "40 / 20" and "12.0 to 12.0 where both" in page
-    assert runs_of_origins(page) == 28 + 8
+    bar, control = page[page.index("## Training time on one machine") :].split("With the same settings, and so")[:2]
+    assert line_of(bar, "| CartPole-v1").split(" | ")[5] == "20 / 40" and "| Acrobot-v1" not in control.split("## ")[0]
+    assert line_of(control, "| CartPole-v1").split(" | ")[2:7] == [
+        "GRPO's settings",
+        "5.0",
+        "2.0",
+        "40 / 40",
+        "2.50 [2.50, 2.50]",
+    ]
+    assert "2.50 times (2.5 to 2.5 by task) less than PPO's with the same settings and as many" in page
+    assert runs_of_origins(page) == 28 + 10
 
 
 def test_bad_input_is_one_line(study, tmp_path, capsys):

@@ -44,7 +44,7 @@ def parser() -> Parser:
     it = Parser("zoo.evidence", "Write the results page: GRPO against PPO with its critic, and the ablations.")
     add = it.add_argument
     add("folder", type=Path, help="output of zoo.benchmark with the labels of zoo/variants/critic_free.yml")
-    add("--timings", type=Path, metavar="FOLDER", help="more output of it: PPO and the tuned entries in turn on one machine")
+    add("--timings", type=Path, metavar="FOLDER", help="more output of it: PPO, the control and the tuned entries in turn")
     add("--untuned", type=Path, metavar="FOLDER", help="more output of it: both defaults on other tasks")
     add("--ablations", type=Path, metavar="FOLDER", help="ablations.yml and the folders of zoo.benchmark it names")
     add("--out", type=Path, default=Path("docs/results.md"), metavar="FILE", help="the page; pictures: img/results beside it")
@@ -96,7 +96,7 @@ def page(
     elsewhere = defaults_elsewhere(untuned) if untuned else None
     same = pairs(runs)
     totals = {label: overall(runs, label) for label in contestants}
-    lines += in_short(c, totals, same, timed.times if timed else None)
+    lines += in_short(c, totals, same, timed)
     lines += ["## Task by task", "", tables.to_markdown(main_table(c, chosen)), "", *sooner(c)]
     lines += protocol_alone(runs)
     speed = tables.speed(c)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,48 +11,59 @@ import pandas as pd
 from zoo.benchmarking.results import Run
 from zoo.comparing import figures, tables
 from zoo.comparing.comparison import Comparison, compare_runs
-from zoo.results_page.bar import BAR, BAR_SETTINGS, DEFAULTS, DISCOUNTS, TUNED, measured
+from zoo.results_page.bar import BAR, BAR_SETTINGS, CONTROL, DEFAULTS, DISCOUNTS, TUNED, measured
 from zoo.results_page.cells import iqm_text, left_out, shown_pictures, steps_text, verdict, with_interval
-
-SAME_STEPS = 0.05  # numbers of gradient steps that differ by less are as many
 
 
 class Timing(NamedTuple):
-    """Runs of the bar and the tuned entry that were made in turn on one machine."""
+    """Runs of the bar, the control and the tuned entry that were made in turn on one machine."""
 
     lines: list[str]
     runs: list[Run]
-    times: pd.DataFrame  # of tables.speed, with ``equal_steps``: both took as many gradient steps
+    bar: pd.DataFrame  # of tables.speed: how many times less time the tuned entry takes than the bar
+    control: pd.DataFrame  # than PPO with the same settings; empty if that was not measured
 
 
 def timing(folder: Path, pictures: Path) -> Timing:
-    """Seconds per run of the bar and the tuned entry, and how many times fewer the entry takes.
+    """Seconds per run of the bar, the control and the tuned entry, and how many times fewer the entry takes.
 
     :param folder: of the runs
     :param pictures: folder for the picture
     """
     runs, chosen, broken = measured(folder)
     c = compare_runs(runs, [TUNED, BAR], BAR)
-    cost = tables.cost(c)
-    medians = cost.set_index(["env", "algorithm"])
-    seconds, steps = medians["train_wall_s"].map("{:.1f}".format), medians["gradient_steps"]
-    times, rows = tables.speed(c), []
-    for _, row in times.iterrows():
+    seeds = sorted({len(of_one) for of_one in c.runs.values()})
+    how_many = f"{'-'.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} runs of each."
+    settings = {env: label.removeprefix("ppo-") for env, label in chosen.items()}
+    lines = ["## Training time on one machine", "", TIMINGS + how_many, "", _seconds(c, settings), ""]
+    control = pd.DataFrame()
+    if CONTROL in {run.label for run in runs}:
+        same = compare_runs(runs, [TUNED, CONTROL], CONTROL)
+        lines += [PRICE, "", _seconds(same, dict.fromkeys(same.envs, "GRPO's settings")), ""]
+        control = tables.speed(same)
+    shown = [label for label in (TUNED, CONTROL, BAR) if label in {run.label for run in runs}]
+    drawn = figures.write({"cost": tables.cost(compare_runs(runs, shown, BAR))}, shown, pictures, ["training_time"])
+    return Timing([*lines, *left_out(broken), *shown_pictures(drawn)], runs, tables.speed(c), control)
+
+
+def _seconds(c: Comparison, settings: Mapping[str, str]) -> str:
+    """The tuned entry against the baseline, task by task.
+
+    :param settings: env -> what PPO's are there
+    """
+    medians = tables.cost(c).set_index(["env", "algorithm"])
+    seconds, steps, rows = medians["train_wall_s"].map("{:.1f}".format), medians["gradient_steps"], []
+    for _, row in tables.speed(c).iterrows():
         env = row["env"]
         cells = dict.fromkeys(("task", "steps", "PPO", "PPO, s", "GRPO, s", "gradient steps, PPO / GRPO"), "")
         cells["task"] = "all, geometric mean"
         if env != "all":
-            cells |= {"task": env, "steps": steps_text(c, env), "PPO": chosen[env].removeprefix("ppo-")}
-            cells |= {"PPO, s": seconds[env, BAR], "GRPO, s": seconds[env, TUNED]}
-            cells["gradient steps, PPO / GRPO"] = f"{steps[env, BAR]:,.0f} / {steps[env, TUNED]:,.0f}"
+            cells |= {"task": env, "steps": steps_text(c, env), "PPO": settings[env]}
+            cells |= {"PPO, s": seconds[env, c.baseline], "GRPO, s": seconds[env, TUNED]}
+            cells["gradient steps, PPO / GRPO"] = f"{steps[env, c.baseline]:,.0f} / {steps[env, TUNED]:,.0f}"
         cells["times faster, clock"] = with_interval(row, "speedup")
         rows.append(cells | {"times faster, processor": with_interval(row, "cpu_speedup")})
-    drawn = figures.write({"cost": cost}, [TUNED, DEFAULTS, BAR], pictures, ["training_time"])
-    seeds = sorted({len(of_one) for of_one in c.runs.values()})
-    how_many = f"{'-'.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} runs of each."
-    lines = ["## Training time on one machine", "", TIMINGS + how_many, "", tables.to_markdown(pd.DataFrame(rows)), ""]
-    equal = [env != "all" and abs(steps[env, BAR] / steps[env, TUNED] - 1) < SAME_STEPS for env in times["env"]]
-    return Timing([*lines, *left_out(broken), *shown_pictures(drawn)], runs, times.assign(equal_steps=equal))
+    return tables.to_markdown(pd.DataFrame(rows))
 
 
 class Elsewhere(NamedTuple):
@@ -84,9 +96,12 @@ def defaults_elsewhere(folder: Path) -> Elsewhere:
 
 
 TIMINGS = """\
-The bar's setting and the tuned entry in turn, seed by seed, on one two-core machine with another training on its second
-core. Median seconds of training without evaluation, at the number of steps given: what a run takes grows with its steps. Where
-the two take other numbers of gradient steps, that is a part of the difference. """
+The bar's setting, the control and the tuned entry in turn, seed by seed, on one two-core machine with another training on
+its second core. Median seconds of training without evaluation, at the number of steps given: what a run takes grows with its
+steps. Where the two take other numbers of gradient steps, that is a part of the difference. """
+PRICE = """\
+With the same settings, and so as many env steps, gradient steps and samples per step, what is left is the critic (its network,
+its loss, its predictions in every step) and what SB3's PPO does otherwise in collecting and updating:"""
 UNTUNED = """\
 The defaults of both (above) on tasks that nobody tuned for. One default has come from them since: because of what gamma 0.995
 had ended at on Pusher-v5 and Reacher-v5, the discount is smaller where episodes are cut before 200 steps. What it should be

@@ -8,6 +8,7 @@ import pandas as pd
 
 from zoo.comparing.comparison import Comparison
 from zoo.results_page.bar import BAR, DEFAULTS, TUNED
+from zoo.results_page.beside import Timing
 from zoo.results_page.cells import verdict
 from zoo.results_page.same_settings import Pair
 from zoo.results_page.study import Overall
@@ -15,15 +16,13 @@ from zoo.results_page.study import Overall
 LITERAL = "grpo-outcome"
 
 
-def in_short(
-    c: Comparison, totals: Mapping[str, Overall | None], found: Sequence[Pair], times: pd.DataFrame | None
-) -> list[str]:
+def in_short(c: Comparison, totals: Mapping[str, Overall | None], found: Sequence[Pair], times: Timing | None) -> list[str]:
     """What a reader should know who reads no further.
 
     :param c: of the study, the bar among its labels
     :param totals: label -> :func:`~zoo.results_page.study.overall`
     :param found: pairs of equal settings
-    :param times: how many times faster the tuned entry is, task by task and over all; None: not measured
+    :param times: of the tuned entry; None: not measured
     """
     verdicts: dict[str, list[str]] = {}
     for env in [env for env in c.envs if {TUNED, BAR} <= {*c.on(env)}]:
@@ -40,14 +39,10 @@ def in_short(
     literal = _aggregate("GRPO as DeepSeekMath has it (`outcome`, the entries' other settings)", totals.get(LITERAL))
     lines += [f"{line} {OURS}" for line in literal]
     if times is not None:
-        ratio = times.set_index("env")["speedup"]
-        equal = times[times["equal_steps"]]["speedup"]
-        words = f"; {equal.min():.1f} to {equal.max():.1f} where both take as many gradient steps" if len(equal) else ""
-        tasks_only = ratio.drop("all")
-        lines.append(
-            f"- **Training time on one machine**: {ratio['all']:.2f} times less than the bar's ({tasks_only.min():.1f} to "
-            f"{tasks_only.max():.1f} by task{words}): fewer gradient steps are a part of it, the missing critic is the other."
-        )
+        words = f"{_times(times.bar)} less than the bar's, with fewer gradient steps on some tasks"
+        if not times.control.empty:
+            words += f"; {_times(times.control)} less than PPO's with the same settings and as many"
+        lines.append(f"- **Training time on one machine**: {words}.")
     return [*lines, "- " + GROUP, ""]
 
 
@@ -56,6 +51,12 @@ def _aggregate(what: str, row: Overall | None) -> list[str]:
         return []
     text = f"aggregate IQM {row.aggregate}, the bar's own on these tasks {row.bar}, difference {row.difference}"
     return [f"- **{what}**: {text}; P(improvement over PPO) {row.improvement}; {row.n_tasks} tasks."]
+
+
+def _times(speed: pd.DataFrame) -> str:
+    ratio = speed.set_index("env")["speedup"]
+    by_task = ratio.drop("all")
+    return f"{ratio['all']:.2f} times ({by_task.min():.1f} to {by_task.max():.1f} by task)"
 
 
 OURS = """\
