@@ -81,5 +81,4 @@ GRPO's entries were searched at this study's budgets, PPO's settings were not: r
 and SB3's defaults are for no task. A lead over the bar may therefore be the settings'. So PPO was given GRPO's, key by key
 (zoo/hyperparams/ppo_control.yml), with rewards normalised for its critic where observations are. What is left between the two
 is the critic against the state baseline, and the groups. GRPO's settings were chosen for GRPO: where PPO is below with them it
-may be above with its own, so the bar above stays what it is. Tasks without runs of the control are missing; its runs were made
-in the order of their seeds until there was no more time."""
+may be above with its own, so the bar above stays what it is."""
