@@ -4,7 +4,7 @@ usage: python -m zoo.showcase.critic_probe run --driver critic     one JSON file
        python -m zoo.showcase.critic_probe report                  the table of docs/algorithm.md
 
 The critic and a few state baselines are fitted on every rollout, and asked what share of the variance of the discounted
-rewards to go they leave unexplained, one rollout ahead. One makes the advantages; ``--driver state`` is GRPO as it is.
+rewards to go they leave unexplained, one rollout ahead. One makes the advantages; with ``--driver state`` it is GRPO as it is.
 """
 
 from __future__ import annotations
@@ -31,13 +31,15 @@ from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser, run_probe
 
 FOLDER = DATA / "critic_probe"
 STEPS, EPISODES = 500_000, 50
-#: The baselines that look on, by name: their arguments. The first is the one that drives.
-BASELINES: dict[str, dict[str, Any]] = {
-    "state": {},
-    "state, n_features=256": {"n_features": 256},
-    "state, learn_metric": {"learn_metric": True},
-    "state, learn_metric, follow_level, memory=0.6": {"learn_metric": True, "follow_level": True, "memory": 0.6},
+#: What makes the advantages, and under which discount.
+DRIVERS = {
+    "critic": ("critic", 0.99),
+    "state": ("state", 0.99),
+    "critic, gamma=0.995": ("critic", 0.995),
+    "state, gamma=0.995": ("state", 0.995),
 }
+#: The baselines that look on, by name: their arguments. The first is the one that drives.
+BASELINES: dict[str, dict[str, Any]] = {"state": {}, "state, learn_metric": {"learn_metric": True}}
 
 
 class Critic(nn.Module):
@@ -112,14 +114,15 @@ class Probe(nn.Module):
 
 
 def path(env_id: str, driver: str, seed: int) -> Path:
-    return FOLDER / f"{env_id}_{driver}_{seed}.json"
+    return FOLDER / f"{env_id}_{driver.replace(', ', '_')}_{seed}.json"
 
 
 def run(env_id: str, driver: str, seed: int) -> None:
-    """Train with the constructor's defaults, gamma 0.99 and 8 envs, and evaluate the last weights."""
+    """Train with the constructor's defaults but for the discount, and 8 envs, and evaluate the last weights."""
+    maker, gamma = DRIVERS[driver]
     env = VecNormalize(make_vec_env(env_id, 8, seed=seed), norm_reward=False)
-    model = GRPO("MlpPolicy", env, gamma=0.99, seed=seed, device="cpu")
-    model.state_baseline = probe = Probe(model.policy.features_dim, driver)  # type: ignore[assignment]
+    model = GRPO("MlpPolicy", env, gamma=gamma, seed=seed, device="cpu")
+    model.state_baseline = probe = Probe(model.policy.features_dim, maker)  # type: ignore[assignment]
     start = time.process_time()
     model.learn(STEPS)
     seconds = time.process_time() - start
@@ -160,7 +163,7 @@ def report() -> None:
 
 def main() -> None:
     parser = probe_parser(__doc__, range(100, 108))
-    parser.add_argument("--driver", choices=["critic", "state"], default="critic")
+    parser.add_argument("--driver", choices=list(DRIVERS), default="critic")
     run_probe(parser, "driver", path, run, report)
 
 
