@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,21 +21,15 @@ def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
     """The entries of ``ablations.yml`` whose runs exist, with them.
 
     :param folder: holds it; None: no ablations
-    :return: each with its ``name`` and ``loaded``: the runs in its folders, and what is wrong with the files that are broken
+    :return: each with its ``name`` and ``loaded``: the runs in its folder, and what is wrong with the files that are broken
     :raises BadInput: if it cannot be read
     """
     if folder is None:
         return []
     entries = read_sections(folder / "ablations.yml", "groups: {section: Ablations, title: Groups, labels: [defaults]}")
-    where = {name: _folders(folder, entry.get("folder", name)) for name, entry in entries.items()}
-    there = {paths for paths in where.values() if all(path.exists() for path in paths)}
-    loaded = {paths: load(paths) for paths in there}  # once, however many entries share them
+    where = {name: folder / entry.get("folder", name) for name, entry in entries.items()}
+    loaded = {path: load([path]) for path in set(where.values()) if path.exists()}  # once, however many entries share it
     return [{**entry, "name": name, "loaded": loaded[where[name]]} for name, entry in entries.items() if where[name] in loaded]
-
-
-def _folders(beside: Path, names: str | Sequence[str]) -> tuple[Path, ...]:
-    """One folder or several, without the ``..`` that would make a file look like two."""
-    return tuple(Path(os.path.normpath(beside / name)) for name in ([names] if isinstance(names, str) else names))
 
 
 def ablation(entry: dict[str, Any], pictures: Path) -> tuple[list[str], list[Run]]:

@@ -100,8 +100,9 @@ The bar's setting, the control and the tuned entry in turn, seed by seed, on one
 its second core. Median seconds of training without evaluation, at the number of steps given: what a run takes grows with its
 steps. Where the two take other numbers of gradient steps, that is a part of the difference. """
 PRICE = """\
-With the same settings, and so as many env steps, gradient steps and samples per step, what is left is the critic (its network,
-its loss, its predictions in every step) and what SB3's PPO does otherwise in collecting and updating:"""
+With the same settings, and so as many env steps and, but where GRPO leaves out rollouts that carry no signal, as many gradient
+steps of as many samples, what is left is the critic (its network, its loss, its predictions in every step) and what else SB3's
+PPO does in collecting and updating:"""
 UNTUNED = """\
 The defaults of both (above) on tasks that nobody tuned for. One default has come from them since: because of what gamma 0.995
 had ended at on Pusher-v5 and Reacher-v5, the discount is smaller where episodes are cut before 200 steps. What it should be

@@ -41,7 +41,7 @@ def in_short(c: Comparison, totals: Mapping[str, Overall | None], found: Sequenc
     if times is not None:
         words = f"{_times(times.bar)} less than the bar's, with fewer gradient steps on some tasks"
         if not times.control.empty:
-            words += f"; {_times(times.control)} less than PPO's with the same settings and as many"
+            words += f"; {_times(times.control)} less than PPO's with the same settings"
         lines.append(f"- **Training time on one machine**: {words}.")
     return [*lines, "- " + GROUP, ""]
 
