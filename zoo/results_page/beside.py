@@ -97,8 +97,9 @@ def defaults_elsewhere(folder: Path) -> Elsewhere:
 
 TIMINGS = """\
 The bar's setting, the control and the tuned entry in turn, seed by seed, on one two-core machine with another training on
-its second core. Median seconds of training without evaluation, at the number of steps given: what a run takes grows with its
-steps. Where the two take other numbers of gradient steps, that is a part of the difference. """
+its second core (in a part of the runs on CartPole-v1, HalfCheetah-v5, MountainCarContinuous-v0 and Swimmer-v5 there was a
+third one of lower priority). Median seconds of training without evaluation, at the number of steps given: what a run takes
+grows with its steps. Where the two take other numbers of gradient steps, that is a part of the difference. """
 PRICE = """\
 With the same settings, and so as many env steps and, but where GRPO leaves out rollouts that carry no signal, as many gradient
 steps of as many samples, what is left is the critic (its network, its loss, its predictions in every step) and what else SB3's
