@@ -35,25 +35,27 @@ def timing(folder: Path, pictures: Path) -> Timing:
     seeds = sorted({len(of_one) for of_one in c.runs.values()})
     how_many = f"{'-'.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} runs of each."
     settings = {env: label.removeprefix("ppo-") for env, label in chosen.items()}
-    lines = ["## Training time on one machine", "", TIMINGS + how_many, "", _seconds(c, settings), ""]
-    control = pd.DataFrame()
-    if CONTROL in {run.label for run in runs}:
+    bar, control = tables.speed(c), pd.DataFrame()
+    lines = ["## Training time on one machine", "", TIMINGS + how_many, "", _seconds(c, bar, settings), ""]
+    known = {run.label for run in runs}
+    if CONTROL in known:
         same = compare_runs(runs, [TUNED, CONTROL], CONTROL)
-        lines += [PRICE, "", _seconds(same, dict.fromkeys(same.envs, "GRPO's settings")), ""]
         control = tables.speed(same)
-    shown = [label for label in (TUNED, CONTROL, BAR) if label in {run.label for run in runs}]
+        lines += [PRICE, "", _seconds(same, control, dict.fromkeys(same.envs, "GRPO's settings")), ""]
+    shown = [label for label in (TUNED, CONTROL, BAR) if label in known]
     drawn = figures.write({"cost": tables.cost(compare_runs(runs, shown, BAR))}, shown, pictures, ["training_time"])
-    return Timing([*lines, *left_out(broken), *shown_pictures(drawn)], runs, tables.speed(c), control)
+    return Timing([*lines, *left_out(broken), *shown_pictures(drawn)], runs, bar, control)
 
 
-def _seconds(c: Comparison, settings: Mapping[str, str]) -> str:
+def _seconds(c: Comparison, times: pd.DataFrame, settings: Mapping[str, str]) -> str:
     """The tuned entry against the baseline, task by task.
 
+    :param times: of tables.speed
     :param settings: env -> what PPO's are there
     """
     medians = tables.cost(c).set_index(["env", "algorithm"])
     seconds, steps, rows = medians["train_wall_s"].map("{:.1f}".format), medians["gradient_steps"], []
-    for _, row in tables.speed(c).iterrows():
+    for _, row in times.iterrows():
         env = row["env"]
         cells = dict.fromkeys(("task", "steps", "PPO", "PPO, s", "GRPO, s", "gradient steps, PPO / GRPO"), "")
         cells["task"] = "all, geometric mean"
