@@ -17,13 +17,13 @@ from torch import nn
 
 from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_variance, gae, rewards_to_go
 from sb_grpo.buffers import Rollout
+from sb_grpo.horizons import Horizons
 from sb_grpo.kernel import KernelFeatures
+from sb_grpo.ridge import factorise, solve_each
 from sb_grpo.update import evenly_spaced, in_chunks
 
 RIDGE_RANGE = (0.1, 1000.0)
 RIDGE_FACTORS = (0.1, 1.0, 10.0)
-#: What is added to a Gram matrix that has no Cholesky factor, in units of its mean diagonal, until it has one.
-JITTER = (1e-5, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 #: Rollouts from one change of the metric to the next, and how many of the past are then fitted anew.
 METRIC_EVERY, REFITTED = 4, 4
 
@@ -39,6 +39,8 @@ class StateBaseline(nn.Module):
     :param input_dim: size of the policy's feature vector
     :param n_features: number of random Fourier features; by default 32 per input, between 128 and 512
         (256 with ``learn_metric``)
+    :param horizons: fit the predictions of :class:`~sb_grpo.horizons.Horizons` in place of the features themselves: a second
+        layer, whose inputs the values have shaped
     :param scale: length scale of the kernel, in standard deviations per input, on average over the directions
     :param learn_metric: let the kernel become narrow in the directions in which the fit changes most and wide in the others
         (:meth:`KernelFeatures.follow <sb_grpo.kernel.KernelFeatures.follow>`); up to 512 inputs
@@ -68,6 +70,7 @@ class StateBaseline(nn.Module):
         n_features: int | None = None,
         scale: float = 1.0,
         learn_metric: bool = False,
+        horizons: bool = False,
         memory: float = 0.25,
         follow_level: bool = False,
         anchor: float = 0.9,
@@ -86,7 +89,8 @@ class StateBaseline(nn.Module):
                 raise ValueError(
                     f"baseline_kwargs: {name}={value!r} must be {'an integer' if kind is Integral else 'a number'}."
                 )
-        n_features = min(max(32 * input_dim, 128), 256 if learn_metric else 512) if n_features is None else n_features
+        dim = Horizons.size if horizons else input_dim
+        n_features = min(max(32 * dim, 128), 256 if learn_metric else 512) if n_features is None else n_features
         for name, value, rule, fine in (
             ("n_features", n_features, "be at least 1", n_features >= 1),
             ("scale", scale, "be positive", scale > 0),
@@ -100,7 +104,8 @@ class StateBaseline(nn.Module):
                 raise ValueError(f"baseline_kwargs: {name}={value} must {rule}.")
         self.memory, self.anchor, self.follow_level = memory, anchor, follow_level
         self.sweeps, self.with_time, self.fit_rows, self.folds = sweeps, with_time, fit_rows, folds
-        self.phi = KernelFeatures(input_dim + with_time, n_features, scale, learn_metric, seed)
+        self.horizons = Horizons(input_dim, seed + 1, fit_rows) if horizons else None
+        self.phi = KernelFeatures(dim + with_time, n_features, scale, learn_metric, seed)
         self.register_buffer("ridge", th.tensor(100.0))
         self.register_buffer("weights", th.zeros(self.phi.size, len(RIDGE_FACTORS)))
         self._moments: tuple[th.Tensor, th.Tensor] | None = None
@@ -125,6 +130,8 @@ class StateBaseline(nn.Module):
         :return: ``[M]`` advantages, and the explained variance of the baseline that they were computed with
         """
         x, x_final = features, final_features
+        if self.horizons is not None:
+            x, x_final = self.horizons.learn(rollout, options, x, x_final)
         if self.with_time:
             last_t = th.zeros_like(rollout.group).scatter_reduce(0, rollout.episode, rollout.t, "amax")
             x = th.cat([x, rollout.t.unsqueeze(1).to(x.dtype)], dim=1)
@@ -293,32 +300,3 @@ class StateBaseline(nn.Module):
         pull: th.Tensor = self.anchor * ridges.outer(before.double())
         pull[:, 0] = 0.0
         return pull
-
-
-def factorise(systems: th.Tensor, ridges: th.Tensor) -> th.Tensor:
-    """Cholesky factors of Gram matrices with a ridge each; the constant, column 0, is not shrunk.
-
-    :param systems: ``[n, size, size]`` float64; changed
-    :param ridges: ``[n]``
-    :return: ``[n, size, size]``
-    :raises ValueError: for systems that are not finite
-    """
-    factor: th.Tensor
-    diagonal = systems.diagonal(dim1=1, dim2=2)[:, 1:]
-    diagonal += ridges.unsqueeze(1)
-    for jitter in JITTER:  # the weakest ridge may drown in the rounding errors of the float32 Gram matrices
-        factor, failed = th.linalg.cholesky_ex(systems)
-        if not bool(failed.any()):
-            return factor
-        diagonal += jitter * diagonal.mean()
-    raise ValueError("The state baseline's regression cannot be solved: its features or returns are not finite.")
-
-
-def solve_each(factor: th.Tensor, right: th.Tensor) -> th.Tensor:
-    """Solutions of systems with a right side each.
-
-    :param factor: ``[n, size, size]`` from :func:`factorise`
-    :param right: ``[n, size]``
-    :return: ``[size, n]``
-    """
-    return th.cholesky_solve(right.unsqueeze(2), factor).squeeze(2).T

@@ -4,7 +4,8 @@ import pytest
 import torch as th
 
 from sb_grpo import AdvantageOptions
-from sb_grpo.baseline import StateBaseline, factorise
+from sb_grpo.baseline import StateBaseline
+from sb_grpo.ridge import factorise
 from tests.helpers import make_rollout
 
 
