@@ -3,7 +3,8 @@
 b(s) is a ridge regression of lambda-returns on fixed features of the state, anchored at the fit before. What an episode
 is compared with is fitted to the rollouts before and to the other episodes of its own (cross-fitting), so never to itself;
 there is no critic network, no optimiser, and little to save: weights, the statistics that standardise the inputs and, where
-the features follow the fit, one matrix. The memory of data is not saved: a loaded model begins with the weights.
+the features follow the fit, one matrix, or with a second layer its weights. The memory of data is not saved: a loaded model
+begins with the weights.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ class StateBaseline(nn.Module):
     def predict(self, x: th.Tensor) -> th.Tensor:
         """The baseline under each ridge.
 
-        :param x: as :meth:`phi`
+        :param x: as :meth:`phi` takes them: features of the policy, or with ``horizons`` their predictions; then the time
         :return: ``[M, 3]``
         """
         values: th.Tensor = self.phi(x) @ self.weights
