@@ -40,11 +40,11 @@ class StateBaseline(nn.Module):
     :param input_dim: size of the policy's feature vector
     :param n_features: number of random Fourier features; by default 32 per input, between 128 and 512
         (256 with ``learn_metric``)
-    :param horizons: fit the predictions of :class:`~sb_grpo.horizons.Horizons` in place of the features themselves: a second
-        layer, whose inputs the values have shaped
     :param scale: length scale of the kernel, in standard deviations per input, on average over the directions
     :param learn_metric: let the kernel become narrow in the directions in which the fit changes most and wide in the others
         (:meth:`KernelFeatures.follow <sb_grpo.kernel.KernelFeatures.follow>`); up to 512 inputs
+    :param horizons: fit the predictions of :class:`~sb_grpo.horizons.Horizons` in place of the features themselves: a second
+        layer, whose inputs the values have shaped
     :param memory: weight of the rollouts before relative to the newest one, per rollout of age; in [0, 1)
     :param follow_level: let the targets of the rollouts before move with the level: by as much as the newest ones lie above
         what the weights before predict, on average. Where rewards go on and ``gamma`` is near 1, values grow by bootstrapping
