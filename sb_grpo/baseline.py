@@ -19,7 +19,7 @@ from torch import nn
 from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_variance, gae, rewards_to_go
 from sb_grpo.buffers import Rollout
 from sb_grpo.horizons import Horizons
-from sb_grpo.kernel import KernelFeatures
+from sb_grpo.kernel import KernelFeatures, usual_n_features
 from sb_grpo.ridge import factorise, solve_each
 from sb_grpo.update import evenly_spaced, in_chunks
 
@@ -91,7 +91,7 @@ class StateBaseline(nn.Module):
                     f"baseline_kwargs: {name}={value!r} must be {'an integer' if kind is Integral else 'a number'}."
                 )
         dim = Horizons.size if horizons else input_dim
-        n_features = min(max(32 * dim, 128), 256 if learn_metric else 512) if n_features is None else n_features
+        n_features = usual_n_features(dim, 256 if learn_metric else 512) if n_features is None else n_features
         for name, value, rule, fine in (
             ("n_features", n_features, "be at least 1", n_features >= 1),
             ("scale", scale, "be positive", scale > 0),

@@ -13,7 +13,7 @@ from torch import nn
 
 from sb_grpo.advantages import AdvantageOptions, gae, is_last
 from sb_grpo.buffers import Rollout
-from sb_grpo.kernel import KernelFeatures
+from sb_grpo.kernel import KernelFeatures, usual_n_features
 from sb_grpo.ridge import factorise
 from sb_grpo.update import evenly_spaced, in_chunks
 
@@ -41,7 +41,7 @@ class Horizons(nn.Module):
     def __init__(self, input_dim: int, seed: int, fit_rows: int) -> None:
         super().__init__()
         self.fit_rows = fit_rows
-        self.phi = KernelFeatures(input_dim, min(max(32 * input_dim, 128), 512), 1.0, False, seed)
+        self.phi = KernelFeatures(input_dim, usual_n_features(input_dim), 1.0, False, seed)
         self.register_buffer("weights", th.zeros(self.phi.size, self.size))
         self._moments: tuple[th.Tensor, th.Tensor] | None = None
 
@@ -64,12 +64,10 @@ class Horizons(nn.Module):
         :param x_final: ``[E, input_dim]`` of the observation after each episode's last step
         :return: ``[M, size]`` and ``[E, size]``
         """
-        if self.phi.normalizer.count == 0:
-            self._fit(rollout, options, x, in_chunks(self, x), in_chunks(self, x_final))
-            return in_chunks(self, x), in_chunks(self, x_final)
+        first = bool(self.phi.normalizer.count == 0)
         predicted, predicted_final = in_chunks(self, x), in_chunks(self, x_final)
         self._fit(rollout, options, x, predicted, predicted_final)
-        return predicted, predicted_final
+        return (in_chunks(self, x), in_chunks(self, x_final)) if first else (predicted, predicted_final)
 
     def _fit(
         self,

@@ -24,6 +24,11 @@ LARGEST_METRIC = 512
 LARGEST_LINEAR = 512
 
 
+def usual_n_features(dim: int, at_most: int = 512) -> int:
+    """Random Fourier features that do for ``dim`` inputs: 32 per input, from 128 to ``at_most``."""
+    return min(max(32 * dim, 128), at_most)
+
+
 class KernelFeatures(nn.Module):
     """``[1, z, z^2, cos(W R z + p)]``, z being standardised inputs, W fixed random numbers and R the root of the metric.
 
