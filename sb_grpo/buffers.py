@@ -39,6 +39,7 @@ class Rollout(NamedTuple):
     task: th.Tensor | None = None  #: [E] int64, 0 to the number of declared tasks - 1
     objectives: th.Tensor | None = None  #: [M, K] float32, the reward by objective
     episode_return: th.Tensor | None = None  #: [E] undiscounted return since the reset, steps of earlier rollouts included
+    seed_group: th.Tensor | None = None  #: [E] int64, number of the episode's same-seed group in the model's stream of them
 
 
 def select_episodes(rollout: Rollout, episodes: th.Tensor) -> tuple[Rollout, th.Tensor]:
@@ -59,7 +60,7 @@ def select_episodes(rollout: Rollout, episodes: th.Tensor) -> tuple[Rollout, th.
         return None if column is None else map_obs(lambda x: x.index_select(0, kept), column)
 
     by_row = ("observations", "actions", "log_probs", "rewards", "t", "objectives")
-    by_episode = ("terminated", "truncated", "final_observations", "task", "episode_return")
+    by_episode = ("terminated", "truncated", "final_observations", "task", "episode_return", "seed_group")
     part = rollout._replace(
         **{name: of_rows(getattr(rollout, name)) for name in by_row},
         **{name: of_episodes(getattr(rollout, name)) for name in by_episode},
@@ -341,6 +342,7 @@ class GroupRolloutBuffer(BaseBuffer):
             final_observations=final,
             n_groups=len(groups),
             max_length=int(lengths.max()),
+            seed_group=(jobs // group_size).to(self.device),
             **extra,
         )
 

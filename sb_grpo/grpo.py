@@ -54,13 +54,19 @@ NOT_SAVED = (
 OPTIONAL_MODULES = ("state_baseline", "ref_policy", "grouper", "group_weighting", "bonus")
 
 
-def same_form(saved: dict[str, Any] | None, built: dict[str, Any]) -> bool:
-    """A saved state fits into what was built: the same entries, tensors of the same shapes."""
+#: Part of a state baseline that may come and go: a model saved with it can be loaded without, and the other way round.
+PAIRING = "pairing."
+
+
+def fitting(saved: dict[str, Any] | None, built: dict[str, Any]) -> dict[str, Any] | None:
+    """A saved state as far as it fits into what was built; None where it does not: other entries, or of other shapes."""
 
     def form(state: dict[str, Any]) -> dict[str, Any]:
-        return {name: getattr(entry, "shape", None) for name, entry in state.items()}
+        return {name: getattr(entry, "shape", None) for name, entry in state.items() if PAIRING not in name}
 
-    return saved is not None and form(saved) == form(built)
+    if saved is None or form(saved) != form(built):
+        return None
+    return {name: saved.get(name, entry) for name, entry in built.items()}
 
 
 def steps_per_env(n_steps: int | None, n_envs: int) -> int:
@@ -525,7 +531,7 @@ class GRPO(OnPolicyAlgorithm):
         rollout = self.grouper.regroup(rollout, labels)
         gamma = self.gamma if self.moving_gamma is None else self.moving_gamma
         options = AdvantageOptions(gamma, self.gae_lambda, self.baseline, self.normalize_advantage, self.ended_members)
-        advantages, explained = estimate(self, with_bonus(self, rollout), options, self._objective_weights)
+        advantages, explained, figures = estimate(self, with_bonus(self, rollout), options, self._objective_weights)
         check_advantages(self.advantage, advantages, rollout)
         row_label = labels[rollout.episode]
         advantages = self.grouper.rescale(advantages, row_label)
@@ -533,7 +539,7 @@ class GRPO(OnPolicyAlgorithm):
         has_signal = segment_mean((advantages != 0).float(), row_group, rollout.n_groups) > 0
         self._steps_trained += len(advantages)
         self._task = rollout.task
-        diagnostics.record_rollout(self, rollout, advantages, has_signal, explained)
+        diagnostics.record_rollout(self, rollout, advantages, has_signal, explained, figures)
         batch = Minibatch(
             observations=rollout.observations,
             actions=rollout.actions,
@@ -696,7 +702,10 @@ class GRPO(OnPolicyAlgorithm):
                 module = getattr(self, name)
                 if not isinstance(module, th.nn.Module):
                     params.pop(name, None)
-                elif not same_form(params.get(name), module.state_dict()):
-                    params[name] = params["policy"] if name == "ref_policy" else module.state_dict()
+                    continue
+                known = fitting(params.get(name), module.state_dict())
+                if known is None:
+                    known = params["policy"] if name == "ref_policy" else module.state_dict()
+                params[name] = known
             load_path_or_dict = params
         super().set_parameters(load_path_or_dict, exact_match, device)
