@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch as th
 
-from sb_grpo.buffers import Rollout
+from sb_grpo.types import Rollout
 
 SPREAD_TOLERANCE = 1e-5
 #: The same for residuals of a fit, which are never exactly 0: a constant reward leaves 1e-4, CartPole when solved 7e-3.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from numbers import Integral, Real
 
 import torch as th
 from torch import nn
@@ -25,17 +24,22 @@ from sb_grpo.advantages import (
     residuals_of,
     rewards_to_go,
 )
-from sb_grpo.buffers import Rollout
 from sb_grpo.horizons import Horizons
 from sb_grpo.kernel import KernelFeatures, usual_n_features
 from sb_grpo.paired import Pairing, check_paired
 from sb_grpo.ridge import factorise, solve_each
+from sb_grpo.rules import AT_LEAST_ONE, BELOW_ONE, POSITIVE, SHARE, check_numbers
+from sb_grpo.types import Rollout
 from sb_grpo.update import evenly_spaced, in_chunks
 
 RIDGE_RANGE = (0.1, 1000.0)
 RIDGE_FACTORS = (0.1, 1.0, 10.0)
 #: Rollouts from one change of the metric to the next, and how many of the past are then fitted anew.
 METRIC_EVERY, REFITTED = 4, 4
+RULES = dict(
+    n_features=AT_LEAST_ONE, sweeps=AT_LEAST_ONE, fit_rows=AT_LEAST_ONE, folds=AT_LEAST_ONE, scale=POSITIVE, memory=BELOW_ONE,
+    anchor=SHARE,
+)  # fmt: skip
 
 
 Predict = Callable[[th.Tensor], th.Tensor]
@@ -97,27 +101,10 @@ class StateBaseline(nn.Module):
         paired: bool | float = False,
     ) -> None:
         super().__init__()
-        for name, value, kind in (
-            ("n_features", n_features, Integral), ("sweeps", sweeps, Integral), ("fit_rows", fit_rows, Integral),
-            ("folds", folds, Integral), ("scale", scale, Real), ("memory", memory, Real), ("anchor", anchor, Real),
-        ):  # fmt: skip
-            if not isinstance(value, kind) and not (name == "n_features" and value is None):
-                raise ValueError(
-                    f"baseline_kwargs: {name}={value!r} must be {'an integer' if kind is Integral else 'a number'}."
-                )
+        given = dict(sweeps=sweeps, fit_rows=fit_rows, folds=folds, scale=scale, memory=memory, anchor=anchor)
+        check_numbers("baseline_kwargs", given if n_features is None else dict(given, n_features=n_features), RULES)
         dim = Horizons.size if horizons else input_dim
         n_features = usual_n_features(dim, 256 if learn_metric else 512) if n_features is None else n_features
-        for name, value, rule, fine in (
-            ("n_features", n_features, "be at least 1", n_features >= 1),
-            ("scale", scale, "be positive", scale > 0),
-            ("memory", memory, "lie in [0, 1)", 0 <= memory < 1),
-            ("anchor", anchor, "lie in [0, 1]", 0 <= anchor <= 1),
-            ("sweeps", sweeps, "be at least 1", sweeps >= 1),
-            ("fit_rows", fit_rows, "be at least 1", fit_rows >= 1),
-            ("folds", folds, "be at least 1", folds >= 1),
-        ):
-            if not fine:
-                raise ValueError(f"baseline_kwargs: {name}={value} must {rule}.")
         check_paired(paired)
         self.memory, self.anchor, self.follow_level = memory, anchor, follow_level
         self.sweeps, self.with_time, self.fit_rows, self.folds = sweeps, with_time, fit_rows, folds
@@ -179,11 +166,8 @@ class StateBaseline(nn.Module):
         first = bool(self.phi.normalizer.count == 0)
         rows = evenly_spaced(len(x), self.fit_rows, x.device)
         x_fit = x[rows]
-        if first:  # nothing to predict with yet: the first rollout is compared with its own fit to plain returns
-            self.phi.normalizer.update(x_fit)
-            solve = self._regression(self.phi(x_fit), self.weights[:, 1])
-            self.weights.copy_(solve(rewards_to_go(rollout, options.gamma)[rows]))
-            self._moments = None
+        if first:
+            self._begin(x_fit, rewards_to_go(rollout, options.gamma)[rows])
         predictions, final_predictions = in_chunks(predict, x), in_chunks(predict, x_final)
         best = 1 if first else self._best_ridge(rollout, options, predictions, final_predictions)
         fold = th.zeros_like(rollout.group)
@@ -206,14 +190,36 @@ class StateBaseline(nn.Module):
             residuals = residuals_of(rollout, options, values, phi_final @ weights, fold)
             own_values = values.gather(1, residuals.fold.unsqueeze(1)).squeeze(1)
             target = residuals.own + own_values
-        solve, fit_target = self._regression(phi, before, gram), target
-        for _ in range(self.sweeps - 1):
-            middle = solve(fit_target, slice(1, 2)).squeeze(1)
-            refreshed = phi @ middle
-            fit_target = gae(rollout, refreshed, phi_final @ middle, options.gamma, options.gae_lambda) + refreshed
-        self.weights.copy_(solve(fit_target))
+        fit_target = self._sweep(rollout, options, phi, phi_final, target, self._regression(phi, before, gram))
         self._remember(x_fit, fit_target, phi, before)
         return residuals, own_values, target
+
+    def _begin(self, x: th.Tensor, returns: th.Tensor) -> None:
+        """There is nothing to predict with yet: the first rollout is compared with its own fit to plain returns."""
+        self.phi.normalizer.update(x)
+        self.weights.copy_(self._regression(self.phi(x), self.weights[:, 1])(returns))
+        self._moments = None
+
+    def _sweep(
+        self,
+        rollout: Rollout,
+        options: AdvantageOptions,
+        phi: th.Tensor,
+        phi_final: th.Tensor,
+        target: th.Tensor,
+        solve: Callable[..., th.Tensor],
+    ) -> th.Tensor:
+        """Fit the weights to a rollout, several times: from the second on, lambda-returns bootstrap from the fit just made.
+
+        :param solve: of :meth:`_regression`
+        :return: ``[M]`` the last of them
+        """
+        for _ in range(self.sweeps - 1):
+            middle = solve(target, slice(1, 2)).squeeze(1)
+            values = phi @ middle
+            target = gae(rollout, values, phi_final @ middle, options.gamma, options.gae_lambda) + values
+        self.weights.copy_(solve(target))
+        return target
 
     def _cross_fitted(
         self, phi: th.Tensor, fold: th.Tensor, target: th.Tensor, before: th.Tensor

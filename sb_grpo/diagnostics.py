@@ -10,9 +10,9 @@ import torch as th
 from stable_baselines3.common.logger import HParam
 
 from sb_grpo.advantages import episode_returns, segment_mean, segment_sum
-from sb_grpo.buffers import Minibatch, Rollout, map_obs
 from sb_grpo.columns import task_names
 from sb_grpo.losses import importance_ratio, kl_k3
+from sb_grpo.types import Minibatch, Rollout, map_obs
 from sb_grpo.update import evenly_spaced, in_chunks
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from torch import nn
 
 from sb_grpo.advantages import ESTIMATORS, AdvantageOptions, shape_rewards
 from sb_grpo.baseline import StateBaseline
-from sb_grpo.buffers import NOTHING, Rollout, select_episodes
 from sb_grpo.grouping import Grouping, to_one_scale
+from sb_grpo.types import NOTHING, Rollout, select_episodes
 from sb_grpo.update import in_chunks
 from sb_grpo.validation import check_features
 

@@ -38,38 +38,38 @@ def check_groups(model: GRPO) -> None:
             "tasks=, as a number or a list of names."
         )
     _check_objectives(model)
-    if (model.baseline_kwargs or {}).get("paired", False) is not False:
-        _check_pairs(model)
+    paired = (model.baseline_kwargs or {}).get("paired", False)
+    if paired is not False:
+        check_pairs(paired, obstacle_to_pairs(model.group_size, model.grouping, model.env), model.shared_noise)
 
 
-def pairs_by_itself(model: GRPO) -> bool:
-    """Whether members have something in common that a model can subtract where its arguments do not say."""
-    return _obstacle_to_pairs(model) is None and model.shared_noise
-
-
-def _obstacle_to_pairs(model: GRPO) -> str | None:
+def obstacle_to_pairs(group_size: int, grouping: Any, env: Any) -> str | None:
     """Why members of a group have no peers that share their luck, and what to do; None where they have."""
-    if model.group_size == 1:
+    if group_size == 1:
         return "group_size=1 gives a member no peers. Use group_size >= 2"
-    if model.grouping not in ("seed", "hierarchical"):
-        return f"grouping={model.grouping!r} compares episodes of different seeds. Use grouping='seed' (or 'hierarchical')"
-    if isinstance(model.env, TensorVecEnv) and model.env.grouping == "state":
+    if grouping not in ("seed", "hierarchical"):
+        return f"grouping={grouping!r} compares episodes of different seeds. Use grouping='seed' (or 'hierarchical')"
+    if isinstance(env, TensorVecEnv) and env.grouping == "state":
         return (
-            f"{type(model.env).__name__} cannot seed its resets (grouping='state'), so that members share a start and nothing "
-            "more. Use an env whose reset seeds decide its randomness"
+            f"{type(env).__name__} cannot seed its resets (grouping='state'), so that members share a start and nothing more. "
+            "Use an env whose reset seeds decide its randomness"
         )
     return None
 
 
-def _check_pairs(model: GRPO) -> None:
-    paired = (model.baseline_kwargs or {})["paired"]
-    obstacle = _obstacle_to_pairs(model)
+def check_pairs(paired: Any, obstacle: str | None, shared_noise: bool) -> None:
+    """Check that there is something to pair.
+
+    :param paired: what the user asked for, not False
+    :param obstacle: from :func:`obstacle_to_pairs`
+    :raises ValueError: if there is an obstacle
+    """
     if obstacle is not None:
         raise ValueError(
             f"baseline_kwargs: paired={paired!r} subtracts the luck that members of a same-seed group share, but {obstacle}, "
             "or paired=False."
         )
-    if not model.shared_noise:
+    if not shared_noise:
         warnings.warn(
             f"baseline_kwargs: paired={paired!r} with shared_noise=False: members draw noise of their own in step(), so "
             "nothing is left to pair but the start. Use shared_noise=True where pairing is to help.",

@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo import diagnostics
 from sb_grpo.advantages import AdvantageEstimator, AdvantageOptions, segment_mean, shape_rewards
 from sb_grpo.baseline import StateBaseline
-from sb_grpo.buffers import GroupRolloutBuffer, Minibatch, Rollout, map_obs
+from sb_grpo.buffers import GroupRolloutBuffer
 from sb_grpo.captured import Captured
 from sb_grpo.columns import HostColumns, column_shapes
 from sb_grpo.device_buffer import TensorRolloutBuffer
@@ -36,7 +36,9 @@ from sb_grpo.groups import GroupSlots, TensorSlots
 from sb_grpo.losses import Clip, cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3, step_weights
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.sampler import check_finite, collect, unspoilt
+from sb_grpo.saving import with_fitting_modules
 from sb_grpo.simulator_groups import SLOTS, BranchSlots, StreamSlots
+from sb_grpo.types import Minibatch, Rollout, map_obs
 from sb_grpo.update import LastGood, clip_gradients, in_chunks, minibatches
 from sb_grpo.validation import check_advantages, check_arguments, check_early_reset, check_env, check_rollout_size
 
@@ -52,21 +54,6 @@ NOT_SAVED = (
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
 OPTIONAL_MODULES = ("state_baseline", "ref_policy", "grouper", "group_weighting", "bonus")
-
-
-#: Part of a state baseline that may come and go: a model saved with it can be loaded without, and the other way round.
-PAIRING = "pairing."
-
-
-def fitting(saved: dict[str, Any] | None, built: dict[str, Any]) -> dict[str, Any] | None:
-    """A saved state as far as it fits into what was built; None where it does not: other entries, or of other shapes."""
-
-    def form(state: dict[str, Any]) -> dict[str, Any]:
-        return {name: getattr(entry, "shape", None) for name, entry in state.items() if PAIRING not in name}
-
-    if saved is None or form(saved) != form(built):
-        return None
-    return {name: saved.get(name, entry) for name, entry in built.items()}
 
 
 def steps_per_env(n_steps: int | None, n_envs: int) -> int:
@@ -697,15 +684,6 @@ class GRPO(OnPolicyAlgorithm):
         if not isinstance(load_path_or_dict, dict):
             load_path_or_dict = load_from_zip_file(load_path_or_dict, device=device)[1]
         if "policy" in load_path_or_dict:
-            params = dict(load_path_or_dict)
-            for name in OPTIONAL_MODULES:
-                module = getattr(self, name)
-                if not isinstance(module, th.nn.Module):
-                    params.pop(name, None)
-                    continue
-                known = fitting(params.get(name), module.state_dict())
-                if known is None:
-                    known = params["policy"] if name == "ref_policy" else module.state_dict()
-                params[name] = known
-            load_path_or_dict = params
+            modules = {name: getattr(self, name) for name in OPTIONAL_MODULES}
+            load_path_or_dict = with_fitting_modules(load_path_or_dict, modules)
         super().set_parameters(load_path_or_dict, exact_match, device)

@@ -16,7 +16,7 @@ import torch as th
 from torch import nn
 
 from sb_grpo.advantages import Residuals, segment_sum
-from sb_grpo.buffers import Rollout
+from sb_grpo.types import Rollout
 
 #: Weight of the rollouts before in the moments, per rollout of age: luck is as large tomorrow as it is today.
 MEMORY = 0.9

@@ -25,7 +25,7 @@ from torch import nn
 from sb_grpo import GRPO
 from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_variance, gae
 from sb_grpo.baseline import StateBaseline
-from sb_grpo.buffers import Rollout
+from sb_grpo.types import Rollout
 from zoo.common.provenance import commit, versions
 from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser, run_probe
 

@@ -28,8 +28,8 @@ from torch import nn
 from sb_grpo import GRPO
 from sb_grpo.advantages import AdvantageOptions, gae
 from sb_grpo.baseline import StateBaseline
-from sb_grpo.buffers import Rollout
 from sb_grpo.policies import ActorPolicy
+from sb_grpo.types import Rollout
 from zoo.common.provenance import commit, versions
 from zoo.showcase.critic_probe import Critic
 from zoo.showcase.runs import DATA
