@@ -7,9 +7,10 @@ cannot fall out of step, which is what groups with a shared seed rest on. :func:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -39,16 +40,17 @@ def luck(seeds: th.Tensor, t: th.Tensor | int, k: int, dtype: th.dtype = th.floa
 # ------------------------------------------------------------ inverse distribution functions, for tensors and arrays alike
 
 
-def _of_arrays_too(transform: Callable[..., th.Tensor]) -> Callable[..., Any]:
+def _of_arrays_too(transform: Callable[Concatenate[th.Tensor, P], th.Tensor]) -> Callable[Concatenate[Numbers, P], Numbers]:
     """NumPy in, NumPy out; the arithmetic is torch's for both, so that host and device agree."""
 
     @wraps(transform)
-    def either(u: Any, *args: Any, **kwargs: Any) -> Any:
+    def either(u: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
         if isinstance(u, th.Tensor):
             return transform(u, *args, **kwargs)
         return transform(th.as_tensor(np.asarray(u)), *args, **kwargs).numpy()
 
-    return either
+    typed: Any = either
+    return typed  # type: ignore[no-any-return]
 
 
 @_of_arrays_too
@@ -66,14 +68,15 @@ def pareto(u: th.Tensor, shape: float, smallest: float = 1.0) -> th.Tensor:
 @_of_arrays_too
 def normal(u: th.Tensor, deviation: float = 1.0) -> th.Tensor:
     """Normal numbers of mean 0 from uniform ones in [0, 1). 0 counts as 2^-25, half of the smallest step of :func:`luck`."""
-    return deviation * th.special.ndtri(u.clamp(min=2.0**-25))
+    standard: th.Tensor = th.special.ndtri(u.clamp(min=2.0**-25))
+    return deviation * standard
 
 
 @_of_arrays_too
 def geometric(u: th.Tensor, mean: float | th.Tensor) -> th.Tensor:
     """Geometric numbers 0, 1, 2, ... from uniform ones in [0, 1); r of them sum to a negative binomial number."""
-    mean = th.as_tensor(mean, dtype=u.dtype, device=u.device)
-    return th.floor(th.log1p(-u) / (th.log(mean) - th.log1p(mean)))
+    again = mean / (1.0 + mean)  # probability of one more
+    return th.floor(th.log1p(-u) / (again.log() if isinstance(again, th.Tensor) else math.log(again)))
 
 
 # ------------------------------------------------------------ a gymnasium.Env
@@ -82,21 +85,25 @@ def geometric(u: th.Tensor, mean: float | th.Tensor) -> th.Tensor:
 class EpisodeLuck:
     """The luck of a ``gymnasium.Env``, asked for step by step.
 
-    Call :meth:`begin` in ``reset`` after ``super().reset(seed=seed)``, and :meth:`at` in ``step``. The luck belongs to the reset
-    seed, unless the env was handed another generator between ``reset`` and the first step, as GRPO does with
+    Call :meth:`begin` in ``reset`` after ``super().reset(seed=seed)``, and :meth:`at` in ``step``. The luck belongs to the
+    reset seed, unless the env was handed another generator between ``reset`` and the first step, as GRPO does with
     ``shared_noise=False``: then the first number of that generator is the seed of the luck, and the start stays.
 
     :param env: the env, whose ``np_random`` chooses the seed of unseeded resets
     :param k: uniform numbers per step
     :param transform: what they become, whole blocks at a time; None: they stay
     :param block: steps that are drawn at once, about the length of an episode
+    :raises ValueError: for no numbers or no steps
     """
 
     def __init__(self, env: gym.Env[Any, Any], k: int, transform: Transform | None = None, block: int = 200) -> None:
+        if k < 1 or block < 1:
+            raise ValueError(f"k={k} and block={block} must be at least 1: numbers per step, and steps drawn at once.")
         self.env, self.k, self.transform, self.block = env, k, transform, block
         self._seed: int | None = None
         self._generator: np.random.Generator | None = None
-        self._first, self._rows = 0, []  # type: tuple[int, list[list[float]]]
+        self._first = 0
+        self._rows: list[list[float]] = []
 
     def begin(self, seed: int | None, n: int) -> np.ndarray:
         """Start an episode.
@@ -129,7 +136,7 @@ class EpisodeLuck:
             self._seed = int(self._generator.integers(2**31))
         t = th.arange(first, first + self.block)
         u = luck(_as_tensor(self._seed), t, self.k, th.float64)
-        self._first, self._rows = first, (u if self.transform is None else self.transform(u, t.to(u.dtype))).tolist()
+        self._first, self._rows = first, (u if self.transform is None else self.transform(u, t.double())).tolist()
 
 
 def _as_tensor(seed: int) -> th.Tensor:
@@ -157,7 +164,8 @@ def read_clock(columns: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
 class LuckyTensorEnv(FunctionalTensorEnv):
     """A FunctionalTensorEnv with luck in its steps: a body, and behind it the clock that the luck is read from.
 
-    Subclasses give ``body_start``, ``noise``, ``advance`` and ``look`` in place of the three functions; none of them terminates.
+    Subclasses give ``body_start``, ``noise``, ``advance`` and ``look`` in place of the three functions. Nothing but the time
+    limit ends an episode.
     """
 
     n_start: int  #: uniform numbers of the start state

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -173,5 +172,6 @@ def make_tensor_env(env_id: str, num_envs: int, device: th.device | str = "cpu",
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"There is no native tensor env {env_id!r}.{hint} There are: {', '.join(sorted(known))}.")
     entry = known[env_id]
-    make: Callable[..., TensorVecEnv] = load_env_creator(entry) if isinstance(entry, str) else entry
-    return make(num_envs, device=device, **kwargs)
+    make: Any = load_env_creator(entry) if isinstance(entry, str) else entry
+    env: TensorVecEnv = make(num_envs, device=device, **kwargs)
+    return env

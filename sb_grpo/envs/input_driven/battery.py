@@ -1,7 +1,8 @@
 """BatteryArbitrage-v0: buy power when it is cheap, store it with losses, sell it when it is dear.
 
-A week in hours with a battery of four hours, as in the storage problems of Powell and Meisel, "Tutorial on Stochastic Optimization
-in Energy" (IEEE Transactions on Power Systems 31, 2016). Luck: the price, a daily shape + an AR(1) process + spikes.
+A week in hours with a battery of four hours, as in the storage problems of Powell and Meisel, "Tutorial on Stochastic
+Optimization in Energy" (IEEE Transactions on Power Systems 31, 2016). Luck: the price, a
+daily shape + an AR(1) process + spikes.
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from sb_grpo.envs.input_driven.battery import (
     SPIKES,
 )
 
-CELLS = 40  #: of the charge; RATE is 10 of them
+CELLS = 24  #: of the charge; RATE is 6 of them
 MOVES = (np.array([-1.0, -0.5, 0.0, 0.5, 1.0]) * RATE * CELLS).astype(int)
-WANDER = np.linspace(-60.0, 60.0, 41)  #: grid of the AR(1) process
-HEIGHTS = -SPIKE * np.log(1.0 - (np.arange(6) + 0.5) / 6.0)  #: six equally likely spikes
-_CHANCES = np.array([1.0 - SPIKES, *[SPIKES / 6.0] * 6])
+WANDER = np.linspace(-60.0, 60.0, 31)  #: grid of the AR(1) process
+HEIGHTS = -SPIKE * np.log(1.0 - (np.arange(4) + 0.5) / 4.0)  #: four equally likely spikes
+_CHANCES = np.array([1.0 - SPIKES, *[SPIKES / 4.0] * 4])
 
 
 def _trades() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -41,22 +41,18 @@ def _next_wander() -> np.ndarray:
 
 
 @cache
-def expected_values(hours: int = 120) -> np.ndarray:
+def expected_values(hours: int = 168) -> np.ndarray:
     """Value of a charge when the hour's trade is done, ``[24, CELLS + 1, len(WANDER)]``, with so many hours to go.
 
     Undiscounted backward induction. It needs not know how much of the week is left: what is stored at its end is paid for.
     """
-    after, stored, traded = _trades()
-    transition = _next_wander()
-    spikes = np.array([0.0, *HEIGHTS])
-    expected = np.zeros((24, CELLS + 1, len(WANDER)))
+    after, stored, traded = (column[:, None, None] for column in _trades())
+    price = SHAPE[:, None, None] + WANDER[:, None] + np.array([0.0, *HEIGHTS])  # [hour, wander, spike]
+    money = (LEVEL * stored - price[:, None, :, :, None] * traded) / SCALE  # [hour, cell, wander, spike, move]
+    transition, expected = _next_wander(), np.zeros((24, CELLS + 1, len(WANDER)))
     for _ in range(hours):
-        value = np.empty_like(expected)
-        for hour in range(24):
-            price = SHAPE[hour] + WANDER[:, None] + spikes  # [wander, spike]
-            money = LEVEL * stored[:, None, None] - price[:, :, None] * traded[:, None, None]
-            total = money / SCALE + expected[hour][after].transpose(0, 2, 1)[:, :, None]  # [cell, wander, spike, move]
-            value[hour] = total.max(3) @ _CHANCES
+        ahead = expected[:, after[:, 0, 0]].transpose(0, 1, 3, 2)[:, :, :, None]
+        value = (money + ahead).max(4) @ _CHANCES
         expected = np.roll(value, -1, axis=0) @ transition.T
     return expected
 

@@ -50,9 +50,7 @@ class TensorLoadBalancing(TensorInputDrivenEnv):
 
     def look(self, body: th.Tensor, t: th.Tensor) -> th.Tensor:
         work, size = body[:, :-1], body[:, -1:]
-        return th.cat(
-            [th.log1p(work / 100.0), th.log1p((work + size) / self.rates / 100.0) - 2.0, th.log(size / 100.0)], 1
-        )
+        return th.cat([th.log1p(work / 100.0), th.log1p((work + size) / self.rates / 100.0) - 2.0, th.log(size / 100.0)], 1)
 
 
 class LoadBalancing(InputDrivenEnv):

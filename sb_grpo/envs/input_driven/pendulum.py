@@ -59,19 +59,19 @@ class DisturbedPendulum(PendulumEnv):
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode)
-        self.t = 0
+        self.t, self.torque = 0, 0.0
         self._luck = EpisodeLuck(self, 1, TensorDisturbedPendulum.noise)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         *state, self.torque = _start(th.from_numpy(self._luck.begin(seed, 3)).unsqueeze(0))[0].tolist()
         self.state, self.t = np.array(state), 0
-        return self._get_obs(), {}
+        return self._get_obs(), {}  # type: ignore[no-untyped-call]
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        torque = self.torque
+        torque, innovation = self.torque, self._luck.at(self.t)[0]
         self.state = np.array([self.state[0], self.state[1] + KICK * torque])
-        obs, reward, _, _, _ = super().step(action)
-        self.torque = PERSISTENCE * torque + self._luck.at(self.t)[0]
+        obs, reward, _, _, _ = super().step(action)  # type: ignore[no-untyped-call]
+        self.torque = PERSISTENCE * torque + innovation
         self.t += 1
         return obs, float(reward), False, False, {"torque": torque}

@@ -1,8 +1,8 @@
 """QueueRouting-v0: send every arriving batch of jobs down one of four lines of a two-stage queueing network.
 
-Lines 0 and 1 feed station 0, lines 2 and 3 station 1. Batches are of three classes: one at home everywhere, the others twice the
-work on the lines of the first or the second station. Parallel servers with random service and routing on arrival are the
-textbook's (Kleinrock, "Queueing Systems", 1975). Luck: sizes and classes of batches, and what each server gets done in a step.
+Lines 0 and 1 feed station 0, lines 2 and 3 station 1. Batches are of three classes: one at home everywhere, the others twice
+the work on the lines before one of the stations. Servers with random service and routing on arrival are the textbook's
+(Kleinrock, "Queueing Systems", 1975). Luck: sizes and classes of batches, and what each server gets done in a step.
 """
 
 from __future__ import annotations
