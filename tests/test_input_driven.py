@@ -1,5 +1,8 @@
 """Luck that is a function of seed and step, and the tasks that are made of it."""
 
+import re
+from pathlib import Path
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -328,3 +331,20 @@ def test_grpo_beats_a_simple_rule_in_60000_steps(env_id, beaten):
     model = GRPO("MlpPolicy", env, seed=1, device="cpu", **settings).learn(60_000)
     learned = episode_returns(env_id, lambda obs: model.predict(obs, deterministic=True)[0], range(300))
     assert learned.mean() > evaluate_reference(env_id, beaten, range(300)).mean
+
+
+# ------------------------------------------------------------ the page
+
+
+def test_snippets_of_the_page_run_as_they_stand():
+    page = (Path(__file__).parents[1] / "docs/input_driven.md").read_text()
+    trial, own = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(trial.replace("20_000", "3_200"), "trial", "exec"), {})
+    exec(compile(own, "own", "exec"), {})
+
+
+def test_page_has_a_figure_for_every_rule():
+    page = (Path(__file__).parents[1] / "docs/input_driven.md").read_text()
+    for env_id, rules in REFERENCES.items():
+        for name in ("random", *rules):
+            assert f"| `{env_id}` | {name} |" in page
