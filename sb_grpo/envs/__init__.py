@@ -2,7 +2,7 @@
 
 import gymnasium as gym
 
-import sb_grpo.envs.causal  # noqa: F401  registers CausalIntervention-v0
+from sb_grpo.envs import causal, input_driven  # noqa: F401  they register their ids
 from sb_grpo.envs.checker import check_tensor_env
 from sb_grpo.envs.tasks import register_suites
 
