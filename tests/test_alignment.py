@@ -84,7 +84,7 @@ def test_a_place_that_reset_does_not_set_back_is_a_lag():
     [("own", "ignores its seed"), ("none", "deterministic"), ("start", "nothing in common"), ("fading", "fades")],
 )
 def test_verdicts(kind, verdict):
-    found = measured(kind)
+    found = measured(kind, weight=3.0)
     assert found.verdict == verdict and found.sentence.startswith(verdict.capitalize()) and REMEDIES[verdict] in found.sentence
 
 

@@ -22,14 +22,14 @@ class Clinic(gym.Env):
         super().reset(seed=seed)
         # One stream per purpose, all of the episode's luck at once: patient i has the same gap and work, whatever is decided.
         arrivals, treatments = self.np_random.spawn(2)
-        self.gaps = arrivals.exponential(1.0, N_PATIENTS)
-        self.work = treatments.lognormal(-0.5, 1.0, N_PATIENTS)
+        self.gaps = arrivals.exponential(1.0, N_PATIENTS + 1)
+        self.work = treatments.lognormal(-0.5, 1.0, N_PATIENTS + 1)
         self.clock, self.patient, self.hours, self.since = simpy.Environment(), 0, 0.0, 0.0
         self.doctors, self.present = [simpy.Resource(self.clock) for _ in SPEEDS], [0] * len(SPEEDS)
         return self.observe(), {}
 
     def observe(self):
-        return np.array([*self.present, self.work[min(self.patient, N_PATIENTS - 1)]], dtype=np.float32)
+        return np.array([*self.present, self.work[self.patient]], dtype=np.float32)
 
     def count(self, doctor, change):
         self.hours += sum(self.present) * (self.clock.now - self.since)
@@ -46,14 +46,13 @@ class Clinic(gym.Env):
     def step(self, action):
         self.clock.process(self.treat(int(action), self.work[self.patient]))
         self.patient, before = self.patient + 1, self.hours
-        over = self.patient == N_PATIENTS
-        self.clock.run(until=None if over else self.clock.now + self.gaps[self.patient])  # the last patient leaves last
+        self.clock.run(until=self.clock.now + self.gaps[self.patient])  # to the next arrival: the next decision
         self.count(0, 0)
-        return self.observe(), before - self.hours, over, False, {}
+        return self.observe(), before - self.hours, False, self.patient == N_PATIENTS, {}
 
 
 if __name__ == "__main__":
     print(noise_alignment(Clinic, n_steps=N_PATIENTS).sentence)
     model = GRPO("MlpPolicy", Clinic(), n_steps=2048, learning_rate=1e-3, seed=0)
-    print("before:", evaluate_policy(model, Clinic(), 30))
-    print("after: ", evaluate_policy(model.learn(50_000), Clinic(), 30))
+    print("before:", evaluate_policy(model, model.get_env(), 30))
+    print("after: ", evaluate_policy(model.learn(50_000), model.get_env(), 30))

@@ -186,13 +186,13 @@ def _by_lag(residuals: np.ndarray, max_lag: int) -> tuple[np.ndarray, np.ndarray
     return lags, correlation, error
 
 
-def _thirds(residuals: np.ndarray) -> tuple[tuple[float, float, float], float]:
-    """Common share in each third of the steps that both members lived through, and the standard error of the first."""
+def _thirds(residuals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Common share in each third of the steps that both members lived through, and the standard errors."""
     both = (~np.isnan(residuals)).all(axis=1)
     place = 3 * np.arange(both.shape[1]) // np.maximum(both.sum(axis=1, keepdims=True), 1)
     parts = [np.where(both & (place == third), 1.0, np.nan) for third in range(3)]
-    (a, error), (b, _), (c, _) = (correlate(residuals[:, 0] * part, residuals[:, 1] * part) for part in parts)
-    return (a, b, c), error
+    shares, errors = np.array([correlate(residuals[:, 0] * part, residuals[:, 1] * part) for part in parts]).T
+    return shares, errors
 
 
 def _judge(
@@ -208,12 +208,12 @@ def _judge(
     :param residuals: ``[pairs, 2, steps]`` centred rewards, NaN after the end
     """
     lags, correlation, error = _by_lag(residuals, max_lag)
-    thirds, first_error = _thirds(residuals)
+    thirds, thirds_error = _thirds(residuals)
+    fades = 0.5 * thirds[0] - thirds[2] > _Z * np.hypot(0.5 * thirds_error[0], thirds_error[2])
     now = int(np.flatnonzero(lags == 0)[0])
     peak = int(np.argmax(correlation))
     shifted = correlation[peak] - correlation[now] > _Z * np.hypot(error[peak], error[now])
-    shared = correlation[now] > _Z * error[now]
-    fades = thirds[0] > _Z * first_error and thirds[2] < 0.5 * thirds[0]
+    shared = correlation[now] > _Z * error[now] or thirds[0] > _Z * thirds_error[0]
     if shifted and correlation[peak] > _Z * error[peak]:
         verdict = f"out of step by {abs(int(lags[peak]))}"
     elif not (replays and starts_equal):
@@ -222,16 +222,16 @@ def _judge(
         verdict = "deterministic"
     elif generator_alike is not None and generator_alike < 1.0:
         verdict = "falls out of step"
-    elif not shared and not fades:
+    elif not shared:
         verdict = "nothing in common"
     elif fades and generator_alike is None:
         verdict = "fades"
     else:
         verdict = "in step"
-    share = float(correlation[now])
+    share, by_third = float(correlation[now]), (float(thirds[0]), float(thirds[1]), float(thirds[2]))
     return Alignment(
-        *(lags, correlation, error, share, thirds, starts_equal, replays, seeds_matter, generator_alike, verdict),
-        sentence=_sentence(verdict, share, thirds, generator_alike),
+        *(lags, correlation, error, share, by_third, starts_equal, replays, seeds_matter, generator_alike, verdict),
+        sentence=_sentence(verdict, share, by_third, generator_alike),
     )
 
 

@@ -8,20 +8,30 @@ from __future__ import annotations
 
 import importlib
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import seeding
 
-#: or-gym-inventory: id, module and class there, and periods of an episode by default.
-INVENTORY: dict[str, tuple[str, str, int]] = {
-    "OrNewsvendor-v0": ("newsvendor", "NewsvendorEnv", 40),
-    "OrInventoryBacklog-v0": ("inventory_management", "InvManagementBacklogEnv", 30),
-    "OrInventoryLostSales-v0": ("inventory_management", "InvManagementLostSalesEnv", 30),
-    "OrNetworkBacklog-v0": ("network_management", "NetInvMgmtBacklogEnv", 30),
-    "OrNetworkLostSales-v0": ("network_management", "NetInvMgmtLostSalesEnv", 30),
+
+class Inventory(NamedTuple):
+    """A task of or-gym-inventory."""
+
+    module: str  #: of the package
+    name: str  #: class there
+    periods: int  #: of an episode, by default
+    backlog: bool | None = None  #: what the constructor must be told
+
+
+#: or-gym-inventory, by our id. Its network always keeps a backlog (1.0.0) unless the constructor is told otherwise.
+INVENTORY: dict[str, Inventory] = {
+    "OrNewsvendor-v0": Inventory("newsvendor", "NewsvendorEnv", 40),
+    "OrInventoryBacklog-v0": Inventory("inventory_management", "InvManagementBacklogEnv", 30),
+    "OrInventoryLostSales-v0": Inventory("inventory_management", "InvManagementLostSalesEnv", 30),
+    "OrNetworkBacklog-v0": Inventory("network_management", "NetInvMgmtBacklogEnv", 30),
+    "OrNetworkLostSales-v0": Inventory("network_management", "NetInvMgmtLostSalesEnv", 30, backlog=False),
 }
 #: gym-electric-motor: id, and the id there.
 MOTORS: dict[str, str] = {"MotorSpeed-v0": "Cont-SC-SeriesDc-v0", "MotorTorque-v0": "Cont-TC-SeriesDc-v0"}
@@ -32,8 +42,8 @@ MOTOR_STEPS = 500
 class UnitBoxes(gym.Wrapper[np.ndarray, np.ndarray, Any, Any]):
     """One flat float32 observation, and actions from -1 to 1 that are stretched to the env's own range.
 
-    :param env: Box actions with bounds; integer ones get the nearest integers. Its observations may leave their declared bounds
-        (orders on the way do), so none are declared here
+    :param env: Box actions with bounds; integer ones get the nearest integers. Its observations may leave their declared
+        bounds (orders on the way do), so none are declared here
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
@@ -86,11 +96,13 @@ def make_inventory(task: str, **kwargs: Any) -> gym.Env[Any, Any]:
     """A task of or-gym-inventory. Its demand is drawn step by step from ``np_random``, once whatever the orders are.
 
     :param task: key of :data:`INVENTORY`
-    :param kwargs: of the package's class; where they change the number of periods, pass ``max_episode_steps`` to ``gym.make`` too
+    :param kwargs: of the package's class; where they change the number of periods, pass ``max_episode_steps`` to
+        ``gym.make`` too
     """
-    module, name, _ = INVENTORY[task]
-    env: gym.Env[Any, Any] = getattr(_package("or-gym-inventory", f"or_gym_inventory.{module}"), name)(**kwargs)
-    return UnitBoxes(env)
+    source = INVENTORY[task]
+    told = {} if source.backlog is None else {"backlog": source.backlog}
+    module = _package("or-gym-inventory", f"or_gym_inventory.{source.module}")
+    return UnitBoxes(getattr(module, source.name)(**told, **kwargs))
 
 
 def make_motor(task: str, **kwargs: Any) -> gym.Env[Any, Any]:
@@ -105,8 +117,8 @@ def make_motor(task: str, **kwargs: Any) -> gym.Env[Any, Any]:
 
 def register_third_party() -> None:
     """Make the ids known to Gymnasium; safe to call twice."""
-    for task, (_, _, periods) in INVENTORY.items():
-        _register(task, "make_inventory", periods)
+    for task, source in INVENTORY.items():
+        _register(task, "make_inventory", source.periods)
     for task in MOTORS:
         _register(task, "make_motor", MOTOR_STEPS)
 
