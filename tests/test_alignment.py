@@ -14,9 +14,9 @@ class Luck(gym.Env):
     """Two actions; the reward of a step is luck plus what the action adds.
 
     ``kind`` says where the luck comes from: ``"reset"`` a path drawn there; ``"step"`` one draw per step; ``"order"`` as many
-    draws per step as the action says; ``"own"`` a generator that no seed reaches; ``"counter"`` a path whose place depends on
-    the episodes before; ``"start"`` nothing but the first observation; ``"none"`` nothing at all; ``"fading"`` a path whose
-    weight falls to zero by the middle of the episode.
+    draws per step as the action says; ``"own"`` a generator that no seed reaches, ``"own start"`` for the start too;
+    ``"counter"`` a path whose place depends on the episodes before; ``"start"`` nothing but the first observation; ``"none"``
+    nothing at all; ``"fading"`` a path whose weight falls to zero by the middle of the episode.
     """
 
     def __init__(self, kind: str, weight: float = 1.0) -> None:
@@ -28,10 +28,11 @@ class Luck(gym.Env):
         super().reset(seed=seed)
         self.t, self.resets = 0, self.resets + 1
         self.path = self.np_random.normal(size=5 * LENGTH) if self.kind != "none" else np.zeros(5 * LENGTH)
-        return np.array([0.0 if self.kind == "own" else self.path[0]], dtype=np.float32), {}
+        first = {"own": 0.0, "own start": self.own.normal()}.get(self.kind, self.path[0])
+        return np.array([first], dtype=np.float32), {}
 
     def luck(self, action: int) -> float:
-        if self.kind == "own":
+        if self.kind.startswith("own"):
             return self.own.normal()
         if self.kind in ("step", "order"):
             return self.np_random.normal(size=1 + (action if self.kind == "order" else 0))[0]
@@ -62,6 +63,11 @@ def test_the_common_share_is_the_lucks_share_of_the_variance(kind, weight):
     assert np.abs(np.delete(found.correlation, 4)).max() < 4.5 * found.standard_error.max()
     assert np.allclose(found.thirds, share, atol=0.15)
     assert found.generator_alike == (None if kind == "reset" else 1.0)
+
+
+def test_an_unseeded_generator_is_told_by_its_starts_or_by_its_rewards():
+    assert "equal seeds gave unequal rewards under equal actions" in measured("own").sentence
+    assert "equal seeds gave unequal starts" in measured("own start").sentence
 
 
 def test_draws_that_depend_on_the_action_fall_out_of_step():
@@ -110,6 +116,8 @@ def test_standard_error_is_the_spread_over_repetitions():
 def test_episodes_of_different_lengths_and_ids():
     found = noise_alignment("CartPole-v1", n_seeds=10, n_steps=50)
     assert found.verdict == "nothing in common" and not np.isnan(found.correlation).any()  # the reward is always 1
+    lake = noise_alignment("FrozenLake-v1", n_seeds=60)  # who reaches the goal has outlived its partner
+    assert lake.verdict == "nothing in common" and lake.common_share == 0
     pendulum = noise_alignment("Pendulum-v1", n_seeds=20, n_steps=100)
     assert pendulum.thirds[0] > 0.8 and pendulum.generator_alike is None  # the start alone is shared
     assert noise_alignment(lambda: Luck("step"), n_seeds=3, n_steps=3, max_lag=2).lags.tolist() == [-2, -1, 0, 1, 2]

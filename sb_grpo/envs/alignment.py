@@ -64,9 +64,9 @@ def noise_alignment(
 ) -> Alignment:
     """Play pairs of episodes that share a reset seed but not the actions, and correlate their rewards by lag.
 
-    Rewards are centred by their mean over all episodes at the same t. Beyond that, some episodes are played again with their
-    own actions and with another seed, and the env's ``np_random`` is watched: whether it has advanced equally in both
-    members is known exactly, not estimated.
+    Rewards are centred by their mean over all pairs at the same t, as long as both members live. Beyond that, some episodes
+    are played again with their own actions and with another seed, and the env's ``np_random`` is watched: whether it has
+    advanced equally in both members is known exactly, not estimated.
 
     :param make_env: id, or function that makes the env; one env plays all episodes, one after another
     :param n_seeds: pairs, at least 3; the standard error of a correlation is about ``1 / sqrt(n_seeds * steps)`` for rewards
@@ -143,13 +143,16 @@ def _generator_alike(pairs: list[tuple[_Episode, _Episode]]) -> float | None:
 
 
 def _centred(pairs: list[tuple[_Episode, _Episode]], n_steps: int) -> np.ndarray:
-    """``[pairs, 2, n_steps]`` rewards minus their mean at the same t; NaN after an episode's end."""
+    """``[pairs, 2, steps]`` rewards minus their mean at the same t; NaN from the end of a pair's shorter episode.
+
+    Steps that less than a tenth of the pairs live through are left out: a mean over few would be mostly themselves.
+    """
     rewards = np.full((len(pairs), 2, n_steps), np.nan)
     for number, pair in enumerate(pairs):
-        for member, episode in enumerate(pair):
-            rewards[number, member, : len(episode.rewards)] = episode.rewards
-    longest = int((~np.isnan(rewards)).any(axis=(0, 1)).sum())
-    rewards = rewards[:, :, :longest]
+        common = min(len(episode.rewards) for episode in pair)
+        rewards[number, :, :common] = [episode.rewards[:common] for episode in pair]
+    alive = (~np.isnan(rewards[:, 0])).sum(axis=0)
+    rewards = rewards[:, :, alive >= max(2.0, 0.1 * len(pairs))]
     centred: np.ndarray = rewards - np.nanmean(rewards, axis=(0, 1))
     return centred
 
@@ -188,7 +191,7 @@ def _by_lag(residuals: np.ndarray, max_lag: int) -> tuple[np.ndarray, np.ndarray
 
 def _thirds(residuals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Common share in each third of the steps that both members lived through, and the standard errors."""
-    both = (~np.isnan(residuals)).all(axis=1)
+    both = ~np.isnan(residuals[:, 0])
     place = 3 * np.arange(both.shape[1]) // np.maximum(both.sum(axis=1, keepdims=True), 1)
     parts = [np.where(both & (place == third), 1.0, np.nan) for third in range(3)]
     shares, errors = np.array([correlate(residuals[:, 0] * part, residuals[:, 1] * part) for part in parts]).T
@@ -205,7 +208,7 @@ def _judge(
 ) -> Alignment:
     """Everything that follows from the episodes.
 
-    :param residuals: ``[pairs, 2, steps]`` centred rewards, NaN after the end
+    :param residuals: ``[pairs, 2, steps]`` centred rewards, NaN after the shorter one's end
     """
     lags, correlation, error = _by_lag(residuals, max_lag)
     thirds, thirds_error = _thirds(residuals)
@@ -231,15 +234,18 @@ def _judge(
     share, by_third = float(correlation[now]), (float(thirds[0]), float(thirds[1]), float(thirds[2]))
     return Alignment(
         *(lags, correlation, error, share, by_third, starts_equal, replays, seeds_matter, generator_alike, verdict),
-        sentence=_sentence(verdict, share, by_third, generator_alike),
+        sentence=_sentence(verdict, starts_equal, share, by_third, generator_alike),
     )
 
 
-def _sentence(verdict: str, share: float, thirds: tuple[float, float, float], generator_alike: float | None) -> str:
+def _sentence(
+    verdict: str, starts_equal: bool, share: float, thirds: tuple[float, float, float], generator_alike: float | None
+) -> str:
     by_third = ", ".join(f"{100 * third:.0f}" for third in thirds)
     generator = "rests after reset" if generator_alike is None else f"agrees after {100 * generator_alike:.0f} % of the steps"
-    remedy = REMEDIES[verdict.partition(" by ")[0]]
+    unequal = "rewards under equal actions" if starts_equal else "starts"
+    proof = f"equal seeds gave unequal {unequal}, " if verdict == "ignores its seed" else ""
     return (
-        f"{verdict.capitalize()}: {100 * share:.0f} % of the reward variance is common at the same step ({by_third} % by "
-        f"thirds of an episode), np_random {generator}; {remedy}."
+        f"{verdict.capitalize()}: {proof}{100 * share:.0f} % of the reward variance is common at the same step "
+        f"({by_third} % by thirds of an episode), np_random {generator}; {REMEDIES[verdict.partition(' by ')[0]]}."
     )
