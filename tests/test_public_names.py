@@ -35,7 +35,7 @@ PUBLIC: dict[str, set[str]] = {
     },
     "sb_grpo.advantages": {"episode_returns", "outcome", "peer_baseline"},
     "sb_grpo.callbacks": {"RULES", "CurriculumCallback", "GammaCallback", "HealthCallback", "HealthWarning", "Rule"},
-    "sb_grpo.envs": {"check_tensor_env"},
+    "sb_grpo.envs": {"Alignment", "check_tensor_env", "noise_alignment"},
     "sb_grpo.envs.brax": {"BraxEnv", "make_brax_env", "make_playground_env"},
     "sb_grpo.envs.causal.policy": {"InterventionPolicy"},
     "sb_grpo.envs.envpool": {"EnvPoolEnv"},
@@ -43,14 +43,44 @@ PUBLIC: dict[str, set[str]] = {
     "sb_grpo.envs.goal_car": {"TensorGoalCar"},
     "sb_grpo.envs.gymnasium_vector": {"GymnasiumVectorEnv"},
     "sb_grpo.envs.host_simulator": {"HostSimulatorEnv"},
+    "sb_grpo.envs.input_driven.references": {"REFERENCES", "episode_returns", "evaluate_reference"},
+    "sb_grpo.envs.luck": {
+        "EpisodeLuck",
+        "LuckyTensorEnv",
+        "clock",
+        "exponential",
+        "geometric",
+        "luck",
+        "normal",
+        "pareto",
+        "read_clock",
+    },
     "sb_grpo.envs.native": {"make_tensor_env"},
-    "sb_grpo.envs.random": {"uniform"},
+    "sb_grpo.envs.random": {"mix", "uniform"},
     "sb_grpo.envs.tensor_env": {"TensorStep", "TensorVecEnv", "map_snapshot"},
 }
 #: What some of them need beyond the package itself.
 NEEDS = {"sb_grpo.envs.brax": "jax", "sb_grpo.envs.envpool": "envpool", "sb_grpo.envs.causal.policy": "networkx"}
 #: Env ids that importing sb_grpo registers.
-ENV_IDS = {"CartPoleTasks-v0", "CausalIntervention-v0", "LunarLanderTasks-v0", "MountainCarGoal-v0", "PendulumTasks-v0"}
+ENV_IDS = {
+    "BatteryArbitrage-v0",
+    "CartPoleTasks-v0",
+    "CausalIntervention-v0",
+    "DisturbedPendulum-v0",
+    "Inventory-v0",
+    "LoadBalancing-v0",
+    "LunarLanderTasks-v0",
+    "MotorSpeed-v0",
+    "MotorTorque-v0",
+    "MountainCarGoal-v0",
+    "OrInventoryBacklog-v0",
+    "OrInventoryLostSales-v0",
+    "OrNetworkBacklog-v0",
+    "OrNetworkLostSales-v0",
+    "OrNewsvendor-v0",
+    "PendulumTasks-v0",
+    "QueueRouting-v0",
+}
 
 
 @pytest.mark.parametrize("module", PUBLIC)
