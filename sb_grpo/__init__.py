@@ -2,14 +2,13 @@
 
 from importlib.metadata import version
 
-from sb_grpo.advantages import AdvantageOptions
-from sb_grpo.buffers import GroupRolloutBuffer
+from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.envs.seeded_reset import SeededResetWrapper
 from sb_grpo.evaluation import PairedEvaluation, evaluate_paired
-from sb_grpo.exploration import CountBonus, RNDBonus
+from sb_grpo.extras.exploration import CountBonus, RNDBonus
 from sb_grpo.grpo import GRPO
 from sb_grpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
-from sb_grpo.types import Rollout
+from sb_grpo.types import AdvantageOptions, Rollout
 
 __version__ = version("sb_grpo")
 

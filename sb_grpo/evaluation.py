@@ -19,10 +19,10 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
-from sb_grpo import student
+from sb_grpo.collect.seeded_episodes import Episodes, actor, first_starts, frozen_statistics, play
 from sb_grpo.envs.seeded_reset import install_seeded_reset
 from sb_grpo.envs.tensor_env import TensorVecEnv
-from sb_grpo.seeded_episodes import Episodes, actor, first_starts, frozen_statistics, play
+from sb_grpo.maths import student
 
 FIRST_SEED = 2**30  # of seeds that are not given: far from SB3's training starts (seed + env index), valid for tensor envs
 ROUNDING = 1e-12  # differences that vary less than this share of the returns are equal

@@ -16,31 +16,34 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo import diagnostics
-from sb_grpo.advantages import AdvantageEstimator, AdvantageOptions, segment_mean, shape_rewards
-from sb_grpo.baseline import StateBaseline
-from sb_grpo.buffers import GroupRolloutBuffer
-from sb_grpo.captured import Captured
-from sb_grpo.columns import HostColumns, column_shapes
-from sb_grpo.device_buffer import TensorRolloutBuffer
-from sb_grpo.device_sampler import collect_tensors, start_mismatches
-from sb_grpo.discount import discount_for
+from sb_grpo import figures as log
+from sb_grpo.arguments import check_advantages, check_arguments, check_early_reset, check_env, check_rollout_size
+from sb_grpo.baselines.estimation import Baselines, estimate, make_state_baseline, weighted_rewards
+from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.collect.buffer import GroupRolloutBuffer
+from sb_grpo.collect.columns import HostColumns, column_shapes
+from sb_grpo.collect.device_buffer import TensorRolloutBuffer
+from sb_grpo.collect.device_loop import collect_tensors, start_mismatches
+from sb_grpo.collect.host_loop import check_finite, collect, unspoilt
+from sb_grpo.collect.simulators import SLOTS, BranchSlots, StreamSlots
+from sb_grpo.collect.slots import GroupSlots, TensorSlots
 from sb_grpo.envs.seeded_reset import install_seeded_reset, time_limit
 from sb_grpo.envs.tensor_env import TensorVecEnv
-from sb_grpo.estimation import Baselines, estimate, make_state_baseline, weighted_rewards
-from sb_grpo.exploration import Bonus, BonusSettings, make_bonus, with_bonus
-from sb_grpo.gradients import PlainGradient, SurgicalGradient
-from sb_grpo.group_weights import GroupWeights, row_weights
-from sb_grpo.grouping import make_grouping
-from sb_grpo.groups import GroupSlots, TensorSlots
-from sb_grpo.losses import Clip, cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3, step_weights
+from sb_grpo.extras.exploration import Bonus, BonusSettings, make_bonus, with_bonus
+from sb_grpo.extras.group_weights import GroupWeights, row_weights
+from sb_grpo.extras.grouping import make_grouping
+from sb_grpo.learn.captured import Captured
+from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient, clip_gradients
+from sb_grpo.learn.last_good import LastGood
+from sb_grpo.learn.minibatches import minibatches
+from sb_grpo.maths.chunks import in_chunks
+from sb_grpo.maths.discount import discount_for
+from sb_grpo.maths.estimators import AdvantageEstimator, shape_rewards
+from sb_grpo.maths.losses import Clip, cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3, step_weights
+from sb_grpo.maths.segments import segment_mean
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
-from sb_grpo.sampler import check_finite, collect, unspoilt
 from sb_grpo.saving import with_fitting_modules
-from sb_grpo.simulator_groups import SLOTS, BranchSlots, StreamSlots
-from sb_grpo.types import Minibatch, Rollout, map_obs
-from sb_grpo.update import LastGood, clip_gradients, in_chunks, minibatches
-from sb_grpo.validation import check_advantages, check_arguments, check_early_reset, check_env, check_rollout_size
+from sb_grpo.types import AdvantageOptions, Minibatch, Rollout, map_obs
 
 SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
 
@@ -75,7 +78,7 @@ class GRPO(OnPolicyAlgorithm):
     :param batch_size: steps per minibatch, met as closely as the rollout's size allows
     :param n_epochs: times each rollout is used
     :param gamma: discount factor. None: 0.995 (PPO's usual 0.99 was worse over the study's tasks, docs/algorithm.md); with
-        ``"state"`` less where the env cuts its episodes before 200 steps (:func:`~sb_grpo.discount.discount_for`)
+        ``"state"`` less where the env cuts its episodes before 200 steps (:func:`~sb_grpo.maths.discount.discount_for`)
     :param gae_lambda: lambda of the lambda-return (``advantage="state"`` only)
     :param clip_range: ratios below 1 - clip_range earn nothing more; a float or a schedule
     :param group_size: members per group (G)
@@ -93,11 +96,11 @@ class GRPO(OnPolicyAlgorithm):
     :param grouping: who is compared with whom: ``"seed"``, ``"task"``, ``"hierarchical"`` (same seed, then tasks on one
         scale), ``"difficulty"`` (quantiles of the return), ``"length"``, ``"auto"`` (k-means), or a function from a rollout
         to one label per episode
-    :param grouping_kwargs: of :class:`~sb_grpo.grouping.ByQuantile` (``n_quantiles``) or
-        :class:`~sb_grpo.grouping.Clusters` (``n_clusters``, ``window``)
+    :param grouping_kwargs: of :class:`~sb_grpo.extras.grouping.ByQuantile` (``n_quantiles``) or
+        :class:`~sb_grpo.extras.grouping.Clusters` (``n_clusters``, ``window``)
     :param group_weights: share of each group in the loss: None (as many rows as it has), ``"balanced"``, ``"performance"``,
         ``"adaptive"``, or a function of (:class:`Rollout`, labels) that returns one share per group
-    :param group_weights_kwargs: of :class:`~sb_grpo.group_weights.GroupWeights`
+    :param group_weights_kwargs: of :class:`~sb_grpo.extras.group_weights.GroupWeights`
     :param gradient_surgery: one gradient per task, conflicts between them projected away (PCGrad)
     :param objectives: weights by name of the rewards in ``info["rewards"]``, whose sum takes the place of the env's reward
     :param objective_normalization: ``"sum"``: add the rewards up, then estimate; ``"each"``: estimate and normalise every
@@ -416,7 +419,7 @@ class GRPO(OnPolicyAlgorithm):
         if restart:
             self._groups_started()
         if self.tensorboard_log is not None:
-            diagnostics.record_hparams(self)
+            log.record_hparams(self)
         return result
 
     def _queue_new_groups(self) -> None:
@@ -526,7 +529,7 @@ class GRPO(OnPolicyAlgorithm):
         has_signal = segment_mean((advantages != 0).float(), row_group, rollout.n_groups) > 0
         self._steps_trained += len(advantages)
         self._task = rollout.task
-        diagnostics.record_rollout(self, rollout, advantages, has_signal, explained, figures)
+        log.record_rollout(self, rollout, advantages, has_signal, explained, figures)
         batch = Minibatch(
             observations=rollout.observations,
             actions=rollout.actions,
@@ -551,7 +554,7 @@ class GRPO(OnPolicyAlgorithm):
         weighting.observe(rollout, labels)
         shares = weighting.shares(rollout, labels)
         weights = row_weights(shares, row_label, weighting.max_weight)
-        diagnostics.record_weights(self, shares, weights, row_label)
+        log.record_weights(self, shares, weights, row_label)
         return weights
 
     # ---------------------------------------------------------------- train
@@ -589,7 +592,7 @@ class GRPO(OnPolicyAlgorithm):
             if stopped:
                 break
         self._n_gradient_steps += len(norms)
-        diagnostics.record_update(self, batch, clip, norms)
+        log.record_update(self, batch, clip, norms)
 
     def _gradient_step(self, minibatch: Minibatch, clip: Clip, parameters: list[th.nn.Parameter]) -> th.Tensor:
         def loss(part: Minibatch) -> th.Tensor:

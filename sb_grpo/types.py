@@ -27,7 +27,7 @@ class Rollout(NamedTuple):
     final_observations: TensorOrDict  #: [E, ...] after the last step; zeros where terminated
     n_groups: int
     max_length: int  #: no episode in here has more steps
-    # What follows is None unless an option asks for it (see sb_grpo.columns).
+    # What follows is None unless an option asks for it (see sb_grpo.collect.columns).
     task: th.Tensor | None = None  #: [E] int64, 0 to the number of declared tasks - 1
     objectives: th.Tensor | None = None  #: [M, K] float32, the reward by objective
     episode_return: th.Tensor | None = None  #: [E] undiscounted return since the reset, steps of earlier rollouts included
@@ -61,6 +61,17 @@ def select_episodes(rollout: Rollout, episodes: th.Tensor) -> tuple[Rollout, th.
         n_groups=len(groups),
     )
     return part, rows
+
+
+class AdvantageOptions(NamedTuple):
+    """What the constructor of GRPO says about advantages."""
+
+    gamma: float = 0.995  #: discount, in [0, 1]
+    gae_lambda: float = 0.95  #: lambda of the lambda-return, in [0, 1]; used by ``"state"``
+    #: ``"mean"``, ``"leave_one_out"``, ``"median"`` (of the group) or ``"global"`` (mean of all groups)
+    baseline: str = "mean"
+    normalize: str = "group"  #: divide by the spread of the ``"group"``, of the ``"batch"``, or not at all: ``"none"``
+    ended_members: str = "zero"  #: ``"step"``: a member that has ended counts as return 0 (``"zero"``) or not (``"drop"``)
 
 
 class Minibatch(NamedTuple):

@@ -6,7 +6,7 @@ import pytest
 import torch as th
 
 from sb_grpo import AdvantageOptions
-from sb_grpo import advantages as adv
+from sb_grpo.maths import estimators, returns, segments
 from tests.helpers import make_rollout
 
 PLAIN = AdvantageOptions(gamma=1.0, normalize="none")
@@ -18,8 +18,8 @@ def close(actual: th.Tensor, expected: list[float]) -> None:
 
 def test_rewards_to_go_discounts_within_the_episode_only():
     rollout = make_rollout([[1.0, 2.0, 4.0], [8.0]], [0, 0])
-    close(adv.rewards_to_go(rollout, 0.5), [1 + 1 + 1, 2 + 2, 4, 8])
-    close(adv.episode_returns(rollout, 0.5), [3, 8])
+    close(returns.rewards_to_go(rollout, 0.5), [1 + 1 + 1, 2 + 2, 4, 8])
+    close(returns.episode_returns(rollout, 0.5), [3, 8])
 
 
 @pytest.mark.parametrize("lengths", [[1], [2, 1, 7], [64, 3, 1, 33]])
@@ -31,14 +31,14 @@ def test_linear_recurrence_equals_the_loop(lengths):
     for value, d in zip(x.flip(0).tolist(), decay.flip(0).tolist(), strict=True):
         y = value + d * y
         expected.append(y)
-    close(adv.linear_recurrence(x, decay, max(lengths)), expected[::-1])
+    close(returns.linear_recurrence(x, decay, max(lengths)), expected[::-1])
 
 
 def test_outcome_is_the_z_score_of_the_group_on_every_step():
     # Group 0: returns 1 and 3 (mean 2, std 1). Group 1: returns 0 and 10 (mean 5, std 5).
     rollout = make_rollout([[1.0, 0.0], [3.0], [0.0], [4.0, 6.0]], [0, 0, 1, 1])
     options = AdvantageOptions(gamma=1.0, normalize="group")
-    close(adv.outcome(rollout, options), [-1, -1, 1, -1, 1, 1])
+    close(estimators.outcome(rollout, options), [-1, -1, 1, -1, 1, 1])
 
 
 @pytest.mark.parametrize(
@@ -51,12 +51,12 @@ def test_outcome_is_the_z_score_of_the_group_on_every_step():
 )
 def test_group_baselines_of_outcome(baseline, expected):
     rollout = make_rollout([[0.0], [1.0], [8.0], [5.0], [5.5], [6.0]], [0, 0, 0, 1, 1, 1])
-    close(adv.outcome(rollout, PLAIN._replace(baseline=baseline))[:3], expected)
+    close(estimators.outcome(rollout, PLAIN._replace(baseline=baseline))[:3], expected)
 
 
 def test_global_baseline_is_the_mean_of_all_groups():
     rollout = make_rollout([[0.0], [2.0], [4.0], [10.0]], [0, 0, 1, 1])
-    close(adv.outcome(rollout, PLAIN._replace(baseline="global")), [-4, -2, 0, 6])
+    close(estimators.outcome(rollout, PLAIN._replace(baseline="global")), [-4, -2, 0, 6])
 
 
 def test_batch_normalisation_uses_one_spread_for_all():
@@ -64,16 +64,16 @@ def test_batch_normalisation_uses_one_spread_for_all():
     # returns 0 2 10 14: mean 6.5, variance (42.25 + 20.25 + 12.25 + 56.25) / 4 = 32.75
     std = math.sqrt(32.75)
     options = AdvantageOptions(gamma=1.0, normalize="batch")
-    close(adv.outcome(rollout, options), [-1 / std, 1 / std, -2 / std, 2 / std])
+    close(estimators.outcome(rollout, options), [-1 / std, 1 / std, -2 / std, 2 / std])
 
 
 def test_process_normalises_step_rewards_then_sums_to_go():
     # Step rewards of the group: 0 2 | 4 2: mean 2, std sqrt(2). Normalised: -k 0 | k 0 with k = sqrt(2).
     rollout = make_rollout([[0.0, 2.0], [4.0, 2.0]], [0, 0])
     k = math.sqrt(2)
-    close(adv.process(rollout, AdvantageOptions(gamma=1.0)), [-k, 0, k, 0])
+    close(estimators.process(rollout, AdvantageOptions(gamma=1.0)), [-k, 0, k, 0])
     rollout = make_rollout([[2.0, 0.0], [2.0, 4.0]], [0, 0])
-    close(adv.process(rollout, AdvantageOptions(gamma=0.5)), [-0.5 * k, -k, 0.5 * k, k])
+    close(estimators.process(rollout, AdvantageOptions(gamma=0.5)), [-0.5 * k, -k, 0.5 * k, k])
 
 
 def test_process_leave_one_out_leaves_the_member_out():
@@ -81,7 +81,7 @@ def test_process_leave_one_out_leaves_the_member_out():
     # baselines: member 0: (4+2+1)/3, member 1: (0+2+1)/3, member 2: (0+2+4+2)/4
     b = [7 / 3, 7 / 3, 1.0, 1.0, 2.0]
     expected = [(0 - b[0]) + (2 - b[1]), 2 - b[1], (4 - b[2]) + (2 - b[3]), 2 - b[3], 1 - b[4]]
-    close(adv.process(rollout, PLAIN._replace(baseline="leave_one_out")), expected)
+    close(estimators.process(rollout, PLAIN._replace(baseline="leave_one_out")), expected)
 
 
 @pytest.mark.parametrize(
@@ -97,16 +97,16 @@ def test_process_leave_one_out_leaves_the_member_out():
 )
 def test_step_compares_members_at_the_same_time(ended, baseline, expected):
     rollout = make_rollout([[1.0, 1.0, 1.0], [1.0]], [0, 0])
-    close(adv.step(rollout, PLAIN._replace(ended_members=ended, baseline=baseline)), expected)
+    close(estimators.step(rollout, PLAIN._replace(ended_members=ended, baseline=baseline)), expected)
 
 
 def test_step_with_global_baseline_compares_across_groups():
     rollout = make_rollout([[2.0], [2.0], [4.0, 1.0], [3.0]], [0, 0, 1, 1])
     # t=0: rewards-to-go 2 2 5 3, mean 3; t=1: 1 and three ended members' 0, mean 0.25. Group 0 has no spread of its own.
-    close(adv.step(rollout, PLAIN._replace(baseline="global")), [0, 0, 2, 0.75, 0])
+    close(estimators.step(rollout, PLAIN._replace(baseline="global")), [0, 0, 2, 0.75, 0])
 
 
-@pytest.mark.parametrize("estimator", [adv.outcome, adv.process, adv.step])
+@pytest.mark.parametrize("estimator", [estimators.outcome, estimators.process, estimators.step])
 @pytest.mark.parametrize("normalize", ["group", "batch", "none"])
 def test_groups_without_spread_get_exactly_zero(estimator, normalize):
     rollout = make_rollout([[1.0, 1.0], [1.0, 1.0], [1.0, 0.5], [0.0, 2.0]], [0, 0, 1, 1])
@@ -114,7 +114,7 @@ def test_groups_without_spread_get_exactly_zero(estimator, normalize):
     assert (advantages[:4] == 0).all() and (advantages[4:] != 0).any() and th.isfinite(advantages).all()
 
 
-@pytest.mark.parametrize("estimator", [adv.outcome, adv.step])
+@pytest.mark.parametrize("estimator", [estimators.outcome, estimators.step])
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "median"])
 def test_a_group_of_one_has_no_peers(estimator, baseline):
     rollout = make_rollout([[1.0, 2.0]], [0])
@@ -123,7 +123,7 @@ def test_a_group_of_one_has_no_peers(estimator, baseline):
 
 def test_segment_median_of_odd_even_and_empty_segments():
     values = th.tensor([5.0, 1.0, 3.0, 8.0, 2.0])
-    close(adv.segment_median(values, th.tensor([0, 0, 0, 2, 2]), 3)[[0, 2]], [3.0, 5.0])
+    close(segments.segment_median(values, th.tensor([0, 0, 0, 2, 2]), 3)[[0, 2]], [3.0, 5.0])
 
 
 def test_gae_by_hand_for_terminated_truncated_and_cut_episodes():
@@ -131,52 +131,52 @@ def test_gae_by_hand_for_terminated_truncated_and_cut_episodes():
     values, final = th.tensor([3.0, 2.0, 3.0, 2.0]), th.tensor([100.0, 4.0])
     # terminated: the 100 is ignored. delta: 1 + .5*2 - 3 = -1; 1 - 2 = -1. A0 = -1 + .25 * -1
     # goes on:    delta: -1; 1 + .5*4 - 2 = 1.                             A0 = -1 + .25 * 1
-    close(adv.gae(rollout, values, final, 0.5, 0.5), [-1.25, -1.0, -0.75, 1.0])
+    close(returns.gae(rollout, values, final, 0.5, 0.5), [-1.25, -1.0, -0.75, 1.0])
 
 
 def test_gae_with_lambda_one_is_return_minus_baseline():
     rollout = make_rollout([[1.0, 2.0, 3.0]], [0])
     values = th.tensor([0.3, -0.2, 0.7])
-    th.testing.assert_close(adv.gae(rollout, values, th.zeros(1), 0.9, 1.0), adv.rewards_to_go(rollout, 0.9) - values)
+    th.testing.assert_close(returns.gae(rollout, values, th.zeros(1), 0.9, 1.0), returns.rewards_to_go(rollout, 0.9) - values)
 
 
 def test_centre_and_scale_gives_z_scores_per_group_and_per_batch():
     rollout = make_rollout([[0.0], [0.0, 0.0], [0.0]], [0, 0, 1])
     raw = th.tensor([1.0, 2.0, 3.0, 7.0])
     k = math.sqrt(1.5)
-    close(adv.centre_and_scale(raw, raw, rollout, adv.AdvantageOptions(normalize="group")), [-k, 0, k, 0])
-    batch = adv.centre_and_scale(raw, raw, rollout, adv.AdvantageOptions(normalize="batch"))
+    close(estimators.centre_and_scale(raw, raw, rollout, AdvantageOptions(normalize="group")), [-k, 0, k, 0])
+    batch = estimators.centre_and_scale(raw, raw, rollout, AdvantageOptions(normalize="batch"))
     assert abs(float(batch.mean())) < 1e-6 and abs(float(batch.std(unbiased=False)) - 1) < 1e-6
-    close(adv.centre_and_scale(raw, raw, rollout, adv.AdvantageOptions(normalize="none")), raw.tolist())
+    close(estimators.centre_and_scale(raw, raw, rollout, AdvantageOptions(normalize="none")), raw.tolist())
 
 
 @pytest.mark.parametrize(("gamma", "has_signal"), [(0.9, False), (0.99, False), (0.9999, True), (1.0, True)])
 def test_a_level_that_a_long_horizon_piles_up_hides_no_signal(gamma, has_signal):
     """Residuals of 1 on values of 3,000: nothing if 100 steps earn those 3,000, and much if 10,000 do, at 0.3 each."""
     raw = th.tensor([1.0, -1.0]).repeat(500)
-    options = adv.AdvantageOptions(gamma=gamma, normalize="batch")
-    found = adv.centre_and_scale(raw, raw + 3000.0, make_rollout([[0.3] * 1000], [0]), options)
+    options = AdvantageOptions(gamma=gamma, normalize="batch")
+    found = estimators.centre_and_scale(raw, raw + 3000.0, make_rollout([[0.3] * 1000], [0]), options)
     close(found, raw.tolist() if has_signal else [0.0] * 1000)
-    assert not adv.centre_and_scale(raw, raw + 3000.0, make_rollout([[0.3] * 5] * 200, [0] * 200), options).any()
+    assert not estimators.centre_and_scale(raw, raw + 3000.0, make_rollout([[0.3] * 5] * 200, [0] * 200), options).any()
 
 
 def test_reward_shaping():
     rewards = th.tensor([-20.0, 0.5, 3.0])
-    close(adv.shape_rewards(rewards, "none", 2.0), [-20, 0.5, 3])
-    close(adv.shape_rewards(rewards, "clip", 2.0), [-2, 0.5, 2])
-    close(adv.shape_rewards(rewards, "tanh", 2.0), [2 * math.tanh(-10), 2 * math.tanh(0.25), 2 * math.tanh(1.5)])
+    close(estimators.shape_rewards(rewards, "none", 2.0), [-20, 0.5, 3])
+    close(estimators.shape_rewards(rewards, "clip", 2.0), [-2, 0.5, 2])
+    close(estimators.shape_rewards(rewards, "tanh", 2.0), [2 * math.tanh(-10), 2 * math.tanh(0.25), 2 * math.tanh(1.5)])
 
 
 def test_advantages_do_not_depend_on_the_scale_of_the_rewards():
     rewards = [[1.0, 0.3], [3.0], [0.1], [4.0, 6.0]]
     small = make_rollout(rewards, [0, 0, 1, 1])
     large = make_rollout([[1e6 * x for x in r] for r in rewards], [0, 0, 1, 1])
-    for estimator in (adv.outcome, adv.process, adv.step):
+    for estimator in (estimators.outcome, estimators.process, estimators.step):
         th.testing.assert_close(estimator(small, AdvantageOptions()), estimator(large, AdvantageOptions()))
 
 
 def test_explained_variance():
     actual = th.tensor([1.0, 2.0, 3.0])
-    assert adv.explained_variance(actual, actual) == 1.0
-    assert adv.explained_variance(th.zeros(3), actual) == 0.0
-    assert math.isnan(adv.explained_variance(th.zeros(3), th.ones(3)))
+    assert returns.explained_variance(actual, actual) == 1.0
+    assert returns.explained_variance(th.zeros(3), actual) == 0.0
+    assert math.isnan(returns.explained_variance(th.zeros(3), th.ones(3)))

@@ -4,8 +4,8 @@ import pytest
 import torch as th
 
 from sb_grpo import AdvantageOptions
-from sb_grpo.baseline import StateBaseline
-from sb_grpo.ridge import factorise
+from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.maths.ridge import factorise
 from tests.helpers import make_rollout
 
 

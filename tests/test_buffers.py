@@ -5,7 +5,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 
-from sb_grpo.buffers import GroupRolloutBuffer
+from sb_grpo.collect.buffer import GroupRolloutBuffer
 
 OBS = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 

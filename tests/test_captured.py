@@ -11,13 +11,13 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 
 from sb_grpo import GRPO, RNDBonus
-from sb_grpo.captured import Graph, Loss, adam_moments, pad, update
-from sb_grpo.device_sampler import env_steps
+from sb_grpo.collect.device_loop import env_steps
+from sb_grpo.collect.slots import TensorSlots
 from sb_grpo.envs import random
 from sb_grpo.envs.native import make_tensor_env
-from sb_grpo.groups import TensorSlots
+from sb_grpo.learn.captured import Graph, Loss, adam_moments, pad, update
+from sb_grpo.maths.chunks import CHUNK, in_chunks
 from sb_grpo.types import Minibatch
-from sb_grpo.update import CHUNK, in_chunks
 from tests.helpers import ProbeEnv
 from tests.test_objectives import TensorGoals
 
@@ -249,7 +249,7 @@ def test_what_cannot_be_captured_is_said_once_and_runs_eagerly(env, options, say
 def test_tall_products_go_to_onednn():
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    from sb_grpo.onednn import OneDnnProducts
+    from sb_grpo.learn.onednn import OneDnnProducts
 
     def products(x, w, b, thin):
         return th.addmm(b, x, w.T), x @ thin, x.T @ x

@@ -12,12 +12,12 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO
-from sb_grpo.buffers import GroupRolloutBuffer
-from sb_grpo.device_buffer import TensorRolloutBuffer
+from sb_grpo.collect.buffer import GroupRolloutBuffer
+from sb_grpo.collect.device_buffer import TensorRolloutBuffer
+from sb_grpo.collect.slots import TensorSlots
 from sb_grpo.envs.gymnasium_vector import GymnasiumVectorEnv
 from sb_grpo.envs.native import CartPole, make_tensor_env
 from sb_grpo.envs.random import group_seeds
-from sb_grpo.groups import TensorSlots
 from tests.helpers import SpaceEnv
 
 SMALL = dict(n_steps=64, batch_size=64, n_epochs=2, group_size=2, seed=0, device="cpu")

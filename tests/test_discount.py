@@ -11,8 +11,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb_grpo import GRPO, SeededResetWrapper
-from sb_grpo.discount import discount_for
 from sb_grpo.envs.native import make_tensor_env
+from sb_grpo.maths.discount import discount_for
 
 
 @pytest.mark.parametrize(

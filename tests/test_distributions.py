@@ -7,7 +7,7 @@ import torch as th
 from gymnasium import spaces
 
 from sb_grpo import GRPO
-from sb_grpo.distributions import CategoricalHead, make_discrete_head
+from sb_grpo.policies.heads import CategoricalHead, make_discrete_head
 from tests.helpers import SpaceEnv
 
 OBS = spaces.Box(-1.0, 1.0, (3,), np.float32)

@@ -17,9 +17,10 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
-from sb_grpo import SeededResetWrapper, evaluate_paired, student
+from sb_grpo import SeededResetWrapper, evaluate_paired
 from sb_grpo.envs.native import Pendulum
 from sb_grpo.evaluation import paired_difference
+from sb_grpo.maths import student
 
 ROOT = Path(__file__).parents[1]
 

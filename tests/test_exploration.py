@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO, CountBonus, RNDBonus
 from sb_grpo.envs.native import make_tensor_env
-from sb_grpo.exploration import RandomDistillation, StateCounts
+from sb_grpo.extras.exploration import RandomDistillation, StateCounts
 from tests.helpers import ProbeEnv, SpaceEnv, make_rollout
 from tests.test_grpo import record, weights
 

@@ -9,7 +9,7 @@ from torch import nn
 
 from sb_grpo import GRPO
 from sb_grpo.envs.native import make_tensor_env
-from sb_grpo.gradients import PlainGradient, SurgicalGradient, conflict_rate, project_conflicts
+from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient, conflict_rate, project_conflicts
 from sb_grpo.types import Minibatch
 from tests.test_grouping import weights
 

@@ -8,7 +8,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
 from sb_grpo.envs.native import make_tensor_env
-from sb_grpo.group_weights import GroupWeights, performance_shares, progress_shares, row_weights
+from sb_grpo.extras.group_weights import GroupWeights, performance_shares, progress_shares, row_weights
 from tests.helpers import make_rollout
 from tests.test_grouping import weights
 

@@ -11,9 +11,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 from sb_grpo import GRPO, SeededResetWrapper
-from sb_grpo.advantages import ESTIMATORS, AdvantageOptions, episode_returns, outcome
 from sb_grpo.envs.native import make_tensor_env
-from sb_grpo.grouping import (
+from sb_grpo.extras.grouping import (
     ByFunction,
     ByQuantile,
     BySeed,
@@ -26,7 +25,9 @@ from sb_grpo.grouping import (
     to_one_scale,
     undiscounted_returns,
 )
-from sb_grpo.types import select_episodes
+from sb_grpo.maths.estimators import ESTIMATORS, outcome
+from sb_grpo.maths.returns import episode_returns
+from sb_grpo.types import AdvantageOptions, select_episodes
 from tests.helpers import ProbeEnv, make_rollout
 
 SMALL = dict(n_steps=64, batch_size=32, n_epochs=2, group_size=2, seed=0)

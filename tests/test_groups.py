@@ -15,9 +15,9 @@ from stable_baselines3.common.vec_env import (
 )
 
 from sb_grpo import GRPO, SeededResetWrapper
+from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.random import group_seed, mix
 from sb_grpo.envs.seeded_reset import START_DIGEST, install_seeded_reset, observation_digest
-from sb_grpo.groups import GroupSlots
 from tests.helpers import SpaceEnv
 
 

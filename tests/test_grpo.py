@@ -20,7 +20,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvW
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sb_grpo import GRPO, SeededResetWrapper
-from sb_grpo.advantages import episode_returns, outcome
+from sb_grpo.maths.estimators import outcome
+from sb_grpo.maths.returns import episode_returns
 from tests.helpers import ProbeEnv
 
 SMALL = dict(n_steps=64, batch_size=32, n_epochs=2, group_size=2, seed=0)

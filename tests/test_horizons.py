@@ -4,8 +4,8 @@ import pytest
 import torch as th
 
 from sb_grpo import GRPO, AdvantageOptions
-from sb_grpo.baseline import StateBaseline
-from sb_grpo.horizons import HORIZONS, Horizons
+from sb_grpo.baselines.horizons import HORIZONS, Horizons
+from sb_grpo.baselines.state import StateBaseline
 from tests.helpers import make_rollout
 from tests.test_baseline import rollout_of
 from tests.test_kernel import DIRECTION, wave

@@ -4,8 +4,8 @@ import pytest
 import torch as th
 
 from sb_grpo import GRPO, AdvantageOptions
-from sb_grpo.baseline import METRIC_EVERY, StateBaseline
-from sb_grpo.kernel import LARGEST_METRIC, KernelFeatures
+from sb_grpo.baselines.kernel import LARGEST_METRIC, KernelFeatures
+from sb_grpo.baselines.state import METRIC_EVERY, StateBaseline
 from tests.test_baseline import rollout_of
 
 DIRECTION = th.nn.functional.normalize(th.tensor([1.0, -2.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.5]), dim=0)

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch as th
 
-from sb_grpo import GRPO, AdvantageOptions, losses
-from sb_grpo.advantages import outcome
+from sb_grpo import GRPO, AdvantageOptions
+from sb_grpo.maths import losses
+from sb_grpo.maths.estimators import outcome
 from tests.helpers import ProbeEnv, make_rollout
 
 

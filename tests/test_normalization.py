@@ -10,7 +10,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from sb_grpo import GRPO
 from sb_grpo.envs.native import make_tensor_env
-from sb_grpo.normalization import RunningNormalizer
+from sb_grpo.maths.normalizer import RunningNormalizer
 from tests.helpers import SpaceEnv
 
 

@@ -9,10 +9,11 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb_grpo import GRPO, CountBonus
-from sb_grpo.advantages import AdvantageOptions, outcome
+from sb_grpo.baselines.estimation import Estimate, estimate, weighted_rewards
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.random import uniform
-from sb_grpo.estimation import Estimate, estimate, weighted_rewards
+from sb_grpo.maths.estimators import outcome
+from sb_grpo.types import AdvantageOptions
 from tests.helpers import ProbeEnv, make_rollout
 from tests.test_grouping import weights
 
@@ -111,7 +112,7 @@ def test_explained_variance_is_the_mean_over_objectives(monkeypatch):
     rollout = one_step_rollout([[0.0, 1.0], [1.0, 0.0]])
     explained = iter([0.2, 0.6])
     monkeypatch.setattr(
-        "sb_grpo.estimation._estimator", lambda *args: lambda part, k: Estimate(part.rewards - 0.5, next(explained))
+        "sb_grpo.baselines.estimation._estimator", lambda *args: lambda part, k: Estimate(part.rewards - 0.5, next(explained))
     )
     assert math.isclose(estimate(model, rollout, AdvantageOptions(), th.ones(2)).explained, 0.4)
 

@@ -12,8 +12,8 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO, Rollout
-from sb_grpo.advantages import Residuals
-from sb_grpo.paired import STRETCHES, Moments, Pairing, fitted_coefficient, stretch
+from sb_grpo.baselines.paired import STRETCHES, Moments, Pairing, fitted_coefficient, stretch
+from sb_grpo.maths.returns import Residuals
 from tests.helpers import make_rollout
 
 

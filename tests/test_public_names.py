@@ -33,7 +33,6 @@ PUBLIC: dict[str, set[str]] = {
         "__version__",
         "evaluate_paired",
     },
-    "sb_grpo.advantages": {"episode_returns", "outcome", "peer_baseline"},
     "sb_grpo.callbacks": {"RULES", "CurriculumCallback", "GammaCallback", "HealthCallback", "HealthWarning", "Rule"},
     "sb_grpo.envs": {"Alignment", "check_tensor_env", "noise_alignment"},
     "sb_grpo.envs.brax": {"BraxEnv", "make_brax_env", "make_playground_env"},
@@ -57,6 +56,8 @@ PUBLIC: dict[str, set[str]] = {
     },
     "sb_grpo.envs.native": {"make_tensor_env"},
     "sb_grpo.envs.random": {"mix", "uniform"},
+    "sb_grpo.maths.estimators": {"outcome", "peer_baseline"},
+    "sb_grpo.maths.returns": {"episode_returns"},
     "sb_grpo.envs.tensor_env": {"TensorStep", "TensorVecEnv", "map_snapshot"},
 }
 #: What some of them need beyond the package itself.

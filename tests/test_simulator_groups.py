@@ -6,11 +6,11 @@ import pytest
 import torch as th
 
 from sb_grpo import GRPO
+from sb_grpo.collect.simulators import BranchSlots, StateSlots, StreamSlots, SynchronousSlots
 from sb_grpo.envs import check_tensor_env
 from sb_grpo.envs.native import CartPole, Pendulum
 from sb_grpo.envs.random import group_seeds
 from sb_grpo.envs.tensor_env import TensorStep, TensorVecEnv, map_snapshot
-from sb_grpo.simulator_groups import BranchSlots, StateSlots, StreamSlots, SynchronousSlots
 
 CPU = th.device("cpu")
 

@@ -4,9 +4,11 @@ import pytest
 import torch as th
 
 from sb_grpo import GRPO
-from sb_grpo.losses import step_weights
+from sb_grpo.learn.gradients import clip_gradients
+from sb_grpo.learn.last_good import LastGood
+from sb_grpo.learn.minibatches import minibatches
+from sb_grpo.maths.losses import step_weights
 from sb_grpo.types import Minibatch
-from sb_grpo.update import LastGood, clip_gradients, minibatches
 
 
 def make_batch(lengths):

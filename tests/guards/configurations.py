@@ -19,11 +19,11 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecNormalize
 
 from sb_grpo import GRPO, CountBonus, RNDBonus, SeededResetWrapper
-from sb_grpo.advantages import outcome
 from sb_grpo.callbacks import CurriculumCallback, GammaCallback
 from sb_grpo.envs.causal.policy import InterventionPolicy
 from sb_grpo.envs.goal_car import TensorGoalCar
 from sb_grpo.envs.native import CartPole, make_tensor_env
+from sb_grpo.maths.estimators import outcome
 from tests.helpers import SpaceEnv
 from tests.test_objectives import TensorGoals, TwoGoals
 from tests.test_simulator_groups import Together, Unseeded

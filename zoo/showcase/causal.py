@@ -29,13 +29,13 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
+from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.causal import ENV_ID
 from sb_grpo.envs.causal.baselines import BASELINES
 from sb_grpo.envs.causal.env import CausalInterventionEnv
 from sb_grpo.envs.causal.graphs import STRUCTURES
 from sb_grpo.envs.causal.scm import FEATURES
 from sb_grpo.envs.random import group_seed
-from sb_grpo.groups import GroupSlots
 from zoo.common.provenance import commit, machine, versions
 from zoo.showcase.runs import DATA, IMG
 from zoo.training.experiment import build

@@ -23,9 +23,10 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 from sb_grpo import GRPO
-from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_variance, gae
-from sb_grpo.baseline import StateBaseline
-from sb_grpo.types import Rollout
+from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.maths.estimators import centre_and_scale
+from sb_grpo.maths.returns import explained_variance, gae
+from sb_grpo.types import AdvantageOptions, Rollout
 from zoo.common.provenance import commit, versions
 from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser, run_probe
 
@@ -98,7 +99,7 @@ class Probe(nn.Module):
         final_features: th.Tensor,
         predict: Callable[[th.Tensor], th.Tensor] | None = None,
     ) -> tuple[th.Tensor, float]:
-        """As :meth:`sb_grpo.baseline.StateBaseline.advantages`, by the driver."""
+        """As :meth:`sb_grpo.baselines.state.StateBaseline.advantages`, by the driver."""
         values, final_values = self.critic(features), self.critic(final_features)
         to_go = gae(rollout, values, final_values, options.gamma, 1.0) + values
         guesses = {"critic": values} | {name: b.predict(features)[:, 1] for name, b in self.baselines.items()}

@@ -26,10 +26,10 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 from sb_grpo import GRPO
-from sb_grpo.advantages import AdvantageOptions, gae
-from sb_grpo.baseline import StateBaseline
+from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.maths.returns import gae
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.types import Rollout
+from sb_grpo.types import AdvantageOptions, Rollout
 from zoo.common.provenance import commit, versions
 from zoo.showcase.critic_probe import Critic
 from zoo.showcase.runs import DATA
@@ -126,7 +126,7 @@ class Study(nn.Module):
     def advantages(
         self, rollout: Rollout, options: AdvantageOptions, x: th.Tensor, x_final: th.Tensor, predict: object = None
     ) -> tuple[th.Tensor, float]:
-        """As :meth:`sb_grpo.baseline.StateBaseline.advantages`; while the policy is frozen nothing is fitted."""
+        """As :meth:`sb_grpo.baselines.state.StateBaseline.advantages`; while the policy is frozen nothing is fitted."""
         if self.frozen is not None:
             self.frozen.append((rollout, x, x_final))
             return th.zeros_like(rollout.rewards), float("nan")

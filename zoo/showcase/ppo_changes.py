@@ -22,7 +22,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import SeededResetWrapper
-from sb_grpo.groups import GroupSlots
+from sb_grpo.collect.slots import GroupSlots
 from zoo.common.provenance import commit, versions
 from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser, run_probe
 

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch as th
 from torch import nn
 
-from sb_grpo.baseline import StateBaseline
-from sb_grpo.device_sampler import env_steps
+from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.collect.device_loop import env_steps
 from sb_grpo.envs.tensor_env import TensorVecEnv
-from sb_grpo.losses import Clip
+from sb_grpo.learn.gradients import gradient_scale
+from sb_grpo.maths.chunks import chunk_rows
+from sb_grpo.maths.losses import Clip
 from sb_grpo.types import Minibatch, map_obs
-from sb_grpo.update import chunk_rows, gradient_scale
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO
@@ -50,7 +51,7 @@ class Graph:
         if FAST_TANH in th._inductor.list_options():
             options[FAST_TANH] = True
         if th.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-            from sb_grpo.onednn import OneDnnProducts
+            from sb_grpo.learn.onednn import OneDnnProducts
 
             options["post_grad_custom_post_pass"] = OneDnnProducts()
         if hasattr(th.compiler, "skip_guard_on_all_nn_modules_unsafe"):

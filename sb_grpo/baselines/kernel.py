@@ -14,7 +14,7 @@ from typing import Any
 import torch as th
 from torch import nn
 
-from sb_grpo.normalization import RunningNormalizer
+from sb_grpo.maths.normalizer import RunningNormalizer
 
 #: Share of the identity in the metric (what the fit does not look at now, it may need later), and weight of the metric before.
 ISOTROPIC, METRIC_MEMORY = 0.1, 0.5

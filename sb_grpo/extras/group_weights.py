@@ -12,7 +12,7 @@ from typing import Any
 import torch as th
 from torch import nn
 
-from sb_grpo.advantages import segment_mean, segment_std, segment_sum
+from sb_grpo.maths.segments import segment_mean, segment_std, segment_sum
 from sb_grpo.types import Rollout
 
 GROUP_WEIGHTS = ("balanced", "performance", "adaptive")

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch as th
 from torch import nn
 
-from sb_grpo.advantages import Residuals, segment_sum
+from sb_grpo.maths.returns import Residuals
+from sb_grpo.maths.segments import segment_sum
 from sb_grpo.types import Rollout
 
 #: Weight of the rollouts before in the moments, per rollout of age: luck is as large tomorrow as it is today.

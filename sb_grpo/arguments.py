@@ -14,14 +14,14 @@ from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo.advantages import ESTIMATORS
-from sb_grpo.baseline import StateBaseline
-from sb_grpo.buffers import GroupRolloutBuffer
-from sb_grpo.device_buffer import TensorRolloutBuffer
-from sb_grpo.distributions import make_discrete_head
+from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.collect.buffer import GroupRolloutBuffer
+from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
-from sb_grpo.group_validation import check_groups
+from sb_grpo.group_arguments import check_groups
+from sb_grpo.maths.estimators import ESTIMATORS
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
+from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.types import Rollout
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from __future__ import annotations
 import torch as th
 from torch import nn
 
-from sb_grpo.advantages import AdvantageOptions, gae, is_last
-from sb_grpo.kernel import KernelFeatures, usual_n_features
-from sb_grpo.ridge import factorise
-from sb_grpo.types import Rollout
-from sb_grpo.update import evenly_spaced, in_chunks
+from sb_grpo.baselines.kernel import KernelFeatures, usual_n_features
+from sb_grpo.maths.chunks import evenly_spaced, in_chunks
+from sb_grpo.maths.returns import gae, is_last
+from sb_grpo.maths.ridge import factorise
+from sb_grpo.types import AdvantageOptions, Rollout
 
 #: Steps that a prediction reaches ahead, on average: the discount is 1 - 1 / horizon. Ends begin with the second.
 HORIZONS = (1, 5, 10, 20, 50, 100, 200)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch as th
 
-from sb_grpo.buffers import GroupRolloutBuffer
+from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.types import TensorOrDict
 
 #: What an env reports of itself, whether it is asked for or not.

@@ -116,7 +116,7 @@ class GroupSlots:
 class TensorSlots:
     """The :class:`GroupSlots` of a tensor env: jobs are handed to free slots by tensor arithmetic.
 
-    ``sb_grpo.simulator_groups`` holds its kin for simulators whose resets cannot be seeded slot by slot.
+    ``sb_grpo.collect.simulators`` holds its kin for simulators whose resets cannot be seeded slot by slot.
 
     No job is queued ahead: a tensor env is reset after the step, when it is known which slots are free. Several slots that
     end in one step take the next jobs in the order of the slots.

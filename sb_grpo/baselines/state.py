@@ -15,22 +15,15 @@ from collections.abc import Callable
 import torch as th
 from torch import nn
 
-from sb_grpo.advantages import (
-    AdvantageOptions,
-    Residuals,
-    centre_and_scale,
-    explained_variance,
-    gae,
-    residuals_of,
-    rewards_to_go,
-)
-from sb_grpo.horizons import Horizons
-from sb_grpo.kernel import KernelFeatures, usual_n_features
-from sb_grpo.paired import Pairing, check_paired
-from sb_grpo.ridge import factorise, solve_each
+from sb_grpo.baselines.horizons import Horizons
+from sb_grpo.baselines.kernel import KernelFeatures, usual_n_features
+from sb_grpo.baselines.paired import Pairing, check_paired
+from sb_grpo.maths.chunks import evenly_spaced, in_chunks
+from sb_grpo.maths.estimators import centre_and_scale
+from sb_grpo.maths.returns import Residuals, explained_variance, gae, residuals_of, rewards_to_go
+from sb_grpo.maths.ridge import factorise, solve_each
 from sb_grpo.rules import AT_LEAST_ONE, BELOW_ONE, POSITIVE, SHARE, check_numbers
-from sb_grpo.types import Rollout
-from sb_grpo.update import evenly_spaced, in_chunks
+from sb_grpo.types import AdvantageOptions, Rollout
 
 RIDGE_RANGE = (0.1, 1000.0)
 RIDGE_FACTORS = (0.1, 1.0, 10.0)
@@ -46,7 +39,7 @@ Predict = Callable[[th.Tensor], th.Tensor]
 
 
 class StateBaseline(nn.Module):
-    """Ridge regression on :class:`~sb_grpo.kernel.KernelFeatures` of the policy's features.
+    """Ridge regression on :class:`~sb_grpo.baselines.kernel.KernelFeatures` of the policy's features.
 
     Every fit is made with three ridges, ten apart; the one that predicts the next rollout best, before it is fitted to it, is
     used there and becomes the middle one. The ridge pulls towards ``anchor`` times the weights before, not towards 0:
@@ -58,9 +51,9 @@ class StateBaseline(nn.Module):
         (256 with ``learn_metric``)
     :param scale: length scale of the kernel, in standard deviations per input, on average over the directions
     :param learn_metric: let the kernel become narrow in the directions in which the fit changes most and wide in the others
-        (:meth:`KernelFeatures.follow <sb_grpo.kernel.KernelFeatures.follow>`); up to 512 inputs
-    :param horizons: fit the predictions of :class:`~sb_grpo.horizons.Horizons` in place of the features themselves: a second
-        layer, whose inputs the values have shaped
+        (:meth:`KernelFeatures.follow <sb_grpo.baselines.kernel.KernelFeatures.follow>`); up to 512 inputs
+    :param horizons: fit the predictions of :class:`~sb_grpo.baselines.horizons.Horizons` in place of the features themselves:
+        a second layer, whose inputs the values have shaped
     :param memory: weight of the rollouts before relative to the newest one, per rollout of age; in [0, 1)
     :param follow_level: let the targets of the rollouts before move with the level: by as much as the newest ones lie above
         what the weights before predict, on average. Where rewards go on and ``gamma`` is near 1, values grow by bootstrapping
@@ -76,7 +69,7 @@ class StateBaseline(nn.Module):
         and the past (cross-fitting: Chernozhukov et al., 2018, section 3). 1: to the past alone, as in rollouts of more than
         ``fit_rows`` steps, where it is a smaller share that the newest one adds
     :param paired: take out of each residual the luck that the other members of its same-seed group had at the same step
-        (:class:`~sb_grpo.paired.Pairing`): True with a fitted coefficient, or that coefficient, in [0, 1]
+        (:class:`~sb_grpo.baselines.paired.Pairing`): True with a fitted coefficient, or that coefficient, in [0, 1]
     :raises ValueError: for values out of range
     """
 

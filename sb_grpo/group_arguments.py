@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from sb_grpo.columns import task_names
+from sb_grpo.collect.columns import task_names
 from sb_grpo.envs.tensor_env import TensorVecEnv
-from sb_grpo.group_weights import GROUP_WEIGHTS, GroupWeights
-from sb_grpo.grouping import GROUPINGS, ByQuantile, Clusters
+from sb_grpo.extras.group_weights import GROUP_WEIGHTS, GroupWeights
+from sb_grpo.extras.grouping import GROUPINGS, ByQuantile, Clusters
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO

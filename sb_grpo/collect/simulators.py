@@ -1,7 +1,7 @@
 """Groups for simulators whose resets cannot be seeded slot by slot: leaders' states, paired streams, common starts.
 
-:class:`sb_grpo.groups.TensorSlots` is the rule, and never waits for the device. Each class here replaces the one thing that
-the simulator cannot do. ``TensorVecEnv.grouping`` chooses between them.
+:class:`sb_grpo.collect.slots.TensorSlots` is the rule, and never waits for the device. Each class here replaces the one
+thing that the simulator cannot do. ``TensorVecEnv.grouping`` chooses between them.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch as th
 
+from sb_grpo.collect.slots import TensorSlots
 from sb_grpo.envs.tensor_env import TensorVecEnv, map_snapshot
-from sb_grpo.groups import TensorSlots
 
 
 class StateSlots(TensorSlots):

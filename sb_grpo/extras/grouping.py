@@ -14,9 +14,10 @@ import torch as th
 from gymnasium import spaces
 from torch import nn
 
-from sb_grpo.advantages import episode_returns, segment_mean, segment_std, segment_sum
-from sb_grpo.columns import task_names
+from sb_grpo.collect.columns import task_names
 from sb_grpo.envs.random import mix
+from sb_grpo.maths.returns import episode_returns
+from sb_grpo.maths.segments import segment_mean, segment_std, segment_sum
 from sb_grpo.types import Rollout
 
 

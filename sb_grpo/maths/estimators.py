@@ -10,13 +10,13 @@ Decided here once: standard deviations are population ones (DeepSeekMath's std o
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch as th
 
-from sb_grpo.types import Rollout
+from sb_grpo.maths.returns import episode_returns, rewards_to_go
+from sb_grpo.maths.segments import segment_mean, segment_median, segment_std, segment_sum
+from sb_grpo.types import AdvantageOptions, Rollout
 
 SPREAD_TOLERANCE = 1e-5
 #: The same for residuals of a fit, which are never exactly 0: a constant reward leaves 1e-4, CartPole when solved 7e-3.
@@ -25,86 +25,7 @@ RESIDUAL_TOLERANCE = 1e-3
 #: level which all states share: at gamma 0.9999 a good baseline leaves less than a thousandth of it.
 LONGEST_HORIZON = 100.0
 
-
-class AdvantageOptions(NamedTuple):
-    """What the constructor of GRPO says about advantages."""
-
-    gamma: float = 0.995  #: discount, in [0, 1]
-    gae_lambda: float = 0.95  #: lambda of the lambda-return, in [0, 1]; used by ``"state"``
-    #: ``"mean"``, ``"leave_one_out"``, ``"median"`` (of the group) or ``"global"`` (mean of all groups)
-    baseline: str = "mean"
-    normalize: str = "group"  #: divide by the spread of the ``"group"``, of the ``"batch"``, or not at all: ``"none"``
-    ended_members: str = "zero"  #: ``"step"``: a member that has ended counts as return 0 (``"zero"``) or not (``"drop"``)
-
-
 AdvantageEstimator = Callable[[Rollout, AdvantageOptions], th.Tensor]
-
-
-def segment_sum(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:
-    """Sum per segment.
-
-    :param values: ``[M]``
-    :param segment: ``[M]`` int64 in [0, n)
-    :param n: number of segments
-    :return: ``[n]``
-    """
-    return values.new_zeros(n).index_add_(0, segment, values)
-
-
-def segment_mean(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:
-    """Mean per segment, 0 for an empty one; arguments as in :func:`segment_sum`."""
-    return segment_sum(values, segment, n) / segment_sum(th.ones_like(values), segment, n).clamp_(min=1.0)
-
-
-def segment_std(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:
-    """Population standard deviation per segment; arguments as in :func:`segment_sum`."""
-    centred = values - segment_mean(values, segment, n)[segment]
-    return segment_mean(centred.square(), segment, n).sqrt()
-
-
-def segment_median(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:
-    """Median per segment (mean of the two middle values of an even count); arguments as in :func:`segment_sum`."""
-    by_value = values.argsort(stable=True)
-    ordered = values[by_value[segment[by_value].argsort(stable=True)]]
-    count = segment_sum(th.ones_like(segment), segment, n)
-    start = count.cumsum(0) - count
-    low = (start + (count - 1).clamp(min=0) // 2).clamp(max=len(values) - 1)
-    high = (start + count // 2).clamp(max=len(values) - 1)
-    return 0.5 * (ordered[low] + ordered[high])
-
-
-def linear_recurrence(x: th.Tensor, decay: th.Tensor, max_length: int) -> th.Tensor:
-    """Solve y_t = x_t + decay_t * y_{t+1} backwards in time, by doubling: log2(max_length) passes, no loop over steps.
-
-    :param x: ``[M]``
-    :param decay: ``[M]``, 0 where the next row belongs to another episode
-    :param max_length: no run of non-zero decays is longer
-    :return: ``[M]`` y
-    """
-    y, decay = x.clone(), decay.clone()
-    shift = 1
-    while shift < max_length:
-        y[:-shift] += decay[:-shift] * y[shift:]
-        decay = th.cat([decay[:-shift] * decay[shift:], decay.new_zeros(shift)])
-        shift *= 2
-    return y
-
-
-def is_last(rollout: Rollout) -> th.Tensor:
-    """``[M]`` bool: this row is the last of its episode in the rollout."""
-    return th.cat([rollout.episode[1:] != rollout.episode[:-1], rollout.episode.new_ones(1, dtype=th.bool)])
-
-
-def rewards_to_go(rollout: Rollout, gamma: float) -> th.Tensor:
-    """G_{i,t}, ``[M]``: discounted sum of the rewards of the episode from each step to its end."""
-    decay = gamma * (~is_last(rollout)).to(rollout.rewards.dtype)
-    return linear_recurrence(rollout.rewards, decay, rollout.max_length)
-
-
-def episode_returns(rollout: Rollout, gamma: float) -> th.Tensor:
-    """G_{i,0}, ``[E]``: discounted return of each episode from the first of its steps in the rollout."""
-    is_first = th.cat([rollout.episode.new_ones(1, dtype=th.bool), rollout.episode[1:] != rollout.episode[:-1]])
-    return rewards_to_go(rollout, gamma)[is_first]
 
 
 def peer_baseline(values: th.Tensor, key: th.Tensor, n: int, kind: str) -> th.Tensor:
@@ -215,45 +136,6 @@ def step(rollout: Rollout, options: AdvantageOptions) -> th.Tensor:
     return scale(advantages, advantages, to_go, row_group, rollout.n_groups, options.normalize)
 
 
-def gae(rollout: Rollout, values: th.Tensor, final_values: th.Tensor, gamma: float, gae_lambda: float) -> th.Tensor:
-    """Generalised advantage estimation (arXiv 1506.02438, eq. 16) under a given baseline.
-
-    :param values: ``[M]`` baseline at each step's observation
-    :param final_values: ``[E]`` baseline after the last step; terminated episodes ignore it
-    :param gamma: discount
-    :param gae_lambda: 1 makes the baseline a pure control variate, 0 trusts it fully
-    :return: ``[M]``
-    """
-    last = is_last(rollout)
-    next_values = th.cat([values[1:], values.new_zeros(1)])
-    next_values[last] = th.where(rollout.terminated, th.zeros_like(final_values), final_values)
-    delta = rollout.rewards + gamma * next_values - values
-    return linear_recurrence(delta, gamma * gae_lambda * (~last).to(delta.dtype), rollout.max_length)
-
-
-class Residuals(NamedTuple):
-    """Lambda-advantages of M steps under the values of each fold."""
-
-    by_fold: th.Tensor  #: [M, folds]
-    fold: th.Tensor  #: [M] int64, whose values the step's own episode had no part in
-    own: th.Tensor  #: [M] those under the values of ``fold``
-
-
-def residuals_of(
-    rollout: Rollout, options: AdvantageOptions, values: th.Tensor, final_values: th.Tensor, fold: th.Tensor
-) -> Residuals:
-    """Lambda-advantages under several baselines.
-
-    :param values: ``[M, folds]``
-    :param final_values: ``[E, folds]`` after each episode's last step
-    :param fold: ``[E]`` int64, which of them an episode is judged by
-    """
-    of_row = fold[rollout.episode]
-    both = zip(values.unbind(1), final_values.unbind(1), strict=True)
-    by_fold = th.stack([gae(rollout, v, final, options.gamma, options.gae_lambda) for v, final in both], dim=1)
-    return Residuals(by_fold, of_row, by_fold.gather(1, of_row.unsqueeze(1)).squeeze(1))
-
-
 def centre_and_scale(advantages: th.Tensor, targets: th.Tensor, rollout: Rollout, options: AdvantageOptions) -> th.Tensor:
     """z-scores of steps within the group or the batch: what makes ``"state"`` advantages group-relative.
 
@@ -296,9 +178,3 @@ def shape_rewards(rewards: th.Tensor, scaling: str, limit: float) -> th.Tensor:
 
 
 ESTIMATORS: dict[str, AdvantageEstimator] = {"outcome": outcome, "process": process, "step": step}
-
-
-def explained_variance(predicted: th.Tensor, actual: th.Tensor) -> float:
-    """1 - Var[actual - predicted] / Var[actual]: 1 is perfect, 0 no better than a constant; nan without variance."""
-    variance = actual.var(unbiased=False)
-    return math.nan if variance == 0 else float(1.0 - (actual - predicted).var(unbiased=False) / variance)

@@ -1,4 +1,4 @@
-"""The gradient of a minibatch: plain, or with conflicts between tasks taken out (PCGrad)."""
+"""The gradient of a minibatch: plain, or with conflicts between tasks taken out (PCGrad); and its clipping."""
 
 from __future__ import annotations
 
@@ -120,3 +120,23 @@ class SurgicalGradient(PlainGradient):
             total = gradients[0]
         for parameter, part_of in zip(parameters, th.split(total, [p.numel() for p in parameters]), strict=True):
             parameter.grad = part_of.view_as(parameter).clone()
+
+
+def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> th.Tensor:
+    """Scale all gradients so that their joint norm is at most ``max_norm``; never makes the host wait.
+
+    :return: ``[P]`` norm of each parameter's gradient before clipping (0 where there is none)
+    """
+    grads = [th.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    norms = th.stack(th._foreach_norm(grads))
+    th._foreach_mul_(grads, gradient_scale(norms, max_norm))
+    return norms
+
+
+def gradient_scale(norms: th.Tensor, max_norm: float | th.Tensor) -> th.Tensor:
+    """What to multiply gradients with so that their joint norm is at most ``max_norm``.
+
+    :param norms: ``[P]`` norm of each gradient
+    """
+    scale: th.Tensor = (max_norm / (norms.norm() + 1e-6)).clamp(max=1.0)
+    return scale

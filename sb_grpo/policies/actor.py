@@ -26,13 +26,8 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
-from sb_grpo.distributions import (
-    ActionHead,
-    GaussianHead,
-    StateDependentNoiseHead,
-    make_discrete_head,
-)
-from sb_grpo.normalization import RunningNormalizer
+from sb_grpo.maths.normalizer import RunningNormalizer
+from sb_grpo.policies.heads import ActionHead, GaussianHead, StateDependentNoiseHead, make_discrete_head
 
 
 class ActorPolicy(BasePolicy):

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch as th
 from torch import nn
 
-from sb_grpo.advantages import ESTIMATORS, AdvantageOptions, shape_rewards
-from sb_grpo.baseline import StateBaseline
-from sb_grpo.grouping import Grouping, to_one_scale
-from sb_grpo.types import NOTHING, Rollout, select_episodes
-from sb_grpo.update import in_chunks
-from sb_grpo.validation import check_features
+from sb_grpo.arguments import check_features
+from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.extras.grouping import Grouping, to_one_scale
+from sb_grpo.maths.chunks import in_chunks
+from sb_grpo.maths.estimators import ESTIMATORS, shape_rewards
+from sb_grpo.types import NOTHING, AdvantageOptions, Rollout, select_episodes
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO

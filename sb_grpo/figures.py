@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import torch as th
 from stable_baselines3.common.logger import HParam
 
-from sb_grpo.advantages import episode_returns, segment_mean, segment_sum
-from sb_grpo.columns import task_names
-from sb_grpo.losses import importance_ratio, kl_k3
+from sb_grpo.collect.columns import task_names
+from sb_grpo.maths.chunks import evenly_spaced, in_chunks
+from sb_grpo.maths.losses import importance_ratio, kl_k3
+from sb_grpo.maths.returns import episode_returns
+from sb_grpo.maths.segments import segment_mean, segment_sum
 from sb_grpo.types import Minibatch, Rollout, map_obs
-from sb_grpo.update import evenly_spaced, in_chunks
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO

@@ -19,12 +19,13 @@ from stable_baselines3.common.preprocessing import get_flattened_obs_dim, prepro
 from stable_baselines3.common.torch_layers import create_mlp
 from torch import nn
 
-from sb_grpo.advantages import rewards_to_go, segment_sum
+from sb_grpo.arguments import check_bonus
 from sb_grpo.envs.random import mix_tensor
-from sb_grpo.normalization import RunningNormalizer
+from sb_grpo.maths.chunks import in_chunks
+from sb_grpo.maths.normalizer import RunningNormalizer
+from sb_grpo.maths.returns import rewards_to_go
+from sb_grpo.maths.segments import segment_sum
 from sb_grpo.types import Rollout, TensorOrDict, map_obs
-from sb_grpo.update import in_chunks
-from sb_grpo.validation import check_bonus
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO

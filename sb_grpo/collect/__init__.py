@@ -1,0 +1,1 @@
+"""From jobs and envs to a rollout: slots, loops, columns, buffers."""

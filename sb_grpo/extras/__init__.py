@@ -1,0 +1,1 @@
+"""Who is compared with whom, weights, exploration: what most trainings go without."""

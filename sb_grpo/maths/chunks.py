@@ -1,0 +1,44 @@
+"""Rows in chunks where all at once would be too many, and a few of many where those are enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch as th
+
+from sb_grpo.types import map_obs
+
+#: Rows per forward pass where no gradient is needed; a GPU, which waits for launches, gets more of them where rows are narrow.
+CHUNK, GPU_CHUNK, NARROW = 4096, 65536, 256
+
+
+def chunk_rows(x: th.Tensor) -> int:
+    """Rows per forward pass, for rows like these."""
+    return GPU_CHUNK if x.is_cuda and x[:1].numel() <= NARROW else CHUNK
+
+
+@th.no_grad()
+def in_chunks(fn: Callable[..., th.Tensor], *columns: Any) -> th.Tensor:
+    """Apply a function to columns of rows, a few thousand rows at a time, without gradients.
+
+    :param fn: function of tensors (or dicts of them) with as many rows each
+    :param columns: ``[M, ...]`` tensors or dicts of tensors
+    :return: ``[M, ...]``
+    """
+    first = next(iter(columns[0].values())) if isinstance(columns[0], dict) else columns[0]
+    n, size = len(first), chunk_rows(first)
+    if n <= size:
+        return fn(*columns)
+    parts = [fn(*(map_obs(lambda x: x[i : i + size], column) for column in columns)) for i in range(0, n, size)]  # noqa: B023
+    return th.cat(parts)
+
+
+def evenly_spaced(n: int, at_most: int, device: th.device) -> th.Tensor | slice:
+    """Some of n rows: all of them, or ``at_most`` at equal distances.
+
+    :return: an index of rows
+    """
+    if n <= at_most:
+        return slice(None)
+    return th.arange(at_most, device=device) * n // at_most

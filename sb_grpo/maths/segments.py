@@ -1,0 +1,38 @@
+"""Sums, means, spreads and medians per segment of a column: pure functions of tensors."""
+
+from __future__ import annotations
+
+import torch as th
+
+
+def segment_sum(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:
+    """Sum per segment.
+
+    :param values: ``[M]``
+    :param segment: ``[M]`` int64 in [0, n)
+    :param n: number of segments
+    :return: ``[n]``
+    """
+    return values.new_zeros(n).index_add_(0, segment, values)
+
+
+def segment_mean(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:
+    """Mean per segment, 0 for an empty one; arguments as in :func:`segment_sum`."""
+    return segment_sum(values, segment, n) / segment_sum(th.ones_like(values), segment, n).clamp_(min=1.0)
+
+
+def segment_std(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:
+    """Population standard deviation per segment; arguments as in :func:`segment_sum`."""
+    centred = values - segment_mean(values, segment, n)[segment]
+    return segment_mean(centred.square(), segment, n).sqrt()
+
+
+def segment_median(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:
+    """Median per segment (mean of the two middle values of an even count); arguments as in :func:`segment_sum`."""
+    by_value = values.argsort(stable=True)
+    ordered = values[by_value[segment[by_value].argsort(stable=True)]]
+    count = segment_sum(th.ones_like(segment), segment, n)
+    start = count.cumsum(0) - count
+    low = (start + (count - 1).clamp(min=0) // 2).clamp(max=len(values) - 1)
+    high = (start + count // 2).clamp(max=len(values) - 1)
+    return 0.5 * (ordered[low] + ordered[high])
