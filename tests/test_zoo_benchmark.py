@@ -136,6 +136,28 @@ def test_a_broken_file_is_named_and_run_again(finished, tmp_path, capsys):
     assert np.array_equal(again.checkpoint_returns, whole.checkpoint_returns)
 
 
+def test_a_line_of_the_labels_file_is_a_run_that_is_done(finished, tmp_path, capsys):
+    """Only what no line holds is run; a broken line is named, and a run with other settings is never taken for done."""
+    folder = tmp_path / "results"
+    shutil.copytree(finished[0], folder)
+    for label in TINY:
+        label_folder = folder / "CartPole-v1" / label
+        runs = [json.dumps(read_content(label_folder / f"seed_{seed}.json")) + "\n" for seed in (0, 1)]
+        label_folder.with_name(f"{label}.jsonl").write_text("".join(runs[:1] if label == "ppo-tiny" else runs))
+        shutil.rmtree(label_folder)
+    lines = folder / "CartPole-v1" / "ppo-tiny.jsonl"
+    lines.write_text(lines.read_text() + runs[1][:50])
+    before = {file: file.read_bytes() for file in folder.rglob("*.jsonl")}
+    assert benchmark.main(command(folder)[3:]) == 0
+    out = capsys.readouterr().out
+    assert "4 runs, 3 done before, 1 to do" in out and f"broken result file, run again: {lines}:2: not readable" in out
+    assert files(folder) == ["CartPole-v1/grpo-tiny.jsonl", "CartPole-v1/ppo-tiny.jsonl", "CartPole-v1/ppo-tiny/seed_1.json"]
+    assert {file: file.read_bytes() for file in before} == before
+    assert benchmark.main(command(folder, steps="512")[3:]) == 2
+    error = capsys.readouterr().err
+    assert f"{folder}/CartPole-v1/grpo-tiny.jsonl:1 holds a run with other settings (steps 384 there" in error
+
+
 def test_ctrl_c_ends_the_workers_and_tidies_up(tmp_path):
     folder = tmp_path / "results"
     process = start(folder, steps="1000000")

@@ -1,6 +1,7 @@
 """Comparison and plots on small result files with known numbers."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from zoo import compare, plot
 from zoo.benchmarking.results import BrokenResult, read_run, write_result
+from zoo.comparing.comparison import load
 
 ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG"
@@ -208,6 +210,49 @@ def test_an_invalid_result_is_never_written(tmp_path):
     with pytest.raises(BrokenResult, match="not finite"):
         write_result(file, content("CartPole-v1", "ppo", 0, float("inf")), scratch)
     assert not file.exists()
+
+
+def in_lines(folder):
+    """The files of a label's folder as lines of one file, the last seed first."""
+    files = sorted(folder.iterdir(), reverse=True)
+    lines = folder.with_name(folder.name + ".jsonl")
+    lines.write_text("".join(json.dumps(json.loads(file.read_text())) + "\n" for file in files))
+    shutil.rmtree(folder)
+    return lines
+
+
+def test_runs_in_lines_of_one_file_are_the_runs_of_a_folder(results, tmp_path):
+    """Some labels in this form, some in that: the same report; ``step`` comes before ``step-drop`` either way."""
+    write_runs(results, "CartPole-v1", "step", [400, 500])
+    write_runs(results, "CartPole-v1", "step-drop", [450, 480])
+    runs, order = load([results])[0], [(run.env, run.label) for run in load([results])[0]]
+    plot.main([str(results), "--out", str(tmp_path / "before")])
+    assert compare.main([str(results), "--out", str(tmp_path / "report")]) == 0
+    for label in ("grpo", "step", "step-drop"):
+        in_lines(results / "CartPole-v1" / label)
+    again = load([results])[0]
+    assert [(run.env, run.label) for run in again] == order
+    assert len({run.path for run in again}) == len({run.file for run in again}) == len(runs)
+    assert {run.file for run in again} == {run.file for run in runs}
+    assert compare.main([str(results), "--out", str(tmp_path / "report_of_lines")]) == 0
+    plot.main([str(results), "--out", str(tmp_path / "after")])
+    for a, b in (("report/report.md", "report_of_lines/report.md"), ("before.png", "after.png")):
+        assert (tmp_path / a).read_bytes() == (tmp_path / b).read_bytes()
+
+
+def test_a_broken_line_is_named_and_a_run_may_be_given_once(results, tmp_path, capsys):
+    lines = in_lines(results / "CartPole-v1" / "ppo")
+    whole = lines.read_text()
+    lines.write_text(whole[:100] + "\n\n" + whole)
+    runs, broken = load([lines])
+    assert [run.seed for run in runs] == [2, 1, 0] and len(broken) == 1
+    assert broken[0].startswith(f"{lines}:1: not readable as JSON")
+    assert runs[0].path == lines.with_name("ppo.jsonl:3")
+    lines.write_text(whole)
+    write_runs(results, "CartPole-v1", "ppo", [300], wall=4.0)
+    assert compare.main([str(results), "--out", str(tmp_path / "report")]) == 2
+    said = f"CartPole-v1 ppo seed 0 is given twice: {lines}:3 and {lines.parent}/ppo/seed_0.json"
+    assert said in capsys.readouterr().err
 
 
 def test_one_seed_says_what_is_missing(tmp_path, capsys):

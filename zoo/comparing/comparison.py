@@ -80,15 +80,12 @@ def load(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     :return: runs, and a line per broken file
     :raises BadInput: for a folder that does not exist or holds no result, and for a run given twice
     """
-    files = []
     for folder in folders:
         if not folder.exists():
             raise BadInput(f"{folder} does not exist")
-        found = find_results([folder])
-        if not found:
-            raise BadInput(f"{folder} holds no result file (<env>/<label>/seed_<s>.json)")
-        files += found
-    runs, broken = read_all(sorted(set(files)))
+        if not find_results([folder]):
+            raise BadInput(f"{folder} holds no result file (<env>/<label>/seed_<s>.json or <env>/<label>.jsonl)")
+    runs, broken = read_all(find_results(folders))
     if not runs:
         raise BadInput(f"no result file can be read; the first: {broken[0]}")
     seen: dict[tuple[str, str, int], Path] = {}
