@@ -2,7 +2,8 @@
 
 import json
 
-from scripts.studies import merge, records
+from scripts.studies import merge
+from scripts.studies.common import records
 from tests.test_zoo_compare import write_runs
 from zoo.comparing.comparison import load
 

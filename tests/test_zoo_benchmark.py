@@ -25,7 +25,6 @@ from zoo.benchmarking import worker
 from zoo.benchmarking.results import read_content, read_run
 from zoo.benchmarking.specs import Spec, Variant, read_variants, settings_for
 from zoo.benchmarking.worker import RandomPolicy, evaluate, evaluation_seed
-from zoo.results_page.bar import DISCOUNTS
 
 ROOT = Path(__file__).parents[1]
 TINY = {
@@ -335,14 +334,6 @@ def test_the_control_has_the_settings_of_grpos_entries():
     ]
     for key in left_out:
         assert defaults[0][key].default == defaults[1][key].default, key
-
-
-def test_the_long_discount_is_all_that_the_variant_for_short_episodes_changes():
-    (defaults,) = read_variants(ROOT / "zoo" / "variants" / "critic_free.yml", ["grpo-defaults"])
-    (variant,) = read_variants(ROOT / "zoo" / "variants" / "short_episodes.yml", [])
-    expected = {**defaults.hyperparams, "gamma": 0.995}
-    assert DISCOUNTS[variant.label] == expected["gamma"]
-    assert (variant.hyperparams, variant.conf_file) == (expected, defaults.conf_file)
 
 
 def test_every_ablation_differs_from_the_reference_and_builds_a_model(tmp_path):

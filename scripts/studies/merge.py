@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from scripts.studies import records
+from scripts.studies.common import records
 from zoo.benchmarking.results import BrokenResult, lines_file, read_content, read_run, seed_file
 
 

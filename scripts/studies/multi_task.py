@@ -1,7 +1,7 @@
 """One policy for several tasks: per-task normalisation against global normalisation, and against one policy per task.
 
-usage: python -m zoo.showcase.multi_task run [--suite ID] [--seeds 5] [--variants ...]   one JSON file per run not there yet
-       python -m zoo.showcase.multi_task report                                          tables and picture from the files
+usage: python -m scripts.studies.multi_task run [--suite ID] [--seeds 5] [--variants ...]   one JSON file per run not there yet
+       python -m scripts.studies.multi_task report                                          tables and picture from the files
 
 Every run of several tasks has two env slots per task, so every task gets the same steps; a single-task run has the same two
 slots and the same steps of its task. All of a suite have one set of hyperparameters.
@@ -24,9 +24,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb_grpo import GRPO
 from sb_grpo.envs.tasks import SUITES
+from scripts.studies.common.runs import DATA, IMG
 from zoo.common.provenance import commit, versions
 from zoo.schedules import make_schedule
-from zoo.showcase.runs import DATA, IMG
 
 SLOTS_PER_TASK, EPISODES = 2, 20
 FOLDER, PICTURE = DATA / "multi_task", IMG / "multi_task.png"

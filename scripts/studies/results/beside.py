@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from scripts.studies.results.bar import BAR, BAR_SETTINGS, CONTROL, DEFAULTS, DISCOUNTS, TUNED, measured
+from scripts.studies.results.cells import iqm_text, left_out, shown_pictures, steps_text, verdict, with_interval
 from zoo.benchmarking.results import Run
 from zoo.comparing import figures, tables
 from zoo.comparing.comparison import Comparison, compare_runs
-from zoo.results_page.bar import BAR, BAR_SETTINGS, CONTROL, DEFAULTS, DISCOUNTS, TUNED, measured
-from zoo.results_page.cells import iqm_text, left_out, shown_pictures, steps_text, verdict, with_interval
 
 
 class Timing(NamedTuple):

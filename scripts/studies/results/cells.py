@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from scripts.studies.results.bar import BAR
 from zoo.comparing import statistics
 from zoo.comparing.comparison import Comparison
-from zoo.results_page.bar import BAR
 
 FULL = 10  # seeds that the protocol asks for
 ENOUGH = 3  # with fewer the bootstrap's interval says nothing

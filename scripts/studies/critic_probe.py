@@ -1,7 +1,7 @@
 """What a critic would add: GRPO with PPO's value network in place of the state baseline, everything else unchanged.
 
-usage: python -m zoo.showcase.critic_probe run --driver critic     one JSON file per run; --env, --seeds: which
-       python -m zoo.showcase.critic_probe report                  the table of docs/algorithm.md
+usage: python -m scripts.studies.critic_probe run --driver critic     one JSON file per run; --env, --seeds: which
+       python -m scripts.studies.critic_probe report                  the table of docs/algorithm.md
 
 The critic and a few state baselines are fitted on every rollout, and asked what share of the variance of the discounted
 rewards to go they leave unexplained, one rollout ahead. One makes the advantages; with ``--driver state`` it is GRPO as it is.
@@ -26,8 +26,8 @@ from sb_grpo import GRPO
 from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_variance, gae
 from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import Rollout
+from scripts.studies.common.runs import DATA, evaluate_normalized, probe_parser, run_probe
 from zoo.common.provenance import commit, versions
-from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser, run_probe
 
 FOLDER = DATA / "critic_probe"
 STEPS, EPISODES = 500_000, 50

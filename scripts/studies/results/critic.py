@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
+from scripts.studies.results.bar import BAR, BAR_SETTINGS, CONTROL, DEFAULTS, TUNED
+from scripts.studies.results.cells import iqm_text, verdict
 from zoo.comparing import statistics, tables
 from zoo.comparing.comparison import Comparison
-from zoo.results_page.bar import BAR, BAR_SETTINGS, CONTROL, DEFAULTS, TUNED
-from zoo.results_page.cells import iqm_text, verdict
 
 CRITICS = (*BAR_SETTINGS, CONTROL, "a2c", "trpo")
 

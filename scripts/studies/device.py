@@ -1,6 +1,6 @@
 """Learning on tensor envs, variants side by side: IQM over seeds with bootstrap intervals.
 
-usage: python scripts/compare_device.py paths|branching [--seeds 10] [--out docs/data/device]
+usage: python -m scripts.studies.device paths|branching [--seeds 10] [--out docs/data/device]
 
 ``paths``: the same settings (zoo/hyperparams/grpo.yml) and seeds on host envs and on tensor envs. ``branching``: groups that
 start from resets, and groups of which half branch off from states that the policy visits. One file per run; what exists is not
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +23,6 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb_grpo import GRPO
 from sb_grpo.envs.native import make_tensor_env
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from zoo.comparing.statistics import interval, iqm
 from zoo.training.experiment import build
 

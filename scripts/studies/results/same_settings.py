@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from scripts.studies.results.bar import BAR, CONTROL, TUNED
+from scripts.studies.results.cells import aggregate_difference, iqm_text, verdict, with_interval
 from zoo.benchmarking.results import RANDOM, Run
 from zoo.comparing import tables
 from zoo.comparing.comparison import Comparison, compare_runs
-from zoo.results_page.bar import BAR, CONTROL, TUNED
-from zoo.results_page.cells import aggregate_difference, iqm_text, verdict, with_interval
 
 #: GRPO's label, PPO's with the same settings, and what they are.
 PAIRS = (

@@ -1,10 +1,10 @@
 """GRPO on CausalIntervention-v0 against policies that do not learn, on graphs that training has not seen.
 
-usage: python -m zoo.showcase.causal train --mechanism linear --seed 0     one training run, evaluated
+usage: python -m scripts.studies.causal train --mechanism linear --seed 0       one training run, evaluated
        (with --algo ppo or grpo-mlp: with defaults and MlpPolicy, to compare the algorithms alone)
-       python -m zoo.showcase.causal baselines --mechanism linear          the policies that do not learn, on the same graphs
-       python -m zoo.showcase.causal speed                                 time of a step and of a reset
-       python -m zoo.showcase.causal report                                tables of docs/causal.md and picture, from the files
+       python -m scripts.studies.causal baselines --mechanism linear     the policies that do not learn, on the same graphs
+       python -m scripts.studies.causal speed                            time of a step and of a reset
+       python -m scripts.studies.causal report                           tables of docs/causal.md and picture, from the files
 
 Settings of training: zoo/hyperparams/grpo.yml. Evaluation: deterministic, ``GRAPHS`` models of each structure, the same for
 all. One file per run in docs/data/causal.
@@ -36,8 +36,8 @@ from sb_grpo.envs.causal.graphs import STRUCTURES
 from sb_grpo.envs.causal.scm import FEATURES
 from sb_grpo.envs.random import group_seed
 from sb_grpo.groups import GroupSlots
+from scripts.studies.common.runs import DATA, IMG
 from zoo.common.provenance import commit, machine, versions
-from zoo.showcase.runs import DATA, IMG
 from zoo.training.experiment import build
 
 GRAPHS = 200

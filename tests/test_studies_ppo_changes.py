@@ -4,7 +4,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecNormalize
 
-from zoo.showcase.ppo_changes import CHANGES, MAX_NORM, build
+from scripts.studies.ppo_changes import CHANGES, MAX_NORM, build
 
 STEPS = 2048
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from scripts.studies.results.cells import estimate, left_out, shown_pictures, steps_text
 from zoo.benchmarking.results import Run
 from zoo.common.yaml_files import read_sections
 from zoo.comparing import figures, tables
 from zoo.comparing.comparison import Comparison, compare_runs, load
-from zoo.results_page.cells import estimate, left_out, shown_pictures, steps_text
 
 MEASURES = ("end", "on the way")
 

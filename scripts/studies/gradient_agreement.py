@@ -1,7 +1,7 @@
 """How well one rollout's gradient agrees with the expected one: ways to fit the state baseline, and PPO's critic.
 
-usage: python -m zoo.showcase.gradient_agreement run --env Walker2d-v5     one JSON file per env and seed
-       python -m zoo.showcase.gradient_agreement report                    the table of docs/algorithm.md
+usage: python -m scripts.studies.gradient_agreement run --env Walker2d-v5     one JSON file per env and seed
+       python -m scripts.studies.gradient_agreement report                    the table of docs/algorithm.md
 
 Final returns differ by thousands between seeds; this does not. A training with the constructor's defaults and gamma 0.99
 (Swimmer-v5: PPO's tuned settings, as its long discount is the question there), whose advantages come from a critic trained
@@ -30,9 +30,9 @@ from sb_grpo.advantages import AdvantageOptions, gae
 from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import Rollout
 from sb_grpo.policies import ActorPolicy
+from scripts.studies.common.runs import DATA
+from scripts.studies.critic_probe import Critic
 from zoo.common.provenance import commit, versions
-from zoo.showcase.critic_probe import Critic
-from zoo.showcase.runs import DATA
 
 FOLDER = DATA / "gradient_agreement"
 #: By env, where it is not (8, dict(gamma=0.99)): slots, and constructor arguments.

@@ -9,8 +9,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import EngFormatter
 
+from scripts.studies.common.runs import IMG
 from zoo.comparing import figures
-from zoo.showcase.runs import IMG
 
 #: What a row or a curve is called, and the runs behind it.
 Rows = Sequence[tuple[str, Sequence[dict[str, Any]]]]

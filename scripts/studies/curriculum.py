@@ -1,4 +1,7 @@
-"""MountainCarGoal-v0 in 100,000 steps: the flag moves to the hill top as the car reaches it."""
+"""MountainCarGoal-v0 in 100,000 steps: the flag moves to the hill top as the car reaches it.
+
+usage: python -m scripts.studies.curriculum [--report]     train what is missing; table of docs/curriculum.md and picture
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
 from sb_grpo.callbacks import CurriculumCallback
-from zoo.showcase import exploration, tables
-from zoo.showcase.runs import Variant, results
+from scripts.studies import exploration
+from scripts.studies.common import tables
+from scripts.studies.common.runs import Variant, main, results
 
 STEPS = 98_304  # 48 rollouts of 2048
 
@@ -71,3 +75,7 @@ def _last_level(run: dict[str, Any]) -> str:
     if moves is None:
         return "-"
     return f"{moves[-1][0]:,}" if run["last_level"] == run["n_levels"] - 1 else f"not (level {run['last_level']})"
+
+
+if __name__ == "__main__":
+    main("curriculum", __doc__, VARIANTS, table, draw)

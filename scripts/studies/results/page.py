@@ -1,28 +1,23 @@
 """The results page: GRPO against PPO with its critic, and the ablations, from raw result files.
 
-``python -m zoo.evidence docs/data/study --timings docs/data/timings --untuned docs/data/untuned
+``python -m scripts.studies.results docs/data/study --timings docs/data/timings --untuned docs/data/untuned
 --ablations docs/data/ablations --out docs/results.md``
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.benchmarking.results import RANDOM
-from zoo.common.command_line import Parser, run
-from zoo.comparing import figures, tables
-from zoo.comparing.comparison import compare_runs
-from zoo.results_page.ablations import ablation, read_ablations
-from zoo.results_page.bar import BAR, BAR_SETTINGS, CONTROL, DEFAULTS, TUNED, measured, with_defaults
-from zoo.results_page.beside import defaults_elsewhere, timing
-from zoo.results_page.cells import FULL, left_out, shown_pictures
-from zoo.results_page.critic import critic_wins
-from zoo.results_page.history import HISTORY
-from zoo.results_page.runs_behind import runs_behind
-from zoo.results_page.same_settings import pairs, same_settings
-from zoo.results_page.study import (
+from scripts.studies.results.ablations import ablation, read_ablations
+from scripts.studies.results.bar import BAR, BAR_SETTINGS, CONTROL, DEFAULTS, TUNED, measured, with_defaults
+from scripts.studies.results.beside import defaults_elsewhere, timing
+from scripts.studies.results.cells import FULL, left_out, shown_pictures
+from scripts.studies.results.critic import critic_wins
+from scripts.studies.results.history import HISTORY
+from scripts.studies.results.runs_behind import runs_behind
+from scripts.studies.results.same_settings import pairs, same_settings
+from scripts.studies.results.study import (
     COST,
     OVERALL,
     PROTOCOL,
@@ -34,14 +29,19 @@ from zoo.results_page.study import (
     protocol_alone,
     sooner,
 )
-from zoo.results_page.summary import in_short
+from scripts.studies.results.summary import in_short
+from zoo.benchmarking.results import RANDOM
+from zoo.common.command_line import Parser, run
+from zoo.comparing import figures, tables
+from zoo.comparing.comparison import compare_runs
 
+NAME = "scripts.studies.results"
 PICTURES = ("learning_curves", "aggregates", "performance_profile", "probability_of_improvement")
 
 
 def parser() -> Parser:
     """The command line."""
-    it = Parser("zoo.evidence", "Write the results page: GRPO against PPO with its critic, and the ablations.")
+    it = Parser(NAME, "Write the results page: GRPO against PPO with its critic, and the ablations.")
     add = it.add_argument
     add("folder", type=Path, help="output of zoo.benchmark with the labels of zoo/variants/critic_free.yml")
     add("--timings", type=Path, metavar="FOLDER", help="more output of it: PPO, the control and the tuned entries in turn")
@@ -131,7 +131,7 @@ def body(arguments: Sequence[str]) -> int:
     """
     args = parser().parse_args(arguments)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    command = " ".join(["python -m zoo.evidence", *arguments])
+    command = " ".join([f"python -m {NAME}", *arguments])
     for file, text in page(args.folder, args.timings, args.untuned, args.ablations, args.out, command).items():
         file.write_text(text)
     print(f"Results: {args.out}")
@@ -139,9 +139,5 @@ def body(arguments: Sequence[str]) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.evidence``."""
-    return run("zoo.evidence", body, arguments)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    """``python -m scripts.studies.results``."""
+    return run(NAME, body, arguments)

@@ -1,9 +1,9 @@
 """What separates PPO from this package where it wins: SB3's PPO with one thing, or several, done as here.
 
-usage: python -m zoo.showcase.ppo_changes run --changes scale     one JSON file per run; --env, --seeds: which
-       python -m zoo.showcase.ppo_changes report                  a table
+usage: python -m scripts.studies.ppo_changes run --changes scale     one JSON file per run; --env, --seeds: which
+       python -m scripts.studies.ppo_changes report                  a table
 
-With all of them PPO is GRPO with a critic in the place of its baseline (zoo.showcase.critic_probe).
+With all of them PPO is GRPO with a critic in the place of its baseline (scripts.studies.critic_probe).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import SeededResetWrapper
 from sb_grpo.groups import GroupSlots
+from scripts.studies.common.runs import DATA, evaluate_normalized, probe_parser, run_probe
 from zoo.common.provenance import commit, versions
-from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser, run_probe
 
 FOLDER = DATA / "ppo_changes"
 STEPS, EPISODES, N_ENVS, GROUP_SIZE = 500_000, 50, 8, 8

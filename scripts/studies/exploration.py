@@ -1,4 +1,7 @@
-"""MountainCar-v0 in 100,000 steps, with and without an exploration bonus."""
+"""MountainCar-v0 in 100,000 steps, with and without an exploration bonus.
+
+usage: python -m scripts.studies.exploration [--report]     train what is missing; table of docs/exploration.md and picture
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from typing import Any
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO, CountBonus, RNDBonus
-from zoo.showcase import tables
-from zoo.showcase.runs import Variant, results
+from scripts.studies.common import tables
+from scripts.studies.common.runs import Variant, main, results
 
 STEPS = 98_304  # 48 rollouts of 2048
 BONUSES: dict[str, Any] = {"none": None, "count": CountBonus(), "rnd": RNDBonus()}
@@ -50,3 +53,7 @@ def draw() -> None:
     name = BASES["state"][0]
     drawn = [(setting, runs) for setting, runs in rows() if setting.startswith(f"{name}:") and len(runs) > 1]
     tables.draw("exploration", drawn, "MountainCar-v0, mean and range of the seeds")
+
+
+if __name__ == "__main__":
+    main("exploration", __doc__, VARIANTS, table, draw)

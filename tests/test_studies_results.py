@@ -2,14 +2,18 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from scripts.studies.results.bar import DISCOUNTS, with_bar
+from scripts.studies.results.page import main
 from tests.test_zoo_compare import write_runs
-from zoo import evidence
+from zoo.benchmarking.specs import read_variants
 from zoo.comparing.comparison import compare_runs, load
-from zoo.results_page.bar import with_bar
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -30,7 +34,7 @@ def study(tmp_path):
 
 def make(study, *options):
     out = study.parents[1] / "results.md"
-    assert evidence.main([str(study), "--out", str(out), *options]) == 0
+    assert main([str(study), "--out", str(out), *options]) == 0
     return out.read_text() + out.with_name("results_runs.md").read_text()
 
 
@@ -278,14 +282,14 @@ def test_runs_made_in_turn_on_one_machine_tell_the_speed(study):
 
 def test_bad_input_is_one_line(study, tmp_path, capsys):
     write_runs(tmp_path / "other", "CartPole-v1", "grpo", [480])
-    assert evidence.main([str(tmp_path / "other"), "--out", str(tmp_path / "x.md")]) == 2
+    assert main([str(tmp_path / "other"), "--out", str(tmp_path / "x.md")]) == 2
     assert "holds no runs of ppo-tuned or ppo-defaults" in capsys.readouterr().err
-    assert evidence.main([str(study), "--ablations", str(tmp_path), "--out", str(tmp_path / "x.md")]) == 2
+    assert main([str(study), "--ablations", str(tmp_path), "--out", str(tmp_path / "x.md")]) == 2
     assert "cannot read" in capsys.readouterr().err
-    assert evidence.main([str(study), "--timings", str(tmp_path / "other"), "--out", str(tmp_path / "x.md")]) == 2
+    assert main([str(study), "--timings", str(tmp_path / "other"), "--out", str(tmp_path / "x.md")]) == 2
     assert "holds no runs of ppo-tuned or ppo-defaults" in capsys.readouterr().err
     (tmp_path / "ablations.yml").write_text("- a\n")
-    assert evidence.main([str(study), "--ablations", str(tmp_path), "--out", str(tmp_path / "x.md")]) == 2
+    assert main([str(study), "--ablations", str(tmp_path), "--out", str(tmp_path / "x.md")]) == 2
     assert "must be a mapping, with lines such as 'groups: {section: Ablations, title: Groups" in capsys.readouterr().err
 
 
@@ -306,3 +310,11 @@ def test_other_tasks_compare_defaults_with_defaults(study):
     assert [row[5] for row in rows] == ["-", "0.995: -8.0 [-8.0, -8.0] (4 seeds); 0.99: -6.0 [-6.0, -6.0] (4 seeds)"]
     assert [row[6] for row in rows] == ["4.00 [4.00, 4.00] |", "2.00 [2.00, 2.00] |"]
     assert runs_of_origins(page) == 28 + 24
+
+
+def test_the_long_discount_is_all_that_the_variant_for_short_episodes_changes():
+    (defaults,) = read_variants(ROOT / "zoo" / "variants" / "critic_free.yml", ["grpo-defaults"])
+    (variant,) = read_variants(ROOT / "zoo" / "variants" / "short_episodes.yml", [])
+    expected = {**defaults.hyperparams, "gamma": 0.995}
+    assert DISCOUNTS[variant.label] == expected["gamma"]
+    assert (variant.hyperparams, variant.conf_file) == (expected, defaults.conf_file)

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import pandas as pd
 
+from scripts.studies.results.bar import BAR, DEFAULTS, TUNED
+from scripts.studies.results.beside import Timing
+from scripts.studies.results.cells import verdict
+from scripts.studies.results.same_settings import Pair
+from scripts.studies.results.study import Overall
 from zoo.comparing.comparison import Comparison
-from zoo.results_page.bar import BAR, DEFAULTS, TUNED
-from zoo.results_page.beside import Timing
-from zoo.results_page.cells import verdict
-from zoo.results_page.same_settings import Pair
-from zoo.results_page.study import Overall
 
 LITERAL = "grpo-outcome"
 
@@ -20,7 +20,7 @@ def in_short(c: Comparison, totals: Mapping[str, Overall | None], found: Sequenc
     """What a reader should know who reads no further.
 
     :param c: of the study, the bar among its labels
-    :param totals: label -> :func:`~zoo.results_page.study.overall`
+    :param totals: label -> :func:`~scripts.studies.results.study.overall`
     :param found: pairs of equal settings
     :param times: of the tuned entry; None: not measured
     """

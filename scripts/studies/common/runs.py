@@ -20,8 +20,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb_grpo import GRPO
 from zoo.common.provenance import commit, versions
 
-DATA = Path(__file__).parents[2] / "docs/data"
-IMG = Path(__file__).parents[2] / "docs/img"
+DATA = Path(__file__).parents[3] / "docs/data"
+IMG = Path(__file__).parents[3] / "docs/img"
 ANEW = "; the others are there (--again: all)"
 EVAL_SEED, EVAL_EPISODES = 10_000, 20
 
@@ -156,6 +156,27 @@ def run_probe(
     print(f"{len(missing)} of {len(args.seeds)} runs to do; what is on disk is left as it is", flush=True)
     for seed in missing:
         run(args.env, chosen, seed)
+
+
+def main(part: str, doc: str | None, variants: Sequence[Variant], table: Callable[[], str], draw: Callable[[], None]) -> None:
+    """The command of a study that trains variants: train what is missing, print the table, draw the picture.
+
+    :param part: folder under docs/data
+    :param doc: of the module
+    :param variants: rows of the table
+    :param table: makes it
+    :param draw: draws the picture
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4], help="default: 0 to 4")
+    parser.add_argument("--only", nargs="+", choices=[v.label for v in variants], help="variants to train; default: all")
+    parser.add_argument("--again", action="store_true", help="train also what is there")
+    parser.add_argument("--report", action="store_true", help="only table and picture")
+    args = parser.parse_args()
+    if not args.report:
+        run(part, [v for v in variants if args.only is None or v.label in args.only], args.seeds, args.again)
+    print(table())
+    draw()
 
 
 def file(part: str, label: str, seed: int) -> Path:

@@ -1,4 +1,7 @@
-"""Healthy trainings with the constructor's defaults, on which every rule must stay silent; and an ill one, for the picture."""
+"""Healthy trainings with the constructor's defaults, on which every rule must stay silent; and an ill one, for the picture.
+
+usage: python -m scripts.studies.health [--report]     train what is missing; table of docs/health.md and picture
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
 from sb_grpo.callbacks import RULES, HealthCallback, HealthWarning
-from zoo.showcase.runs import DATA, IMG, Variant, results
+from scripts.studies.common.runs import DATA, IMG, Variant, main, results
 
 PICTURED = ("kl", "entropy", "grad_norm")
 EXAMPLE, PICTURE = DATA / "health" / "example.json", IMG / "health.png"
@@ -116,3 +119,7 @@ def draw() -> None:
     panels[0].legend(fontsize=8)
     figure.savefig(PICTURE, dpi=90)
     plt.close(figure)
+
+
+if __name__ == "__main__":
+    main("health", __doc__, VARIANTS, table, draw)

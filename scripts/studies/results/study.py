@@ -8,11 +8,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from scripts.studies.results.bar import BAR, BAR_SETTINGS, DEFAULTS, TUNED, with_bar
+from scripts.studies.results.cells import FULL, aggregate_difference, iqm_text, steps_text, verdict, with_interval
 from zoo.benchmarking.results import RANDOM, Run
 from zoo.comparing import tables
 from zoo.comparing.comparison import Comparison, compare_runs
-from zoo.results_page.bar import BAR, BAR_SETTINGS, DEFAULTS, TUNED, with_bar
-from zoo.results_page.cells import FULL, aggregate_difference, iqm_text, steps_text, verdict, with_interval
 
 
 def main_table(c: Comparison, chosen: dict[str, str]) -> pd.DataFrame:

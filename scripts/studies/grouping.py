@@ -1,7 +1,7 @@
 """Groupings, group weights and gradient surgery on three small tasks that contradict each other.
 
-usage: python -m zoo.showcase.grouping run [--seeds 5]      one JSON file per variant: the runs of all seeds
-       python -m zoo.showcase.grouping report               the table of docs/grouping.md and its picture
+usage: python -m scripts.studies.grouping run [--seeds 5]      one JSON file per variant: the runs of all seeds
+       python -m scripts.studies.grouping report               the table of docs/grouping.md and its picture
 
 An observation is a bit and the task, four steps make an episode. Task "a" pays 1 for the action that equals the bit, "b" 100
 for the other one, "c" 10,000 for the one that equals it; of 100 episodes 5 are "a", 15 "b" and 80 "c".
@@ -18,8 +18,8 @@ from gymnasium import spaces
 from sb_grpo import GRPO
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.random import mix_tensor, uniform
-from zoo.showcase import variant_files
-from zoo.showcase.runs import DATA, IMG
+from scripts.studies.common import variant_files
+from scripts.studies.common.runs import DATA, IMG
 
 TASKS, PAY, ODDS = ("a", "b", "c"), (1.0, 100.0, 10_000.0), (0.05, 0.20)
 STEPS, EVERY = 8_192, 1024

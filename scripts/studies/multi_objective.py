@@ -1,7 +1,7 @@
 """Two rewards of very different size: summed then normalised, against normalised each and then summed (GDPO).
 
-usage: python -m zoo.showcase.multi_objective run [--seeds 5]      one JSON file per variant: the runs of all seeds
-       python -m zoo.showcase.multi_objective report               the table of docs/multi_objective.md and its picture
+usage: python -m scripts.studies.multi_objective run [--seeds 5]      one JSON file per variant: the runs of all seeds
+       python -m scripts.studies.multi_objective report               the table of docs/multi_objective.md and its picture
 
 CartPole, where "balance" pays 1 per step and "still" minus 1000 times the squared speed of the cart. Falling over at once
 has the best "still" and no "balance": the sum sees nothing else.
@@ -16,8 +16,8 @@ import torch as th
 
 from sb_grpo import GRPO
 from sb_grpo.envs.native import CartPole
-from zoo.showcase import variant_files
-from zoo.showcase.runs import DATA, IMG
+from scripts.studies.common import variant_files
+from scripts.studies.common.runs import DATA, IMG
 
 STEPS, EVALUATED = 16_384, 64
 FOLDER, PICTURE = DATA / "multi_objective", IMG / "multi_objective.png"
