@@ -142,19 +142,19 @@ def test_a_line_of_the_labels_file_is_a_run_that_is_done(finished, tmp_path, cap
     for label in TINY:
         label_folder = folder / "CartPole-v1" / label
         runs = [json.dumps(read_content(label_folder / f"seed_{seed}.json")) + "\n" for seed in (0, 1)]
-        label_folder.with_name(f"{label}.jsonl").write_text("".join(runs[:1] if label == "ppo-tiny" else runs))
+        (folder / f"{label}.jsonl").write_text("".join(runs[:1] if label == "ppo-tiny" else runs))
         shutil.rmtree(label_folder)
-    lines = folder / "CartPole-v1" / "ppo-tiny.jsonl"
+    lines = folder / "ppo-tiny.jsonl"
     lines.write_text(lines.read_text() + runs[1][:50])
     before = {file: file.read_bytes() for file in folder.rglob("*.jsonl")}
     assert benchmark.main(command(folder)[3:]) == 0
     out = capsys.readouterr().out
     assert "4 runs, 3 done before, 1 to do" in out and f"broken result file, run again: {lines}:2: not readable" in out
-    assert files(folder) == ["CartPole-v1/grpo-tiny.jsonl", "CartPole-v1/ppo-tiny.jsonl", "CartPole-v1/ppo-tiny/seed_1.json"]
+    assert files(folder) == ["CartPole-v1/ppo-tiny/seed_1.json", "grpo-tiny.jsonl", "ppo-tiny.jsonl"]
     assert {file: file.read_bytes() for file in before} == before
     assert benchmark.main(command(folder, steps="512")[3:]) == 2
     error = capsys.readouterr().err
-    assert f"{folder}/CartPole-v1/grpo-tiny.jsonl:1 holds a run with other settings (steps 384 there" in error
+    assert f"{folder}/grpo-tiny.jsonl:1 holds a run with other settings (steps 384 there" in error
 
 
 def test_ctrl_c_ends_the_workers_and_tidies_up(tmp_path):

@@ -212,12 +212,13 @@ def test_an_invalid_result_is_never_written(tmp_path):
     assert not file.exists()
 
 
-def in_lines(folder):
-    """The files of a label's folder as lines of one file, the last seed first."""
-    files = sorted(folder.iterdir(), reverse=True)
-    lines = folder.with_name(folder.name + ".jsonl")
+def in_lines(folder, label):
+    """The files of a label as lines of one file, the last first."""
+    files = sorted(folder.glob(f"*/{label}/*.json"), reverse=True)
+    lines = folder / f"{label}.jsonl"
     lines.write_text("".join(json.dumps(json.loads(file.read_text())) + "\n" for file in files))
-    shutil.rmtree(folder)
+    for label_folder in folder.glob(f"*/{label}"):
+        shutil.rmtree(label_folder)
     return lines
 
 
@@ -229,7 +230,7 @@ def test_runs_in_lines_of_one_file_are_the_runs_of_a_folder(results, tmp_path):
     plot.main([str(results), "--out", str(tmp_path / "before")])
     assert compare.main([str(results), "--out", str(tmp_path / "report")]) == 0
     for label in ("grpo", "step", "step-drop"):
-        in_lines(results / "CartPole-v1" / label)
+        in_lines(results, label)
     again = load([results])[0]
     assert [(run.env, run.label) for run in again] == order
     assert len({run.path for run in again}) == len({run.file for run in again}) == len(runs)
@@ -241,18 +242,18 @@ def test_runs_in_lines_of_one_file_are_the_runs_of_a_folder(results, tmp_path):
 
 
 def test_a_broken_line_is_named_and_a_run_may_be_given_once(results, tmp_path, capsys):
-    lines = in_lines(results / "CartPole-v1" / "ppo")
+    lines = in_lines(results, "ppo")
     whole = lines.read_text()
     lines.write_text(whole[:100] + "\n\n" + whole)
     runs, broken = load([lines])
-    assert [run.seed for run in runs] == [2, 1, 0] and len(broken) == 1
-    assert broken[0].startswith(f"{lines}:1: not readable as JSON")
-    assert runs[0].path == lines.with_name("ppo.jsonl:3")
+    assert [(run.env, run.seed) for run in runs] == [(e, s) for e in ("Acrobot-v1", "CartPole-v1") for s in (0, 1, 2)]
+    assert len(broken) == 1 and broken[0].startswith(f"{lines}:1: not readable as JSON")
+    assert runs[-1].path == lines.with_name("ppo.jsonl:3")
     lines.write_text(whole)
     write_runs(results, "CartPole-v1", "ppo", [300], wall=4.0)
     assert compare.main([str(results), "--out", str(tmp_path / "report")]) == 2
-    said = f"CartPole-v1 ppo seed 0 is given twice: {lines}:3 and {lines.parent}/ppo/seed_0.json"
-    assert said in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "CartPole-v1 ppo seed 0 is given twice: " in error and f"{lines}:3" in error and "ppo/seed_0.json" in error
 
 
 def test_one_seed_says_what_is_missing(tmp_path, capsys):

@@ -133,7 +133,7 @@ def states_of(specs: Sequence[Spec], out: Path) -> dict[Spec, str]:
     :param out: output folder; a run is a file in it, or a line of its label's
     :raises BadInput: if a run with other settings stands where one of them belongs
     """
-    places = {place for spec in specs for place in (spec.file(out), lines_file(spec.folder(out)))}
+    places = {place for spec in specs for place in (spec.file(out), lines_file(out, spec.label))}
     runs, broken = read_all(sorted(place for place in places if place.exists()))
     for line in broken:
         print(f"broken result file, run again: {line}", flush=True)

@@ -1,4 +1,4 @@
-"""Merge what zoo.benchmark has made into files of JSON lines: ``LABEL/seed_*.json`` becomes ``LABEL.jsonl``.
+"""Merge what zoo.benchmark has made into files of JSON lines: ``ENV/LABEL/seed_*.json`` becomes ``LABEL.jsonl``.
 
 usage: python -m scripts.studies.merge results/study docs/studies/data/study [...]      each with all folders below
 
@@ -12,34 +12,41 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from scripts.studies.common import records
 from zoo.benchmarking.results import BrokenResult, lines_file, read_content, read_run, seed_file
 
 
-def merge(folder: Path) -> int:
+def merge(out: Path, label: str) -> int:
     """Merge the files of one label.
 
-    :param folder: of the label
+    :param out: output folder of zoo.benchmark
+    :param label: of the runs
     :return: number of files merged
     :raises BrokenResult: if one cannot be used, or is there already and says something else; then nothing is changed
     """
-    files = sorted(folder.glob(seed_file("*")), key=lambda file: read_run(file).seed)
-    target = lines_file(folder)
-    found = {record["spec"]["seed"]: record for record in records.read(target)}
+    files, target = sorted(out.glob(f"*/{label}/{seed_file('*')}")), lines_file(out, label)
+    found = {_key(record): record for record in records.read(target)}
     for file in files:
+        read_run(file)  # or it is named as broken
         content = read_content(file)
-        if found.setdefault(content["spec"]["seed"], content) != content:
+        if found.setdefault(_key(content), content) != content:
             raise BrokenResult(f"{file}: {target} holds another run with this seed; remove one of them")
-    merged = [found[seed] for seed in sorted(found)]
+    merged = [found[key] for key in sorted(found)]
     records.write(target, merged)
     if records.read(target) != merged:
         raise BrokenResult(f"{target}: does not read back as what was written; the files are left as they are")
     for file in files:
         file.unlink()
-    if not any(folder.iterdir()):
-        folder.rmdir()
+    for folder in [*{file.parent for file in files}, *{file.parents[1] for file in files}]:
+        if not any(folder.iterdir()):
+            folder.rmdir()
     return len(files)
+
+
+def _key(content: dict[str, Any]) -> tuple[str, int]:
+    return content["spec"]["env"], content["spec"]["seed"]
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -50,9 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, metavar="FOLDER", help="output of zoo.benchmark, or a part of it")
-    labels = {file.parent for top in parser.parse_args(arguments).folders for file in top.rglob(seed_file("*"))}
+    files = [file for top in parser.parse_args(arguments).folders for file in top.rglob(seed_file("*"))]
     try:
-        merged = [merge(folder) for folder in sorted(labels)]
+        merged = [merge(out, label) for out, label in sorted({(file.parents[2], file.parent.name) for file in files})]
     except BrokenResult as error:
         print(f"scripts.studies.merge: {error}", file=sys.stderr)
         return 2

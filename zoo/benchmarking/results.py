@@ -1,6 +1,7 @@
 """Results of runs: how they are written (whole or not at all), read, and checked.
 
-A run has a file of its own, ``LABEL/seed_3.json``; of a study that is kept, all runs of a label are lines of ``LABEL.jsonl``.
+A run has a file of its own, ``ENV/LABEL/seed_3.json``.
+Of a study that is kept, all runs of a label are lines of ``LABEL.jsonl``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-LINES = ".jsonl"  # one run per line, in the place of a folder of files
+LINES = ".jsonl"  # one run per line, in the place of folders of files
 RANDOM = "random"  # pseudo-algorithm: uniformly random actions, the lower reference of normalised scores
 
 
@@ -70,9 +71,9 @@ class Run:
 
     @property
     def file(self) -> Path:
-        """``LABEL/seed_3.json``: where the run has a file of its own, or would have one."""
+        """``ENV/LABEL/seed_3.json``: where the run has a file of its own, or would have one."""
         label, lines, _ = self.path.name.rpartition(LINES)
-        return self.path.with_name(label) / seed_file(self.seed) if lines else self.path
+        return self.path.parent / env_folder(self.env) / label / seed_file(self.seed) if lines else self.path
 
     @property
     def score(self) -> float:
@@ -102,12 +103,13 @@ def seed_file(seed: int | str) -> str:
     return f"seed_{seed}.json"
 
 
-def lines_file(folder: Path) -> Path:
-    """The file of many runs that takes the place of a label's folder.
+def lines_file(out: Path, label: str) -> Path:
+    """The file of many runs that takes the place of a label's folders.
 
-    :param folder: of a label
+    :param out: output folder
+    :param label: of the runs, whatever their envs
     """
-    return folder.with_name(folder.name + LINES)
+    return out / f"{label}{LINES}"
 
 
 def write_result(path: Path, content: dict[str, Any], scratch: Path) -> None:
@@ -212,22 +214,21 @@ def _check(run: Run) -> None:
 
 
 def find_results(folders: Iterable[Path]) -> list[Path]:
-    """Files with results in folders of ``zoo.benchmark``, labels in order.
+    """Files with results in folders of ``zoo.benchmark``, sorted.
 
     :param folders: output folders, parts of them, or single files
     """
     files: set[Path] = set()
     for folder in folders:
         files |= {folder} if folder.is_file() else {*folder.rglob(seed_file("*")), *folder.rglob(f"*{LINES}")}
-    finished = (file for file in files if not any(part.endswith(".run") for part in file.parts))
-    return sorted(finished, key=lambda file: (*file.parent.parts, file.name.removesuffix(LINES)))
+    return sorted(file for file in files if not any(part.endswith(".run") for part in file.parts))
 
 
 def read_all(files: Iterable[Path]) -> tuple[list[Run], list[str]]:
     """All runs that can be read, and what is wrong with the others.
 
     :param files: each of one run, or of one per line
-    :return: runs, and one line per broken one
+    :return: runs, in an order that does not depend on the form they are kept in, and one line per broken one
     """
     runs, broken = [], []
     for file in files:
@@ -241,7 +242,7 @@ def read_all(files: Iterable[Path]) -> tuple[list[Run], list[str]]:
                 runs.append(_run(place, _content(place, text)))
             except BrokenResult as error:
                 broken.append(str(error))
-    return runs, broken
+    return sorted(runs, key=lambda run: run.file), broken
 
 
 def _places(file: Path) -> list[tuple[Path, str]]:

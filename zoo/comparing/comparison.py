@@ -84,7 +84,7 @@ def load(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
         if not folder.exists():
             raise BadInput(f"{folder} does not exist")
         if not find_results([folder]):
-            raise BadInput(f"{folder} holds no result file (<env>/<label>/seed_<s>.json or <env>/<label>.jsonl)")
+            raise BadInput(f"{folder} holds no result file (<env>/<label>/seed_<s>.json or <label>.jsonl)")
     runs, broken = read_all(find_results(folders))
     if not runs:
         raise BadInput(f"no result file can be read; the first: {broken[0]}")
