@@ -7,7 +7,7 @@ usage: python -m scripts.studies.causal train --mechanism linear --seed 0       
        python -m scripts.studies.causal report                           tables of docs/causal.md and picture, from the files
 
 Settings of training: zoo/hyperparams/grpo.yml. Evaluation: deterministic, ``GRAPHS`` models of each structure, the same for
-all. One file per run in docs/data/causal.
+all. One file per mechanism and policy in docs/studies/data/causal, one line per run.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ from sb_grpo.envs.causal.graphs import STRUCTURES
 from sb_grpo.envs.causal.scm import FEATURES
 from sb_grpo.envs.random import group_seed
 from sb_grpo.groups import GroupSlots
-from scripts.studies.common.runs import DATA, IMG
+from scripts.studies.common import records
+from scripts.studies.common.runs import DATA, DOCS, IMG
 from zoo.common.provenance import commit, machine, versions
 from zoo.training.experiment import build
 
 GRAPHS = 200
 #: Reset seeds of the evaluation.
 SEEDS = range(1_000_000, 1_000_000 + GRAPHS)
-FOLDER, PAGE = DATA / "causal", DATA.parent / "causal.md"
+FOLDER, PAGE = DATA / "causal", DOCS / "causal.md"
 RESAMPLES = 2000
 NAMES = {
     "grpo": "GRPO",
@@ -83,13 +84,12 @@ def evaluate(choose: Choose, mechanism: str) -> dict[str, dict[str, list[float]]
 
 
 def write(name: str, content: dict[str, Any], choose: Choose) -> None:
-    """Evaluate, and put a run's file into the folder."""
+    """Evaluate, and put a run into its file."""
     start = time.perf_counter()
     content["results"] = evaluate(choose, content["mechanism"])
     content |= {"evaluation_s": round(time.perf_counter() - start, 1), "commit": commit(), "versions": versions()}
     content["machine"] = machine()
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"{name}.json").write_text(json.dumps(content) + "\n")
+    records.put(FOLDER / f"{name}.jsonl", content, "train_seed")
     print(name, {s: round(float(np.mean(r["return"])), 3) for s, r in content["results"].items()}, flush=True)
 
 
@@ -115,7 +115,7 @@ def train(mechanism: str, seed: int, algo: str) -> None:
         "policy": algo, "mechanism": mechanism, "train_seed": seed, "env_steps": model.num_timesteps,
         "train_s": round(seconds, 1), "settings": {k: str(v) for k, v in settings.items()},
     }  # fmt: skip
-    write(f"{mechanism}_{algo}_{seed}", content, lambda env, obs, rng: model.predict(obs, deterministic=True)[0])
+    write(f"{mechanism}_{algo}", content, lambda env, obs, rng: model.predict(obs, deterministic=True)[0])
 
 
 def run_baselines(mechanism: str) -> None:
@@ -156,7 +156,7 @@ def measure_speed(episodes: int = 40) -> None:
 
 def load(mechanism: str, quantity: str) -> dict[str, dict[str, np.ndarray]]:
     """Per policy and structure, ``[runs, GRAPHS]``."""
-    runs = [json.loads(path.read_text()) for path in sorted(FOLDER.glob(f"{mechanism}_*.json"))]
+    runs = [run for run in records.read_folder(FOLDER) if run["mechanism"] == mechanism]
     return {
         policy: {s: np.array([r["results"][s][quantity] for r in runs if r["policy"] == policy]) for s in STRUCTURES}
         for policy in NAMES
@@ -235,7 +235,7 @@ def draw(mechanisms: list[str]) -> None:
 
 def report() -> None:
     """Put the tables between the marks of docs/causal.md, and draw the picture."""
-    mechanisms = [m for m in FEATURES if list(FOLDER.glob(f"{m}_grpo_*.json")) and list(FOLDER.glob(f"{m}_random.json"))]
+    mechanisms = [m for m in FEATURES if all((FOLDER / f"{m}_{name}.jsonl").exists() for name in ("grpo", "random"))]
     tables = [table(m) for table in (returns_table, potentials_table) for m in mechanisms]
     text = PAGE.read_text()
     for name, part in (("results", tables), ("speed", [speed_table()])):

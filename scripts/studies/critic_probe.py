@@ -1,6 +1,6 @@
 """What a critic would add: GRPO with PPO's value network in place of the state baseline, everything else unchanged.
 
-usage: python -m scripts.studies.critic_probe run --driver critic     one JSON file per run; --env, --seeds: which
+usage: python -m scripts.studies.critic_probe run --driver critic     one line of JSON per run; --env, --seeds: which
        python -m scripts.studies.critic_probe report                  the table of docs/algorithm.md
 
 The critic and a few state baselines are fitted on every rollout, and asked what share of the variance of the discounted
@@ -9,7 +9,6 @@ rewards to go they leave unexplained, one rollout ahead. One makes the advantage
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from sb_grpo import GRPO
 from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_variance, gae
 from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import Rollout
+from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, evaluate_normalized, probe_parser, run_probe
 from zoo.common.provenance import commit, versions
 
@@ -113,8 +113,8 @@ class Probe(nn.Module):
         return centre_and_scale(raw, target, rollout, options), explained_variance(values, target)
 
 
-def path(env_id: str, driver: str, seed: int) -> Path:
-    return FOLDER / f"{env_id}_{driver.replace(', ', '_')}_{seed}.json"
+def path(env_id: str, driver: str) -> Path:
+    return FOLDER / f"{env_id}_{driver.replace(', ', '_')}.jsonl"
 
 
 def run(env_id: str, driver: str, seed: int) -> None:
@@ -135,14 +135,13 @@ def run(env_id: str, driver: str, seed: int) -> None:
         "train_cpu_s": round(seconds, 1),
     }
     content |= {"final_returns": returns, "unexplained": probe.unexplained, "commit": commit(), "versions": versions()}
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    path(env_id, driver, seed).write_text(json.dumps(content) + "\n")
+    records.put(path(env_id, driver), content)
     print(env_id, driver, seed, round(float(np.mean(returns))), flush=True)
 
 
 def report() -> None:
     """Returns per driver with their interval; unexplained shares by fifth of training (median of rollouts, mean of runs)."""
-    runs = [json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))]
+    runs = records.read_folder(FOLDER)
     print("| task | advantages from | seeds | return, mean [95 %] |\n" + "|---" * 4 + "|")
     for env_id, driver in sorted({(r["env"], r["driver"]) for r in runs}):
         returns = np.array([np.mean(r["final_returns"]) for r in runs if (r["env"], r["driver"]) == (env_id, driver)])

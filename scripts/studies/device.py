@@ -1,16 +1,15 @@
 """Learning on tensor envs, variants side by side: IQM over seeds with bootstrap intervals.
 
-usage: python -m scripts.studies.device paths|branching [--seeds 10] [--out docs/data/device]
+usage: python -m scripts.studies.device paths|branching [--seeds 10] [--out docs/studies/data/device]
 
 ``paths``: the same settings (zoo/hyperparams/grpo.yml) and seeds on host envs and on tensor envs. ``branching``: groups that
-start from resets, and groups of which half branch off from states that the policy visits. One file per run; what exists is not
+start from resets, and groups of which half branch off from states that the policy visits. One line per run; what exists is not
 run again. The final evaluation is 20 deterministic episodes of Gymnasium's own env for all.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,8 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb_grpo import GRPO
 from sb_grpo.envs.native import make_tensor_env
+from scripts.studies.common import records
+from scripts.studies.common.runs import DATA
 from zoo.comparing.statistics import interval, iqm
 from zoo.training.experiment import build
 
@@ -77,20 +78,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", choices=list(STUDIES))
     parser.add_argument("--seeds", type=int, default=10)
-    parser.add_argument("--out", type=Path, default=Path("docs/data/device"))
+    parser.add_argument("--out", type=Path, default=DATA / "device")
     args = parser.parse_args()
     th.set_num_threads(1)
-    folder = args.out / args.study
-    folder.mkdir(parents=True, exist_ok=True)
     tasks, variants = STUDIES[args.study]
     means: dict[tuple[str, str], list[float]] = {}
     for seed in range(args.seeds):
         for env_id in tasks:
             for name, variant in variants.items():
-                file = folder / f"{env_id}_{name}_{seed}.json"
-                if not file.exists():
-                    file.write_text(json.dumps(run(env_id, name, variant, seed)) + "\n")
-                means.setdefault((env_id, name), []).append(float(np.mean(json.loads(file.read_text())["returns"])))
+                file = args.out / args.study / f"{env_id}_{name}.jsonl"
+                if seed not in records.seeds(file):
+                    records.put(file, run(env_id, name, variant, seed))
+                (returns,) = (record["returns"] for record in records.read(file) if record["seed"] == seed)
+                means.setdefault((env_id, name), []).append(float(np.mean(returns)))
     print(f"Final evaluation, seeds 0 to {args.seeds - 1}: IQM over seeds with its 95 % bootstrap interval")
     print(f"| task | {' | '.join(variants)} |\n|---|{'---|' * len(variants)}")
     for env_id in tasks:

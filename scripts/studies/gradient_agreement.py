@@ -1,6 +1,6 @@
 """How well one rollout's gradient agrees with the expected one: ways to fit the state baseline, and PPO's critic.
 
-usage: python -m scripts.studies.gradient_agreement run --env Walker2d-v5     one JSON file per env and seed
+usage: python -m scripts.studies.gradient_agreement run --env Walker2d-v5     one line of JSON per env and seed
        python -m scripts.studies.gradient_agreement report                    the table of docs/algorithm.md
 
 Final returns differ by thousands between seeds; this does not. A training with the constructor's defaults and gamma 0.99
@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +29,7 @@ from sb_grpo.advantages import AdvantageOptions, gae
 from sb_grpo.baseline import StateBaseline
 from sb_grpo.buffers import Rollout
 from sb_grpo.policies import ActorPolicy
+from scripts.studies.common import records
 from scripts.studies.common.runs import DATA
 from scripts.studies.critic_probe import Critic
 from zoo.common.provenance import commit, versions
@@ -171,15 +171,13 @@ def run(env_id: str, seed: int, steps: int) -> None:
     model.train = train_unless_frozen  # type: ignore[method-assign]
     model.learn((study.stops[-1] + FROZEN * len(study.stops)) * size)
     content = {"env": env_id, "seed": seed, "steps": steps, "scores": study.scores, "commit": commit(), "versions": versions()}
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"{env_id}_{seed}.json").write_text(json.dumps(content) + "\n")
+    records.put(FOLDER / f"{env_id}.jsonl", content)
 
 
 def report() -> None:
     """Agreement at each stop, and the mean over the stops relative to the critic's."""
     print("| task, seed | advantages from | agreement at each stop | mean, critic = 1 |\n|---|---|---|---|")
-    for file in sorted(FOLDER.glob("*.json")):
-        found = json.loads(file.read_text())
+    for found in records.read_folder(FOLDER):
         names = [name for name in found["scores"][0] if name not in ("rollout", "reference")]
         mean = {name: np.mean([stop[name] for stop in found["scores"]]) for name in names}
         for name in names:

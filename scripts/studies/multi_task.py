@@ -1,7 +1,7 @@
 """One policy for several tasks: per-task normalisation against global normalisation, and against one policy per task.
 
-usage: python -m scripts.studies.multi_task run [--suite ID] [--seeds 5] [--variants ...]   one JSON file per run not there yet
-       python -m scripts.studies.multi_task report                                          tables and picture from the files
+usage: python -m scripts.studies.multi_task run [--suite ID] [--seeds 5] [--variants ...]  a line of JSON per run not there yet
+       python -m scripts.studies.multi_task report                                         tables and picture from the files
 
 Every run of several tasks has two env slots per task, so every task gets the same steps; a single-task run has the same two
 slots and the same steps of its task. All of a suite have one set of hyperparameters.
@@ -24,6 +24,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb_grpo import GRPO
 from sb_grpo.envs.tasks import SUITES
+from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, IMG
 from zoo.common.provenance import commit, versions
 from zoo.schedules import make_schedule
@@ -147,8 +148,8 @@ def random_returns(suite: str) -> np.ndarray:
 
 
 def results(suite: str, name: str) -> np.ndarray:
-    """``[seeds, tasks]`` mean returns, of the files that there are."""
-    found = [json.loads(file.read_text()) for file in sorted((FOLDER / suite).glob(f"{name}_[0-9]*.json"))]
+    """``[seeds, tasks]`` mean returns, of the runs that there are."""
+    found = records.read(FOLDER / suite / f"{name}.jsonl")
     return np.array([[np.mean(run["returns"][task]) for task in task_names(suite)] for run in found])
 
 
@@ -235,10 +236,10 @@ def main() -> None:
             file.write_text(json.dumps({task: evaluate(suite, None, task) for task in task_names(suite)}) + "\n")
         for seed in range(args.seeds):
             for name in args.variants:
-                file = folder / f"{name}_{seed}.json"
-                if not file.exists():
-                    file.write_text(json.dumps(run(suite, name, seed)) + "\n")
-                    print(file, flush=True)
+                file = folder / f"{name}.jsonl"
+                if seed not in records.seeds(file):
+                    records.put(file, run(suite, name, seed))
+                    print(f"{file}: seed {seed}", flush=True)
 
 
 if __name__ == "__main__":

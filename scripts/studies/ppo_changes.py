@@ -1,6 +1,6 @@
 """What separates PPO from this package where it wins: SB3's PPO with one thing, or several, done as here.
 
-usage: python -m scripts.studies.ppo_changes run --changes scale     one JSON file per run; --env, --seeds: which
+usage: python -m scripts.studies.ppo_changes run --changes scale     one line of JSON per run; --env, --seeds: which
        python -m scripts.studies.ppo_changes report                  a table
 
 With all of them PPO is GRPO with a critic in the place of its baseline (scripts.studies.critic_probe).
@@ -8,7 +8,6 @@ With all of them PPO is GRPO with a critic in the place of its baseline (scripts
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import SeededResetWrapper
 from sb_grpo.groups import GroupSlots
+from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, evaluate_normalized, probe_parser, run_probe
 from zoo.common.provenance import commit, versions
 
@@ -105,8 +105,8 @@ def build(env_id: str, changes: Collection[str], seed: int) -> tuple[PPO, list[B
     return model, [Grouped(slots)]
 
 
-def path(env_id: str, changes: Collection[str], seed: int) -> Path:
-    return FOLDER / f"{env_id}_{'+'.join(sorted(changes)) or 'none'}_{seed}.json"
+def path(env_id: str, changes: Collection[str]) -> Path:
+    return FOLDER / f"{env_id}_{'+'.join(sorted(changes)) or 'none'}.jsonl"
 
 
 def run(env_id: str, changes: Collection[str], seed: int) -> None:
@@ -117,14 +117,13 @@ def run(env_id: str, changes: Collection[str], seed: int) -> None:
     returns = evaluate_normalized(model, env_id, EPISODES)
     content = {"env": env_id, "changes": sorted(changes), "seed": seed, "env_steps": model.num_timesteps}
     content |= {"final_returns": returns, "updates": updates.kept, "commit": commit(), "versions": versions()}
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    path(env_id, changes, seed).write_text(json.dumps(content) + "\n")
+    records.put(path(env_id, changes), content)
     print(env_id, sorted(changes), seed, round(float(np.mean(returns))), flush=True)
 
 
 def report() -> None:
     """Returns of every run, and medians of what was logged in the last fifth of the training (mean of runs)."""
-    runs = [json.loads(file.read_text()) for file in sorted(FOLDER.glob("*.json"))]
+    runs = records.read_folder(FOLDER)
     print(f"| task | changed in PPO | return of each run | late {', '.join(KEPT)} |\n" + "|---" * 4 + "|")
     for env_id, changes in sorted({(r["env"], tuple(r["changes"])) for r in runs}):
         mine = [r for r in runs if (r["env"], tuple(r["changes"])) == (env_id, changes)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,10 +17,11 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO
+from scripts.studies.common import records
 from zoo.common.provenance import commit, versions
 
-DATA = Path(__file__).parents[3] / "docs/data"
-IMG = Path(__file__).parents[3] / "docs/img"
+DOCS = Path(__file__).parents[3] / "docs"
+DATA, IMG = DOCS / "studies" / "data", DOCS / "img"
 ANEW = "; the others are there (--again: all)"
 EVAL_SEED, EVAL_EPISODES = 10_000, 20
 
@@ -103,17 +103,16 @@ def evaluate_normalized(model: OnPolicyAlgorithm, env_id: str, episodes: int) ->
 def run(part: str, variants: Sequence[Variant], seeds: Sequence[int], again: bool = False) -> None:
     """Train every variant with every seed; what is on disk is left as it is.
 
-    :param part: folder under docs/data
-    :param again: train also where there is a file
+    :param part: folder under docs/studies/data
+    :param again: train also what there is
     """
     wanted = [(variant, seed) for seed in seeds for variant in variants]
-    missing = [(variant, seed) for variant, seed in wanted if again or not file(part, variant.label, seed).exists()]
+    done = {v.label: set() if again else records.seeds(file(part, v.label)) for v in variants}
+    missing = [(variant, seed) for variant, seed in wanted if seed not in done[variant.label]]
     print(f"{DATA / part}: {len(missing)} of {len(wanted)} runs to do{ANEW if len(missing) < len(wanted) else ''}", flush=True)
     for variant, seed in missing:
-        path = file(part, variant.label, seed)
         result = train(variant, seed)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=1) + "\n")
+        records.put(file(part, variant.label), result)
         mean = np.mean(result["final_returns"])
         print(f"{part} {variant.label} seed {seed}: {mean:.1f} after {result['env_steps']} steps", flush=True)
 
@@ -134,7 +133,7 @@ def probe_parser(doc: str | None, seeds: Sequence[int]) -> argparse.ArgumentPars
 def run_probe(
     parser: argparse.ArgumentParser,
     setting: str,
-    path: Callable[[str, Any, int], Path],
+    path: Callable[[str, Any], Path],
     run: Callable[[str, Any, int], None],
     report: Callable[[], None],
 ) -> None:
@@ -142,8 +141,8 @@ def run_probe(
 
     :param parser: of :func:`probe_parser`, with an argument for the setting
     :param setting: the name of that argument
-    :param path: of the file of an env, a setting and a seed
-    :param run: trains it and writes the file
+    :param path: of the file of an env and a setting
+    :param run: trains it with a seed and puts it there
     :param report: prints what has run
     """
     args = parser.parse_args()
@@ -152,7 +151,8 @@ def run_probe(
         report()
         return
     chosen = getattr(args, setting)
-    missing = [seed for seed in args.seeds if not path(args.env, chosen, seed).exists()]
+    done = records.seeds(path(args.env, chosen))
+    missing = [seed for seed in args.seeds if seed not in done]
     print(f"{len(missing)} of {len(args.seeds)} runs to do; what is on disk is left as it is", flush=True)
     for seed in missing:
         run(args.env, chosen, seed)
@@ -161,7 +161,7 @@ def run_probe(
 def main(part: str, doc: str | None, variants: Sequence[Variant], table: Callable[[], str], draw: Callable[[], None]) -> None:
     """The command of a study that trains variants: train what is missing, print the table, draw the picture.
 
-    :param part: folder under docs/data
+    :param part: folder under docs/studies/data
     :param doc: of the module
     :param variants: rows of the table
     :param table: makes it
@@ -179,11 +179,11 @@ def main(part: str, doc: str | None, variants: Sequence[Variant], table: Callabl
     draw()
 
 
-def file(part: str, label: str, seed: int) -> Path:
-    return DATA / part / f"{label}_{seed}.json"
+def file(part: str, label: str) -> Path:
+    return DATA / part / f"{label}.jsonl"
 
 
 def results(part: str, variants: Sequence[Variant]) -> dict[str, list[dict[str, Any]]]:
     """Raw results of the variants that have run, seeds in order."""
-    found = {v.label: [json.loads(p.read_text()) for p in (DATA / part).glob(f"{v.label}_*.json")] for v in variants}
-    return {label: sorted(runs, key=lambda r: r["seed"]) for label, runs in found.items() if runs}
+    found = {v.label: records.read(file(part, v.label)) for v in variants}
+    return {label: runs for label, runs in found.items() if runs}

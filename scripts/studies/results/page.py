@@ -1,11 +1,12 @@
 """The results page: GRPO against PPO with its critic, and the ablations, from raw result files.
 
-``python -m scripts.studies.results docs/data/study --timings docs/data/timings --untuned docs/data/untuned
---ablations docs/data/ablations --out docs/results.md``
+``python -m scripts.studies.results docs/studies/data/study --timings docs/studies/data/timings
+--untuned docs/studies/data/untuned --ablations docs/studies/data/ablations --out docs/results.md``
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def page(
     drawn = figures.write(made, shown, pictures, PICTURES)
     counts = {label: sorted({len(c.runs[env, label]) for env in c.envs if (env, label) in c.runs}) for label in labels}
     lines = ["# Results: GRPO without a critic against PPO with one", "", f"Made by `{command}` from the raw files in "]
-    lines[-1] += f"[{folder.name}](data/{folder.name}); do not edit."
+    lines[-1] += f"[{folder.name}]({os.path.relpath(folder, out.parent)}); do not edit."
     lines += [
         "",
         PROTOCOL,
