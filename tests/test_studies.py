@@ -1,5 +1,6 @@
 """The measured examples: pages hold what the raw files say, and their code runs as written."""
 
+import ast
 import importlib
 import re
 import subprocess
@@ -7,13 +8,45 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from scripts.studies import multi_task
 from scripts.studies.common.runs import Variant, train
 from scripts.studies.common.tables import on_one_grid, table
 
-DOCS = Path(__file__).parents[1] / "docs"
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
 PARTS = ["exploration", "curriculum", "health"]
+
+
+def imported(file):
+    """Names of the modules that a file imports anywhere in it."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.module or ""
+
+
+def test_nothing_of_the_product_needs_a_study():
+    """Neither its code nor its tests."""
+    files = [*ROOT.glob("sb_grpo/**/*.py"), *ROOT.glob("zoo/**/*.py"), *ROOT.glob("tests/*.py")]
+    product = [file for file in files if not file.name.startswith("test_studies")]
+    assert len(product) > 100
+    assert [file for file in product for name in imported(file) if name.split(".")[0] == "scripts"] == []
+
+
+def test_links_between_the_pages_lead_somewhere():
+    pages = [ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("studies/*.md")]
+    links = [(page, link) for page in pages for link in re.findall(r"\]\(([^)#\s]+)", page.read_text()) if "://" not in link]
+    assert len(links) > 100
+    assert [(page.name, link) for page, link in links if not (page.parent / link).exists()] == []
+
+
+def test_every_text_of_the_results_page_says_where_its_numbers_come_from():
+    entries = yaml.safe_load((DOCS / "studies" / "data" / "results.yml").read_text())
+    assert all(entry["source"] for entry in entries.values())
+    assert all(row["shown"] for row in entries["history"]["rows"])
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -14,7 +14,7 @@ from sb_grpo import GRPO
 from sb_grpo.callbacks import CurriculumCallback
 from scripts.studies import exploration
 from scripts.studies.common import tables
-from scripts.studies.common.runs import Variant, main, results
+from scripts.studies.common.runs import EVAL_EPISODES, Variant, main, results
 
 STEPS = 98_304  # 48 rollouts of 2048
 
@@ -59,7 +59,8 @@ def rows() -> tables.Rows:
 
 
 def table() -> str:
-    return tables.table(rows(), {"of 20 episodes, up the hill": _reached, "last level reached after": _last_level})
+    up = f"of {EVAL_EPISODES} episodes, up the hill"
+    return tables.table(rows(), {up: _reached, "last level reached after": _last_level})
 
 
 def draw() -> None:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from scripts.studies.results.bar import BAR, BAR_SETTINGS, CONTROL, DEFAULTS, DISCOUNTS, TUNED, measured
 from scripts.studies.results.cells import iqm_text, left_out, shown_pictures, steps_text, verdict, with_interval
+from scripts.studies.results.texts import text
 from zoo.benchmarking.results import Run
 from zoo.comparing import figures, tables
 from zoo.comparing.comparison import Comparison, compare_runs
@@ -36,12 +37,12 @@ def timing(folder: Path, pictures: Path) -> Timing:
     how_many = f"{'-'.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} runs of each."
     settings = {env: label.removeprefix("ppo-") for env, label in chosen.items()}
     bar, control = tables.speed(c), pd.DataFrame()
-    lines = ["## Training time on one machine", "", TIMINGS + how_many, "", _seconds(c, bar, settings), ""]
+    lines = ["## Training time on one machine", "", f"{text('timings')} {how_many}", "", _seconds(c, bar, settings), ""]
     known = {run.label for run in runs}
     if CONTROL in known:
         same = compare_runs(runs, [TUNED, CONTROL], CONTROL)
         control = tables.speed(same)
-        lines += [PRICE, "", _seconds(same, control, dict.fromkeys(same.envs, "GRPO's settings")), ""]
+        lines += [text("price"), "", _seconds(same, control, dict.fromkeys(same.envs, "GRPO's settings")), ""]
     shown = [label for label in (TUNED, CONTROL, BAR) if label in known]
     drawn = figures.write({"cost": tables.cost(compare_runs(runs, shown, BAR))}, shown, pictures, ["training_time"])
     return Timing([*lines, *left_out(broken), *shown_pictures(drawn)], runs, bar, control)
@@ -93,22 +94,5 @@ def defaults_elsewhere(folder: Path) -> Elsewhere:
         others = [f"{gamma}: {iqm_text(c, env, label)}" for label, gamma in DISCOUNTS.items() if label in c.on(env)]
         row |= {"GRPO, other discounts": "; ".join(others) or "-"}
         rows.append(row | {"times faster, processor": faster.get(env, "other processor")})
-    lines = ["## Other tasks, with the defaults", "", UNTUNED, "", tables.to_markdown(pd.DataFrame(rows)), ""]
+    lines = ["## Other tasks, with the defaults", "", text("untuned"), "", tables.to_markdown(pd.DataFrame(rows)), ""]
     return Elsewhere([*lines, *left_out(broken)], runs, c)
-
-
-TIMINGS = """\
-The bar's setting, the control and the tuned entry in turn, seed by seed, on one two-core machine with another training on
-its second core (in a part of the runs on CartPole-v1, HalfCheetah-v5, MountainCarContinuous-v0 and Swimmer-v5 there was a
-third one of lower priority). Median seconds of training without evaluation, at the number of steps given: what a run takes
-grows with its steps. Where the two take other numbers of gradient steps, that is a part of the difference. """
-PRICE = """\
-With the same settings, and so as many env steps and, but where GRPO leaves out rollouts that carry no signal, as many gradient
-steps of as many samples, what is left is the critic (its network, its loss, its predictions in every step) and what else SB3's
-PPO does in collecting and updating:"""
-UNTUNED = """\
-The defaults of both (above) on tasks that nobody tuned for. One default has come from them since: because of what gamma 0.995
-had ended at on Pusher-v5 and Reacher-v5, the discount is smaller where episodes are cut before 200 steps. What it should be
-was looked for on seeds from 100 up; with a smaller one than its default, PPO is better too on Reacher-v5. Ant-v5,
-BipedalWalker-v3 and MountainCar-v0 were chosen after that, before anything had run there, and have changed nothing; what
-became of GRPO on them is told in docs/algorithm.md ("Tasks nobody tuned for")."""

@@ -6,6 +6,7 @@ import pandas as pd
 
 from scripts.studies.results.bar import BAR, BAR_SETTINGS, CONTROL, DEFAULTS, TUNED
 from scripts.studies.results.cells import iqm_text, verdict
+from scripts.studies.results.texts import text
 from zoo.comparing import statistics, tables
 from zoo.comparing.comparison import Comparison
 
@@ -29,13 +30,4 @@ def critic_wins(*comparisons: Comparison) -> list[str]:
                     rows.append(row | {"its IQM": iqm_text(c, env, best), "without against with": verdict(c, env, mine, best)})
     if not rows:
         return ["None of the tasks that ran: no IQM of an algorithm with a critic is above GRPO's."]
-    return [WINS, "", tables.to_markdown(pd.DataFrame(rows)), "", BESIDES]
-
-
-WINS = """\
-Tasks where the best of the algorithms with a critic (PPO in all three settings, A2C, TRPO) has the higher IQM. That is a
-harder test than the bar: the best of five has some luck in it, most of all where it has few seeds."""
-BESIDES = """\
-`outcome`, `process` and `step`, which compare whole episodes, are below PPO nearly everywhere (*Every algorithm*). Why a
-critic is ahead where it is, as far as it was found out, stands in [algorithm.md](algorithm.md#where-a-critic-wins):
-features that have to be learnt, sparse first rewards, discounts near 1, Walker2d-v5."""
+    return [text("wins"), "", tables.to_markdown(pd.DataFrame(rows)), "", text("besides")]

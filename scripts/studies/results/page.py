@@ -1,7 +1,7 @@
 """The results page: GRPO against PPO with its critic, and the ablations, from raw result files.
 
 ``python -m scripts.studies.results docs/studies/data/study --timings docs/studies/data/timings
---untuned docs/studies/data/untuned --ablations docs/studies/data/ablations --out docs/results.md``
+--untuned docs/studies/data/untuned --ablations docs/studies/data/ablations --out docs/studies/results.md``
 """
 
 from __future__ import annotations
@@ -15,13 +15,9 @@ from scripts.studies.results.bar import BAR, BAR_SETTINGS, CONTROL, DEFAULTS, TU
 from scripts.studies.results.beside import defaults_elsewhere, timing
 from scripts.studies.results.cells import FULL, left_out, shown_pictures
 from scripts.studies.results.critic import critic_wins
-from scripts.studies.results.history import HISTORY
 from scripts.studies.results.runs_behind import runs_behind
 from scripts.studies.results.same_settings import pairs, same_settings
 from scripts.studies.results.study import (
-    COST,
-    OVERALL,
-    PROTOCOL,
     cost_table,
     every_label,
     main_table,
@@ -31,6 +27,7 @@ from scripts.studies.results.study import (
     sooner,
 )
 from scripts.studies.results.summary import in_short
+from scripts.studies.results.texts import history, text
 from zoo.benchmarking.results import RANDOM
 from zoo.common.command_line import Parser, run
 from zoo.comparing import figures, tables
@@ -48,7 +45,13 @@ def parser() -> Parser:
     add("--timings", type=Path, metavar="FOLDER", help="more output of it: PPO, the control and the tuned entries in turn")
     add("--untuned", type=Path, metavar="FOLDER", help="more output of it: both defaults on other tasks")
     add("--ablations", type=Path, metavar="FOLDER", help="ablations.yml and the folders of zoo.benchmark it names")
-    add("--out", type=Path, default=Path("docs/results.md"), metavar="FILE", help="the page; pictures: img/results beside it")
+    add(
+        "--out",
+        type=Path,
+        default=Path("docs/studies/results.md"),
+        metavar="FILE",
+        help="the page; pictures: img/results beside it",
+    )
     return it
 
 
@@ -82,7 +85,7 @@ def page(
     lines[-1] += f"[{folder.name}]({os.path.relpath(folder, out.parent)}); do not edit."
     lines += [
         "",
-        PROTOCOL,
+        text("protocol"),
         "",
         "Seeds per task and label: "
         + ", ".join(f"{label} {'-'.join(map(str, sorted({n[0], n[-1]})))}" for label, n in counts.items() if label != BAR)
@@ -101,15 +104,15 @@ def page(
     lines += ["## Task by task", "", tables.to_markdown(main_table(c, chosen)), "", *sooner(c)]
     lines += protocol_alone(runs)
     speed = tables.speed(c)
-    lines += ["## Over all tasks", "", OVERALL, "", tables.to_markdown(overall_table(totals, speed)), ""]
+    lines += ["## Over all tasks", "", text("overall"), "", tables.to_markdown(overall_table(totals, speed)), ""]
     lines += same_settings(same)
-    lines += ["## How the entries came about", "", HISTORY, ""]
+    lines += ["## How the entries came about", "", history(), ""]
     lines += timed.lines if timed else []
     lines += elsewhere.lines if elsewhere else []
     lines += ["## Where a critic wins", "", *critic_wins(*([c, elsewhere.comparison] if elsewhere else [c])), ""]
     lines += ["## Pictures", "", *shown_pictures(drawn)]
     lines += ["## Every algorithm", "", tables.to_markdown(every_label(c)), ""]
-    lines += ["## Cost", "", COST, "", tables.to_markdown(cost_table(c, speed)), ""]
+    lines += ["## Cost", "", text("cost"), "", tables.to_markdown(cost_table(c, speed)), ""]
     all_runs = [*runs, *(timed.runs if timed else []), *(elsewhere.runs if elsewhere else [])]
     entries = read_ablations(ablations)
     for heading in dict.fromkeys(entry["section"] for entry in entries):
@@ -133,8 +136,8 @@ def body(arguments: Sequence[str]) -> int:
     args = parser().parse_args(arguments)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     command = " ".join([f"python -m {NAME}", *arguments])
-    for file, text in page(args.folder, args.timings, args.untuned, args.ablations, args.out, command).items():
-        file.write_text(text)
+    for file, content in page(args.folder, args.timings, args.untuned, args.ablations, args.out, command).items():
+        file.write_text(content)
     print(f"Results: {args.out}")
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from scripts.studies.results.texts import text
 from zoo.benchmarking.results import Run
 from zoo.comparing import tables
 from zoo.comparing.comparison import Comparison
@@ -26,12 +27,12 @@ def runs_behind(made: str, results: str, c: Comparison, runs: Sequence[Run]) -> 
         "",
         "## Steps to the threshold",
         "",
-        THRESHOLD,
+        text("threshold"),
         "",
         threshold,
         "",
     ]
-    return "\n".join([*lines, "## Where the runs come from", "", ORIGINS, "", *origins(runs), ""])
+    return "\n".join([*lines, "## Where the runs come from", "", text("origins"), "", *origins(runs), ""])
 
 
 def origins(runs: Sequence[Run]) -> list[str]:
@@ -61,14 +62,3 @@ def _agreed(versions: Sequence[str], counts: Sequence[int]) -> str | None:
         return None
     total = sum(counts)
     return ", ".join(entry if n == total else f"{entry} (named by {n:,} of {total:,} runs)" for entry, n in named.items())
-
-
-THRESHOLD = """\
-First checkpoint at or above Gymnasium's threshold, median over seeds. Seconds are of whatever processors the runs had."""
-ORIGINS = """\
-Commands are as they were given; --out was a folder of the machine, and docs/studies/data has its content. Two files of
-variants lay outside of the checkout: /tmp/b2/zoo/variants/critic_free.yml is that of the commit beside it, and /tmp/r/held.yml
-held ppo-defaults as in zoo/variants/critic_free.yml. Runs of `grpo-gamma-0.99` have commands that name grpo-defaults or grpo-state:
-they were made when gamma 0.99 was the default, and were labelled anew when it became 0.995. So were those of `grpo-defaults`
-on Walker2d-v5, whose commands name grpo-state: the entry was the defaults until it got a second layer (horizons). Among the
-training times GRPO's seed 0 on Walker2d-v5 was run again after its turn, because other work had run beside it."""

@@ -9,6 +9,7 @@ import pandas as pd
 
 from scripts.studies.results.bar import BAR, CONTROL, TUNED
 from scripts.studies.results.cells import aggregate_difference, iqm_text, verdict, with_interval
+from scripts.studies.results.texts import text
 from zoo.benchmarking.results import RANDOM, Run
 from zoo.comparing import tables
 from zoo.comparing.comparison import Comparison, compare_runs
@@ -56,7 +57,7 @@ def same_settings(found: Sequence[Pair]) -> list[str]:
     """
     if not found:
         return []
-    lines = ["## The same settings, with a critic and without", "", SAME, ""]
+    lines = ["## The same settings, with a critic and without", "", text("same"), ""]
     for pair in found:
         c = pair.comparison
         rows = [
@@ -74,11 +75,3 @@ def same_settings(found: Sequence[Pair]) -> list[str]:
         ]
         lines += [f"GRPO is above one of PPO {pair.improvement}.", ""]
     return lines
-
-
-SAME = """\
-GRPO's entries were searched at this study's budgets, PPO's settings were not: rl_zoo3 tuned its entries for longer trainings,
-and SB3's defaults are for no task. A lead over the bar may therefore be the settings'. So PPO was given GRPO's, key by key
-(zoo/hyperparams/ppo_control.yml), with rewards normalised for its critic where observations are. What is left between the two
-is the critic against the state baseline, and the groups. GRPO's settings were chosen for GRPO: where PPO is below with them it
-may be above with its own, so the bar above stays what it is."""

@@ -10,6 +10,7 @@ import pandas as pd
 
 from scripts.studies.results.bar import BAR, BAR_SETTINGS, DEFAULTS, TUNED, with_bar
 from scripts.studies.results.cells import FULL, aggregate_difference, iqm_text, steps_text, verdict, with_interval
+from scripts.studies.results.texts import text
 from zoo.benchmarking.results import RANDOM, Run
 from zoo.comparing import tables
 from zoo.comparing.comparison import Comparison, compare_runs
@@ -54,7 +55,7 @@ def protocol_alone(runs: Sequence[Run]) -> list[str]:
     if not chosen:
         return []
     table = main_table(compare_runs(runs), chosen)
-    return ["## The protocol's seeds alone", "", ALONE, "", tables.to_markdown(table), ""]
+    return ["## The protocol's seeds alone", "", text("alone", seeds=FULL, last=FULL - 1), "", tables.to_markdown(table), ""]
 
 
 def every_label(c: Comparison) -> pd.DataFrame:
@@ -130,35 +131,3 @@ def cost_table(c: Comparison, speed: pd.DataFrame) -> pd.DataFrame:
             "PPO's processor time / this": [ratio.get(cell, "other processor") for cell in cells],
         }
     )
-
-
-PROTOCOL = """\
-Every algorithm gets the same number of env steps, and every step counts. A run's score is the mean return of 50
-deterministic episodes with its last weights (20 in most ablations), whose starts no training has seen and all algorithms
-share. A cell is the interquartile mean over seeds with its 95 % bootstrap interval.
-
-| label | what it is |
-|---|---|
-| `grpo-state` | "the tuned entry": GRPO with the settings of zoo/hyperparams/grpo.yml, `advantage="state"` |
-| `grpo-defaults` | the constructor's defaults on all tasks, 8 envs, observations normalised; some entries are these |
-| `grpo-gamma-0.99` | the same with PPO's usual discount in place of 0.995 |
-| `grpo-step`, `-process`, `-outcome` | the tuned entry with another estimator; `outcome` is DeepSeekMath's |
-| `ppo-tuned` | SB3's PPO with rl_zoo3's settings, which were tuned for longer trainings on most of these tasks |
-| `ppo-defaults` | SB3's defaults with VecNormalize |
-| `ppo` | "the bar": the better of these two, task by task |
-| `ppo-grpo-settings` | the control: PPO with the tuned entries' settings |
-| `a2c`, `trpo` | SB3's and sb3-contrib's, rl_zoo3's settings |"""
-ALONE = f"""\
-Tasks above with more than {FULL} seeds, by seeds 0 to {FULL - 1} alone. How far a row moves from one table to the other says
-how much {FULL} seeds are worth on that task. Tasks with {FULL} seeds have not been looked at in this way."""
-OVERALL = """\
-Scores are normalised per task: 0 is a random policy, 1 the mean of the bar. PPO's own settings are measured like the rest:
-each is the bar on some tasks. The bar's own IQM need not be 1, as its mean is; the difference is the fair number, and
-its interval has the luck of both sides in it. Speed is the ratio of median training times of a run, geometric mean over the
-tasks that both ran on one kind of processor. It is a rough one: machines of one kind differ, and two to five runs shared a
-two-core machine (*Training time on one machine* has the fair one)."""
-COST = """\
-Medians over seeds. Gradient steps are calls of the optimiser, updates are SB3's count (epochs of PPO and GRPO, rollouts
-of A2C and TRPO). Seconds are of training only, on the processor that most of the runs were made on. Machines of one name
-differ, so two rows may differ in seconds for the same work. How many times faster than PPO a run is, is taken where both ran
-on one kind of processor."""

@@ -11,6 +11,7 @@ from scripts.studies.results.beside import Timing
 from scripts.studies.results.cells import verdict
 from scripts.studies.results.same_settings import Pair
 from scripts.studies.results.study import Overall
+from scripts.studies.results.texts import text
 from zoo.comparing.comparison import Comparison
 
 LITERAL = "grpo-outcome"
@@ -37,13 +38,13 @@ def in_short(c: Comparison, totals: Mapping[str, Overall | None], found: Sequenc
         )
     lines += _aggregate("The constructor's defaults, one setting for all tasks", totals.get(DEFAULTS))
     literal = _aggregate("GRPO as DeepSeekMath has it (`outcome`, the entries' other settings)", totals.get(LITERAL))
-    lines += [f"{line} {OURS}" for line in literal]
+    lines += [f"{line} {text('ours')}" for line in literal]
     if times is not None:
         words = f"{_times(times.bar)} less than the bar's, with fewer gradient steps on some tasks"
         if not times.control.empty:
             words += f"; {_times(times.control)} less than PPO's with the same settings"
         lines.append(f"- **Training time on one machine**: {words}.")
-    return [*lines, "- " + GROUP, ""]
+    return [*lines, "- " + text("group"), ""]
 
 
 def _aggregate(what: str, row: Overall | None) -> list[str]:
@@ -57,10 +58,3 @@ def _times(speed: pd.DataFrame) -> str:
     ratio = speed.set_index("env")["speedup"]
     by_task = ratio.drop("all")
     return f"{ratio['all']:.2f} times ({by_task.min():.1f} to {by_task.max():.1f} by task)"
-
-
-OURS = """\
-What reaches PPO is `"state"`, ours: a value estimate too, though by regression in closed form, without a network or a loss."""
-GROUP = """\
-**The shared start**: with `"state"` it gains nothing that could be measured, and groups of 1 or 2 are ahead of larger ones on
-  Pendulum-v1 (*Groups*); the three estimators that compare whole episodes cannot do without a group."""
