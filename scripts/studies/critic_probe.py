@@ -1,7 +1,7 @@
 """What a critic would add: GRPO with PPO's value network in place of the state baseline, everything else unchanged.
 
 usage: python -m scripts.studies.critic_probe run --driver critic     one line of JSON per run; --env, --seeds: which
-       python -m scripts.studies.critic_probe report                  the table of docs/algorithm.md
+       python -m scripts.studies.critic_probe report                  the table of docs/studies/critic.md
 
 The critic and a few state baselines are fitted on every rollout, and asked what share of the variance of the discounted
 rewards to go they leave unexplained, one rollout ahead. One makes the advantages; with ``--driver state`` it is GRPO as it is.

@@ -1,7 +1,7 @@
 """How well one rollout's gradient agrees with the expected one: ways to fit the state baseline, and PPO's critic.
 
 usage: python -m scripts.studies.gradient_agreement run --env Walker2d-v5     one line of JSON per env and seed
-       python -m scripts.studies.gradient_agreement report                    the table of docs/algorithm.md
+       python -m scripts.studies.gradient_agreement report                    the table of docs/studies/critic.md
 
 Final returns differ by thousands between seeds; this does not. A training with the constructor's defaults and gamma 0.99
 (Swimmer-v5: PPO's tuned settings, as its long discount is the question there), whose advantages come from a critic trained
