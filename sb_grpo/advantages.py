@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import torch as th
 
-from sb_grpo.buffers import Rollout
+from sb_grpo.types import Rollout
 
 SPREAD_TOLERANCE = 1e-5
 #: The same for residuals of a fit, which are never exactly 0: a constant reward leaves 1e-4, CartPole when solved 7e-3.
@@ -229,6 +229,29 @@ def gae(rollout: Rollout, values: th.Tensor, final_values: th.Tensor, gamma: flo
     next_values[last] = th.where(rollout.terminated, th.zeros_like(final_values), final_values)
     delta = rollout.rewards + gamma * next_values - values
     return linear_recurrence(delta, gamma * gae_lambda * (~last).to(delta.dtype), rollout.max_length)
+
+
+class Residuals(NamedTuple):
+    """Lambda-advantages of M steps under the values of each fold."""
+
+    by_fold: th.Tensor  #: [M, folds]
+    fold: th.Tensor  #: [M] int64, whose values the step's own episode had no part in
+    own: th.Tensor  #: [M] those under the values of ``fold``
+
+
+def residuals_of(
+    rollout: Rollout, options: AdvantageOptions, values: th.Tensor, final_values: th.Tensor, fold: th.Tensor
+) -> Residuals:
+    """Lambda-advantages under several baselines.
+
+    :param values: ``[M, folds]``
+    :param final_values: ``[E, folds]`` after each episode's last step
+    :param fold: ``[E]`` int64, which of them an episode is judged by
+    """
+    of_row = fold[rollout.episode]
+    both = zip(values.unbind(1), final_values.unbind(1), strict=True)
+    by_fold = th.stack([gae(rollout, v, final, options.gamma, options.gae_lambda) for v, final in both], dim=1)
+    return Residuals(by_fold, of_row, by_fold.gather(1, of_row.unsqueeze(1)).squeeze(1))
 
 
 def centre_and_scale(advantages: th.Tensor, targets: th.Tensor, rollout: Rollout, options: AdvantageOptions) -> th.Tensor:

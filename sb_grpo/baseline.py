@@ -11,22 +11,38 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from numbers import Integral, Real
 
 import torch as th
 from torch import nn
 
-from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_variance, gae, rewards_to_go
-from sb_grpo.buffers import Rollout
+from sb_grpo.advantages import (
+    AdvantageOptions,
+    Residuals,
+    centre_and_scale,
+    explained_variance,
+    gae,
+    residuals_of,
+    rewards_to_go,
+)
 from sb_grpo.horizons import Horizons
 from sb_grpo.kernel import KernelFeatures, usual_n_features
+from sb_grpo.paired import Pairing, check_paired
 from sb_grpo.ridge import factorise, solve_each
+from sb_grpo.rules import AT_LEAST_ONE, BELOW_ONE, POSITIVE, SHARE, check_numbers
+from sb_grpo.types import Rollout
 from sb_grpo.update import evenly_spaced, in_chunks
 
 RIDGE_RANGE = (0.1, 1000.0)
 RIDGE_FACTORS = (0.1, 1.0, 10.0)
 #: Rollouts from one change of the metric to the next, and how many of the past are then fitted anew.
 METRIC_EVERY, REFITTED = 4, 4
+RULES = dict(
+    n_features=AT_LEAST_ONE, sweeps=AT_LEAST_ONE, fit_rows=AT_LEAST_ONE, folds=AT_LEAST_ONE, scale=POSITIVE, memory=BELOW_ONE,
+    anchor=SHARE,
+)  # fmt: skip
+
+
+Predict = Callable[[th.Tensor], th.Tensor]
 
 
 class StateBaseline(nn.Module):
@@ -59,6 +75,8 @@ class StateBaseline(nn.Module):
     :param folds: parts that the episodes of a rollout are dealt into; the values of one part come from a fit to the others
         and the past (cross-fitting: Chernozhukov et al., 2018, section 3). 1: to the past alone, as in rollouts of more than
         ``fit_rows`` steps, where it is a smaller share that the newest one adds
+    :param paired: take out of each residual the luck that the other members of its same-seed group had at the same step
+        (:class:`~sb_grpo.paired.Pairing`): True with a fitted coefficient, or that coefficient, in [0, 1]
     :raises ValueError: for values out of range
     """
 
@@ -80,29 +98,14 @@ class StateBaseline(nn.Module):
         seed: int = 0,
         fit_rows: int = 4096,
         folds: int = 4,
+        paired: bool | float = False,
     ) -> None:
         super().__init__()
-        for name, value, kind in (
-            ("n_features", n_features, Integral), ("sweeps", sweeps, Integral), ("fit_rows", fit_rows, Integral),
-            ("folds", folds, Integral), ("scale", scale, Real), ("memory", memory, Real), ("anchor", anchor, Real),
-        ):  # fmt: skip
-            if not isinstance(value, kind) and not (name == "n_features" and value is None):
-                raise ValueError(
-                    f"baseline_kwargs: {name}={value!r} must be {'an integer' if kind is Integral else 'a number'}."
-                )
+        given = dict(sweeps=sweeps, fit_rows=fit_rows, folds=folds, scale=scale, memory=memory, anchor=anchor)
+        check_numbers("baseline_kwargs", given if n_features is None else dict(given, n_features=n_features), RULES)
         dim = Horizons.size if horizons else input_dim
         n_features = usual_n_features(dim, 256 if learn_metric else 512) if n_features is None else n_features
-        for name, value, rule, fine in (
-            ("n_features", n_features, "be at least 1", n_features >= 1),
-            ("scale", scale, "be positive", scale > 0),
-            ("memory", memory, "lie in [0, 1)", 0 <= memory < 1),
-            ("anchor", anchor, "lie in [0, 1]", 0 <= anchor <= 1),
-            ("sweeps", sweeps, "be at least 1", sweeps >= 1),
-            ("fit_rows", fit_rows, "be at least 1", fit_rows >= 1),
-            ("folds", folds, "be at least 1", folds >= 1),
-        ):
-            if not fine:
-                raise ValueError(f"baseline_kwargs: {name}={value} must {rule}.")
+        check_paired(paired)
         self.memory, self.anchor, self.follow_level = memory, anchor, follow_level
         self.sweeps, self.with_time, self.fit_rows, self.folds = sweeps, with_time, fit_rows, folds
         self.horizons = Horizons(input_dim, seed + 1, fit_rows) if horizons else None
@@ -113,6 +116,7 @@ class StateBaseline(nn.Module):
         #: Inputs and targets of the rollouts before, oldest first: what the moments are made of.
         self._past: deque[tuple[th.Tensor, th.Tensor]] = deque(maxlen=REFITTED)
         self._fits = 0
+        self.pairing = None if paired is False else Pairing(None if paired is True else float(paired))
 
     @th.no_grad()
     def advantages(
@@ -121,7 +125,7 @@ class StateBaseline(nn.Module):
         options: AdvantageOptions,
         features: th.Tensor,
         final_features: th.Tensor,
-        predict: Callable[[th.Tensor], th.Tensor] | None = None,
+        predict: Predict | None = None,
     ) -> tuple[th.Tensor, float]:
         """Advantages of a rollout under a baseline that no episode had a part in itself; then refit with all of it.
 
@@ -130,65 +134,107 @@ class StateBaseline(nn.Module):
         :param predict: in place of :meth:`predict`, to compute the same faster
         :return: ``[M]`` advantages, and the explained variance of the baseline that they were computed with
         """
-        x, x_final = features, final_features
+        residuals, values, target = self._residuals(rollout, options, features, final_features, predict or self.predict)
+        advantages = residuals.own if self.pairing is None else self.pairing(residuals, rollout)
+        return centre_and_scale(advantages, target, rollout, options), explained_variance(values, target)
+
+    @property
+    def figures(self) -> dict[str, float]:
+        """What the last rollout is to log beside the explained variance."""
+        return {} if self.pairing is None else self.pairing.figures
+
+    def _inputs(
+        self, rollout: Rollout, options: AdvantageOptions, x: th.Tensor, x_final: th.Tensor
+    ) -> tuple[th.Tensor, th.Tensor]:
+        """What the regression is on, in place of the policy's features ``[M, d]`` and ``[E, d]``."""
         if self.horizons is not None:
             x, x_final = self.horizons.learn(rollout, options, x, x_final)
         if self.with_time:
             last_t = th.zeros_like(rollout.group).scatter_reduce(0, rollout.episode, rollout.t, "amax")
             x = th.cat([x, rollout.t.unsqueeze(1).to(x.dtype)], dim=1)
             x_final = th.cat([x_final, (last_t + 1).unsqueeze(1).to(x.dtype)], dim=1)
+        return x, x_final
+
+    def _residuals(
+        self, rollout: Rollout, options: AdvantageOptions, features: th.Tensor, final_features: th.Tensor, predict: Predict
+    ) -> tuple[Residuals, th.Tensor, th.Tensor]:
+        """Lambda-advantages under values that no episode had a part in itself; then the fit to all of the rollout.
+
+        :return: the residuals; ``[M]`` values and ``[M]`` lambda-returns that they are the difference of
+        """
+        x, x_final = self._inputs(rollout, options, features, final_features)
         first = bool(self.phi.normalizer.count == 0)
         rows = evenly_spaced(len(x), self.fit_rows, x.device)
         x_fit = x[rows]
-        if first:  # nothing to predict with yet: the first rollout is compared with its own fit to plain returns
-            self.phi.normalizer.update(x_fit)
-            solve = self._regression(self.phi(x_fit), self.weights[:, 1])
-            self.weights.copy_(solve(rewards_to_go(rollout, options.gamma)[rows]))
-            self._moments = None
-        predict = predict or self.predict
+        if first:
+            self._begin(x_fit, rewards_to_go(rollout, options.gamma)[rows])
         predictions, final_predictions = in_chunks(predict, x), in_chunks(predict, x_final)
         best = 1 if first else self._best_ridge(rollout, options, predictions, final_predictions)
-        values = predictions[:, best]
-        raw = gae(rollout, values, final_predictions[:, best], options.gamma, options.gae_lambda)
-        target = raw + values
+        fold = th.zeros_like(rollout.group)
+        values, final_values = predictions[:, best : best + 1], final_predictions[:, best : best + 1]
+        residuals = residuals_of(rollout, options, values, final_values, fold)
+        target = residuals.own + values[:, 0]
         if not first:  # weights must be used with the statistics that they were fitted under
             self.phi.normalizer.update(x_fit)
         phi, before = self.phi(x_fit), self.weights[:, best].clone()
         if len(x) > self.fit_rows:
             self.weights.copy_(self._regression(phi, before)(target[rows]))
             self._remember(x_fit, target[rows], phi, before)
-            return centre_and_scale(raw, target, rollout, options), explained_variance(values, target)
-        phi_final = self.phi(x_final)
+            return residuals, values[:, 0], target
+        phi_final, own_values = self.phi(x_final), values[:, 0]
         gram = None
         if self.folds > 1 and len(rollout.group) > 1 and not first:
-            values, final_values, gram = self._cross_fitted(rollout, phi, phi_final, target, before)
-            raw = gae(rollout, values, final_values, options.gamma, options.gae_lambda)
-            target = raw + values
-        solve, fit_target = self._regression(phi, before, gram), target
-        for _ in range(self.sweeps - 1):
-            middle = solve(fit_target, slice(1, 2)).squeeze(1)
-            refreshed = phi @ middle
-            fit_target = gae(rollout, refreshed, phi_final @ middle, options.gamma, options.gae_lambda) + refreshed
-        self.weights.copy_(solve(fit_target))
+            fold = th.arange(len(rollout.group), device=phi.device) % self.folds
+            weights, gram = self._cross_fitted(phi, fold[rollout.episode], target, before)
+            values = phi @ weights
+            residuals = residuals_of(rollout, options, values, phi_final @ weights, fold)
+            own_values = values.gather(1, residuals.fold.unsqueeze(1)).squeeze(1)
+            target = residuals.own + own_values
+        fit_target = self._sweep(rollout, options, phi, phi_final, target, self._regression(phi, before, gram))
         self._remember(x_fit, fit_target, phi, before)
-        return centre_and_scale(raw, target, rollout, options), explained_variance(values, target)
+        return residuals, own_values, target
+
+    def _begin(self, x: th.Tensor, returns: th.Tensor) -> None:
+        """There is nothing to predict with yet: the first rollout is compared with its own fit to plain returns."""
+        self.phi.normalizer.update(x)
+        self.weights.copy_(self._regression(self.phi(x), self.weights[:, 1])(returns))
+        self._moments = None
+
+    def _sweep(
+        self,
+        rollout: Rollout,
+        options: AdvantageOptions,
+        phi: th.Tensor,
+        phi_final: th.Tensor,
+        target: th.Tensor,
+        solve: Callable[..., th.Tensor],
+    ) -> th.Tensor:
+        """Fit the weights to a rollout, several times: from the second on, lambda-returns bootstrap from the fit just made.
+
+        :param solve: of :meth:`_regression`
+        :return: ``[M]`` the last of them
+        """
+        for _ in range(self.sweeps - 1):
+            middle = solve(target, slice(1, 2)).squeeze(1)
+            values = phi @ middle
+            target = gae(rollout, values, phi_final @ middle, options.gamma, options.gae_lambda) + values
+        self.weights.copy_(solve(target))
+        return target
 
     def _cross_fitted(
-        self, rollout: Rollout, phi: th.Tensor, phi_final: th.Tensor, target: th.Tensor, before: th.Tensor
-    ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """Values of every episode from a fit to the past and to the folds of episodes that it is not in.
+        self, phi: th.Tensor, fold: th.Tensor, target: th.Tensor, before: th.Tensor
+    ) -> tuple[th.Tensor, th.Tensor]:
+        """For every fold the fit to the past and to the other folds.
 
         The targets must be made with values of the past alone: with refreshed ones an episode would find its own rewards
         again in what the others bootstrap from.
 
         :param phi: ``[M, size]`` features of each step
-        :param phi_final: ``[E, size]`` of the observation after each episode's last step
+        :param fold: ``[M]`` of each step's episode
         :param target: ``[M]`` lambda-returns under the baseline of the past
         :param before: ``[size]`` weights of the past
-        :return: ``[M]``, ``[E]``, and the Gram matrix ``[size, size]`` of all features
+        :return: weights ``[size, folds]``, and the Gram matrix ``[size, size]`` of all features
         """
-        fold_of_episode = th.arange(len(rollout.group), device=phi.device) % self.folds
-        fold = fold_of_episode[rollout.episode]
         parts = [(phi[rows], target[rows]) for rows in (fold == k for k in range(self.folds))]
         grams = th.stack([x.T @ x for x, _ in parts])
         moments = th.stack([x.T @ y for x, y in parts])
@@ -199,8 +245,7 @@ class StateBaseline(nn.Module):
             gram.add_(self._moments[0], alpha=self.memory)
         ridges = self.ridge.double().expand(self.folds)
         weights = solve_each(factorise(gram.double(), ridges), moment.double() + self._pull(ridges, before)).to(phi.dtype)
-        values = (phi @ weights).gather(1, fold.unsqueeze(1)).squeeze(1)
-        return values, (phi_final @ weights).gather(1, fold_of_episode.unsqueeze(1)).squeeze(1), whole
+        return weights, whole
 
     def predict(self, x: th.Tensor) -> th.Tensor:
         """The baseline under each ridge.

@@ -15,10 +15,10 @@ import torch as th
 from torch import nn
 
 from sb_grpo.baseline import StateBaseline
-from sb_grpo.buffers import Minibatch, map_obs
 from sb_grpo.device_sampler import env_steps
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.losses import Clip
+from sb_grpo.types import Minibatch, map_obs
 from sb_grpo.update import chunk_rows, gradient_scale
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from sb_grpo.buffers import NOTHING
+from sb_grpo.types import NOTHING
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch as th
 
-from sb_grpo.buffers import GroupRolloutBuffer, TensorOrDict
+from sb_grpo.buffers import GroupRolloutBuffer
+from sb_grpo.types import TensorOrDict
 
 #: What an env reports of itself, whether it is asked for or not.
 OPTIONAL_COLUMNS = ("task", "objectives")

@@ -10,13 +10,13 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 
-from sb_grpo.buffers import Rollout
 from sb_grpo.columns import task_names
 from sb_grpo.device_buffer import TensorRolloutBuffer
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.groups import TensorSlots
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.sampler import check_endless
+from sb_grpo.types import Rollout
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO

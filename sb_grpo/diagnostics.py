@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,9 @@ import torch as th
 from stable_baselines3.common.logger import HParam
 
 from sb_grpo.advantages import episode_returns, segment_mean, segment_sum
-from sb_grpo.buffers import Minibatch, Rollout, map_obs
 from sb_grpo.columns import task_names
 from sb_grpo.losses import importance_ratio, kl_k3
+from sb_grpo.types import Minibatch, Rollout, map_obs
 from sb_grpo.update import evenly_spaced, in_chunks
 
 if TYPE_CHECKING:
@@ -48,13 +49,19 @@ def note(model: GRPO, key: str, value: float, **kwargs: Any) -> None:
 
 
 def record_rollout(
-    model: GRPO, rollout: Rollout, advantages: th.Tensor, has_signal: th.Tensor, explained: float | None
+    model: GRPO,
+    rollout: Rollout,
+    advantages: th.Tensor,
+    has_signal: th.Tensor,
+    explained: float | None,
+    figures: Mapping[str, float],
 ) -> None:
     """Group health of the rollout just collected.
 
     :param advantages: ``[M]``
     :param has_signal: ``[n_groups]`` bool: the group has a spread
     :param explained: explained variance of the ``"state"`` baseline
+    :param figures: what else the estimator has to log, by key
     """
     assert model.slots is not None
     returns = episode_returns(rollout, 1.0)
@@ -75,6 +82,8 @@ def record_rollout(
     model.logger.record("group/advantages", advantages, exclude=NOT_PRINTED)
     if explained is not None:
         record("train/explained_variance", explained)
+    for key, value in figures.items():
+        record(key, value)
     record_parts(model, rollout)
 
 

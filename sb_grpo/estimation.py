@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch as th
@@ -11,8 +11,8 @@ from torch import nn
 
 from sb_grpo.advantages import ESTIMATORS, AdvantageOptions, shape_rewards
 from sb_grpo.baseline import StateBaseline
-from sb_grpo.buffers import Rollout, select_episodes
 from sb_grpo.grouping import Grouping, to_one_scale
+from sb_grpo.types import NOTHING, Rollout, select_episodes
 from sb_grpo.update import in_chunks
 from sb_grpo.validation import check_features
 
@@ -25,6 +25,7 @@ class Estimate(NamedTuple):
 
     advantages: th.Tensor  #: [M]
     explained: float | None  #: explained variance of the ``"state"`` baseline (mean over its parts)
+    figures: Mapping[str, float] = NOTHING  #: what else it has to log
 
 
 class Baselines(nn.ModuleList):
@@ -52,7 +53,7 @@ class Baselines(nn.ModuleList):
         :param final_features: ``[E, d]`` of the observation after each episode's last step
         :param objective: which reward column the rollout's rewards are
         """
-        advantages, explained = th.zeros_like(rollout.rewards), []
+        advantages, explained, figures = th.zeros_like(rollout.rewards), [], []
         task = rollout.task if self.n_tasks > 1 and rollout.task is not None else th.zeros_like(rollout.group)
         for label in th.unique(task).tolist():
             episodes = task == label
@@ -61,8 +62,15 @@ class Baselines(nn.ModuleList):
             assert isinstance(baseline, StateBaseline)
             advantages[rows], share = baseline.advantages(part, options, features[rows], final_features[episodes])
             explained.append(share)
+            figures.append(baseline.figures)
         finite = [x for x in explained if math.isfinite(x)]
-        return Estimate(advantages, sum(finite) / len(finite) if finite else math.nan)
+        return Estimate(advantages, sum(finite) / len(finite) if finite else math.nan, mean_figures(figures))
+
+
+def mean_figures(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Each figure's mean over the parts that have it."""
+    found = {name: [part[name] for part in parts if name in part] for part in parts for name in part}
+    return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def make_state_baseline(model: GRPO, grouping: Grouping) -> StateBaseline | Baselines:
@@ -101,7 +109,9 @@ def estimate(model: GRPO, rollout: Rollout, options: AdvantageOptions, weights: 
     total = th.stack([part.advantages for part in parts], dim=1) @ weights
     explained = [part.explained for part in parts if part.explained is not None]
     return Estimate(
-        to_one_scale(total, th.zeros_like(rollout.episode), 1), sum(explained) / len(explained) if explained else None
+        to_one_scale(total, th.zeros_like(rollout.episode), 1),
+        sum(explained) / len(explained) if explained else None,
+        mean_figures([part.figures for part in parts]),
     )
 
 
@@ -117,4 +127,8 @@ def _estimator(model: GRPO, rollout: Rollout, options: AdvantageOptions) -> Call
     if isinstance(baseline, Baselines):
         return lambda part, objective: baseline.estimate(part, options, features, final, objective)
     predict = model.captured.predict(baseline)
-    return lambda part, objective: Estimate(*baseline.advantages(part, options, features, final, predict))
+
+    def of_one(part: Rollout, objective: int) -> Estimate:
+        return Estimate(*baseline.advantages(part, options, features, final, predict), baseline.figures)
+
+    return of_one

@@ -20,9 +20,9 @@ from stable_baselines3.common.torch_layers import create_mlp
 from torch import nn
 
 from sb_grpo.advantages import rewards_to_go, segment_sum
-from sb_grpo.buffers import Rollout, TensorOrDict, map_obs
 from sb_grpo.envs.random import mix_tensor
 from sb_grpo.normalization import RunningNormalizer
+from sb_grpo.types import Rollout, TensorOrDict, map_obs
 from sb_grpo.update import in_chunks
 from sb_grpo.validation import check_bonus
 

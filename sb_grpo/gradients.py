@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch as th
 from torch import nn
 
-from sb_grpo.buffers import Minibatch, map_obs
+from sb_grpo.types import Minibatch, map_obs
 
 #: From a minibatch to its loss, the mean over its rows.
 LossFunction = Callable[[Minibatch], th.Tensor]

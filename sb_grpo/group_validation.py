@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import numbers
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,44 @@ def check_groups(model: GRPO) -> None:
             "tasks=, as a number or a list of names."
         )
     _check_objectives(model)
+    paired = (model.baseline_kwargs or {}).get("paired", False)
+    if paired is not False:
+        check_pairs(paired, obstacle_to_pairs(model.group_size, model.grouping, model.env), model.shared_noise)
+
+
+def obstacle_to_pairs(group_size: int, grouping: Any, env: Any) -> str | None:
+    """Why members of a group have no peers that share their luck, and what to do; None where they have."""
+    if group_size == 1:
+        return "group_size=1 gives a member no peers. Use group_size >= 2"
+    if grouping not in ("seed", "hierarchical"):
+        return f"grouping={grouping!r} compares episodes of different seeds. Use grouping='seed' (or 'hierarchical')"
+    if isinstance(env, TensorVecEnv) and env.grouping == "state":
+        return (
+            f"{type(env).__name__} cannot seed its resets (grouping='state'), so that members share a start and nothing more. "
+            "Use an env whose reset seeds decide its randomness"
+        )
+    return None
+
+
+def check_pairs(paired: Any, obstacle: str | None, shared_noise: bool) -> None:
+    """Check that there is something to pair.
+
+    :param paired: what the user asked for, not False
+    :param obstacle: from :func:`obstacle_to_pairs`
+    :raises ValueError: if there is an obstacle
+    """
+    if obstacle is not None:
+        raise ValueError(
+            f"baseline_kwargs: paired={paired!r} subtracts the luck that members of a same-seed group share, but {obstacle}, "
+            "or paired=False."
+        )
+    if not shared_noise:
+        warnings.warn(
+            f"baseline_kwargs: paired={paired!r} with shared_noise=False: members draw noise of their own in step(), so "
+            "nothing is left to pair but the start. Use shared_noise=True where pairing is to help.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _check_tasks(model: GRPO) -> None:

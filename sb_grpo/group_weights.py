@@ -13,7 +13,7 @@ import torch as th
 from torch import nn
 
 from sb_grpo.advantages import segment_mean, segment_std, segment_sum
-from sb_grpo.buffers import Rollout
+from sb_grpo.types import Rollout
 
 GROUP_WEIGHTS = ("balanced", "performance", "adaptive")
 

@@ -15,9 +15,9 @@ from gymnasium import spaces
 from torch import nn
 
 from sb_grpo.advantages import episode_returns, segment_mean, segment_std, segment_sum
-from sb_grpo.buffers import Rollout
 from sb_grpo.columns import task_names
 from sb_grpo.envs.random import mix
+from sb_grpo.types import Rollout
 
 
 class Grouping:

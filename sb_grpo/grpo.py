@@ -19,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo import diagnostics
 from sb_grpo.advantages import AdvantageEstimator, AdvantageOptions, segment_mean, shape_rewards
 from sb_grpo.baseline import StateBaseline
-from sb_grpo.buffers import GroupRolloutBuffer, Minibatch, Rollout, map_obs
+from sb_grpo.buffers import GroupRolloutBuffer
 from sb_grpo.captured import Captured
 from sb_grpo.columns import HostColumns, column_shapes
 from sb_grpo.device_buffer import TensorRolloutBuffer
@@ -36,7 +36,9 @@ from sb_grpo.groups import GroupSlots, TensorSlots
 from sb_grpo.losses import Clip, cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3, step_weights
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.sampler import check_finite, collect, unspoilt
+from sb_grpo.saving import with_fitting_modules
 from sb_grpo.simulator_groups import SLOTS, BranchSlots, StreamSlots
+from sb_grpo.types import Minibatch, Rollout, map_obs
 from sb_grpo.update import LastGood, clip_gradients, in_chunks, minibatches
 from sb_grpo.validation import check_advantages, check_arguments, check_early_reset, check_env, check_rollout_size
 
@@ -52,15 +54,6 @@ NOT_SAVED = (
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
 OPTIONAL_MODULES = ("state_baseline", "ref_policy", "grouper", "group_weighting", "bonus")
-
-
-def same_form(saved: dict[str, Any] | None, built: dict[str, Any]) -> bool:
-    """A saved state fits into what was built: the same entries, tensors of the same shapes."""
-
-    def form(state: dict[str, Any]) -> dict[str, Any]:
-        return {name: getattr(entry, "shape", None) for name, entry in state.items()}
-
-    return saved is not None and form(saved) == form(built)
 
 
 def steps_per_env(n_steps: int | None, n_envs: int) -> int:
@@ -525,7 +518,7 @@ class GRPO(OnPolicyAlgorithm):
         rollout = self.grouper.regroup(rollout, labels)
         gamma = self.gamma if self.moving_gamma is None else self.moving_gamma
         options = AdvantageOptions(gamma, self.gae_lambda, self.baseline, self.normalize_advantage, self.ended_members)
-        advantages, explained = estimate(self, with_bonus(self, rollout), options, self._objective_weights)
+        advantages, explained, figures = estimate(self, with_bonus(self, rollout), options, self._objective_weights)
         check_advantages(self.advantage, advantages, rollout)
         row_label = labels[rollout.episode]
         advantages = self.grouper.rescale(advantages, row_label)
@@ -533,7 +526,7 @@ class GRPO(OnPolicyAlgorithm):
         has_signal = segment_mean((advantages != 0).float(), row_group, rollout.n_groups) > 0
         self._steps_trained += len(advantages)
         self._task = rollout.task
-        diagnostics.record_rollout(self, rollout, advantages, has_signal, explained)
+        diagnostics.record_rollout(self, rollout, advantages, has_signal, explained, figures)
         batch = Minibatch(
             observations=rollout.observations,
             actions=rollout.actions,
@@ -691,12 +684,6 @@ class GRPO(OnPolicyAlgorithm):
         if not isinstance(load_path_or_dict, dict):
             load_path_or_dict = load_from_zip_file(load_path_or_dict, device=device)[1]
         if "policy" in load_path_or_dict:
-            params = dict(load_path_or_dict)
-            for name in OPTIONAL_MODULES:
-                module = getattr(self, name)
-                if not isinstance(module, th.nn.Module):
-                    params.pop(name, None)
-                elif not same_form(params.get(name), module.state_dict()):
-                    params[name] = params["policy"] if name == "ref_policy" else module.state_dict()
-            load_path_or_dict = params
+            modules = {name: getattr(self, name) for name in OPTIONAL_MODULES}
+            load_path_or_dict = with_fitting_modules(load_path_or_dict, modules)
         super().set_parameters(load_path_or_dict, exact_match, device)

@@ -12,9 +12,9 @@ import torch as th
 from torch import nn
 
 from sb_grpo.advantages import AdvantageOptions, gae, is_last
-from sb_grpo.buffers import Rollout
 from sb_grpo.kernel import KernelFeatures, usual_n_features
 from sb_grpo.ridge import factorise
+from sb_grpo.types import Rollout
 from sb_grpo.update import evenly_spaced, in_chunks
 
 #: Steps that a prediction reaches ahead, on average: the discount is 1 - 1 / horizon. Ends begin with the second.

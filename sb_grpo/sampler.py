@@ -14,8 +14,9 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-from sb_grpo.buffers import GroupRolloutBuffer, map_obs
+from sb_grpo.buffers import GroupRolloutBuffer
 from sb_grpo.groups import GroupSlots
+from sb_grpo.types import map_obs
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO

@@ -9,7 +9,7 @@ from typing import Any
 import torch as th
 from torch import nn
 
-from sb_grpo.buffers import Minibatch, map_obs
+from sb_grpo.types import Minibatch, map_obs
 
 #: Rows per forward pass where no gradient is needed; a GPU, which waits for launches, gets more of them where rows are narrow.
 CHUNK, GPU_CHUNK, NARROW = 4096, 65536, 256

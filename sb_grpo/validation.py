@@ -16,12 +16,13 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.advantages import ESTIMATORS
 from sb_grpo.baseline import StateBaseline
-from sb_grpo.buffers import GroupRolloutBuffer, Rollout
+from sb_grpo.buffers import GroupRolloutBuffer
 from sb_grpo.device_buffer import TensorRolloutBuffer
 from sb_grpo.distributions import make_discrete_head
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.group_validation import check_groups
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
+from sb_grpo.types import Rollout
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO
@@ -42,9 +43,7 @@ AT_LEAST: dict[str, float] = {
     "ref_sync_interval": 1, "ent_coef": 0.0, "kl_coef": 0.0,
 }  # fmt: skip
 INTEGERS = ("group_size", "n_steps", "n_groups", "batch_size", "n_epochs", "micro_batch_size", "ref_sync_interval")
-FLOATS = (
-    "gamma", "gae_lambda", "ent_coef", "kl_coef", "max_grad_norm", "reward_clip", "target_kl", "ratio_cap",
-)  # fmt: skip
+FLOATS = ("gamma", "gae_lambda", "ent_coef", "kl_coef", "max_grad_norm", "reward_clip", "target_kl", "ratio_cap")
 OPTIONAL = ("n_steps", "n_groups", "micro_batch_size", "ref_sync_interval", "target_kl", "ratio_cap", "clip_range_high")
 #: A state baseline's input whose square, summed over a rollout, is still a float32.
 LARGEST_FEATURE = 1e17

@@ -26,8 +26,8 @@ from stable_baselines3 import PPO, __version__
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
-from sb_grpo.buffers import map_obs
 from sb_grpo.losses import clipped_surrogate
+from sb_grpo.types import map_obs
 
 SETTINGS = dict(n_steps=256, batch_size=64, n_epochs=10)  # SB3's defaults, with 8 x 256 steps per rollout
 TASKS = {"CartPole-v1": (20_480, 2.0), "Pendulum-v1": (20_480, 1.8), "HalfCheetah-v5": (16_384, 1.5)}

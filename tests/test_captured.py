@@ -11,12 +11,12 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 
 from sb_grpo import GRPO, RNDBonus
-from sb_grpo.buffers import Minibatch
 from sb_grpo.captured import Graph, Loss, adam_moments, pad, update
 from sb_grpo.device_sampler import env_steps
 from sb_grpo.envs import random
 from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.groups import TensorSlots
+from sb_grpo.types import Minibatch
 from sb_grpo.update import CHUNK, in_chunks
 from tests.helpers import ProbeEnv
 from tests.test_objectives import TensorGoals

@@ -8,9 +8,9 @@ from stable_baselines3.common.env_util import make_vec_env
 from torch import nn
 
 from sb_grpo import GRPO
-from sb_grpo.buffers import Minibatch
 from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.gradients import PlainGradient, SurgicalGradient, conflict_rate, project_conflicts
+from sb_grpo.types import Minibatch
 from tests.test_grouping import weights
 
 IN_ORDER = th.tensor([[0, 1], [0, 1]])

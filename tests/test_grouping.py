@@ -12,7 +12,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.advantages import ESTIMATORS, AdvantageOptions, episode_returns, outcome
-from sb_grpo.buffers import select_episodes
 from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.grouping import (
     ByFunction,
@@ -27,6 +26,7 @@ from sb_grpo.grouping import (
     to_one_scale,
     undiscounted_returns,
 )
+from sb_grpo.types import select_episodes
 from tests.helpers import ProbeEnv, make_rollout
 
 SMALL = dict(n_steps=64, batch_size=32, n_epochs=2, group_size=2, seed=0)

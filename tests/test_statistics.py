@@ -135,6 +135,63 @@ def test_welch_where_one_sample_has_no_spread():
     assert test.t == pytest.approx(t) and test.p == pytest.approx(2 * stats.t.sf(t, 2))
 
 
+def test_the_paired_test_by_hand():
+    """Differences 1, 2, 3: mean 2, standard error 1 / sqrt(3), 2 degrees of freedom, whose t has a closed form."""
+    x = np.array([101.0, 202.0, 303.0])
+    test = statistics.paired(x, np.array([100.0, 200.0, 300.0]))
+    t = 2 * np.sqrt(3)
+    assert test.difference == pytest.approx(2) and test.t == pytest.approx(t)
+    assert test.p == pytest.approx(1 - t / np.sqrt(2 + t**2))
+    assert (test.low, test.high) == pytest.approx((2 - 4.302653 / np.sqrt(3), 2 + 4.302653 / np.sqrt(3)))
+    assert np.isnan(test.wilcoxon)
+
+
+def test_wilcoxon_from_six_pairs_on():
+    """Six positive differences: of the 2^6 sign patterns two are as extreme."""
+    y = np.zeros(6)
+    assert statistics.paired(np.arange(1.0, 7.0), y).wilcoxon == pytest.approx(2 / 64)
+    assert np.isnan(statistics.paired(np.array([0.0, 1, 2, 3, 4, 5]), y).wilcoxon)  # a tie is no sign
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_pairs_cannot_say_is_nan():
+    x = np.array([0.1, 0.7, 1.3])
+    for y in (x, x + 0.1):  # equal differences, the second but for rounding
+        test = statistics.paired(x, y)
+        assert test.difference == pytest.approx(x.mean() - y.mean()) and np.isnan(test[1:]).all()
+    assert np.isnan(statistics.paired(x[:1], x[:1])[1:]).all()
+    assert np.isnan(statistics.common_luck([np.ones(3)], [np.ones(3)])).all()
+    correlation, saved = statistics.common_luck([np.ones(3)], [x])
+    assert np.isnan(correlation) and saved == 0
+
+
+def test_the_variance_that_pairs_save_by_hand():
+    """x has the variance 1, y = 2x the variance 4, their difference 1: of 5 four are saved."""
+    x = np.array([-1.0, 0.0, 1.0])
+    assert statistics.common_luck([x], [2 * x]) == pytest.approx((1, 4 / 5))
+    assert statistics.common_luck([x], [-x]) == pytest.approx((-1, -1))  # good luck of one is bad luck of the other
+    # Blocks are measured from their own means, however far apart these are.
+    assert statistics.common_luck([x, x + 100], [x + 7, x - 50]) == pytest.approx((1, 1))
+    x, y = np.random.default_rng(0).normal(size=(2, 30))
+    assert statistics.common_luck([x], [y])[1] == pytest.approx(1 - (x - y).var(ddof=1) / (x.var(ddof=1) + y.var(ddof=1)))
+
+
+def test_correlated_pairs_save_their_correlation_and_the_interval_covers():
+    """Equal variances, correlation 0.9: 0.9 of the variance is saved, intervals are sqrt(0.1) as wide and hold the truth."""
+    rng = np.random.default_rng(0)
+    saved, widths, covered = [], [], []
+    for _ in range(300):
+        luck, own = rng.normal(size=10), rng.normal(size=(2, 10))
+        x, y = 1 + np.sqrt(0.9) * luck + np.sqrt(0.1) * own[0], np.sqrt(0.9) * luck + np.sqrt(0.1) * own[1]
+        paired, welch = statistics.paired(x, y), statistics.welch(x, y)
+        saved.append(statistics.common_luck([x], [y])[1])
+        widths.append((paired.high - paired.low) / (welch.high - welch.low))
+        covered.append(paired.low <= 1 <= paired.high)
+    assert 0.92 <= np.mean(covered) <= 0.98
+    assert np.median(saved) == pytest.approx(0.9, abs=0.02)
+    assert np.median(widths) == pytest.approx(np.sqrt(0.1) * stats.t.ppf(0.975, 9) / stats.t.ppf(0.975, 18), abs=0.03)
+
+
 def test_holm_by_hand():
     """Sorted .01 .02 .03 .04 times 4 3 2 1 is .04 .06 .06 .04, made monotone."""
     assert statistics.holm(np.array([0.04, 0.01, 0.03, 0.02])) == pytest.approx([0.06, 0.04, 0.06, 0.06])

@@ -4,8 +4,8 @@ import pytest
 import torch as th
 
 from sb_grpo import GRPO
-from sb_grpo.buffers import Minibatch
 from sb_grpo.losses import step_weights
+from sb_grpo.types import Minibatch
 from sb_grpo.update import LastGood, clip_gradients, minibatches
 
 

@@ -310,7 +310,7 @@ def test_the_control_has_the_settings_of_grpos_entries():
     """PPO with what was found for GRPO: equal key by key, but for what only one of the two has."""
     control, entry = read_variants(ROOT / "zoo" / "variants" / "critic_free.yml", ["ppo-grpo-settings", "grpo-state"])
     envs = yaml.safe_load((ROOT / "zoo" / "hyperparams" / "ppo_control.yml").read_text())
-    assert len(envs) == 10
+    assert len(envs) == 20  # ten tasks of the study, ten input-driven ones
     for env in envs:
         ppo, grpo = settings_for(control, env)[0], settings_for(entry, env)[0]
         for key in ("advantage", "baseline_kwargs", "normalize_advantage"):

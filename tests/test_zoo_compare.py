@@ -15,7 +15,8 @@ from torch.utils.tensorboard import SummaryWriter
 
 from zoo import compare, plot
 from zoo.benchmarking.results import BrokenResult, read_run, write_result
-from zoo.comparing.comparison import load
+from zoo.comparing import pairs
+from zoo.comparing.comparison import compare_runs, load
 
 ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG"
@@ -91,6 +92,64 @@ def test_tables_of_known_runs(results, tmp_path):
     assert row(table(out, "ranking"), algorithm="grpo")["mean_rank"] == 1.25
     assert row(table(out, "pairwise"), env="Acrobot-v1")["difference"] == 0
     assert row(table(out, "cost"), env="CartPole-v1", algorithm="grpo")["gradient_steps"] == 40
+
+
+def test_differences_pair_by_pair(results):
+    """Per seed 180, 90 and 0: mean 90, standard error 90 / sqrt(3). The variances are 100 and 10000, the differences' 8100."""
+    comparison = compare_runs(load([results])[0])
+    it = row(pairs.paired(comparison), env="CartPole-v1")
+    assert (it["algorithm"], it["other"], it["pairs"], it["difference"]) == ("grpo", "ppo", 3, 90)
+    assert it["t"] == pytest.approx(np.sqrt(3)) and it["p"] == pytest.approx(1 - np.sqrt(3 / 5))
+    assert it["difference_high"] == pytest.approx(90 + 4.302653 * 90 / np.sqrt(3), rel=1e-5)
+    assert it["correlation"] == pytest.approx(1) and it["variance_saved"] == pytest.approx(1 - 8100 / 10100)
+    # Both episodes of every run are 10 from its mean.
+    assert it[["correlation_within", "variance_saved_within"]].tolist() == pytest.approx([1, 1])
+    assert np.isnan(it["p_wilcoxon"]) and pairs.notes(comparison) == []
+
+
+def test_holm_is_over_the_pairs_of_the_env(results):
+    write_runs(results, "CartPole-v1", "trpo", [100, 250, 130])
+    of_env = pairs.paired(compare_runs(load([results])[0])).query("env == 'CartPole-v1'")
+    assert len(of_env) == 3 and of_env["p_holm"].min() == pytest.approx(3 * of_env["p"].min())
+
+
+def test_what_cannot_be_paired_is_left_out_and_said_once(results, tmp_path, capsys):
+    """trpo has no seed of the others; a2c one more than ppo, and one with other final episodes."""
+    write_runs(results, "CartPole-v1", "trpo", [450, 460], first_seed=7)
+    write_runs(results, "CartPole-v1", "a2c", [310, 420, 505, 430])
+    more = content("CartPole-v1", "a2c", 2, 505) | {"final_returns": [500.0, 505.0, 510.0]}
+    write_result(results / "CartPole-v1/a2c/seed_2.json", more, results)
+    assert compare.main([str(results), "--labels", "ppo", "a2c", "trpo", "--out", str(tmp_path)]) == 0
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("Not paired", "Paired"))]
+    assert said == [
+        "Not paired: CartPole-v1 ppo and trpo (no seed in common), CartPole-v1 a2c and trpo (no seed in common). "
+        "Paired in part: CartPole-v1 ppo and a2c (2 of 3 and 4 runs)."
+    ]
+    paired = table(tmp_path, "paired")
+    assert row(paired, other="a2c")[["pairs", "difference"]].tolist() == [2, -15]
+    apart = row(paired, algorithm="a2c", other="trpo")
+    assert apart["pairs"] == 0 and apart["difference":].isna().all()
+    report = (tmp_path / "report.md").read_text()
+    assert "| CartPole-v1 | ppo | trpo | 0 | - | - | - | - | - | - | - | - | - |" in report and said[0] in report
+
+
+@pytest.mark.parametrize(
+    ("seeds", "finals", "why"),
+    [
+        (2, {}, "no seed in common"),
+        (1, {}, "1 seed in common"),
+        (0, {"final_returns": [1.0, 2.0, 3.0]}, "other numbers of final episodes"),
+    ],
+)
+def test_without_any_pair_there_is_no_table(seeds, finals, why, tmp_path):
+    write_runs(tmp_path, "CartPole-v1", "ppo", [400, 410])
+    for seed in (seeds, seeds + 1):
+        file = tmp_path / f"CartPole-v1/grpo/seed_{seed}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_result(file, content("CartPole-v1", "grpo", seed, 480) | finals, tmp_path)
+    comparison = compare_runs(load([tmp_path])[0])
+    assert len(pairs.paired(comparison)) == 0
+    assert pairs.notes(comparison) == [f"Not paired: CartPole-v1 grpo and ppo ({why})."]
 
 
 def test_seconds_of_different_processors_are_not_compared(results, tmp_path):

@@ -13,7 +13,7 @@ import pandas as pd
 
 from zoo.common.command_line import BadInput, Parser, run
 from zoo.common.yaml_files import read_mapping
-from zoo.comparing import figures, tables
+from zoo.comparing import figures, pairs, tables
 from zoo.comparing.comparison import Comparison, compare_runs, load
 
 #: Section -> (what it says, tables in the text, figures). Curves, profile and single runs stand in their CSV files only.
@@ -51,8 +51,11 @@ SECTIONS: dict[str, tuple[str, list[str], list[str]]] = {
     ),
     "Tests": (
         "Difference of mean scores with Welch's 95 % interval; p values of Welch's t-test, raw and after Holm's correction "
-        "over the pairs of the task; Cohen's d with pooled standard deviation. Below: one-way ANOVA over a task's algorithms.",
-        ["pairwise", "anova"],
+        "over the pairs of the task; Cohen's d with pooled standard deviation. Second table: the same differences pair by "
+        "pair, since runs of one seed are evaluated on the same starts: paired t-test, Holm, Wilcoxon's signed-rank test from "
+        "6 pairs on. Variance saved: 1 - Var(difference) / sum of the two variances, of scores over seeds and of episodes "
+        "within their seeds. Last: one-way ANOVA over a task's algorithms.",
+        ["pairwise", "paired", "anova"],
         [],
     ),
     "Ranking": ("Rank by IQM on each task, 1 is best; ties share their mean rank.", ["ranking"], []),
@@ -162,6 +165,7 @@ def body(arguments: Sequence[str]) -> int:
     for line in broken:
         print(f"zoo.compare: broken result file left out: {line}", file=sys.stderr)
     comparison = compare_runs(runs, args.labels, args.baseline, thresholds, references, args.allow_unequal)
+    comparison.notes += pairs.notes(comparison)
     for note in comparison.notes:
         print(note)
     print(f"Report: {write(comparison, broken, args.out)}")

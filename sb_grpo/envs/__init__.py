@@ -2,13 +2,16 @@
 
 import gymnasium as gym
 
-import sb_grpo.envs.causal  # noqa: F401  registers CausalIntervention-v0
+from sb_grpo.envs import causal, input_driven  # noqa: F401  they register their ids
+from sb_grpo.envs.alignment import Alignment, noise_alignment
 from sb_grpo.envs.checker import check_tensor_env
 from sb_grpo.envs.tasks import register_suites
+from sb_grpo.envs.third_party import register_third_party
 
 register_suites()
+register_third_party()
 
-__all__ = ["check_tensor_env"]
+__all__ = ["Alignment", "check_tensor_env", "noise_alignment"]
 
 # As a string: the env is imported when it is made.
 gym.register("MountainCarGoal-v0", entry_point="sb_grpo.envs.goal_car:GoalCar", max_episode_steps=200)

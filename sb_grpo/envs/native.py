@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import torch as th
+from gymnasium.envs.registration import load_env_creator
 
 from sb_grpo.envs.functional import FunctionalTensorEnv
+from sb_grpo.envs.input_driven import TENSOR_VERSIONS
 from sb_grpo.envs.native_tasks import NATIVE_TASKS
 from sb_grpo.envs.random import uniform
 from sb_grpo.envs.tensor_env import TensorVecEnv
@@ -59,17 +60,27 @@ class Pendulum(_ClassicControl):
     start_range = ((-math.pi, math.pi), (-1.0, 1.0))
 
     def transition(self, state: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        theta, theta_dot = state.unbind(1)
-        torque = actions[:, 0].to(state.dtype).clamp(-2.0, 2.0)
-        angle = th.remainder(theta + math.pi, 2.0 * math.pi) - math.pi
-        cost = angle.square() + 0.1 * theta_dot.square() + 0.001 * torque.square()
-        theta_dot = (theta_dot + (15.0 * theta.sin() + 3.0 * torque) * 0.05).clamp(-8.0, 8.0)
-        after = th.stack([theta + theta_dot * 0.05, theta_dot], 1)
-        return after, -cost, th.zeros_like(theta, dtype=th.bool)
+        after, reward = swing(state, actions)
+        return after, reward, th.zeros_like(reward, dtype=th.bool)
 
     def observe(self, state: th.Tensor) -> th.Tensor:
-        theta, theta_dot = state.unbind(1)
-        return th.stack([theta.cos(), theta.sin(), theta_dot], 1).float()
+        return seen_of_pole(state)
+
+
+def swing(state: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    """One step of the pendulum: ``[n, 2]`` angle and speed after it, reward ``[n]``."""
+    theta, theta_dot = state.unbind(1)
+    torque = actions[:, 0].to(state.dtype).clamp(-2.0, 2.0)
+    angle = th.remainder(theta + math.pi, 2.0 * math.pi) - math.pi
+    cost = angle.square() + 0.1 * theta_dot.square() + 0.001 * torque.square()
+    theta_dot = (theta_dot + (15.0 * theta.sin() + 3.0 * torque) * 0.05).clamp(-8.0, 8.0)
+    return th.stack([theta + theta_dot * 0.05, theta_dot], 1), -cost
+
+
+def seen_of_pole(state: th.Tensor) -> th.Tensor:
+    """What is observed of the pendulum: cosine, sine, speed."""
+    theta, theta_dot = state.unbind(1)
+    return th.stack([theta.cos(), theta.sin(), theta_dot], 1).float()
 
 
 class Acrobot(_ClassicControl):
@@ -149,16 +160,18 @@ NATIVE: dict[str, type[_ClassicControl]] = {
 def make_tensor_env(env_id: str, num_envs: int, device: th.device | str = "cpu", **kwargs: Any) -> TensorVecEnv:
     """A native env by its Gymnasium id.
 
-    :param env_id: one of ``NATIVE``, or of the multi-task ``NATIVE_TASKS``
+    :param env_id: one of ``NATIVE``, of the multi-task ``NATIVE_TASKS``, or of the input-driven ``TENSOR_VERSIONS``
     :param num_envs: number of slots
     :param device: torch device
     :param kwargs: of the env's class (``dtype``; multi-task: ``task``)
     :raises ValueError: for an id without a native version, or a device that is not there
     """
-    known: dict[str, type[FunctionalTensorEnv]] = {**NATIVE, **NATIVE_TASKS}
+    known: dict[str, type[FunctionalTensorEnv] | str] = {**NATIVE, **NATIVE_TASKS, **TENSOR_VERSIONS}
     if env_id not in known:
         near = difflib.get_close_matches(env_id, known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"There is no native tensor env {env_id!r}.{hint} There are: {', '.join(sorted(known))}.")
-    make: Callable[..., TensorVecEnv] = known[env_id]
-    return make(num_envs, device=device, **kwargs)
+    entry = known[env_id]
+    make: Any = load_env_creator(entry) if isinstance(entry, str) else entry
+    env: TensorVecEnv = make(num_envs, device=device, **kwargs)
+    return env

@@ -24,7 +24,7 @@ from torch import nn
 from sb_grpo import GRPO
 from sb_grpo.advantages import AdvantageOptions, centre_and_scale, explained_variance, gae
 from sb_grpo.baseline import StateBaseline
-from sb_grpo.buffers import Rollout
+from sb_grpo.types import Rollout
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, evaluate_normalized, probe_parser, run_probe
 from zoo.common.provenance import commit, versions

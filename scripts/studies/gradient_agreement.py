@@ -27,8 +27,8 @@ from torch import nn
 from sb_grpo import GRPO
 from sb_grpo.advantages import AdvantageOptions, gae
 from sb_grpo.baseline import StateBaseline
-from sb_grpo.buffers import Rollout
 from sb_grpo.policies import ActorPolicy
+from sb_grpo.types import Rollout
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA
 from scripts.studies.critic_probe import Critic

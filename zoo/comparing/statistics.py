@@ -22,6 +22,7 @@ from scipy import stats
 Array = np.ndarray
 Scores = Sequence[Array]
 RESAMPLES = 5000
+WILCOXON_PAIRS = 6  # with fewer even equal signs throughout give p = 2 / 2^5 > 0.05
 
 
 # ---------------------------------------------------------------- aggregates
@@ -228,6 +229,51 @@ def welch(x: Array, y: Array, level: float = 0.95) -> Welch:
         test = stats.ttest_ind(x, y, equal_var=False)
     bounds = test.confidence_interval(level)
     return Welch(difference, float(bounds.low), float(bounds.high), float(test.statistic), float(test.pvalue))
+
+
+class Paired(NamedTuple):
+    """The paired t-test of two samples whose members belong together; NaN where something cannot be computed."""
+
+    difference: float
+    low: float
+    high: float
+    t: float
+    p: float
+    wilcoxon: float  #: p of Wilcoxon's signed-rank test; NaN below ``WILCOXON_PAIRS`` pairs
+
+
+def paired(x: Array, y: Array, level: float = 0.95) -> Paired:
+    """Paired t-test: is the mean of the differences 0? It assumes nothing about what the two of a pair have in common.
+
+    :param x: ``[n]``
+    :param y: ``[n]`` in the same order: ``y[i]`` met what ``x[i]`` met
+    :param level: coverage of the interval of the difference
+    """
+    d = x - y
+    difference = float(d.mean())
+    # Differences that are equal but for rounding have no spread to test against.
+    if len(d) < 2 or np.ptp(d) <= 1e-12 * max(np.abs(x).max(), np.abs(y).max()):
+        return Paired(difference, *[float("nan")] * 5)
+    test = stats.ttest_1samp(d, 0.0)
+    bounds = test.confidence_interval(level)
+    signed_ranks = float(stats.wilcoxon(d).pvalue) if np.count_nonzero(d) >= WILCOXON_PAIRS else float("nan")
+    return Paired(difference, float(bounds.low), float(bounds.high), float(test.statistic), float(test.pvalue), signed_ranks)
+
+
+def common_luck(x: Scores, y: Scores) -> tuple[float, float]:
+    """How much two samples move together, and the share of the variance of their mean difference that pairing saves.
+
+    The share is 1 - Var(x - y) / (Var x + Var y), that is 2 Cov / (Var x + Var y): 1 if all chance is common, 0 if none is,
+    negative if one's luck is the other's bad luck. Degrees of freedom cancel, so sums of squares do.
+
+    :param x: blocks ``[n]``, each measured from its own mean; one block: of all pairs
+    :param y: the same blocks in the same order
+    :return: Pearson's correlation (NaN if one sample has no spread) and the share (NaN if neither has)
+    """
+    dx, dy = (np.concatenate([block - block.mean() for block in sample]) for sample in (x, y))
+    xx, yy, xy = dx @ dx, dy @ dy, dx @ dy
+    correlation = xy / np.sqrt(xx * yy) if xx * yy > 0 else np.nan
+    return float(correlation), float(2 * xy / (xx + yy)) if xx + yy > 0 else float("nan")
 
 
 def holm(p_values: Array) -> Array:

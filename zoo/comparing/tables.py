@@ -14,6 +14,7 @@ import pandas as pd
 from zoo.benchmarking.results import Run
 from zoo.comparing import statistics
 from zoo.comparing.comparison import Comparison
+from zoo.comparing.pairs import paired
 
 PROFILE_POINTS, PROFILE_RANGE = 81, (-1.0, 3.0)
 NONE = "-"  # cannot be computed, or does not apply
@@ -289,6 +290,7 @@ ALL: dict[str, Callable[[Comparison], pd.DataFrame]] = {
         aggregate,
         improvement,
         pairwise,
+        paired,
         anova,
         ranking,
         cost,

@@ -1,0 +1,251 @@
+"""noise_alignment: do episodes of one seed live through the same luck at the same step? To be run once on every new env.
+
+What the members of a group share can only be subtracted where it is aligned: member i's reward at step t must tell something
+about member j's at the same t. That is measured on pairs of episodes that share a seed and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from sb_grpo.envs.random import group_seed
+from sb_grpo.envs.seeded_reset import observation_digest
+
+#: Standard errors by which a correlation must exceed zero, and another lag's must exceed that at lag 0.
+_Z = 3.0
+#: Seeds whose episodes are played again.
+_REPLAYS = 5
+
+REMEDIES = {
+    "in step": "nothing to mend",
+    "fades": "if step() draws from a generator of its own, draw the episode's luck in reset(), or from a hash of (seed, t)",
+    "falls out of step": "draw the episode's luck in reset(), or the same number of draws in every step, whatever the action",
+    "out of step": "set everything back in reset(seed), counters and generators included",
+    "nothing in common": "either no luck reaches the rewards, or these actions drown it: pass policy= to measure with others",
+    "deterministic": "nothing to pair: one seed is as good as another",
+    "ignores its seed": "draw all luck from self.np_random, and call super().reset(seed=seed) first in reset()",
+}
+
+
+class Alignment(NamedTuple):
+    """What :func:`noise_alignment` measured."""
+
+    lags: np.ndarray  #: ``[2 * max_lag + 1]``, from -max_lag to max_lag
+    correlation: np.ndarray  #: of one member's centred reward at t with the other's at t + lag, by lag
+    standard_error: np.ndarray  #: of those, over seeds
+    common_share: float  #: share of the reward variance that is common at lag 0
+    thirds: tuple[float, float, float]  #: the same in the first, middle and last third of what both members lived through
+    starts_equal: bool  #: equal seeds gave equal first observations, each time
+    replays: bool  #: equal seeds and equal actions gave equal rewards, each time
+    seeds_matter: bool  #: with equal actions, different seeds gave different starts or rewards
+    generator_alike: float | None  #: share of steps after which members' ``np_random`` agree; None: it rests after reset
+    verdict: str  #: key of :data:`REMEDIES`, "out of step" with "by k" behind it
+    sentence: str  #: verdict, figures and remedy
+
+
+class _Episode(NamedTuple):
+    start: bytes  #: digest of the first observation
+    generators: list[str]  #: state of ``np_random`` after reset and after each step
+    actions: list[Any]
+    rewards: list[float]
+
+
+def noise_alignment(
+    make_env: str | Callable[[], gym.Env[Any, Any]],
+    n_seeds: int = 100,
+    n_steps: int = 200,
+    max_lag: int = 5,
+    seed: int = 0,
+    policy: Callable[[Any], Any] | None = None,
+) -> Alignment:
+    """Play pairs of episodes that share a reset seed but not the actions, and correlate their rewards by lag.
+
+    Rewards are centred by their mean over all pairs at the same t, as long as both members live. Beyond that, some episodes
+    are played again with their own actions and with another seed, and the env's ``np_random`` is watched: whether it has
+    advanced equally in both members is known exactly, not estimated.
+
+    :param make_env: id, or function that makes the env; one env plays all episodes, one after another
+    :param n_seeds: pairs, at least 3; the standard error of a correlation is about ``1 / sqrt(n_seeds * steps)`` for rewards
+        that are independent over time
+    :param n_steps: steps per episode, at most
+    :param max_lag: largest lag, less than ``n_steps``
+    :param seed: of seeds and random actions
+    :param policy: from an observation to an action, with noise of its own, as in training; None: uniform actions. What is
+        common depends on it: where random orders fill every store, no customer's luck reaches the rewards
+    :raises ValueError: for sizes out of range
+    """
+    if n_seeds < 3 or n_steps < 3 or not 0 <= max_lag < n_steps:
+        raise ValueError(
+            f"n_seeds={n_seeds}, n_steps={n_steps}, max_lag={max_lag}: take 3 seeds and 3 steps or more, and "
+            "0 <= max_lag < n_steps."
+        )
+    env = gym.make(make_env) if isinstance(make_env, str) else make_env()
+    env.action_space.seed(seed)
+    seeds = [group_seed(seed, number) for number in range(n_seeds)]
+    act = policy or (lambda obs: env.action_space.sample())
+    pairs = [(_play(env, s, [act] * n_steps), _play(env, s, [act] * n_steps)) for s in seeds]
+    checked = range(min(_REPLAYS, n_seeds))
+    again = [_play(env, seeds[i], _repeat(pairs[i][0])) for i in checked]
+    other = [_play(env, seeds[i - 1], _repeat(pairs[i][0])) for i in checked]
+    env.close()
+    return _judge(
+        _centred(pairs, n_steps),
+        max_lag,
+        starts_equal=all(a.start == b.start for a, b in pairs),
+        replays=all(_same(pairs[i][0], again[i]) for i in checked),
+        seeds_matter=not all(_same(pairs[i][0], other[i]) for i in checked),
+        generator_alike=_generator_alike(pairs),
+    )
+
+
+def _play(env: gym.Env[Any, Any], seed: int, policies: list[Callable[[Any], Any]]) -> _Episode:
+    """One episode.
+
+    :param policies: for each step what chooses its action; it ends with the last of them
+    """
+    obs, _ = env.reset(seed=seed)
+    episode = _Episode(observation_digest(obs), [_state(env)], [], [])
+    for policy in policies:
+        action = policy(obs)
+        obs, reward, terminated, truncated, _ = env.step(action)
+        episode.actions.append(action)
+        episode.rewards.append(float(reward))
+        episode.generators.append(_state(env))
+        if terminated or truncated:
+            break
+    return episode
+
+
+def _repeat(episode: _Episode) -> list[Callable[[Any], Any]]:
+    """The same actions, whatever is seen."""
+    actions = iter(episode.actions)
+    return [lambda obs: next(actions)] * len(episode.actions)
+
+
+def _state(env: gym.Env[Any, Any]) -> str:
+    """Where the env's generator stands."""
+    return repr(env.unwrapped.np_random.bit_generator.state)
+
+
+def _same(a: _Episode, b: _Episode) -> bool:
+    return a.start == b.start and len(a.rewards) == len(b.rewards) and np.allclose(a.rewards, b.rewards)
+
+
+def _generator_alike(pairs: list[tuple[_Episode, _Episode]]) -> float | None:
+    if all(state == a.generators[0] for pair in pairs for a in pair for state in a.generators):
+        return None
+    alike = [x == y for a, b in pairs for x, y in zip(a.generators[1:], b.generators[1:], strict=False)]
+    return float(np.mean(alike))
+
+
+def _centred(pairs: list[tuple[_Episode, _Episode]], n_steps: int) -> np.ndarray:
+    """``[pairs, 2, steps]`` rewards minus their mean at the same t; NaN from the end of a pair's shorter episode.
+
+    Steps that less than a tenth of the pairs live through are left out: a mean over few would be mostly themselves.
+    """
+    rewards = np.full((len(pairs), 2, n_steps), np.nan)
+    for number, pair in enumerate(pairs):
+        common = min(len(episode.rewards) for episode in pair)
+        rewards[number, :, :common] = [episode.rewards[:common] for episode in pair]
+    alive = (~np.isnan(rewards[:, 0])).sum(axis=0)
+    rewards = rewards[:, :, alive >= max(2.0, 0.1 * len(pairs))]
+    centred: np.ndarray = rewards - np.nanmean(rewards, axis=(0, 1))
+    return centred
+
+
+def correlate(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
+    """Correlation of centred values, pair by pair, and its standard error over pairs.
+
+    :param first: ``[pairs, steps]``, NaN where there is none
+    :param second: the same shape
+    :return: zeros where the values do not vary
+    """
+    seen = ~(np.isnan(first) | np.isnan(second))
+    a, b = np.where(seen, first, 0.0), np.where(seen, second, 0.0)
+    scale = float(np.sqrt((a**2).sum() * (b**2).sum()))
+    if scale < 1e-12 * max(1, seen.sum()):
+        return 0.0, 0.0
+    products = (a * b).sum(axis=1) / scale
+    correlation = float(products.sum())
+    # A ratio's error: how much each pair's products depart from what its share of the variance would give.
+    expected = correlation * (a**2 / (a**2).sum() + b**2 / (b**2).sum()).sum(axis=1) / 2.0
+    n = len(products)
+    return correlation, float(np.sqrt(((products - expected) ** 2).sum() * n / (n - 1)))
+
+
+def _by_lag(residuals: np.ndarray, max_lag: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Lags, correlations and standard errors; lags beyond the longest episode are left out."""
+    length = residuals.shape[2]
+    lags = np.arange(-min(max_lag, length - 1), min(max_lag, length - 1) + 1)
+    found = [
+        correlate(residuals[:, 0, max(0, -k) : length - max(0, k)], residuals[:, 1, max(0, k) : length - max(0, -k)])
+        for k in lags.tolist()
+    ]
+    correlation, error = np.array(found).T
+    return lags, correlation, error
+
+
+def _thirds(residuals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Common share in each third of the steps that both members lived through, and the standard errors."""
+    both = ~np.isnan(residuals[:, 0])
+    place = 3 * np.arange(both.shape[1]) // np.maximum(both.sum(axis=1, keepdims=True), 1)
+    parts = [np.where(both & (place == third), 1.0, np.nan) for third in range(3)]
+    shares, errors = np.array([correlate(residuals[:, 0] * part, residuals[:, 1] * part) for part in parts]).T
+    return shares, errors
+
+
+def _judge(
+    residuals: np.ndarray,
+    max_lag: int,
+    starts_equal: bool,
+    replays: bool,
+    seeds_matter: bool,
+    generator_alike: float | None,
+) -> Alignment:
+    """Everything that follows from the episodes.
+
+    :param residuals: ``[pairs, 2, steps]`` centred rewards, NaN after the shorter one's end
+    """
+    lags, correlation, error = _by_lag(residuals, max_lag)
+    thirds, thirds_error = _thirds(residuals)
+    fades = 0.5 * thirds[0] - thirds[2] > _Z * np.hypot(0.5 * thirds_error[0], thirds_error[2])
+    now = int(np.flatnonzero(lags == 0)[0])
+    peak = int(np.argmax(correlation))
+    shifted = correlation[peak] - correlation[now] > _Z * np.hypot(error[peak], error[now])
+    shared = correlation[now] > _Z * error[now] or thirds[0] > _Z * thirds_error[0]
+    if shifted and correlation[peak] > _Z * error[peak]:
+        verdict = f"out of step by {abs(int(lags[peak]))}"
+    elif not (replays and starts_equal):
+        verdict = "ignores its seed"
+    elif not seeds_matter:
+        verdict = "deterministic"
+    elif generator_alike is not None and generator_alike < 1.0:
+        verdict = "falls out of step"
+    elif not shared:
+        verdict = "nothing in common"
+    elif fades and generator_alike is None:
+        verdict = "fades"
+    else:
+        verdict = "in step"
+    share, by_third = float(correlation[now]), (float(thirds[0]), float(thirds[1]), float(thirds[2]))
+    return Alignment(
+        *(lags, correlation, error, share, by_third, starts_equal, replays, seeds_matter, generator_alike, verdict),
+        sentence=_sentence(verdict, starts_equal, share, by_third, generator_alike),
+    )
+
+
+def _sentence(
+    verdict: str, starts_equal: bool, share: float, thirds: tuple[float, float, float], generator_alike: float | None
+) -> str:
+    by_third = ", ".join(f"{100 * third:.0f}" for third in thirds)
+    generator = "rests after reset" if generator_alike is None else f"agrees after {100 * generator_alike:.0f} % of the steps"
+    unequal = "rewards under equal actions" if starts_equal else "starts"
+    proof = f"equal seeds gave unequal {unequal}, " if verdict == "ignores its seed" else ""
+    return (
+        f"{verdict.capitalize()}: {proof}{100 * share:.0f} % of the reward variance is common at the same step "
+        f"({by_third} % by thirds of an episode), np_random {generator}; {REMEDIES[verdict.partition(' by ')[0]]}."
+    )

@@ -1,0 +1,74 @@
+"""What the input-driven tasks have in common: an episode of fixed length, a start, luck in every step, no other end."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+
+from sb_grpo.envs.luck import EpisodeLuck, LuckyTensorEnv
+
+
+class InputDrivenEnv(gym.Env[np.ndarray, Any]):
+    """The host side: one episode in NumPy and Python numbers, with the luck of the tensor version.
+
+    The time limit is in the registration; an unwrapped env goes on for ever.
+    """
+
+    tensor_version: ClassVar[type[TensorInputDrivenEnv]]
+
+    def __init__(self) -> None:
+        version = self.tensor_version
+        self.observation_space, self.action_space = version.observed, version.acted
+        self.t = 0
+        self._luck = EpisodeLuck(self, version.k, version.noise)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.t = 0
+        self.start(self._luck.begin(seed, self.tensor_version.n_start))
+        return self.observation(), {}
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        reward, info = self.advance(action, self._luck.at(self.t))
+        self.t += 1
+        return self.observation(), reward, False, False, info
+
+    @abstractmethod
+    def start(self, u: np.ndarray) -> None:
+        """Set the start state from ``[n_start]`` uniform numbers."""
+
+    @abstractmethod
+    def advance(self, action: Any, noise: list[float]) -> tuple[float, dict[str, Any]]:
+        """One step: reward and info."""
+
+    @abstractmethod
+    def observation(self) -> np.ndarray:
+        """What the agent sees now, float32."""
+
+
+class TensorInputDrivenEnv(LuckyTensorEnv):
+    """The tensor side: any number of slots at once.
+
+    :param num_envs: number of slots
+    :param device: torch device
+    :param dtype: of state and physics
+    """
+
+    observed: ClassVar[gym.spaces.Box]
+    acted: ClassVar[gym.spaces.Space[Any]]
+
+    def __init__(self, num_envs: int = 1, device: th.device | str = "cpu", dtype: th.dtype = th.float32) -> None:
+        limit = gym.spec(self.env_id).max_episode_steps
+        assert limit is not None
+        self.constants(lambda values: th.as_tensor(np.asarray(values), dtype=dtype, device=device))
+        super().__init__(num_envs, self.observed, self.acted, limit, device, dtype)
+
+    def constants(self, tensor: Any) -> None:
+        """Put the body's numbers on the device, once: a captured step may not bring them there.
+
+        :param tensor: makes a tensor of numbers, of the env's dtype and device
+        """

@@ -1,0 +1,129 @@
+"""Tasks written by others whose luck follows from the seed, made fit for SB3: thin wrappers, registered as strings.
+
+The packages come with the extra ``[input_driven]``; they are imported when an env is made. Importing ``sb_grpo`` registers the
+ids of :data:`INVENTORY` and :data:`MOTORS`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from gymnasium.utils import seeding
+
+
+class Inventory(NamedTuple):
+    """A task of or-gym-inventory."""
+
+    module: str  #: of the package
+    name: str  #: class there
+    periods: int  #: of an episode, by default
+    backlog: bool | None = None  #: what the constructor must be told
+
+
+#: or-gym-inventory, by our id. Its network always keeps a backlog (1.0.0) unless the constructor is told otherwise.
+INVENTORY: dict[str, Inventory] = {
+    "OrNewsvendor-v0": Inventory("newsvendor", "NewsvendorEnv", 40),
+    "OrInventoryBacklog-v0": Inventory("inventory_management", "InvManagementBacklogEnv", 30),
+    "OrInventoryLostSales-v0": Inventory("inventory_management", "InvManagementLostSalesEnv", 30),
+    "OrNetworkBacklog-v0": Inventory("network_management", "NetInvMgmtBacklogEnv", 30),
+    "OrNetworkLostSales-v0": Inventory("network_management", "NetInvMgmtLostSalesEnv", 30, backlog=False),
+}
+#: gym-electric-motor: id, and the id there.
+MOTORS: dict[str, str] = {"MotorSpeed-v0": "Cont-SC-SeriesDc-v0", "MotorTorque-v0": "Cont-TC-SeriesDc-v0"}
+#: Control cycles of an episode; the package sets no limit.
+MOTOR_STEPS = 500
+
+
+class UnitBoxes(gym.Wrapper[np.ndarray, np.ndarray, Any, Any]):
+    """One flat float32 observation, and actions from -1 to 1 that are stretched to the env's own range.
+
+    :param env: Box actions with bounds; integer ones get the nearest integers. Its observations may leave their declared
+        bounds (orders on the way do), so none are declared here
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        box: Any = env.action_space
+        self._low, self._high = box.low.astype(np.float64), box.high.astype(np.float64)
+        self._inner = box.dtype
+        self.action_space = spaces.Box(-1.0, 1.0, box.shape, np.float32)
+        self.observation_space = spaces.Box(-np.inf, np.inf, (spaces.flatdim(env.observation_space),), np.float32)
+
+    def _flat(self, obs: Any) -> np.ndarray:
+        return np.asarray(spaces.flatten(self.env.observation_space, obs), dtype=np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._flat(obs), info
+
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        inner = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
+        if np.issubdtype(self._inner, np.integer):
+            inner = np.rint(inner)
+        obs, reward, terminated, truncated, info = self.env.step(inner.astype(self._inner))
+        return self._flat(obs), float(reward), bool(terminated), bool(truncated), info
+
+
+class ContinuedSeeds(gym.Wrapper[Any, Any, Any, Any]):
+    """Seeds every reset of an env that would otherwise ask the operating system for one.
+
+    A reset without a seed goes on from the seed before, as Gymnasium's own envs do.
+    """
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self.unwrapped.np_random = seeding.np_random(seed)[0]
+        return self.env.reset(seed=int(self.np_random.integers(2**31)), options=options)
+
+
+def _package(name: str, module: str) -> ModuleType:
+    """Import a module of an optional package.
+
+    :raises ValueError: with the line that installs the package, if it is missing
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ValueError(f'This env needs {name} ({error}): pip install "sb_grpo[input_driven]"') from error
+
+
+def make_inventory(task: str, **kwargs: Any) -> gym.Env[Any, Any]:
+    """A task of or-gym-inventory. Its demand is drawn step by step from ``np_random``, once whatever the orders are.
+
+    :param task: key of :data:`INVENTORY`
+    :param kwargs: of the package's class; where they change the number of periods, pass ``max_episode_steps`` to
+        ``gym.make`` too
+    """
+    source = INVENTORY[task]
+    told = {} if source.backlog is None else {"backlog": source.backlog}
+    module = _package("or-gym-inventory", f"or_gym_inventory.{source.module}")
+    return UnitBoxes(getattr(module, source.name)(**told, **kwargs))
+
+
+def make_motor(task: str, **kwargs: Any) -> gym.Env[Any, Any]:
+    """A drive of gym-electric-motor that follows a random reference, drawn when it is reset and again when it runs out.
+
+    :param task: key of :data:`MOTORS`
+    :param kwargs: of the package's env
+    """
+    env: gym.Env[Any, Any] = _package("gym-electric-motor", "gym_electric_motor").make(MOTORS[task], **kwargs)
+    return UnitBoxes(ContinuedSeeds(env.unwrapped))
+
+
+def register_third_party() -> None:
+    """Make the ids known to Gymnasium; safe to call twice."""
+    for task, source in INVENTORY.items():
+        _register(task, "make_inventory", source.periods)
+    for task in MOTORS:
+        _register(task, "make_motor", MOTOR_STEPS)
+
+
+def _register(task: str, maker: str, max_episode_steps: int) -> None:
+    if task not in gym.registry:
+        entry_point = f"sb_grpo.envs.third_party:{maker}"
+        gym.register(task, entry_point=entry_point, max_episode_steps=max_episode_steps, kwargs={"task": task})

@@ -1,0 +1,38 @@
+"""Rules for single arguments: what kind of number, in which range, and how an error says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from typing import Any, NamedTuple
+
+
+class Rule(NamedTuple):
+    """What a number must be."""
+
+    kind: type  #: of the ``numbers`` module
+    text: str  #: goes on after "must"
+    fine: Callable[[Any], bool]
+
+
+AT_LEAST_ONE = Rule(Integral, "be at least 1", lambda x: x >= 1)
+POSITIVE = Rule(Real, "be positive", lambda x: x > 0)
+SHARE = Rule(Real, "lie in [0, 1]", lambda x: 0 <= x <= 1)
+BELOW_ONE = Rule(Real, "lie in [0, 1)", lambda x: 0 <= x < 1)
+
+
+def check_numbers(where: str, values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
+    """Check numbers by name.
+
+    :param where: the argument that they belong to, for the message
+    :param values: by name
+    :param rules: of each name
+    :raises ValueError: for the first of a wrong kind, then for the first out of range
+    """
+    for name, value in values.items():
+        if not isinstance(value, rules[name].kind):
+            what = "an integer" if rules[name].kind is Integral else "a number"
+            raise ValueError(f"{where}: {name}={value!r} must be {what}.")
+    for name, value in values.items():
+        if not rules[name].fine(value):
+            raise ValueError(f"{where}: {name}={value} must {rules[name].text}.")

@@ -1,0 +1,41 @@
+"""What of a saved model fits into one that was built with other arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+#: Part of a state baseline that may come and go: a model saved with it can be loaded without, and the other way round.
+PAIRING = "pairing."
+
+
+def fitting(saved: dict[str, Any] | None, built: dict[str, Any]) -> dict[str, Any] | None:
+    """A saved state as far as it fits into what was built; None where it does not: other entries, or of other shapes."""
+
+    def form(state: dict[str, Any]) -> dict[str, Any]:
+        return {name: getattr(entry, "shape", None) for name, entry in state.items() if PAIRING not in name}
+
+    if saved is None or form(saved) != form(built):
+        return None
+    return {name: saved.get(name, entry) for name, entry in built.items()}
+
+
+def with_fitting_modules(saved: Mapping[str, Any], modules: Mapping[str, Any]) -> dict[str, Any]:
+    """Saved states, those of optional modules replaced where they do not fit: what they lack stays as built, except a
+    missing reference policy, which becomes the saved policy.
+
+    :param saved: state by name, ``"policy"`` among them
+    :param modules: optional modules by name; what is no module has no state
+    """
+    states = dict(saved)
+    for name, module in modules.items():
+        if not isinstance(module, nn.Module):
+            states.pop(name, None)
+            continue
+        state = fitting(states.get(name), module.state_dict())
+        if state is None:
+            state = states["policy"] if name == "ref_policy" else module.state_dict()
+        states[name] = state
+    return states

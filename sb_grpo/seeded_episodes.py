@@ -1,0 +1,147 @@
+"""Whole episodes of a policy, one from each given reset seed, on any VecEnv that GRPO can seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize, is_vecenv_wrapped, unwrap_vec_normalize
+
+from sb_grpo.envs.seeded_reset import START_DIGEST, observation_digest
+from sb_grpo.envs.tensor_env import TensorVecEnv, check_actions
+
+#: Observations ``[N, ...]``, state of a recurrent policy, starts ``[N]`` -> actions ``[N, ...]``, next state.
+Act = Callable[[Any, Any, np.ndarray], tuple[np.ndarray, Any]]
+
+
+class Episodes(NamedTuple):
+    """Episodes in the order of their seeds."""
+
+    returns: np.ndarray  #: [n] undiscounted, of the env's own rewards
+    starts: list[bytes]  #: [n] digests of the raw first observations
+
+
+def actor(policy: Any, normalize: VecNormalize | None, deterministic: bool) -> Act:
+    """A policy as one function.
+
+    :param policy: with SB3's ``predict``, or a function of observations
+    :param normalize: whose statistics the policy's observations are normalised with
+    :param deterministic: take the mode of a policy with ``predict``
+    """
+
+    def act(observations: Any, state: Any, starts: np.ndarray) -> tuple[np.ndarray, Any]:
+        seen = observations if normalize is None else normalize.normalize_obs(observations)
+        if not hasattr(policy, "predict"):
+            return np.asarray(policy(seen)), None
+        actions, state = policy.predict(seen, state=state, episode_start=starts, deterministic=deterministic)
+        return actions, state
+
+    return act
+
+
+def first_starts(env: VecEnv, seeds: Sequence[int]) -> list[bytes]:
+    """Reset, with one seed per env; envs beyond the seeds start anywhere.
+
+    :param env: with :class:`sb_grpo.SeededResetWrapper`, or a TensorVecEnv
+    :param seeds: at most as many as there are envs
+    :return: digests of the raw first observations
+    """
+    observations = _reset(env, seeds)
+    if isinstance(env, TensorVecEnv):
+        return [observation_digest(row) for row in observations[: len(seeds)]]
+    return [info[START_DIGEST] for info in env.unwrapped.reset_infos[: len(seeds)]]
+
+
+def play(act: Act, env: VecEnv, seeds: Sequence[int]) -> Episodes:
+    """One episode per seed. The k-th seed always runs in env k modulo the number of envs, whatever the policy does.
+
+    :param act: see :func:`actor`
+    :param env: see :func:`first_starts`
+    :param seeds: reset seeds
+    """
+    if isinstance(env, TensorVecEnv):
+        parts = [_play_batch(act, env, seeds[i : i + env.num_envs]) for i in range(0, len(seeds), env.num_envs)]
+        return Episodes(np.concatenate([p.returns for p in parts]), [start for p in parts for start in p.starts])
+    return _play_in_turn(act, env, seeds)
+
+
+@contextmanager
+def frozen_statistics(env: VecEnv) -> Iterator[None]:
+    """VecNormalize learns nothing inside: while policies are judged, what they see must not drift.
+
+    :param env: with VecNormalize or without
+    """
+    normalize = unwrap_vec_normalize(env)
+    if normalize is None:
+        yield
+        return
+    training, normalize.training = normalize.training, False
+    try:
+        yield
+    finally:
+        normalize.training = training
+
+
+def _reset(env: VecEnv, seeds: Sequence[int]) -> Any:
+    if isinstance(env, TensorVecEnv):
+        padded = [*seeds, *[seeds[-1]] * (env.num_envs - len(seeds))]
+        env.reset_all(th.tensor(padded, dtype=th.int64, device=env.device))
+        return env.observations.cpu().numpy()
+    for slot, seed in enumerate(seeds):
+        env.env_method("set_next_seed", seed, indices=[slot])
+    return env.reset()
+
+
+def _play_batch(act: Act, env: TensorVecEnv, seeds: Sequence[int]) -> Episodes:
+    observations = _reset(env, seeds)
+    starts = [observation_digest(row) for row in observations[: len(seeds)]]
+    returns, running = np.zeros(env.num_envs), np.ones(env.num_envs, dtype=bool)
+    running[len(seeds) :] = False
+    state, begins = None, np.ones(env.num_envs, dtype=bool)
+    while running.any():
+        actions, state = act(observations, state, begins)
+        check_actions(actions, env.action_space)
+        step = env.step_tensor(th.as_tensor(actions, device=env.device))
+        observations = step.observations.cpu().numpy()
+        returns += step.rewards.double().cpu().numpy() * running
+        running &= ~(step.terminated | step.truncated).cpu().numpy()
+        begins = np.zeros_like(begins)
+    return Episodes(returns[: len(seeds)], starts)
+
+
+def _play_in_turn(act: Act, env: VecEnv, seeds: Sequence[int]) -> Episodes:
+    """SB3's VecEnvs reset an env as its episode ends: the seed of its next episode must be queued before."""
+    n = min(env.num_envs, len(seeds))
+    turns = [list(range(slot, len(seeds), n)) for slot in range(n)]  # episodes of a slot, the running one first
+    returns, starts, earned = np.zeros(len(seeds)), [b""] * len(seeds), np.zeros(env.num_envs)
+    normalize, monitored = unwrap_vec_normalize(env), is_vecenv_wrapped(env, VecMonitor) or env.env_is_wrapped(Monitor)[0]
+
+    def begin(slot: int) -> None:
+        earned[slot] = 0.0
+        if turns[slot]:
+            starts[turns[slot][0]] = env.unwrapped.reset_infos[slot][START_DIGEST]
+            queue_next(slot)
+
+    def queue_next(slot: int) -> None:
+        if len(turns[slot]) > 1:
+            env.env_method("set_next_seed", seeds[turns[slot][1]], indices=[slot])
+
+    observations = _reset(env, seeds[:n])
+    state, dones = None, np.ones(env.num_envs, dtype=bool)
+    for slot in range(n):
+        begin(slot)
+    while any(turns):
+        actions, state = act(observations, state, dones)
+        observations, rewards, dones, infos = env.step(actions)
+        earned += rewards if normalize is None else normalize.get_original_reward()
+        for slot in (slot for slot in range(n) if dones[slot] and turns[slot]):
+            if monitored and "episode" not in infos[slot]:  # a lost life of Atari: the reset took the seed, the game goes on
+                queue_next(slot)
+                continue
+            returns[turns[slot].pop(0)] = infos[slot]["episode"]["r"] if monitored else earned[slot]
+            begin(slot)
+    return Episodes(returns, starts)
