@@ -300,6 +300,20 @@ def test_runs_in_lines_of_one_file_are_the_runs_of_a_folder(results, tmp_path):
         assert (tmp_path / a).read_bytes() == (tmp_path / b).read_bytes()
 
 
+def test_one_env_of_lines_is_the_folder_of_that_env(results, tmp_path, capsys):
+    assert compare.main([str(results / "CartPole-v1"), "--out", str(tmp_path / "report")]) == 0
+    plot.main([str(results / "CartPole-v1"), "--out", str(tmp_path / "curves")])
+    for label in ("grpo", "ppo", "random"):
+        in_lines(results, label)
+    one = [str(results), "--envs", "CartPole-v1"]
+    assert compare.main([*one, "--out", str(tmp_path / "report_of_lines")]) == 0
+    plot.main([*one, "--out", str(tmp_path / "curves_of_lines")])
+    for a, b in (("report/report.md", "report_of_lines/report.md"), ("curves.png", "curves_of_lines.png")):
+        assert (tmp_path / a).read_bytes() == (tmp_path / b).read_bytes()
+    assert plot.main([str(results), "--envs", "Acrobt-v1"]) == 2
+    assert "Did you mean Acrobot-v1 or" in capsys.readouterr().err
+
+
 def test_a_broken_line_is_named_and_a_run_may_be_given_once(results, tmp_path, capsys):
     lines = in_lines(results, "ppo")
     whole = lines.read_text()
@@ -358,6 +372,7 @@ def test_references_and_thresholds_can_be_given(results, tmp_path):
         (["results", "results/../twice"], "is given twice"),
         (["results", "--labels", "grpp"], "did you mean grpo"),
         (["results", "--baseline", "dqn"], "there are: grpo, ppo"),
+        (["results", "--envs", "CartPole-v7"], "did you mean cartpole-v1"),
         (["results", "--threshold", "CartPole-v1=3"], "is not id:value"),
         (["results", "--threshold", "CartPole-v7:3"], "did you mean cartpole-v1"),
         (["results", "--references", "bad.yml"], "must hold lines"),
