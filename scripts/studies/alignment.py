@@ -1,6 +1,6 @@
 """The table of docs/third_party.md: what members of one seed share of their luck, and its speed.
 
-Usage: python scripts/alignment.py [ENV_ID ...]
+usage: python -m scripts.studies.alignment [ENV_ID ...]
 """
 
 import argparse
@@ -39,7 +39,7 @@ def steps_per_second(env: gym.Env[Any, Any], episodes: int = 3) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("ids", nargs="*", default=[*INVENTORY, *MOTORS])
     parser.add_argument("--n-seeds", type=int, default=40)
     options = parser.parse_args()
