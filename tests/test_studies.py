@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.studies import multi_task
+from scripts.studies import learning, multi_task, search, speed
 from scripts.studies.common.runs import Variant, train
 from scripts.studies.common.tables import on_one_grid, table
 
@@ -57,6 +57,16 @@ def test_the_page_has_the_table_of_the_raw_files(part):
 @pytest.mark.parametrize("suite", multi_task.SETTINGS)
 def test_the_page_of_multi_task_has_the_tables_of_the_raw_files(suite):
     assert multi_task.table(suite) in (DOCS / "multi_task.md").read_text()
+
+
+def test_the_pages_of_single_trainings_have_the_tables_of_the_raw_files():
+    assert learning.table() in (DOCS / "learning.md").read_text()
+    assert search.table() in (DOCS / "zoo.md").read_text()
+
+
+@pytest.mark.parametrize(("page", "made"), [(page, made) for page, tables in speed.TABLES.items() for made in tables])
+def test_pages_about_speed_have_the_tables_of_the_raw_files(page, made):
+    assert made() in (DOCS / f"{page}.md").read_text()
 
 
 def test_a_table_by_hand():
