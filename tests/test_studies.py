@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.studies import learning, multi_task, search, speed
+from scripts.studies import critic_probe, device, gradient_agreement, learning, multi_task, search, speed
 from scripts.studies.common.runs import Variant, train
 from scripts.studies.common.tables import on_one_grid, table
 
@@ -67,6 +67,21 @@ def test_the_pages_of_single_trainings_have_the_tables_of_the_raw_files():
 @pytest.mark.parametrize(("page", "made"), [(page, made) for page, tables in speed.TABLES.items() for made in tables])
 def test_pages_about_speed_have_the_tables_of_the_raw_files(page, made):
     assert made() in (DOCS / f"{page}.md").read_text()
+
+
+@pytest.mark.parametrize("study", [critic_probe, gradient_agreement])
+def test_the_page_about_the_critic_has_the_tables_of_the_raw_files(study, capsys):
+    study.report()
+    for made in capsys.readouterr().out.strip().split("\n\n"):
+        assert made in (DOCS / "studies" / "critic.md").read_text()
+
+
+@pytest.mark.parametrize("study", device.STUDIES)
+def test_the_page_of_tensor_envs_has_the_tables_of_the_raw_files(study, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["device", study])
+    device.main()
+    _, made = capsys.readouterr().out.strip().split("\n", 1)
+    assert made in (DOCS / "device.md").read_text()
 
 
 def test_a_table_by_hand():
