@@ -11,9 +11,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO, SeededResetWrapper
-from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.maths.returns import gae
-from zoo.showcase.ppo_changes import Grouped
+from sb_grpo.collect.slots import GroupSlots
 
 SEED, N_ENVS, N_STEPS, N_ROLLOUTS, GROUP_SIZE = 3, 4, 50, 3, 8
 GAMMA, LAMBDA = 0.97, 0.9
@@ -34,6 +33,21 @@ class Actions(BaseCallback):
     def _on_step(self) -> bool:
         self.actions.append(self.locals["action_tensor"].clone())
         self.jobs.append(self.model.slots.job.copy())
+        return True
+
+
+class Grouped(BaseCallback):
+    """Hands every slot of PPO the seed of its next episode, as GRPO does."""
+
+    def __init__(self, slots: GroupSlots) -> None:
+        super().__init__()
+        self.slots = slots
+
+    def _on_training_start(self) -> None:
+        self.slots.started_all(self.training_env)
+
+    def _on_step(self) -> bool:
+        self.slots.step(self.training_env, self.locals["dones"])
         return True
 
 

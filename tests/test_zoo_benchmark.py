@@ -25,7 +25,6 @@ from zoo.benchmarking import worker
 from zoo.benchmarking.results import read_content, read_run
 from zoo.benchmarking.specs import Spec, Variant, read_variants, settings_for
 from zoo.benchmarking.worker import RandomPolicy, evaluate, evaluation_seed
-from zoo.results_page.bar import DISCOUNTS
 
 ROOT = Path(__file__).parents[1]
 TINY = {
@@ -134,6 +133,28 @@ def test_a_broken_file_is_named_and_run_again(finished, tmp_path, capsys):
     again = read_run(broken)
     assert np.array_equal(again.final_returns, whole.final_returns)
     assert np.array_equal(again.checkpoint_returns, whole.checkpoint_returns)
+
+
+def test_a_line_of_the_labels_file_is_a_run_that_is_done(finished, tmp_path, capsys):
+    """Only what no line holds is run; a broken line is named, and a run with other settings is never taken for done."""
+    folder = tmp_path / "results"
+    shutil.copytree(finished[0], folder)
+    for label in TINY:
+        label_folder = folder / "CartPole-v1" / label
+        runs = [json.dumps(read_content(label_folder / f"seed_{seed}.json")) + "\n" for seed in (0, 1)]
+        (folder / f"{label}.jsonl").write_text("".join(runs[:1] if label == "ppo-tiny" else runs))
+        shutil.rmtree(label_folder)
+    lines = folder / "ppo-tiny.jsonl"
+    lines.write_text(lines.read_text() + runs[1][:50])
+    before = {file: file.read_bytes() for file in folder.rglob("*.jsonl")}
+    assert benchmark.main(command(folder)[3:]) == 0
+    out = capsys.readouterr().out
+    assert "4 runs, 3 done before, 1 to do" in out and f"broken result file, run again: {lines}:2: not readable" in out
+    assert files(folder) == ["CartPole-v1/ppo-tiny/seed_1.json", "grpo-tiny.jsonl", "ppo-tiny.jsonl"]
+    assert {file: file.read_bytes() for file in before} == before
+    assert benchmark.main(command(folder, steps="512")[3:]) == 2
+    error = capsys.readouterr().err
+    assert f"{folder}/grpo-tiny.jsonl:1 holds a run with other settings (steps 384 there" in error
 
 
 def test_ctrl_c_ends_the_workers_and_tidies_up(tmp_path):
@@ -313,14 +334,6 @@ def test_the_control_has_the_settings_of_grpos_entries():
     ]
     for key in left_out:
         assert defaults[0][key].default == defaults[1][key].default, key
-
-
-def test_the_long_discount_is_all_that_the_variant_for_short_episodes_changes():
-    (defaults,) = read_variants(ROOT / "zoo" / "variants" / "critic_free.yml", ["grpo-defaults"])
-    (variant,) = read_variants(ROOT / "zoo" / "variants" / "short_episodes.yml", [])
-    expected = {**defaults.hyperparams, "gamma": 0.995}
-    assert DISCOUNTS[variant.label] == expected["gamma"]
-    assert (variant.hyperparams, variant.conf_file) == (expected, defaults.conf_file)
 
 
 def test_every_ablation_differs_from_the_reference_and_builds_a_model(tmp_path):

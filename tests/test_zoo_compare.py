@@ -1,6 +1,7 @@
 """Comparison and plots on small result files with known numbers."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -270,6 +271,64 @@ def test_an_invalid_result_is_never_written(tmp_path):
     assert not file.exists()
 
 
+def in_lines(folder, label):
+    """The files of a label as lines of one file, the last first."""
+    files = sorted(folder.glob(f"*/{label}/*.json"), reverse=True)
+    lines = folder / f"{label}.jsonl"
+    lines.write_text("".join(json.dumps(json.loads(file.read_text())) + "\n" for file in files))
+    for label_folder in folder.glob(f"*/{label}"):
+        shutil.rmtree(label_folder)
+    return lines
+
+
+def test_runs_in_lines_of_one_file_are_the_runs_of_a_folder(results, tmp_path):
+    """Some labels in this form, some in that: the same report; ``step`` comes before ``step-drop`` either way."""
+    write_runs(results, "CartPole-v1", "step", [400, 500])
+    write_runs(results, "CartPole-v1", "step-drop", [450, 480])
+    runs, order = load([results])[0], [(run.env, run.label) for run in load([results])[0]]
+    plot.main([str(results), "--out", str(tmp_path / "before")])
+    assert compare.main([str(results), "--out", str(tmp_path / "report")]) == 0
+    for label in ("grpo", "step", "step-drop"):
+        in_lines(results, label)
+    again = load([results])[0]
+    assert [(run.env, run.label) for run in again] == order
+    assert len({run.path for run in again}) == len({run.file for run in again}) == len(runs)
+    assert {run.file for run in again} == {run.file for run in runs}
+    assert compare.main([str(results), "--out", str(tmp_path / "report_of_lines")]) == 0
+    plot.main([str(results), "--out", str(tmp_path / "after")])
+    for a, b in (("report/report.md", "report_of_lines/report.md"), ("before.png", "after.png")):
+        assert (tmp_path / a).read_bytes() == (tmp_path / b).read_bytes()
+
+
+def test_one_env_of_lines_is_the_folder_of_that_env(results, tmp_path, capsys):
+    assert compare.main([str(results / "CartPole-v1"), "--out", str(tmp_path / "report")]) == 0
+    plot.main([str(results / "CartPole-v1"), "--out", str(tmp_path / "curves")])
+    for label in ("grpo", "ppo", "random"):
+        in_lines(results, label)
+    one = [str(results), "--envs", "CartPole-v1"]
+    assert compare.main([*one, "--out", str(tmp_path / "report_of_lines")]) == 0
+    plot.main([*one, "--out", str(tmp_path / "curves_of_lines")])
+    for a, b in (("report/report.md", "report_of_lines/report.md"), ("curves.png", "curves_of_lines.png")):
+        assert (tmp_path / a).read_bytes() == (tmp_path / b).read_bytes()
+    assert plot.main([str(results), "--envs", "Acrobt-v1"]) == 2
+    assert "Did you mean Acrobot-v1 or" in capsys.readouterr().err
+
+
+def test_a_broken_line_is_named_and_a_run_may_be_given_once(results, tmp_path, capsys):
+    lines = in_lines(results, "ppo")
+    whole = lines.read_text()
+    lines.write_text(whole[:100] + "\n\n" + whole)
+    runs, broken = load([lines])
+    assert [(run.env, run.seed) for run in runs] == [(e, s) for e in ("Acrobot-v1", "CartPole-v1") for s in (0, 1, 2)]
+    assert len(broken) == 1 and broken[0].startswith(f"{lines}:1: not readable as JSON")
+    assert runs[-1].path == lines.with_name("ppo.jsonl:3")
+    lines.write_text(whole)
+    write_runs(results, "CartPole-v1", "ppo", [300], wall=4.0)
+    assert compare.main([str(results), "--out", str(tmp_path / "report")]) == 2
+    error = capsys.readouterr().err
+    assert "CartPole-v1 ppo seed 0 is given twice: " in error and f"{lines}:3" in error and "ppo/seed_0.json" in error
+
+
 def test_one_seed_says_what_is_missing(tmp_path, capsys):
     write_runs(tmp_path / "results", "CartPole-v1", "ppo", [400])
     write_runs(tmp_path / "results", "CartPole-v1", "grpo", [480, 500])
@@ -313,6 +372,7 @@ def test_references_and_thresholds_can_be_given(results, tmp_path):
         (["results", "results/../twice"], "is given twice"),
         (["results", "--labels", "grpp"], "did you mean grpo"),
         (["results", "--baseline", "dqn"], "there are: grpo, ppo"),
+        (["results", "--envs", "CartPole-v7"], "did you mean cartpole-v1"),
         (["results", "--threshold", "CartPole-v1=3"], "is not id:value"),
         (["results", "--threshold", "CartPole-v7:3"], "did you mean cartpole-v1"),
         (["results", "--references", "bad.yml"], "must hold lines"),

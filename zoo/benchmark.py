@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from zoo.benchmarking.results import BrokenResult, read_content, read_run
+from zoo.benchmarking.results import lines_file, read_all
 from zoo.benchmarking.scheduler import DONE, LEFT, table, work
 from zoo.benchmarking.specs import Spec, read_variants, settings_for
 from zoo.benchmarking.worker import BAD_SETTINGS
@@ -126,25 +126,24 @@ def make_specs(arguments: Sequence[str]) -> tuple[list[Spec], Path, int, dict[st
     return specs, args.out, args.jobs, {"out": str(args.out), **options}
 
 
-def state_of(spec: Spec, out: Path) -> str:
-    """What a resumed benchmark finds: ``done`` or ``left``. A broken file is named; its run is left to do.
+def states_of(specs: Sequence[Spec], out: Path) -> dict[Spec, str]:
+    """What a resumed benchmark finds of each run: ``done`` or ``left``. What is broken is named; its run is left to do.
 
-    :param spec: the run
-    :param out: output folder
-    :raises BadInput: if the file holds a run with other settings
+    :param specs: the runs
+    :param out: output folder; a run is a file in it, or a line of its label's
+    :raises BadInput: if a run with other settings stands where one of them belongs
     """
-    file = spec.file(out)
-    if not file.exists():
-        return LEFT
-    try:
-        read_run(file)
-        other = spec.difference(read_content(file)["spec"])
-    except BrokenResult as error:
-        print(f"broken result file, run again: {error}", flush=True)
-        return LEFT
-    if other:
-        raise BadInput(f"{file} holds a run with other settings ({other}); choose another --out or label, or remove it")
-    return DONE
+    places = {place for spec in specs for place in (spec.file(out), lines_file(out, spec.label))}
+    runs, broken = read_all(sorted(place for place in places if place.exists()))
+    for line in broken:
+        print(f"broken result file, run again: {line}", flush=True)
+    found = {run.file: run for run in runs}
+    for spec in [spec for spec in specs if spec.file(out) in found]:
+        run = found[spec.file(out)]
+        if other := spec.difference(run.spec):
+            remedy = "choose another --out or label, or remove it"
+            raise BadInput(f"{run.path} holds a run with other settings ({other}); {remedy}")
+    return {spec: DONE if spec.file(out) in found else LEFT for spec in specs}
 
 
 @contextmanager
@@ -177,7 +176,7 @@ def body(arguments: Sequence[str]) -> int:
     with only_one(out):
         for folder in out.rglob("seed_*.run"):  # of runs that were killed
             shutil.rmtree(folder, ignore_errors=True)
-        states = {spec: state_of(spec, out) for spec in specs}
+        states = states_of(specs, out)
         left = sum(state == LEFT for state in states.values())
         print(f"{len(specs)} runs, {len(specs) - left} done before, {left} to do, {jobs} at a time", flush=True)
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from zoo.common.command_line import BadInput, Parser, run
+from zoo.common.command_line import BadInput, Parser, check_has_runs, run
 from zoo.common.yaml_files import read_mapping
 from zoo.comparing import figures, pairs, tables
 from zoo.comparing.comparison import Comparison, compare_runs, load
@@ -74,6 +74,7 @@ def parser() -> Parser:
     add = it.add_argument
     add("folders", nargs="+", type=Path, metavar="FOLDER", help="output of zoo.benchmark, or parts of it")
     add("--out", type=Path, default=Path("comparison"), metavar="FOLDER", help="report.md, tables/, figures/")
+    add("--envs", nargs="+", default=[], metavar="ID", help="on which envs; nothing: all")
     add("--labels", nargs="+", default=[], metavar="LABEL", help="which algorithms, in which order; nothing: all, by name")
     add("--baseline", metavar="LABEL", help="measure the others against this one; its mean is 1 of normalised scores")
     add("--threshold", nargs="+", default=[], metavar="ID:VALUE", help="return that solves an env, in place of Gymnasium's")
@@ -164,6 +165,8 @@ def body(arguments: Sequence[str]) -> int:
     runs, broken = load(args.folders)
     for line in broken:
         print(f"zoo.compare: broken result file left out: {line}", file=sys.stderr)
+    check_has_runs("--envs", args.envs, {run.env for run in runs})
+    runs = [run for run in runs if run.env in (args.envs or [run.env])]
     comparison = compare_runs(runs, args.labels, args.baseline, thresholds, references, args.allow_unequal)
     comparison.notes += pairs.notes(comparison)
     for note in comparison.notes:

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from stable_baselines3.common.monitor import load_results
 
-from zoo.common.command_line import BadInput, Parser, run
+from zoo.common.command_line import BadInput, Parser, check_has_runs, run
 from zoo.comparing import curves as reading
 from zoo.comparing import figures
 
@@ -87,6 +87,7 @@ def parser() -> Parser:
     it = Parser("zoo.plot", text)
     add, kinds = it.add_argument, ["both", reading.EVALUATION, reading.TRAINING]
     add("folders", nargs="*", type=Path, metavar="FOLDER", help="zoo runs, folders of runs, or results of zoo.benchmark")
+    add("--envs", nargs="+", default=[], metavar="ID", help="on which envs; nothing: all")
     add("--kind", choices=kinds, default="both", help="curves to draw from folders")
     add("--tensorboard", nargs="+", type=Path, default=[], metavar="DIR", help="folders with TensorBoard event files")
     add("--tag", default="rollout/ep_rew_mean", help="what to draw from event files")
@@ -109,6 +110,8 @@ def body(arguments: Sequence[str]) -> int:
         for line in broken:
             print(f"zoo.plot: broken result file left out: {line}", file=sys.stderr)
         curves += [curve for curve in found if args.kind in ("both", curve.kind)]
+    check_has_runs("--envs", args.envs, {curve.panel for curve in curves})
+    curves = [curve for curve in curves if curve.panel in (args.envs or [curve.panel])]
     for folder in args.tensorboard:
         curves += reading.from_tensorboard(folder, args.tag)
     if not curves:

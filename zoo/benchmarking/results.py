@@ -1,4 +1,8 @@
-"""One result file per run: how it is written (whole or not at all), read, and checked."""
+"""Results of runs: how they are written (whole or not at all), read, and checked.
+
+A run has a file of its own, ``ENV/LABEL/seed_3.json``.
+Of a study that is kept, all runs of a label are lines of ``LABEL.jsonl``.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+LINES = ".jsonl"  # one run per line, in the place of folders of files
 RANDOM = "random"  # pseudo-algorithm: uniformly random actions, the lower reference of normalised scores
 
 
@@ -21,9 +26,10 @@ class BrokenResult(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What one result file says.
+    """What is known of one run.
 
-    :param path: of the file
+    :param path: of its file, or ``FILE:LINE``
+    :param spec: what was asked for: :class:`zoo.benchmarking.specs.Spec`
     :param env: env id
     :param label: name of the algorithm or variant
     :param algo: algorithm behind the label
@@ -44,6 +50,7 @@ class Run:
     """
 
     path: Path
+    spec: dict[str, Any]
     env: str
     label: str
     algo: str
@@ -63,6 +70,12 @@ class Run:
     origin: dict[str, str]
 
     @property
+    def file(self) -> Path:
+        """``ENV/LABEL/seed_3.json``: where the run has a file of its own, or would have one."""
+        label, lines, _ = self.path.name.rpartition(LINES)
+        return self.path.parent / env_folder(self.env) / label / seed_file(self.seed) if lines else self.path
+
+    @property
     def score(self) -> float:
         """Mean return of the final evaluation: the one number per run that the statistics are about."""
         return float(self.final_returns.mean())
@@ -80,6 +93,23 @@ def env_folder(env_id: str) -> str:
     :param env_id: registered id
     """
     return env_id.replace("/", "-").replace(":", "-")
+
+
+def seed_file(seed: int | str) -> str:
+    """Name of the file of a run.
+
+    :param seed: of the run; ``*``: of any
+    """
+    return f"seed_{seed}.json"
+
+
+def lines_file(out: Path, label: str) -> Path:
+    """The file of many runs that takes the place of a label's folders.
+
+    :param out: output folder
+    :param label: of the runs, whatever their envs
+    """
+    return out / f"{label}{LINES}"
 
 
 def write_result(path: Path, content: dict[str, Any], scratch: Path) -> None:
@@ -106,13 +136,7 @@ def read_content(path: Path) -> dict[str, Any]:
     :param path: of the file
     :raises BrokenResult: if it is not a JSON object
     """
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise BrokenResult(f"{path}: not readable as JSON ({error})") from error
-    if not isinstance(content, dict):
-        raise BrokenResult(f"{path}: holds no JSON object")
-    return content
+    return _content(path, _text(path))
 
 
 def read_run(path: Path) -> Run:
@@ -121,11 +145,32 @@ def read_run(path: Path) -> Run:
     :param path: of the file
     :raises BrokenResult: if a value is missing, of the wrong type, or not finite
     """
-    content = read_content(path)
+    return _run(path, read_content(path))
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, ValueError) as error:
+        raise BrokenResult(f"{path}: not readable as JSON ({error})") from error
+
+
+def _content(path: Path, text: str) -> dict[str, Any]:
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise BrokenResult(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(content, dict):
+        raise BrokenResult(f"{path}: holds no JSON object")
+    return content
+
+
+def _run(path: Path, content: dict[str, Any]) -> Run:
     try:
         spec, checkpoints = content["spec"], content["checkpoints"]
         run = Run(
             path=path,
+            spec=dict(spec),
             env=str(spec["env"]),
             label=str(spec["label"]),
             algo=str(spec["algo"]),
@@ -169,24 +214,41 @@ def _check(run: Run) -> None:
 
 
 def find_results(folders: Iterable[Path]) -> list[Path]:
-    """Result files in folders of ``zoo.benchmark``, sorted.
+    """Files with results in folders of ``zoo.benchmark``, sorted.
 
     :param folders: output folders, parts of them, or single files
     """
-    files = [file for folder in folders for file in ([folder] if folder.is_file() else folder.rglob("seed_*.json"))]
-    return sorted(file for file in set(files) if not any(part.endswith(".run") for part in file.parts))
+    files: set[Path] = set()
+    for folder in folders:
+        files |= {folder} if folder.is_file() else {*folder.rglob(seed_file("*")), *folder.rglob(f"*{LINES}")}
+    return sorted(file for file in files if not any(part.endswith(".run") for part in file.parts))
 
 
 def read_all(files: Iterable[Path]) -> tuple[list[Run], list[str]]:
     """All runs that can be read, and what is wrong with the others.
 
-    :param files: result files
-    :return: runs, and one line per broken file
+    :param files: each of one run, or of one per line
+    :return: runs, in an order that does not depend on the form they are kept in, and one line per broken one
     """
     runs, broken = [], []
     for file in files:
         try:
-            runs.append(read_run(file))
+            places = _places(file)
         except BrokenResult as error:
             broken.append(str(error))
-    return runs, broken
+            continue
+        for place, text in places:
+            try:
+                runs.append(_run(place, _content(place, text)))
+            except BrokenResult as error:
+                broken.append(str(error))
+    return sorted(runs, key=lambda run: run.file), broken
+
+
+def _places(file: Path) -> list[tuple[Path, str]]:
+    """Where the runs of a file stand, and the JSON there."""
+    text = _text(file)
+    if file.suffix != LINES:
+        return [(file, text)]
+    lines = enumerate(text.split("\n"), 1)
+    return [(file.with_name(f"{file.name}:{number}"), line) for number, line in lines if line.strip()]

@@ -13,7 +13,7 @@ from typing import Any
 import rl_zoo3
 from rl_zoo3.exp_manager import ExperimentManager
 
-from zoo.benchmarking.results import RANDOM, env_folder
+from zoo.benchmarking.results import RANDOM, env_folder, seed_file
 from zoo.common.command_line import BadInput, did_you_mean
 from zoo.common.yaml_files import read_sections
 from zoo.training.experiment import HYPERPARAMS, register
@@ -57,7 +57,7 @@ class Spec:
 
     def file(self, out: Path) -> Path:
         """The result file."""
-        return self.folder(out) / f"seed_{self.seed}.json"
+        return self.folder(out) / seed_file(self.seed)
 
     def difference(self, other: dict[str, Any]) -> str:
         """In which fields a result file's spec differs, and how; empty if it is this run. ``source`` may differ.

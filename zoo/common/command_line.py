@@ -63,6 +63,19 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(by_lower[n] for n in nearest)}?" if nearest else ""
 
 
+def check_has_runs(option: str, names: Iterable[str], known: Collection[str]) -> None:
+    """See that what an option names has run.
+
+    :param option: such as ``--envs``
+    :param names: that it names
+    :param known: that have runs
+    :raises BadInput: naming the nearest ones
+    """
+    for name in names:
+        if name not in known:
+            raise BadInput(f"{option} names {name!r}, which has no runs.{did_you_mean(name, known)}")
+
+
 def check_env_id(env_id: str, packages: Collection[str] = ()) -> None:
     """Import the packages that register envs and see that the env exists.
 

@@ -1,1 +1,1 @@
-"""What ``zoo.compare``, ``zoo.plot`` and ``zoo.evidence`` are made of: runs, statistics, tables, figures."""
+"""What ``zoo.compare`` and ``zoo.plot`` are made of: runs, statistics, tables, figures."""

@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from zoo.benchmarking.results import RANDOM, Run, find_results, read_all
-from zoo.common.command_line import BadInput, did_you_mean
+from zoo.common.command_line import BadInput, check_has_runs, did_you_mean
 from zoo.comparing import statistics
 
 BUDGET_TOLERANCE = 0.02  # of the steps really taken, which whole vector steps can exceed the budget by
@@ -80,15 +80,12 @@ def load(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     :return: runs, and a line per broken file
     :raises BadInput: for a folder that does not exist or holds no result, and for a run given twice
     """
-    files = []
     for folder in folders:
         if not folder.exists():
             raise BadInput(f"{folder} does not exist")
-        found = find_results([folder])
-        if not found:
-            raise BadInput(f"{folder} holds no result file (<env>/<label>/seed_<s>.json)")
-        files += found
-    runs, broken = read_all(sorted(set(files)))
+        if not find_results([folder]):
+            raise BadInput(f"{folder} holds no result file (<env>/<label>/seed_<s>.json or <label>.jsonl)")
+    runs, broken = read_all(find_results(folders))
     if not runs:
         raise BadInput(f"no result file can be read; the first: {broken[0]}")
     seen: dict[tuple[str, str, int], Path] = {}
@@ -158,9 +155,7 @@ def _check_budgets(table: Mapping[tuple[str, str], list[Run]], allow_unequal: bo
 
 
 def _thresholds(envs: Sequence[str], given: Mapping[str, float]) -> dict[str, float]:
-    for env in given:
-        if env not in envs:
-            raise BadInput(f"--threshold names {env!r}, which has no runs.{did_you_mean(env, envs)}")
+    check_has_runs("--threshold", given, envs)
     registered = {env: gym.registry[env].reward_threshold for env in envs if env in gym.registry}
     return {env: float(x) for env, x in {**registered, **given}.items() if x is not None}
 

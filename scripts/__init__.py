@@ -1,0 +1,1 @@
+"""Set-up, benchmarks of speed, and the studies."""

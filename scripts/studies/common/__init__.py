@@ -1,0 +1,1 @@
+"""What the studies share: trainings, raw results on disk, tables."""

@@ -1,0 +1,106 @@
+"""Learning on tensor envs, variants side by side: IQM over seeds with bootstrap intervals.
+
+usage: python -m scripts.studies.device paths|branching [--seeds 10] [--out docs/studies/data/device]
+
+``paths``: the same settings (zoo/hyperparams/grpo.yml) and seeds on host envs and on tensor envs. ``branching``: groups that
+start from resets, and groups of which half branch off from states that the policy visits. One line per run; what exists is not
+run again. The final evaluation is 20 deterministic episodes of Gymnasium's own env for all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+
+from sb_grpo import GRPO
+from sb_grpo.envs.native import make_tensor_env
+from scripts.studies.common import records
+from scripts.studies.common.runs import DATA
+from zoo.comparing.statistics import interval, iqm
+from zoo.training.experiment import build
+
+
+def with_zoo_settings(env_id: str, seed: int, on_device: bool) -> tuple[Any, int]:
+    """A model with the zoo's settings, on host or on tensor envs, and its budget in env steps."""
+    with tempfile.TemporaryDirectory() as folder:
+        experiment = build(env_id, seed, folder)
+        model, _ = experiment.setup_experiment()  # type: ignore[misc]
+    if on_device:
+        env = make_tensor_env(env_id, model.n_envs)
+        model = GRPO(env=env, seed=seed, device="cpu", **experiment._hyperparams)
+    return model, experiment.n_timesteps
+
+
+def branching(env_id: str, seed: int, **settings: Any) -> tuple[Any, int]:
+    """A model on 16 tensor envs, 200k steps."""
+    return GRPO("MlpPolicy", make_tensor_env(env_id, 16), gamma=0.99, seed=seed, device="cpu", **settings), 200_000
+
+
+Variant = Callable[[str, int], tuple[Any, int]]
+STUDIES: dict[str, tuple[tuple[str, ...], dict[str, Variant]]] = {
+    "paths": (
+        ("CartPole-v1", "Pendulum-v1"),
+        {
+            "host": lambda env_id, seed: with_zoo_settings(env_id, seed, on_device=False),
+            "device": lambda env_id, seed: with_zoo_settings(env_id, seed, on_device=True),
+        },
+    ),
+    "branching": (
+        ("CartPole-v1", "Acrobot-v1"),
+        {
+            "outcome": lambda env_id, seed: branching(env_id, seed, advantage="outcome"),
+            "outcome-branch": lambda env_id, seed: branching(env_id, seed, advantage="outcome", restart="branch"),
+            "state": lambda env_id, seed: branching(env_id, seed, advantage="state"),
+            "state-branch": lambda env_id, seed: branching(env_id, seed, advantage="state", restart="branch"),
+        },
+    ),
+}
+
+
+def run(env_id: str, name: str, variant: Variant, seed: int) -> dict[str, Any]:
+    """Train and evaluate once."""
+    model, n_timesteps = variant(env_id, seed)
+    model.learn(n_timesteps)
+    returns, _ = evaluate_policy(model, make_vec_env(env_id, 4, seed=10_000 + 100 * seed), 20, return_episode_rewards=True)
+    result = {"env": env_id, "variant": name, "seed": seed, "env_steps": model.num_timesteps, "returns": returns}
+    return {**result, "gradient_steps": model._n_gradient_steps, "torch": th.__version__}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=list(STUDIES))
+    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=DATA / "device")
+    args = parser.parse_args()
+    th.set_num_threads(1)
+    tasks, variants = STUDIES[args.study]
+    means: dict[tuple[str, str], list[float]] = {}
+    for seed in range(args.seeds):
+        for env_id in tasks:
+            for name, variant in variants.items():
+                file = args.out / args.study / f"{env_id}_{name}.jsonl"
+                if seed not in records.seeds(file):
+                    records.put(file, run(env_id, name, variant, seed))
+                (returns,) = (record["returns"] for record in records.read(file) if record["seed"] == seed)
+                means.setdefault((env_id, name), []).append(float(np.mean(returns)))
+    print(f"Final evaluation, seeds 0 to {args.seeds - 1}: IQM over seeds with its 95 % bootstrap interval")
+    print(f"| task | {' | '.join(variants)} |\n|---|{'---|' * len(variants)}")
+    for env_id in tasks:
+        cells = []
+        for name in variants:
+            scores = [np.array(means[env_id, name])]
+            low, high = interval(iqm, scores)
+            cells.append(f"{float(iqm(scores)):.1f} ({low:.1f} to {high:.1f})")
+        print(f"| {env_id} | {' | '.join(cells)} |")
+
+
+if __name__ == "__main__":
+    main()

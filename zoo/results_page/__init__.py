@@ -1,1 +1,0 @@
-"""What ``zoo.evidence`` is made of."""
