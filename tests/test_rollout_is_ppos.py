@@ -11,8 +11,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO, SeededResetWrapper
-from sb_grpo.maths.returns import gae
 from sb_grpo.collect.slots import GroupSlots
+from sb_grpo.maths.returns import gae
 
 SEED, N_ENVS, N_STEPS, N_ROLLOUTS, GROUP_SIZE = 3, 4, 50, 3, 8
 GAMMA, LAMBDA = 0.97, 0.9

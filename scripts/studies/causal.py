@@ -29,13 +29,13 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
+from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.causal import ENV_ID
 from sb_grpo.envs.causal.baselines import BASELINES
 from sb_grpo.envs.causal.env import CausalInterventionEnv
 from sb_grpo.envs.causal.graphs import STRUCTURES
 from sb_grpo.envs.causal.scm import FEATURES
 from sb_grpo.envs.random import group_seed
-from sb_grpo.collect.slots import GroupSlots
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, DOCS, IMG
 from zoo.common.provenance import commit, machine, versions

@@ -22,11 +22,10 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 from sb_grpo import GRPO
-from sb_grpo.types import AdvantageOptions
+from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.returns import explained_variance, gae
-from sb_grpo.baselines.state import StateBaseline
-from sb_grpo.types import Rollout
+from sb_grpo.types import AdvantageOptions, Rollout
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, evaluate_normalized, probe_parser, run_probe
 from zoo.common.provenance import commit, versions

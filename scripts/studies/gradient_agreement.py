@@ -25,11 +25,10 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 from sb_grpo import GRPO
-from sb_grpo.types import AdvantageOptions
-from sb_grpo.maths.returns import gae
 from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.maths.returns import gae
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.types import Rollout
+from sb_grpo.types import AdvantageOptions, Rollout
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA
 from scripts.studies.critic_probe import Critic
