@@ -15,6 +15,7 @@ from sb_grpo.columns import task_names
 from sb_grpo.device_buffer import TensorRolloutBuffer
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.groups import TensorSlots
+from sb_grpo.interruption import check_hopeless, start_over
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.sampler import check_endless
 
@@ -75,6 +76,12 @@ def env_steps(
     return {name: th.stack([columns[name] for columns in steps]) for name in steps[0]}
 
 
+def tensor_slots(model: GRPO) -> TensorSlots:
+    """The slots of a model whose envs are tensor envs."""
+    assert isinstance(model.slots, TensorSlots)
+    return model.slots
+
+
 def collect_tensors(model: GRPO, env: TensorVecEnv, callback: BaseCallback, buffer: TensorRolloutBuffer) -> bool:
     """Fill the buffer with ``n_steps`` steps per env; whole-episode estimators go on until enough groups are complete.
 
@@ -83,8 +90,7 @@ def collect_tensors(model: GRPO, env: TensorVecEnv, callback: BaseCallback, buff
 
     :return: False when a callback asked to stop
     """
-    slots, policy = model.slots, model.policy
-    assert isinstance(slots, TensorSlots)
+    slots, policy, interruptions_before = tensor_slots(model), model.policy, model.interruptions
     take_steps, run = model.captured.env_steps(model)
     to_env = env_actions(model)
     callback.on_rollout_start()
@@ -92,6 +98,9 @@ def collect_tensors(model: GRPO, env: TensorVecEnv, callback: BaseCallback, buff
     while True:
         noise = policy.noise(model.steps_per_env, env.num_envs)
         for n_steps in range(0, model.steps_per_env, run):
+            if not slots.in_step_with(env):
+                start_over(model)
+                slots = tensor_slots(model)
             if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
                 policy.reset_noise(env.num_envs)
             with th.no_grad(), model.autocasting():
@@ -107,8 +116,10 @@ def collect_tensors(model: GRPO, env: TensorVecEnv, callback: BaseCallback, buff
                 if not callback.on_step():
                     model.num_timesteps += (run - 1 - i) * env.num_envs  # they have been taken
                     return False
-        if not model.whole_episodes or buffer.complete_groups(model.group_size) >= (model.n_groups or 1):
+        complete = buffer.complete_groups(model.group_size) if model.whole_episodes else 0
+        if not model.whole_episodes or complete >= (model.n_groups or 1):
             break
+        check_hopeless(model, buffer.pos, complete, interruptions_before)
         check_endless(model)
     check_finite(buffer)
     check_tasks(buffer, task_names(model.tasks))

@@ -25,7 +25,7 @@ from sb_grpo.columns import HostColumns, column_shapes
 from sb_grpo.device_buffer import TensorRolloutBuffer
 from sb_grpo.device_sampler import collect_tensors, start_mismatches
 from sb_grpo.discount import discount_for
-from sb_grpo.envs.seeded_reset import install_seeded_reset, time_limit
+from sb_grpo.envs.installing import install_seeded_reset, time_limit
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.estimation import Baselines, estimate, make_state_baseline, weighted_rewards
 from sb_grpo.exploration import Bonus, BonusSettings, make_bonus, with_bonus
@@ -260,6 +260,7 @@ class GRPO(OnPolicyAlgorithm):
         self._next_group = 0
         self._n_rollouts = self._n_gradient_steps = 0
         self._steps_trained = self._steps_dropped = 0
+        self.interruptions = 0  #: times that somebody else has taken the training env in mid-rollout
         self.slots: GroupSlots | TensorSlots | None = None
         self._time_limit: int | None = None
         self._batch: Minibatch | None = None
@@ -430,16 +431,20 @@ class GRPO(OnPolicyAlgorithm):
         """The next reset of the env begins groups that no episode has met; what waited for the old ones is dropped."""
         assert self.env is not None
         self._steps_dropped += self.rollout_buffer.drop_kept()
+        self._new_slots().queue_all(self.env)
+        self.columns = HostColumns(self)
+
+    def _new_slots(self) -> GroupSlots | TensorSlots:
+        """Slots whose jobs belong to groups that no episode has met."""
         if self.slots is not None:
             self._next_group = self.slots.next_group
         self.slots = self._make_slots()
-        self.columns = HostColumns(self)
-        self.slots.queue_all(self.env)
+        return self.slots
 
     def _groups_started(self) -> None:
         """The env was reset, and ``_last_obs`` is what it said."""
         assert self.env is not None and self.slots is not None
-        self.slots.started_all(self.env)
+        self.slots.started_all(self.env, self.raw_last_obs)
         check_finite(self.env, "observation", self.raw_last_obs, step=0)
 
     @property
@@ -454,15 +459,23 @@ class GRPO(OnPolicyAlgorithm):
         """
         self._restart_groups = True
 
-    def _start_new_groups(self) -> None:
-        assert self.env is not None and self.slots is not None
+    def start_new_groups(self) -> None:
+        """Reset every env and begin new groups; what waited for the old ones is dropped."""
+        assert self.slots is not None
+        self._steps_dropped += self.rollout_buffer.drop_kept()
         mismatches = self.slots.start_mismatches
-        self._queue_new_groups()
-        self.slots.start_mismatches = mismatches
+        self._new_slots().start_mismatches = mismatches
+        self.start_slots()
+        self._restart_groups = False
+
+    def start_slots(self) -> None:
+        """Reset every env; each slot begins the next of the jobs."""
+        assert self.env is not None and self.slots is not None
+        check_early_reset(self.env, can_continue=False)
+        self.slots.queue_all(self.env)
         self._last_obs = self.env.reset()  # type: ignore[assignment]
         self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
         self._groups_started()
-        self._restart_groups = False
 
     # ---------------------------------------------------------------- collect
 
@@ -480,7 +493,7 @@ class GRPO(OnPolicyAlgorithm):
         """
         self.policy.set_training_mode(False)
         if self._restart_groups:
-            self._start_new_groups()
+            self.start_new_groups()
         if self.policy.normalize_obs and rollout_buffer.pos > 0:
             # Between rollouts only: within one, old and new log-probabilities must see the same observations.
             self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.seen_observations()))

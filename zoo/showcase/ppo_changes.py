@@ -21,7 +21,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb_grpo import SeededResetWrapper
+from sb_grpo.envs.hold import hold_of
+from sb_grpo.envs.installing import install_seeded_reset
 from sb_grpo.groups import GroupSlots
 from zoo.common.provenance import commit, versions
 from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser, run_probe
@@ -92,7 +93,7 @@ def build(env_id: str, changes: Collection[str], seed: int) -> tuple[PPO, list[B
     def wrap(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
         if "scale" in changes:
             env = gym.wrappers.TransformReward(env, lambda reward: FIXED_SCALE * float(reward))
-        return SeededResetWrapper(env) if "starts" in changes else env
+        return env
 
     env = VecNormalize(make_vec_env(env_id, N_ENVS, seed=seed, wrapper_class=wrap), norm_reward="scale" not in changes)
     model = PPO("MlpPolicy", env, n_steps=2048 // N_ENVS, max_grad_norm=MAX_NORM, seed=seed, device="cpu")
@@ -101,7 +102,9 @@ def build(env_id: str, changes: Collection[str], seed: int) -> tuple[PPO, list[B
     if "starts" not in changes:
         return model, []
     slots = GroupSlots(N_ENVS, GROUP_SIZE, seed)
+    install_seeded_reset(env)
     slots.queue_all(env)
+    hold_of(env).actor = slots  # all of PPO's steps are to consume the seeds
     return model, [Grouped(slots)]
 
 
