@@ -14,7 +14,7 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.envs.hold import Hold, hold_of
-from sb_grpo.envs.installing import facts
+from sb_grpo.envs.installing import facts, install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.starts import Start, mismatch_message, start_of
@@ -55,6 +55,7 @@ class GroupSlots:
 
     def queue_all(self, env: VecEnv) -> None:
         """Take the envs, and queue a job in every slot for the explicit ``env.reset()`` that must follow."""
+        install_seeded_reset(env)
         self._hold = hold_of(env)
         self._hold.take(self)
         for slot in range(len(self.job)):
@@ -63,14 +64,26 @@ class GroupSlots:
     def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
         """Take note that ``env.reset()`` started every queued job, and queue the jobs after those.
 
-        :param raw_obs: as :meth:`step` wants it
+        :param raw_obs: as :meth:`starts` wants it
         """
-        for slot in range(len(self.job)):
-            self._start(env, slot, raw_obs)
+        for slot, start in self.starts(env, np.ones(len(self.job), dtype=bool), raw_obs).items():
+            self._start(env, slot, start)
+
+    @staticmethod
+    def starts(env: VecEnv, dones: np.ndarray, raw_obs: Any = None) -> dict[int, Start | None]:
+        """How the episodes that begin now start, by slot.
+
+        :param dones: ``[n_envs]`` bool, the slots that have just been reset
+        :param raw_obs: ``[n_envs, ...]`` after the reset, below any VecNormalize: for VecEnvs whose reset infos hold no digest
+        """
+        if not dones.any():
+            return {}
+        infos = env.unwrapped.reset_infos
+        return {slot: start_of(infos[slot], raw_obs, slot) for slot in np.flatnonzero(dones).tolist()}
 
     def in_step_with(self, env: VecEnv) -> bool:
         """Nobody else has reset or stepped these envs since: they still run the jobs noted here."""
-        return self._hold is not None and self._hold is hold_of(env) and self._hold.holder is self
+        return self._hold is not None and self._hold.base is env.unwrapped and self._hold.holder is self
 
     def seeds_for_others(self) -> list[int]:
         """One seed per slot for whoever takes the envs next, another one every time."""
@@ -87,21 +100,18 @@ class GroupSlots:
         finally:
             self._hold.actor = None
 
-    def step(self, env: VecEnv, dones: np.ndarray, raw_obs: Any = None) -> int:
+    def step(self, env: VecEnv, dones: np.ndarray, starts: dict[int, Start | None] | None = None) -> int:
         """Advance every slot by one step; slots that are done have already been reset by the VecEnv.
 
         :param dones: ``[n_envs]`` bool
-        :param raw_obs: ``[n_envs, ...]`` after the step, below any VecNormalize: for VecEnvs whose reset infos hold no digest
+        :param starts: what :meth:`starts` said right after the step; None: nobody can have reset the envs since
         :return: number of groups of which the last member ended in this step
         """
-        self.t = self.t + 1  # a new array: who has looked at the old one still needs it
-        if not dones.any():
-            return 0
+        self.t += 1
         completed = 0
-        self.job = self.job.copy()
-        for slot in np.flatnonzero(dones).tolist():
+        for slot, start in (self.starts(env, dones) if starts is None else starts).items():
             completed += self._end(int(self.job[slot]))
-            self._start(env, slot, raw_obs)
+            self._start(env, slot, start)
         return completed
 
     def give_up(self, again: bool) -> None:
@@ -135,15 +145,13 @@ class GroupSlots:
         noise_seed = None if self.shared_noise else mix(self.base_seed, job, 1)
         env.env_method("set_next_seed", group_seed(self.base_seed, job // self.group_size), noise_seed, indices=[slot])
 
-    def _start(self, env: VecEnv, slot: int, raw_obs: Any) -> None:
+    def _start(self, env: VecEnv, slot: int, start: Start | None) -> None:
         job = int(self._queued[slot])
         self.job[slot], self.t[slot], self._queued[slot] = job, 0, NO_JOB
-        if not self.in_step_with(env):  # taken by somebody else right after the reset
-            return
-        start = start_of(env.unwrapped.reset_infos[slot], raw_obs, slot)
-        if start is not None:
-            self._check_start(env, job // self.group_size, start)
-        self._queue(env, slot)
+        if self.in_step_with(env):  # else somebody has taken the envs since they were reset
+            if start is not None:
+                self._check_start(env, job // self.group_size, start)
+            self._queue(env, slot)
 
     def _check_start(self, env: VecEnv, group: int, start: Start) -> None:
         first = self._first_start.setdefault(group, start)

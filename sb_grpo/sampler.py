@@ -173,17 +173,17 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
         check_reward_wrappers(env, vec_normalize, rewards)
         check_finite(env, "reward", raw_rewards, step)
         check_finite(env, "observation", raw_obs, step)
-        jobs, t = slots.job, slots.t
-        completed += slots.step(env, dones, raw_obs)  # before the callback, which may reset the envs
+        starts = slots.starts(env, dones, raw_obs)  # before the callback, which may reset the envs
 
         callback.update_locals({**locals(), "self": model})
         if not callback.on_step():
             return False
         model._update_info_buffer(infos, dones)
 
-        ends = note_ends(buffer, jobs, dones, infos)
-        extra = model.columns.read(raw_obs_before, infos, raw_rewards, t)
-        buffer.add(obs_tensor, action_tensor, raw_rewards, jobs, t, ends, extra)
+        ends = note_ends(buffer, slots.job, dones, infos)
+        extra = model.columns.read(raw_obs_before, infos, raw_rewards, slots.t)
+        buffer.add(obs_tensor, action_tensor, raw_rewards, slots.job, slots.t, ends, extra)
+        completed += slots.step(env, dones, starts)
         if model.use_sde and dones.any():
             model.policy.renew_noise(th.as_tensor(dones, device=device))
         model._last_obs, model._last_episode_starts = new_obs, dones  # type: ignore[assignment]

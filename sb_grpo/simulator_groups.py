@@ -24,7 +24,7 @@ class StateSlots(TensorSlots):
 
     _last_start: Any = None
 
-    def started_all(self, env: TensorVecEnv) -> None:  # type: ignore[override]
+    def started_all(self, env: TensorVecEnv, raw_obs: Any = None) -> None:  # type: ignore[override]
         super().started_all(env)
         self._start(env, th.arange(len(self.job), device=self.device))
 

@@ -22,7 +22,6 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo.envs.hold import hold_of
-from sb_grpo.envs.installing import install_seeded_reset
 from sb_grpo.groups import GroupSlots
 from zoo.common.provenance import commit, versions
 from zoo.showcase.runs import DATA, evaluate_normalized, probe_parser, run_probe
@@ -48,6 +47,7 @@ class Grouped(BaseCallback):
 
     def _on_training_start(self) -> None:
         self.slots.started_all(self.training_env)
+        hold_of(self.training_env).actor = self.slots  # PPO's steps are to consume the seeds
 
     def _on_step(self) -> bool:
         self.slots.step(self.training_env, self.locals["dones"])
@@ -102,9 +102,7 @@ def build(env_id: str, changes: Collection[str], seed: int) -> tuple[PPO, list[B
     if "starts" not in changes:
         return model, []
     slots = GroupSlots(N_ENVS, GROUP_SIZE, seed)
-    install_seeded_reset(env)
     slots.queue_all(env)
-    hold_of(env).actor = slots  # all of PPO's steps are to consume the seeds
     return model, [Grouped(slots)]
 
 
