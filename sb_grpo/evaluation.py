@@ -19,8 +19,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
-from sb_grpo.collect.seeded_episodes import Episodes, actor, first_starts, frozen_statistics, play
-from sb_grpo.envs.seeded_reset import install_seeded_reset
+from sb_grpo.collect.seeded_episodes import Episodes, actor, first_starts, frozen_statistics, held, play
+from sb_grpo.envs.installing import install_seeded_reset
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.maths import student
 
@@ -130,7 +130,7 @@ def evaluate_paired(
         if not isinstance(venv, TensorVecEnv):
             install_seeded_reset(venv)
         few = chosen[: venv.num_envs]
-        with frozen_statistics(venv):
+        with frozen_statistics(venv), held(venv):
             _check_starts(few, first_starts(venv, few), first_starts(venv, few))
             a, b = (_play(*one, venv, chosen, deterministic) for one in zip((policy_a, policy_b), normalize, strict=True))
         _check_starts(chosen, a.starts, b.starts)

@@ -71,6 +71,7 @@ def record_rollout(
     record("rollout/useful_fraction", model._steps_trained / (model._steps_trained + model._steps_dropped))
     record("rollout/pending_steps", model.rollout_buffer.n_kept)
     record("rollout/n_steps", len(advantages))
+    record("rollout/interruptions", model.interruptions)
     record("group/n_groups", rollout.n_groups)
     record("group/frac_zero_std", 1.0 - has_signal.float().mean().item())
     record("group/start_mismatch", model.slots.start_mismatches)

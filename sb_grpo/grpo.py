@@ -25,12 +25,13 @@ from sb_grpo.collect.columns import HostColumns, column_shapes
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.collect.device_loop import collect_tensors, start_mismatches
 from sb_grpo.collect.host_loop import check_finite, collect, unspoilt
-from sb_grpo.collect.simulators import SLOTS, BranchSlots, StreamSlots
+from sb_grpo.collect.interruption import give_up, warn_of_interruption
+from sb_grpo.collect.simulators import make_slots
 from sb_grpo.collect.slots import GroupSlots, TensorSlots
-from sb_grpo.envs.seeded_reset import install_seeded_reset, time_limit
+from sb_grpo.envs.installing import install_seeded_reset, time_limit
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.extras.exploration import Bonus, BonusSettings, make_bonus, with_bonus
-from sb_grpo.extras.group_weights import GroupWeights, row_weights
+from sb_grpo.extras.group_weights import GroupWeights, weights_by_label
 from sb_grpo.extras.grouping import make_grouping
 from sb_grpo.learn.captured import Captured
 from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient, clip_gradients
@@ -42,21 +43,13 @@ from sb_grpo.maths.estimators import AdvantageEstimator, shape_rewards
 from sb_grpo.maths.losses import Clip, cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3, step_weights
 from sb_grpo.maths.segments import segment_mean
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
-from sb_grpo.saving import with_fitting_modules
+from sb_grpo.saving import NOT_SAVED, OPTIONAL_MODULES, with_fitting_modules
 from sb_grpo.types import AdvantageOptions, Minibatch, Rollout, map_obs
 
 SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
 
 #: Default rollout, in env steps over all envs together. PPO's 2048 *per env* starves the policy of updates.
 ROLLOUT_STEPS = 2048
-
-#: What is built anew after loading.
-NOT_SAVED = (
-    "slots", "_batch", "_task", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
-    "last_figures",
-)  # fmt: skip
-#: Modules that a model may have beside its policy; their tensors are saved with it.
-OPTIONAL_MODULES = ("state_baseline", "ref_policy", "grouper", "group_weighting", "bonus")
 
 
 def steps_per_env(n_steps: int | None, n_envs: int) -> int:
@@ -254,8 +247,8 @@ class GRPO(OnPolicyAlgorithm):
         self.bonus: Bonus | None = None
         self._base_seed: int | None = None
         self._next_group = 0
-        self._n_rollouts = self._n_gradient_steps = 0
-        self._steps_trained = self._steps_dropped = 0
+        self._n_rollouts = self._n_gradient_steps = self._steps_trained = self._steps_dropped = 0
+        self.interruptions = 0  #: times that somebody else has taken the training env in mid-rollout
         self.slots: GroupSlots | TensorSlots | None = None
         self._time_limit: int | None = None
         self._batch: Minibatch | None = None
@@ -382,16 +375,6 @@ class GRPO(OnPolicyAlgorithm):
         ).to(self.device)
         return policy
 
-    def _make_slots(self) -> GroupSlots | TensorSlots:
-        assert self._base_seed is not None
-        if isinstance(self.env, TensorVecEnv):
-            kind = BranchSlots if self.restart == "branch" else SLOTS[self.env.grouping]
-            slots = kind(self.n_envs, self.group_size, self._base_seed, self._next_group, self.device)
-            if isinstance(slots, StreamSlots) and self.whole_episodes:
-                slots.max_lead = 1  # episodes that wait for their group must not grow old
-            return slots
-        return GroupSlots(self.n_envs, self.group_size, self._base_seed, self._next_group, self.shared_noise)
-
     def _setup_learn(
         self,
         total_timesteps: int,
@@ -426,16 +409,24 @@ class GRPO(OnPolicyAlgorithm):
         """The next reset of the env begins groups that no episode has met; what waited for the old ones is dropped."""
         assert self.env is not None
         self._steps_dropped += self.rollout_buffer.drop_kept()
+        self._new_slots().queue_all(self.env)
+        self.columns = HostColumns(self)
+
+    def _new_slots(self) -> GroupSlots | TensorSlots:
+        """Slots whose jobs belong to groups that no episode has met."""
         if self.slots is not None:
             self._next_group = self.slots.next_group
-        self.slots = self._make_slots()
-        self.columns = HostColumns(self)
-        self.slots.queue_all(self.env)
+        assert self._base_seed is not None and self.env is not None
+        self.slots = make_slots(
+            self.env, self.group_size, self._base_seed, self._next_group, self.device, shared_noise=self.shared_noise,
+            branch=self.restart == "branch", whole_episodes=self.whole_episodes,
+        )  # fmt: skip
+        return self.slots
 
     def _groups_started(self) -> None:
         """The env was reset, and ``_last_obs`` is what it said."""
         assert self.env is not None and self.slots is not None
-        self.slots.started_all(self.env)
+        self.slots.started_all(self.env, self.raw_last_obs)
         check_finite(self.env, "observation", self.raw_last_obs, step=0)
 
     @property
@@ -450,15 +441,41 @@ class GRPO(OnPolicyAlgorithm):
         """
         self._restart_groups = True
 
-    def _start_new_groups(self) -> None:
-        assert self.env is not None and self.slots is not None
+    def start_new_groups(self) -> None:
+        """Reset every env and begin new groups; what waited for the old ones is dropped."""
+        assert self.slots is not None
+        self._steps_dropped += self.rollout_buffer.drop_kept()
         mismatches = self.slots.start_mismatches
-        self._queue_new_groups()
-        self.slots.start_mismatches = mismatches
+        self._new_slots().start_mismatches = mismatches
+        self.start_slots()
+        self._restart_groups = False
+
+    def start_over(self) -> GroupSlots | TensorSlots:
+        """Begin every slot's episode again, as somebody else has reset or stepped the envs.
+
+        :return: the slots from here on
+        """
+        self.interruptions += 1
+        if self.interruptions == 1:
+            warn_of_interruption(self.whole_episodes, self.num_timesteps)
+        if isinstance(self.slots, GroupSlots):
+            self._steps_dropped += give_up(self.slots, self.rollout_buffer, self._last_obs, self.whole_episodes)
+            self.start_slots()
+            return self.slots
+        if self.whole_episodes:  # slots of tensor envs cannot run a job again
+            self._steps_dropped += self.rollout_buffer.drop_jobs(self.rollout_buffer.unfinished_jobs(self.group_size))
+        self.start_new_groups()
+        assert self.slots is not None
+        return self.slots
+
+    def start_slots(self) -> None:
+        """Reset every env; each slot begins the next of the jobs."""
+        assert self.env is not None and self.slots is not None
+        check_early_reset(self.env, can_continue=False)
+        self.slots.queue_all(self.env)
         self._last_obs = self.env.reset()  # type: ignore[assignment]
         self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
         self._groups_started()
-        self._restart_groups = False
 
     # ---------------------------------------------------------------- collect
 
@@ -476,7 +493,7 @@ class GRPO(OnPolicyAlgorithm):
         """
         self.policy.set_training_mode(False)
         if self._restart_groups:
-            self._start_new_groups()
+            self.start_new_groups()
         if self.policy.normalize_obs and rollout_buffer.pos > 0:
             # Between rollouts only: within one, old and new log-probabilities must see the same observations.
             self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.seen_observations()))
@@ -544,18 +561,11 @@ class GRPO(OnPolicyAlgorithm):
         horizon = self._time_limit or rollout.max_length if self.whole_episodes else self.steps_per_env
         weights = step_weights(batch.episode, self.aggregation, horizon)
         if self.group_weighting is not None:
-            weights = weights * self._weights_by_group(self.group_weighting, rollout, labels, labels[batch.episode])
+            row_label = labels[batch.episode]
+            shares, by_label = weights_by_label(self.group_weighting, rollout, labels, row_label)
+            log.record_weights(self, shares, by_label, row_label)
+            weights = weights * by_label
         return batch._replace(weights=weights)
-
-    def _weights_by_group(
-        self, weighting: GroupWeights, rollout: Rollout, labels: th.Tensor, row_label: th.Tensor
-    ) -> th.Tensor:
-        """``[B]`` weights of rows that remain, by the label ``[B]`` of each."""
-        weighting.observe(rollout, labels)
-        shares = weighting.shares(rollout, labels)
-        weights = row_weights(shares, row_label, weighting.max_weight)
-        log.record_weights(self, shares, weights, row_label)
-        return weights
 
     # ---------------------------------------------------------------- train
 

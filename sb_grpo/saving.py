@@ -7,6 +7,13 @@ from typing import Any
 
 from torch import nn
 
+#: What is built anew after loading.
+NOT_SAVED = (
+    "slots", "_batch", "_task", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
+    "last_figures",
+)  # fmt: skip
+#: Modules that a model may have beside its policy; their tensors are saved with it.
+OPTIONAL_MODULES = ("state_baseline", "ref_policy", "grouper", "group_weighting", "bonus")
 #: Part of a state baseline that may come and go: a model saved with it can be loaded without, and the other way round.
 PAIRING = "pairing."
 

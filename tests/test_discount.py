@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb_grpo import GRPO, SeededResetWrapper
+from sb_grpo.collect import host_loop as sampler
+from sb_grpo.envs.gymnasium_vector import GymnasiumVectorEnv
 from sb_grpo.envs.native import make_tensor_env
+from sb_grpo.envs.time_limits import limit_of
 from sb_grpo.maths.discount import discount_for
 
 
@@ -39,10 +45,57 @@ def test_gamma_none_asks_the_env(env_id: str, limit: int | None, gamma: float) -
     assert GRPO("MlpPolicy", env, device="cpu").gamma == pytest.approx(gamma)
 
 
-def test_an_env_without_a_registration_has_the_long_horizon() -> None:
+def unregistered(**attributes: int) -> gym.Env:
     env = gym.make("Pendulum-v1").unwrapped
     env.spec = None
-    assert GRPO("MlpPolicy", gym.wrappers.TimeLimit(env, 50), device="cpu").gamma == 0.995
+    for name, value in attributes.items():
+        setattr(env, name, value)
+    return env
+
+
+def further_in() -> gym.Env:
+    return gym.wrappers.RescaleAction(gym.wrappers.TimeLimit(gym.make("Pendulum-v1", max_episode_steps=300), 50), -1.0, 1.0)
+
+
+LIMITS: dict[str, tuple[Callable[[], gym.Env], float]] = {
+    "none": (unregistered, 0.995),
+    "wrapper": (lambda: gym.wrappers.TimeLimit(unregistered(), 50), 0.95),
+    "further in": (further_in, 0.95),
+    "the shorter of two": (lambda: gym.wrappers.TimeLimit(gym.wrappers.TimeLimit(unregistered(), 50), 200), 0.95),
+    "in Monitor": (lambda: Monitor(gym.wrappers.TimeLimit(unregistered(), 100)), 0.98),
+    "the env's own": (lambda: unregistered(max_steps=100), 0.98),
+    "the env's own, as simulators call it": (lambda: unregistered(max_episode_steps=np.int64(100)), 0.98),
+    "no number of steps": (lambda: unregistered(max_steps=True), 0.995),
+}
+
+
+@pytest.mark.parametrize(("make", "gamma"), LIMITS.values(), ids=LIMITS)
+def test_a_limit_is_found_wherever_it_was_set(make: Callable[[], gym.Env], gamma: float) -> None:
+    model = GRPO("MlpPolicy", make(), device="cpu")
+    assert model.gamma == pytest.approx(gamma)
+    limit = limit_of(make())
+    assert limit is None or gamma == pytest.approx(discount_for(limit))
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_the_adapter_of_vector_envs_finds_it_too(kind: type[VectorEnv]) -> None:
+    vec_env = kind([further_in, further_in])
+    env = GymnasiumVectorEnv(vec_env)
+    assert env.max_episode_steps == 50
+    vec_env.close()
+
+
+def test_whole_episode_estimators_know_a_limit_that_no_spec_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampler, "ENDLESS", 30)
+    known = gym.wrappers.TimeLimit(unregistered(), 50)
+    kwargs = dict(advantage="outcome", n_steps=64, n_epochs=1, group_size=2, batch_size=32, device="cpu")
+    model = GRPO("MlpPolicy", known, **kwargs).learn(100)
+    assert model.num_timesteps == 100
+    with pytest.raises(ValueError, match="No end after 30 steps"):
+        GRPO("MlpPolicy", unregistered(), **kwargs).learn(100)
+    promised = gym.make("Pendulum-v1", max_episode_steps=40).unwrapped  # registered, and not kept
+    with pytest.raises(ValueError, match="No end after"):
+        GRPO("MlpPolicy", promised, **kwargs).learn(100)
 
 
 def test_envs_in_processes_and_on_the_device_are_asked_too() -> None:

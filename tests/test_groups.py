@@ -16,8 +16,9 @@ from stable_baselines3.common.vec_env import (
 
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.collect.slots import GroupSlots
+from sb_grpo.envs.installing import install_seeded_reset
 from sb_grpo.envs.random import group_seed, mix
-from sb_grpo.envs.seeded_reset import START_DIGEST, install_seeded_reset, observation_digest
+from sb_grpo.envs.seeded_reset import START_DIGEST, observation_digest
 from tests.helpers import SpaceEnv
 
 
@@ -37,7 +38,7 @@ def run_groups(env, group_size, episodes, seed=3):
         actions = np.array([env.action_space.sample() for _ in range(env.num_envs)])
         if rng.random() < 0.5:
             actions[::2] = actions[0]
-        _, _, dones, _ = env.step(actions)
+        _, _, dones, _ = slots.step_envs(env, actions)
         completed += slots.step(env, dones)
         starts += [(int(slots.job[s]), digest(s)) for s in np.flatnonzero(dones)]
     env.close()

@@ -111,6 +111,20 @@ class GroupRolloutBuffer(BaseBuffer):
         n, self._kept = self.n_kept, None
         return n
 
+    def drop_jobs(self, jobs: th.Tensor) -> int:
+        """Throw away every row of some jobs; those of this rollout count as idle (``n_idle``).
+
+        :param jobs: ``[n]`` int64 numbers of jobs
+        :return: rows dropped among those that waited for their group to complete
+        """
+        gone = th.isin(self.jobs[: self.pos], jobs)
+        self.jobs[: self.pos][gone], self.ends[: self.pos][gone] = -1, 0
+        if self._kept is None:
+            return 0
+        before, stays = self.n_kept, ~th.isin(self._kept["jobs"], jobs)
+        self._kept = self._take(self._kept, th.nonzero(stays).squeeze(1))
+        return before - self.n_kept
+
     @property
     def n_kept(self) -> int:
         """Rows that wait for their group to complete."""
@@ -217,10 +231,21 @@ class GroupRolloutBuffer(BaseBuffer):
 
     def complete_groups(self, group_size: int) -> int:
         """Groups of which every member has ended, kept rows included."""
+        return len(self._whole_groups(*self._jobs_and_ends(), group_size))
+
+    def unfinished_jobs(self, group_size: int) -> th.Tensor:
+        """Jobs of the rows here, kept ones included, of whose group not every member has ended."""
+        jobs, ends = self._jobs_and_ends()
+        whole = self._whole_groups(jobs, ends, group_size)
+        unfinished: th.Tensor = jobs[~th.isin(jobs // group_size, whole)]
+        return unfinished
+
+    def _jobs_and_ends(self) -> tuple[th.Tensor, th.Tensor]:
+        """``[M]`` of every row that is here, kept ones included."""
         jobs, ends = self.jobs[: self.pos].flatten(), self.ends[: self.pos].flatten()
         if self._kept is not None:
             jobs, ends = th.cat([self._kept["jobs"], jobs]), th.cat([self._kept["ends"], ends])
-        return len(self._whole_groups(jobs, ends, group_size))
+        return jobs, ends
 
     @staticmethod
     def _whole_groups(jobs: th.Tensor, ends: th.Tensor, group_size: int) -> th.Tensor:

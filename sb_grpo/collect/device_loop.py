@@ -13,6 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from sb_grpo.collect.columns import task_names
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.collect.host_loop import check_endless
+from sb_grpo.collect.interruption import check_hopeless
 from sb_grpo.collect.slots import TensorSlots
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies import ActorPolicy
@@ -83,7 +84,7 @@ def collect_tensors(model: GRPO, env: TensorVecEnv, callback: BaseCallback, buff
 
     :return: False when a callback asked to stop
     """
-    slots, policy = model.slots, model.policy
+    slots, policy, interruptions_before = model.slots, model.policy, model.interruptions
     assert isinstance(slots, TensorSlots)
     take_steps, run = model.captured.env_steps(model)
     to_env = env_actions(model)
@@ -92,6 +93,9 @@ def collect_tensors(model: GRPO, env: TensorVecEnv, callback: BaseCallback, buff
     while True:
         noise = policy.noise(model.steps_per_env, env.num_envs)
         for n_steps in range(0, model.steps_per_env, run):
+            if not slots.in_step_with(env):
+                slots = model.start_over()
+                assert isinstance(slots, TensorSlots)
             if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
                 policy.reset_noise(env.num_envs)
             with th.no_grad(), model.autocasting():
@@ -107,8 +111,10 @@ def collect_tensors(model: GRPO, env: TensorVecEnv, callback: BaseCallback, buff
                 if not callback.on_step():
                     model.num_timesteps += (run - 1 - i) * env.num_envs  # they have been taken
                     return False
-        if not model.whole_episodes or buffer.complete_groups(model.group_size) >= (model.n_groups or 1):
+        complete = buffer.complete_groups(model.group_size) if model.whole_episodes else 0
+        if not model.whole_episodes or complete >= (model.n_groups or 1):
             break
+        check_hopeless(model.interruptions - interruptions_before, buffer.pos, complete)
         check_endless(model)
     check_finite(buffer)
     check_tasks(buffer, task_names(model.tasks))

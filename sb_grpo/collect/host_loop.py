@@ -15,6 +15,7 @@ from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb_grpo.collect.buffer import GroupRolloutBuffer
+from sb_grpo.collect.interruption import check_hopeless
 from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.types import map_obs
 
@@ -97,7 +98,8 @@ def check_endless(model: GRPO) -> None:
     :raises ValueError: if one has gone on for ``ENDLESS`` steps and no time limit is known
     """
     assert model.slots is not None
-    if model._time_limit is None and model.slots.t.max() >= ENDLESS:
+    longest = int(model.slots.t.max())
+    if longest >= ENDLESS and longest > (model._time_limit or 0):  # a limit that a registration promises may not be kept
         reason, way_out = (
             (f"n_groups={model.n_groups}", "set n_steps instead of n_groups")
             if model.advantage == "state"
@@ -145,11 +147,14 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
     assert model._last_obs is not None, "No previous observation was provided"
     slots, device, vec_normalize = model.slots, model.device, model._vec_normalize_env
     assert isinstance(slots, GroupSlots)
-    n_steps, completed = 0, 0
+    n_steps, completed, interruptions_before = 0, 0, model.interruptions
     rollout_buffer, n_rollout_steps = buffer, model.steps_per_env  # names that callbacks know from SB3
     raw_obs = model.raw_last_obs
     callback.on_rollout_start()
     while True:
+        if not slots.in_step_with(env):
+            model.start_over()
+            raw_obs = model.raw_last_obs
         if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
             model.policy.reset_noise(env.num_envs)
         with th.inference_mode():
@@ -159,7 +164,7 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
         clipped_actions = to_env_actions(model, actions)
 
         raw_obs_before = raw_obs
-        new_obs, rewards, dones, infos = env.step(clipped_actions)
+        new_obs, rewards, dones, infos = slots.step_envs(env, clipped_actions)
         n_steps += 1
         model.num_timesteps += env.num_envs
         raw_obs, raw_rewards = (
@@ -169,6 +174,7 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
         check_reward_wrappers(env, vec_normalize, rewards)
         check_finite(env, "reward", raw_rewards, step)
         check_finite(env, "observation", raw_obs, step)
+        starts = slots.starts(env, dones, raw_obs)  # before the callback, which may reset the envs
 
         callback.update_locals({**locals(), "self": model})
         if not callback.on_step():
@@ -178,12 +184,13 @@ def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRollo
         ends = note_ends(buffer, slots.job, dones, infos)
         extra = model.columns.read(raw_obs_before, infos, raw_rewards, slots.t)
         buffer.add(obs_tensor, action_tensor, raw_rewards, slots.job, slots.t, ends, extra)
-        completed += slots.step(env, dones)
+        completed += slots.step(env, dones, starts)
         if model.use_sde and dones.any():
             model.policy.renew_noise(th.as_tensor(dones, device=device))
         model._last_obs, model._last_episode_starts = new_obs, dones  # type: ignore[assignment]
         if rollout_is_complete(model, n_steps, completed):
             break
+        check_hopeless(model.interruptions - interruptions_before, n_steps, completed)
     if not model.whole_episodes:  # episodes are cut here: what comes next is needed to judge their last steps
         for slot, job in enumerate(slots.job.tolist()):
             buffer.add_final_observation(job, map_obs(lambda o: o[slot], new_obs))  # noqa: B023

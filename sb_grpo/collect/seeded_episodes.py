@@ -11,6 +11,7 @@ import torch as th
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize, is_vecenv_wrapped, unwrap_vec_normalize
 
+from sb_grpo.envs.hold import hold_of
 from sb_grpo.envs.seeded_reset import START_DIGEST, observation_digest
 from sb_grpo.envs.tensor_env import TensorVecEnv, check_actions
 
@@ -67,6 +68,37 @@ def play(act: Act, env: VecEnv, seeds: Sequence[int]) -> Episodes:
         parts = [_play_batch(act, env, seeds[i : i + env.num_envs]) for i in range(0, len(seeds), env.num_envs)]
         return Episodes(np.concatenate([p.returns for p in parts]), [start for p in parts for start in p.starts])
     return _play_in_turn(act, env, seeds)
+
+
+class _Judge:
+    """Holds a VecEnv while policies are judged on it."""
+
+    def __init__(self, n_envs: int) -> None:
+        self.n_envs = n_envs
+
+    def seeds_for_others(self) -> list[int]:
+        """Random ones, from NumPy's global generator, as SB3's own are."""
+        return np.random.randint(2**31, size=self.n_envs).tolist()  # type: ignore[no-any-return]
+
+
+@contextmanager
+def held(env: VecEnv) -> Iterator[None]:
+    """Resets and steps inside may consume the seeds that are queued for them; afterwards the envs are as random as before.
+
+    :param env: with installed seeded resets, or a TensorVecEnv
+    """
+    if isinstance(env, TensorVecEnv):
+        yield
+        return
+    hold, judge = hold_of(env), _Judge(env.num_envs)
+    hold.notice()  # whoever held the envs has lost them
+    hold.take(judge)
+    hold.actor = judge
+    try:
+        yield
+    finally:
+        hold.actor = None
+        hold.notice()
 
 
 @contextmanager

@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch as th
+from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo.collect.slots import TensorSlots
+from sb_grpo.collect.slots import GroupSlots, TensorSlots
 from sb_grpo.envs.tensor_env import TensorVecEnv, map_snapshot
 
 
@@ -24,7 +25,7 @@ class StateSlots(TensorSlots):
 
     _last_start: Any = None
 
-    def started_all(self, env: TensorVecEnv) -> None:  # type: ignore[override]
+    def started_all(self, env: TensorVecEnv, raw_obs: Any = None) -> None:  # type: ignore[override]
         super().started_all(env)
         self._start(env, th.arange(len(self.job), device=self.device))
 
@@ -141,3 +142,34 @@ SLOTS: dict[str, type[TensorSlots]] = {
     "streams": StreamSlots,
     "synchronous": SynchronousSlots,
 }
+
+
+def make_slots(
+    env: VecEnv,
+    group_size: int,
+    base_seed: int,
+    first_group: int,
+    device: th.device,
+    *,
+    shared_noise: bool,
+    branch: bool,
+    whole_episodes: bool,
+) -> GroupSlots | TensorSlots:
+    """The slots that go with an env.
+
+    :param env: tensor env, or host envs
+    :param group_size: members per group
+    :param base_seed: seed of the stream of groups
+    :param first_group: number of the first group to hand out
+    :param device: of tensor envs
+    :param shared_noise: of host envs: members share what ``step`` draws
+    :param branch: of tensor envs: half of the groups start in states that the policy is visiting
+    :param whole_episodes: the estimator waits for complete groups
+    """
+    if not isinstance(env, TensorVecEnv):
+        return GroupSlots(env.num_envs, group_size, base_seed, first_group, shared_noise)
+    kind = BranchSlots if branch else SLOTS[env.grouping]
+    slots = kind(env.num_envs, group_size, base_seed, first_group, device)
+    if isinstance(slots, StreamSlots) and whole_episodes:
+        slots.max_lead = 1  # episodes that wait for their group must not grow old
+    return slots

@@ -7,14 +7,19 @@ slots works through one stream of jobs, and a slot whose episode ended takes the
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb_grpo.collect.starts import Start, mismatch_message, start_of
+from sb_grpo.envs.hold import Hold, hold_of
+from sb_grpo.envs.installing import facts, install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
-from sb_grpo.envs.seeded_reset import RESET_NUMBER, START_DIGEST
 from sb_grpo.envs.tensor_env import TensorVecEnv
+
+NO_JOB = -1
 
 
 class GroupSlots:
@@ -37,10 +42,11 @@ class GroupSlots:
         self.t = np.zeros(n_envs, dtype=np.int64)
         self.start_mismatches = 0
         self._queued = np.zeros(n_envs, dtype=np.int64)
-        self._first_digest: dict[int, bytes] = {}
+        self._given_back: list[int] = []
+        self._first_start: dict[int, Start] = {}
         self._members_ended: dict[int, int] = {}
-        self._base_env: VecEnv | None = None
-        self._reset_number = np.zeros(n_envs, dtype=np.int64)
+        self._hold: Hold | None = None
+        self._times_lost = 0
 
     @property
     def next_group(self) -> int:
@@ -48,69 +54,113 @@ class GroupSlots:
         return -(-self.next_job // self.group_size)
 
     def queue_all(self, env: VecEnv) -> None:
-        """Queue a job in every slot, for the explicit ``env.reset()`` that must follow."""
+        """Take the envs, and queue a job in every slot for the explicit ``env.reset()`` that must follow."""
+        install_seeded_reset(env)
+        self._hold = hold_of(env)
+        self._hold.take(self)
         for slot in range(len(self.job)):
             self._queue(env, slot)
 
-    def started_all(self, env: VecEnv) -> None:
-        """Take note that ``env.reset()`` started every queued job, and queue the jobs after those."""
-        self._base_env = env.unwrapped
-        for slot in range(len(self.job)):
-            self._start(env, slot)
+    def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
+        """Take note that ``env.reset()`` started every queued job, and queue the jobs after those.
+
+        :param raw_obs: as :meth:`starts` wants it
+        """
+        for slot, start in self.starts(env, np.ones(len(self.job), dtype=bool), raw_obs).items():
+            self._start(env, slot, start)
+
+    @staticmethod
+    def starts(env: VecEnv, dones: np.ndarray, raw_obs: Any = None) -> dict[int, Start | None]:
+        """How the episodes that begin now start, by slot.
+
+        :param dones: ``[n_envs]`` bool, the slots that have just been reset
+        :param raw_obs: ``[n_envs, ...]`` after the reset, below any VecNormalize: for VecEnvs whose reset infos hold no digest
+        """
+        if not dones.any():
+            return {}
+        infos = env.unwrapped.reset_infos
+        return {slot: start_of(infos[slot], raw_obs, slot) for slot in np.flatnonzero(dones).tolist()}
 
     def in_step_with(self, env: VecEnv) -> bool:
-        """Nobody else has reset these envs since: they still run the jobs noted here."""
-        numbers = [info.get(RESET_NUMBER) for info in env.unwrapped.reset_infos]
-        return env.unwrapped is self._base_env and numbers == self._reset_number.tolist()
+        """Nobody else has reset or stepped these envs since: they still run the jobs noted here."""
+        return self._hold is not None and self._hold.base is env.unwrapped and self._hold.holder is self
 
-    def step(self, env: VecEnv, dones: np.ndarray) -> int:
+    def seeds_for_others(self) -> list[int]:
+        """One seed per slot for whoever takes the envs next, another one every time."""
+        self._times_lost += 1
+        stream = mix(self.base_seed, self.next_job, 2)  # the 2 keeps it apart from groups and from noise
+        return [mix(stream, self._times_lost, slot) >> 33 for slot in range(len(self.job))]
+
+    def step_envs(self, env: VecEnv, actions: np.ndarray) -> Any:
+        """``env.step(actions)``, made known as the trainer's own: its resets may consume the queued seeds."""
+        assert self._hold is not None
+        self._hold.actor = self
+        try:
+            return env.step(actions)
+        finally:
+            self._hold.actor = None
+
+    def step(self, env: VecEnv, dones: np.ndarray, starts: dict[int, Start | None] | None = None) -> int:
         """Advance every slot by one step; slots that are done have already been reset by the VecEnv.
 
         :param dones: ``[n_envs]`` bool
+        :param starts: what :meth:`starts` said right after the step; None: nobody can have reset the envs since
         :return: number of groups of which the last member ended in this step
         """
         self.t += 1
-        if not dones.any():
-            return 0
         completed = 0
-        for slot in np.flatnonzero(dones).tolist():
-            group = int(self.job[slot]) // self.group_size
-            ended = self._members_ended.pop(group, 0) + 1
-            if ended == self.group_size:
-                completed += 1
-                self._first_digest.pop(group, None)
-            else:
-                self._members_ended[group] = ended
-            self._start(env, slot)
+        for slot, start in (self.starts(env, dones) if starts is None else starts).items():
+            completed += self._end(int(self.job[slot]))
+            self._start(env, slot, start)
         return completed
 
+    def give_up(self, again: bool) -> None:
+        """Somebody else has taken the envs: no running job can go on, and no queued one has begun.
+
+        :param again: hand out the running jobs once more, from their starts; otherwise they have ended here
+        """
+        if again:
+            self._given_back += self.job.tolist()
+        else:
+            for job in self.job.tolist():
+                self._end(job)
+        self._given_back = sorted([*self._given_back, *self._queued[self._queued != NO_JOB].tolist()])
+
+    def _end(self, job: int) -> bool:
+        """Count a member that has ended; True if it was the last of its group."""
+        group = job // self.group_size
+        ended = self._members_ended.pop(group, 0) + 1
+        if ended < self.group_size:
+            self._members_ended[group] = ended
+            return False
+        self._first_start.pop(group, None)
+        return True
+
     def _queue(self, env: VecEnv, slot: int) -> None:
-        job, self.next_job = self.next_job, self.next_job + 1
+        if self._given_back:
+            job = self._given_back.pop(0)
+        else:
+            job, self.next_job = self.next_job, self.next_job + 1
         self._queued[slot] = job
         noise_seed = None if self.shared_noise else mix(self.base_seed, job, 1)
         env.env_method("set_next_seed", group_seed(self.base_seed, job // self.group_size), noise_seed, indices=[slot])
 
-    def _start(self, env: VecEnv, slot: int) -> None:
+    def _start(self, env: VecEnv, slot: int, start: Start | None) -> None:
         job = int(self._queued[slot])
-        self.job[slot], self.t[slot] = job, 0
-        info = env.unwrapped.reset_infos[slot]
-        self._reset_number[slot] = info[RESET_NUMBER]
-        self._check_start(env, job // self.group_size, info[START_DIGEST])
-        self._queue(env, slot)
+        self.job[slot], self.t[slot], self._queued[slot] = job, 0, NO_JOB
+        if self.in_step_with(env):  # else somebody has taken the envs since they were reset
+            if start is not None:
+                self._check_start(env, job // self.group_size, start)
+            self._queue(env, slot)
 
-    def _check_start(self, env: VecEnv, group: int, digest: bytes) -> None:
-        if self._first_digest.setdefault(group, digest) == digest:
+    def _check_start(self, env: VecEnv, group: int, start: Start) -> None:
+        first = self._first_start.setdefault(group, start)
+        if first[-1] == start[-1]:
             return
         self.start_mismatches += 1
         if self.start_mismatches == 1:
-            env_id, _ = env.env_method("describe", indices=[0])[0]
-            warnings.warn(
-                f"Two members of a group started from different observations in {env_id or 'this env'} "
-                f"(group {group}, seed {group_seed(self.base_seed, group)}): reset(seed=...) does not fix its start state. "
-                "Groups still average over episodes, but not over equal starts. Counted as group/start_mismatch.",
-                UserWarning,
-                stacklevel=2,
-            )
+            seed = group_seed(self.base_seed, group)
+            warnings.warn(mismatch_message(facts(env)[0], group, seed, first, start), UserWarning, stacklevel=2)
 
 
 class TensorSlots:
@@ -137,7 +187,7 @@ class TensorSlots:
         self.t = th.zeros(n_envs, dtype=th.int64, device=device)
         self.episode_return = th.zeros(n_envs, device=device)
         self.start_mismatches = 0
-        self._env_resets: tuple[TensorVecEnv, int] | None = None
+        self._left_at: tuple[TensorVecEnv, int] | None = None
 
     @property
     def next_group(self) -> int:
@@ -147,15 +197,18 @@ class TensorSlots:
     def queue_all(self, env: VecEnv) -> None:
         """Nothing to queue; here for the same interface as host slots."""
 
-    def started_all(self, env: VecEnv) -> None:
-        """Start the first job in every slot."""
+    def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
+        """Start the first job in every slot.
+
+        :param raw_obs: not needed; here for the same interface as host slots
+        """
         assert isinstance(env, TensorVecEnv)
         env.reset_all(self._seeds())
-        self._env_resets = env, env.resets
+        self._left_at = env, env.calls
 
     def in_step_with(self, env: VecEnv) -> bool:
-        """Nobody else has reset this env since the slots were started."""
-        return isinstance(env, TensorVecEnv) and self._env_resets == (env, env.resets)
+        """Nobody has reset or stepped this env through SB3's interface since the slots were started."""
+        return isinstance(env, TensorVecEnv) and self._left_at == (env, env.calls)
 
     def step(self, env: TensorVecEnv, done: th.Tensor) -> None:
         """Advance every slot by one step and start the next jobs where episodes ended.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,10 +10,11 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 import torch as th
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 
 from sb_grpo.envs.host_simulator import HostSimulatorEnv
 from sb_grpo.envs.tensor_env import TensorStep
+from sb_grpo.envs.time_limits import limit_of, own_limit
 
 #: What a reset that does not know seed lists or masks may raise.
 _REFUSALS = (TypeError, ValueError, KeyError, IndexError, AssertionError, NotImplementedError, gym.error.Error)
@@ -31,7 +32,7 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
         until the last has ended
     :param broadcast: synchronous only: ``broadcast(vec_env, leader)`` gives every slot ``i`` the state of slot ``leader[i]``
         (int64 ``[N]``) after a reset; without it starts differ where the vector env takes no seed lists
-    :param max_episode_steps: time limit; None: as the env's registration says
+    :param max_episode_steps: time limit; None: what wrappers, the env itself or its registration say
     :raises ValueError: for anything but a vector env, for observations that tensors cannot hold, or where slots cannot be
         reset one by one and ``synchronous`` was not chosen
     """
@@ -109,6 +110,12 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
             before = np.array(self.vec_env.step(self.vec_env.action_space.sample())[0])
             after = np.array(self.vec_env.reset(seed=[1] * n, options={"reset_mask": alone.copy()})[0])
         except _REFUSALS as error:
+            if isinstance(error, TypeError) and "'options'" in str(error):
+                raise ValueError(
+                    f"The envs inside {type(self.vec_env).__name__} have a reset() without options, which gymnasium.vector "
+                    "always passes on: declare reset(self, *, seed=None, options=None), or build the envs with "
+                    "stable_baselines3.common.env_util.make_vec_env, which does without."
+                ) from error
             raise ValueError(self._refusal(f"reset(seed=[...], options={{'reset_mask': ...}}) raised {error!r}")) from error
         if not np.array_equal(after[1:], before[1:]):
             raise ValueError(self._refusal("a reset under a mask changed slots outside it"))
@@ -144,9 +151,12 @@ def _rows_equal(rows: np.ndarray) -> bool:
 
 
 def _time_limit(vec_env: VectorEnv) -> int | None:
-    """As registered: of the vector env if ``make_vec`` made it, else of its first env."""
-    spec = vec_env.spec
-    if spec is None and hasattr(vec_env, "get_attr"):
-        spec = copy.copy(vec_env.get_attr("spec")[0])
-    limit: int | None = None if spec is None else spec.max_episode_steps
-    return limit
+    """Of the first env, wrappers included, where there are single envs; else of the vector env itself, or as registered."""
+    base: Any = vec_env.unwrapped
+    if isinstance(base, SyncVectorEnv):
+        return limit_of(base.envs[0])
+    if isinstance(base, AsyncVectorEnv):  # out of reach, so one more is made, as Gymnasium does to see the spaces
+        with contextlib.closing(base.env_fns[0]()) as env:
+            return limit_of(env)
+    limit = own_limit(base)
+    return limit if limit is not None or vec_env.spec is None else vec_env.spec.max_episode_steps

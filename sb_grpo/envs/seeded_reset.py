@@ -1,18 +1,20 @@
-"""A Gymnasium wrapper whose next ``reset()`` uses a queued seed: how SB3's unseeded auto-reset starts the right group."""
+"""A seed for the next ``reset()``, put on the env instance itself: how SB3's unseeded auto-reset starts the right group."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
+from weakref import ref
 
 import gymnasium as gym
 import numpy as np
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
-from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.envs.hold import Hold
+from sb_grpo.envs.time_limits import layers, limit_of
 
 START_DIGEST = "group_start_digest"
-RESET_NUMBER = "group_reset_number"
+START_LAYERS = "group_start_layers"
 
 
 def observation_digest(obs: Any) -> bytes:
@@ -37,26 +39,82 @@ def observation_digest(obs: Any) -> bytes:
     return digest.digest()
 
 
-class SeededResetWrapper(gym.Wrapper[Any, Any, Any, Any]):
-    """Lets the trainer choose the seed of the next episode.
+def put(env: gym.Env[Any, Any], name: str, value: Any) -> None:
+    """Set an attribute of this very env, also where its class hands attributes on to what it wraps."""
+    object.__setattr__(env, name, value)
 
-    SB3's vectorized envs reset an env the moment its episode ends, without a seed (SB3 issue 1790). The trainer calls
-    :meth:`set_next_seed` (through ``VecEnv.env_method``) while the episode still runs; the auto-reset then consumes it.
-    The digest of the raw first observation travels back in the reset info, so that members of a group can be compared.
+
+class Layer:
+    """Remembers the observation that one layer under an env's outermost wrapper started with.
+
+    :param env: the layer; its ``reset`` is this object's from now on
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
-        super().__init__(env)
+        self.env, self.obs = env, None
+        self.holds: list[ref[Hold]] = []  #: of all VecEnvs that share this layer; they come and go with their models
+        self._reset = env.reset
+        put(env, "reset", self.reset)
+
+    def watch(self, hold: Hold) -> None:
+        """Tell a hold when somebody else resets this layer."""
+        self.holds = [there for there in self.holds if there() not in (None, hold)] + [ref(hold)]
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        for there in self.holds:
+            hold = there()
+            if hold is not None:
+                hold.notice()
+        result = self._reset(*args, **kwargs)
+        self.obs = result[0]
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "holds": []}  # a copy of the env belongs to nobody
+
+
+def layer_of(env: gym.Env[Any, Any]) -> Layer:
+    """The layer's own :class:`Layer`; one is enough, however many models are built on the env."""
+    there = getattr(env.reset, "__self__", None)
+    return there if isinstance(there, Layer) and there.env is env else Layer(env)
+
+
+class SeededReset:
+    """The ``reset`` and ``step`` of one env whose next start the trainer chooses.
+
+    SB3's vectorized envs reset an env the moment its episode ends, without a seed (SB3 issue 1790). The trainer calls
+    :meth:`set_next_seed` (through ``VecEnv.env_method``) while the episode still runs; the auto-reset then consumes it.
+    Digests of the first observation, as each layer of wrappers returned it, travel back in the reset info, so that members
+    of a group can be compared. The env stays the object that it was: a wrapper around it would take the attributes that are
+    meant for the env, and hide those that it has.
+
+    :param env: with all of its wrappers
+    """
+
+    hold: Hold | None = None  #: of the VecEnv that the env is in, where that is in the same process
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        self.env = env
+        self._reset, self._step = env.reset, env.step
         self._next_seed: int | None = None
         self._noise_seed: int | None = None
-        self._resets = 0
+        self._gives_way = self._inside = False
+        self._layers = [layer_of(layer) for layer in reversed(layers(env)[1:])]
+        for name in ("reset", "step", "set_next_seed", "withdraw_seed", "seeded_reset_facts"):
+            put(env, name, getattr(self, name))
 
-    def describe(self) -> tuple[str | None, int | None]:
-        """Id and time limit of the env as its registration has them; None where it has none.
+    def watch(self, hold: Hold) -> None:
+        """Tell a hold when somebody else resets or steps the env, or resets what it wraps."""
+        self.hold = hold
+        if self._layers:
+            self._layers[0].watch(hold)
+
+    def seeded_reset_facts(self) -> tuple[str | None, int | None]:
+        """Id and time limit of the env; None where it has none.
 
         Plain values, because the ``spec`` itself may not survive the way between processes.
         """
-        return (None, None) if self.spec is None else (self.spec.id, self.spec.max_episode_steps)
+        return None if self.env.spec is None else self.env.spec.id, limit_of(self.env)
 
     def set_next_seed(self, seed: int, noise_seed: int | None = None) -> None:
         """Queue the seed of the next reset; it wins over the seed that ``VecEnv.seed`` left for the first reset.
@@ -65,50 +123,74 @@ class SeededResetWrapper(gym.Wrapper[Any, Any, Any, Any]):
         :param noise_seed: when given, the env's generator is reseeded with it after the reset, so that episodes with
             the same start draw independent noise in ``step``
         """
-        self._next_seed, self._noise_seed = int(seed), noise_seed
+        self._next_seed, self._noise_seed, self._gives_way = int(seed), noise_seed, False
+        self._inside = False  # an exception may have left it standing
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        if self._next_seed is not None:
-            seed, self._next_seed = self._next_seed, None
-        obs, info = self.env.reset(seed=seed, options=options)
+    def withdraw_seed(self, seed: int) -> None:
+        """Forget the queued seed, and what members of a group have in common.
+
+        Without a seed the env would go on with the random numbers of its group, which are those of the other members.
+
+        :param seed: of the next reset, unless the caller gives one, and of the env's generator until then
+        """
+        self._next_seed, self._noise_seed, self._gives_way = int(seed), None, True
+        self.env.unwrapped.np_random = np.random.default_rng(seed)
+
+    def reset(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """The env's, with the queued seed; ``options`` only where the caller gave some, as not every env knows them."""
+        if self._inside:  # the env's own step or reset calls it
+            return self._reset(*args, **kwargs)
+        if self.hold is not None:
+            self.hold.notice()
+        given = args or kwargs.get("seed") is not None
+        if self._next_seed is not None and not (self._gives_way and given):
+            args, kwargs["seed"] = (), self._next_seed
+        self._next_seed = None
+        for layer in self._layers:
+            layer.obs = None
+        self._inside = True
+        obs, info = self._reset(*args, **kwargs)
+        self._inside = False
         if self._noise_seed is not None:
-            self.unwrapped.np_random = np.random.default_rng(self._noise_seed)
+            self.env.unwrapped.np_random = np.random.default_rng(self._noise_seed)
             self._noise_seed = None
-        self._resets += 1
-        return obs, {**info, START_DIGEST: observation_digest(obs), RESET_NUMBER: self._resets}
+        starts = tuple(self._starts(obs))
+        return obs, {**info, START_DIGEST: starts[-1][1], START_LAYERS: starts}
+
+    def _starts(self, obs: Any) -> Iterator[tuple[str, bytes]]:
+        """Name and digest of every layer that returned another object than the one below it, from the innermost on."""
+        below: Any = self  # no observation
+        for env, seen in [*((layer.env, layer.obs) for layer in self._layers), (self.env, obs)]:
+            if seen is not None and seen is not below:
+                yield type(env).__name__, observation_digest(seen)
+            below = seen
+
+    def step(self, action: Any) -> Any:
+        hold = self.hold
+        if hold is not None and hold.actor is not hold.holder:
+            hold.notice()
+        if self._inside:
+            return self._step(action)
+        self._inside = True
+        result = self._step(action)
+        self._inside = False
+        return result
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "hold": None}
 
 
-def install_seeded_reset(venv: VecEnv) -> None:
-    """Make sure that every env of a VecEnv has the wrapper. Safe to call twice.
+def seeded_reset_of(env: gym.Env[Any, Any]) -> SeededReset:
+    """The :class:`SeededReset` of an env with all of its wrappers; made where there is none."""
+    there = getattr(getattr(env, "set_next_seed", None), "__self__", None)
+    return there if isinstance(there, SeededReset) and there.env is env else SeededReset(env)
 
-    A DummyVecEnv gets it in place: one more VecEnvWrapper would break ``sync_envs_normalization``, and with it
-    EvalCallback under VecNormalize. Envs in other processes cannot be reached and must have been built with it.
 
-    :param venv: any stack of VecEnvWrappers
-    :raises ValueError: if the envs live elsewhere and were built without the wrapper
+def SeededResetWrapper(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:  # named for its place: wrapper_class=
+    """Let a trainer choose the seeds of an env's resets: for ``make_vec_env(..., wrapper_class=SeededResetWrapper)``.
+
+    :param env: with all of its wrappers
+    :return: the same object, with ``set_next_seed`` (:class:`SeededReset`)
     """
-    if venv.has_attr("set_next_seed"):
-        return
-    base = venv.unwrapped
-    if isinstance(base, TensorVecEnv):
-        raise ValueError(
-            f"{type(venv).__name__} moves every step of a {type(base).__name__} through NumPy: pass the TensorVecEnv itself."
-        )
-    if not isinstance(base, DummyVecEnv):
-        raise ValueError(
-            f"GRPO must choose the seed of every reset, but the envs inside {type(base).__name__} cannot be reached. "
-            "Build them with the wrapper: make_vec_env(env_id, n_envs=8, vec_env_cls=SubprocVecEnv, "
-            "wrapper_class=sb_grpo.SeededResetWrapper)"
-        )
-    base.envs = [SeededResetWrapper(env) for env in base.envs]
-
-
-def time_limit(env: VecEnv) -> int | None:
-    """Steps after which an env ends every episode, as its registration says; None if it does not say.
-
-    :param env: a TensorVecEnv, or envs with the wrapper; the first one is asked
-    """
-    limit: int | None = (
-        env.max_episode_steps if isinstance(env, TensorVecEnv) else env.env_method("describe", indices=[0])[0][1]
-    )
-    return limit
+    seeded_reset_of(env)
+    return env

@@ -89,7 +89,8 @@ class TensorVecEnv(VecEnv):
         self.allow_early_resets, self.render_mode = True, None
         super().__init__(num_envs, observation_space, action_space)
         self._episode_return, self._episode_length = np.zeros(num_envs), np.zeros(num_envs, dtype=np.int64)
-        self._base_seed, self._episodes_started, self.resets = 0, 0, 0
+        self._base_seed, self._episodes_started = 0, 0
+        self.calls = 0  #: resets and steps through SB3's interface, which no trainer of this package makes in mid-rollout
         self._start = time.time()
         self.idle = th.zeros(num_envs, dtype=th.bool, device=self.device)  #: slots that wait, ended, for their peers
         self._held: th.Tensor | None = None
@@ -183,12 +184,13 @@ class TensorVecEnv(VecEnv):
     def reset(self) -> np.ndarray:  # type: ignore[override]
         self.reset_all(self._fresh_seeds())
         self._episode_return[:], self._episode_length[:] = 0.0, 0
-        self.resets += 1
+        self.calls += 1
         self._reset_seeds()
         self._reset_options()
         return self.observations.cpu().numpy()
 
     def step_async(self, actions: np.ndarray) -> None:
+        self.calls += 1
         check_actions(np.asarray(actions), self.action_space)
         self._actions = th.as_tensor(actions, device=self.device)
 

@@ -184,3 +184,17 @@ class GroupWeights(nn.Module):
                 f"group_weights={self.kind!r} returned {shares.tolist()}; shares must be finite, 0 or more, and not all 0."
             )
         return shares.float()
+
+
+def weights_by_label(
+    weighting: GroupWeights, rollout: Rollout, labels: th.Tensor, row_label: th.Tensor
+) -> tuple[th.Tensor, th.Tensor]:
+    """Let the weighting see a rollout, and weigh its rows.
+
+    :param labels: ``[E]`` int64 label of each episode
+    :param row_label: ``[B]`` int64 label of each row
+    :return: shares of the labels ``[n]``; weights of the rows ``[B]``
+    """
+    weighting.observe(rollout, labels)
+    shares = weighting.shares(rollout, labels)
+    return shares, row_weights(shares, row_label, weighting.max_weight)

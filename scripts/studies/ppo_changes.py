@@ -20,8 +20,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb_grpo import SeededResetWrapper
 from sb_grpo.collect.slots import GroupSlots
+from sb_grpo.envs.hold import hold_of
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, evaluate_normalized, probe_parser, run_probe
 from zoo.common.provenance import commit, versions
@@ -47,6 +47,7 @@ class Grouped(BaseCallback):
 
     def _on_training_start(self) -> None:
         self.slots.started_all(self.training_env)
+        hold_of(self.training_env).actor = self.slots  # PPO's steps are to consume the seeds
 
     def _on_step(self) -> bool:
         self.slots.step(self.training_env, self.locals["dones"])
@@ -92,7 +93,7 @@ def build(env_id: str, changes: Collection[str], seed: int) -> tuple[PPO, list[B
     def wrap(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
         if "scale" in changes:
             env = gym.wrappers.TransformReward(env, lambda reward: FIXED_SCALE * float(reward))
-        return SeededResetWrapper(env) if "starts" in changes else env
+        return env
 
     env = VecNormalize(make_vec_env(env_id, N_ENVS, seed=seed, wrapper_class=wrap), norm_reward="scale" not in changes)
     model = PPO("MlpPolicy", env, n_steps=2048 // N_ENVS, max_grad_norm=MAX_NORM, seed=seed, device="cpu")

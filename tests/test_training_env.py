@@ -1,0 +1,600 @@
+"""The training env stays the user's: as random, as readable and as writable as under SB3's PPO, whoever uses it and when."""
+
+import copy
+import pickle
+import warnings
+from functools import partial
+
+import cloudpickle
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
+
+from sb_grpo import GRPO, SeededResetWrapper
+from sb_grpo.collect import interruption
+from sb_grpo.envs.gymnasium_vector import GymnasiumVectorEnv
+from sb_grpo.envs.installing import install_seeded_reset
+from sb_grpo.envs.native import make_tensor_env
+from tests.helpers import SpaceEnv
+
+SUBPROC = dict(vec_env_cls=SubprocVecEnv, vec_env_kwargs=dict(start_method="fork"))  # without imports anew
+SMALL = dict(n_steps=64, batch_size=32, n_epochs=1, seed=0, device="cpu")
+
+
+def pendulums(n_envs=4, subproc=False, **kwargs):
+    own = dict(SUBPROC, wrapper_class=SeededResetWrapper) if subproc else {}
+    return make_vec_env("Pendulum-v1", n_envs, env_kwargs=dict(max_episode_steps=20), **own, **kwargs)
+
+
+def stacked(env):
+    return VecFrameStack(VecNormalize(VecMonitor(env), norm_obs=False), 2)
+
+
+def different(starts):
+    return len(np.unique(np.round(starts, 5), axis=0))
+
+
+def walk_to_the_end(env):
+    """Step until every env has reset itself; the observations that follow the ends."""
+    starts = []
+    for _ in range(20):
+        obs, _, dones, _ = env.step(np.zeros((env.num_envs, 1), np.float32))
+        starts += list(obs[dones])
+    return starts
+
+
+# ------------------------------------------------------------ whose resets take the seeds
+
+
+@pytest.mark.parametrize("subproc", [False, True], ids=["dummy", "subproc"])
+@pytest.mark.parametrize("wrap", [lambda e: e, stacked], ids=["bare", "wrapped"])
+@pytest.mark.parametrize("group_size", [1, 8])
+def test_after_training_the_env_is_as_random_as_before(subproc, wrap, group_size):
+    env = wrap(pendulums(subproc=subproc))
+    kwargs = dict(SMALL, group_size=group_size, normalize_advantage="batch")
+    model = GRPO("MlpPolicy", env, **kwargs).learn(256)
+    env = model.get_env()
+    assert different(walk_to_the_end(env)) == 4  # nobody has called reset() since: auto-resets only
+    model.learn(256)
+    assert different(env.reset()) == 4
+    model.learn(256, reset_num_timesteps=False)
+    returns, _ = evaluate_policy(model, env, 12, return_episode_rewards=True, warn=False)
+    assert different(returns) == 12
+    model.learn(256)
+    env.seed(7)
+    first = env.reset().copy()
+    model.learn(256)
+    env.seed(7)
+    np.testing.assert_array_equal(env.reset(), first)
+    fresh = pendulums(seed=7)
+    np.testing.assert_array_equal(first[..., -3:], fresh.reset())  # as an env that has never met a trainer
+    assert different(np.concatenate([walk_to_the_end(env) for _ in range(3)])) == 12
+    env.close()
+
+
+def test_ppo_trained_on_the_env_afterwards_is_ppo():
+    def trained(env):
+        env.seed(5)
+        model = PPO("MlpPolicy", env, n_steps=64, n_epochs=1, seed=3, device="cpu").learn(256)
+        return model.policy.state_dict(), list(model.ep_info_buffer)
+
+    used = GRPO("MlpPolicy", pendulums(), **SMALL).learn(512).get_env()
+    (weights, episodes), (expected, expected_episodes) = trained(used), trained(pendulums())
+    assert all((weights[name] == expected[name]).all() for name in expected)
+    assert [e["r"] for e in episodes] == [e["r"] for e in expected_episodes]
+
+
+class Meddle(BaseCallback):
+    """Calls a function with the training env, in the given calls of one of SB3's hooks."""
+
+    def __init__(self, meddle, hook="_on_step", calls=(70,)):
+        super().__init__()
+        self.meddle, self.calls, self.count, self.results = meddle, calls, 0, []
+        setattr(self, hook, self.run)
+
+    def _on_step(self):
+        return True
+
+    def run(self):
+        self.count += 1
+        if self.count in self.calls:
+            self.results.append(self.meddle(self.training_env))
+        return True
+
+
+def direct(env):
+    return np.array([one.reset()[0] for one in env.unwrapped.envs])
+
+
+def direct_and_bare(env):
+    return np.array([one.unwrapped.reset()[0] for one in env.unwrapped.envs])
+
+
+def through_env_method(env):
+    return np.array([obs for obs, _ in env.env_method("reset")])
+
+
+@pytest.mark.parametrize("meddle", [lambda e: e.reset(), walk_to_the_end, direct, direct_and_bare, through_env_method])
+@pytest.mark.parametrize("hook", ["_on_step", "_on_rollout_start", "_on_rollout_end"])
+def test_what_a_callback_resets_is_random_too(meddle, hook):
+    callback = Meddle(meddle, hook, (2,))
+    with pytest.warns(UserWarning, match="Something other than this model's training has reset or stepped"):
+        GRPO("MlpPolicy", pendulums(), group_size=8, **SMALL).learn(1024, callback=callback)
+    assert different(callback.results[0]) == 4
+
+
+def test_what_a_callback_resets_in_processes_is_random_too():
+    for meddle in (walk_to_the_end, through_env_method):
+        env, callback = pendulums(subproc=True), Meddle(meddle)
+        with pytest.warns(UserWarning, match="Something other"):
+            model = GRPO("MlpPolicy", env, group_size=8, **SMALL).learn(1024, callback=callback)
+        assert different(callback.results[0]) == 4 and model.slots.start_mismatches == 0
+        env.close()
+
+
+# ------------------------------------------------------------ somebody else in mid-rollout
+
+
+class Clock(gym.Env):
+    """Shows the time and a number that the episode keeps: what is spliced out of two episodes is seen at once."""
+
+    observation_space, action_space = spaces.Box(0, 1e4, (2,)), spaces.Discrete(2)
+
+    def __init__(self, length=30):
+        self.length, self.t = length, 0
+
+    def _obs(self):
+        return np.array([self.t, self.mark], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t, self.mark = 0, self.np_random.integers(1000)
+        return self._obs(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self._obs(), float(action), False, self.t == self.length, {}
+
+
+def whole(rollout):
+    """Every episode of a rollout is one episode of the env, its steps in order; from the start where ``t`` says so."""
+    obs, episode = rollout.observations, rollout.episode
+    np.testing.assert_array_equal(obs[:, 0].numpy(), rollout.t.numpy())
+    inside = episode[1:] == episode[:-1]
+    assert (obs[1:, 1] == obs[:-1, 1])[inside].all() and (obs[1:, 0] == obs[:-1, 0] + 1)[inside].all()
+
+
+def seen_rollouts(advantage, env, callback, learn=2000, **kwargs):
+    """Train, and check every rollout on the way.
+
+    :return: the model, and the warnings
+    """
+    model = GRPO("MlpPolicy", env, advantage=advantage, **{**SMALL, "n_steps": 50, "group_size": 3, **kwargs})
+    prepare = model._prepare
+    model._prepare = lambda rollout: whole(rollout) or prepare(rollout)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        model.learn(learn, callback=callback)
+    del model._prepare
+    return model, [str(w.message) for w in caught]
+
+
+MEDDLERS = {
+    "reset": lambda env: env.reset(),
+    "step": lambda env: env.step([0, 0]),
+    "reset of one": lambda env: env.envs[1].reset(),
+    "step of one": lambda env: env.envs[0].step(0),
+}
+
+
+@pytest.mark.parametrize("advantage", ["state", "outcome"])
+@pytest.mark.parametrize("hook", ["_on_step", "_on_rollout_start", "_on_rollout_end", "_on_training_start", "_init_callback"])
+@pytest.mark.parametrize("meddle", MEDDLERS.values(), ids=MEDDLERS)
+def test_no_episode_is_spliced_whoever_meddles_and_when(advantage, hook, meddle):
+    env = DummyVecEnv([Clock, Clock])
+    calls = (1,) if "training" in hook or "init" in hook else (2, 7, 11)
+    model, said = seen_rollouts(advantage, env, Meddle(meddle, hook, calls))
+    assert model.slots.start_mismatches == 0
+    assert len([text for text in said if "Something other" in text]) == 1 and not any("does not fix" in text for text in said)
+    assert 1 <= model.interruptions <= len(calls)
+    trained = model._steps_trained + model._steps_dropped + model.rollout_buffer.n_kept
+    assert trained == model.num_timesteps
+    assert model.last_figures["rollout/interruptions"] == model.interruptions
+
+
+@pytest.mark.parametrize("advantage", ["state", "outcome"])
+def test_evaluating_on_the_training_env_costs_the_running_episodes_only(advantage):
+    env = make_vec_env(Clock, 3)
+    callback = EvalCallback(env, eval_freq=70, n_eval_episodes=3, verbose=0, warn=False)
+    model, said = seen_rollouts(advantage, env, callback, learn=3000)
+    assert model.interruptions == callback.n_calls // 70 and len([text for text in said if "training env" in text]) == 1
+    if advantage == "state":
+        assert model._steps_dropped == 0  # an episode may end anywhere: what was done up to there is used
+    else:
+        lost = 70 % 30 * 3
+        assert 0 < model._steps_dropped <= model.interruptions * lost
+        assert model.last_figures["rollout/useful_fraction"] > 0.7
+
+
+def test_two_models_on_one_env_take_turns():
+    env = make_vec_env(Clock, 2)
+    other = PPO("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=1, device="cpu")
+    ours = GRPO("MlpPolicy", env, group_size=2, **SMALL)
+    meddlers = [lambda e: other.learn(64, reset_num_timesteps=False), lambda e: ours.learn(128, reset_num_timesteps=False)]
+    model, _ = seen_rollouts("outcome", env, Meddle(meddlers[0], calls=(20, 90)))
+    assert model.interruptions == 2
+    model, _ = seen_rollouts("outcome", env, Meddle(meddlers[1], calls=(20, 90)))
+    assert model.interruptions == 2 and ours.interruptions == 0
+
+
+def test_two_models_that_share_one_gym_env_notice_each_other():
+    env = Clock()  # each model puts a Monitor of its own around it
+    ppo = PPO("MlpPolicy", env, n_steps=32, batch_size=32, n_epochs=1, device="cpu")
+    ours = GRPO("MlpPolicy", env, group_size=2, **SMALL)
+    for other in (ppo, ours):
+        meddle = partial(type(other).learn, other, 64)
+        model, _ = seen_rollouts("state", env, Meddle(lambda e, learn=meddle: learn(), calls=(40,)), learn=300)
+        assert model.interruptions == 1 and model.slots.start_mismatches == 0
+
+
+def test_somebody_who_comes_before_any_episode_can_end_is_named(monkeypatch):
+    monkeypatch.setattr(interruption, "HOPELESS", 500)
+    env = DummyVecEnv([lambda: Clock(10_000)])
+    model = GRPO("MlpPolicy", env, advantage="outcome", group_size=2, **SMALL)
+    callback = Meddle(lambda e: e.reset(), calls=range(100, 10**6, 100))
+    with pytest.warns(UserWarning, match="Something other"), pytest.raises(ValueError, match=r"No group .* reset or stepped"):
+        model.learn(2_000, callback=callback)
+
+
+@pytest.mark.parametrize("advantage", ["state", "outcome"])
+@pytest.mark.parametrize("meddle", [lambda e: e.reset(), lambda e: e.step(np.zeros(4, int))], ids=["reset", "step"])
+def test_tensor_envs_are_started_over_too(advantage, meddle):
+    model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4), advantage=advantage, group_size=2, **SMALL)
+    with pytest.warns(UserWarning, match="Something other"):
+        model.learn(2000, callback=Meddle(meddle, calls=(20, 100)))
+    assert model.interruptions == 2 and model.slots.start_mismatches == 0
+    assert model._steps_trained + model._steps_dropped + model.rollout_buffer.n_kept == model.num_timesteps
+    assert (model._steps_dropped > 0) == (advantage == "outcome")
+
+
+def test_monitored_episodes_are_whole_ones():
+    env = make_vec_env(Clock, 2)
+    model = GRPO("MlpPolicy", env, group_size=2, **SMALL)
+    with pytest.warns(UserWarning, match="Something other"):
+        model.learn(1000, callback=Meddle(lambda e: e.reset(), calls=(40, 100)))
+    assert {info["l"] for info in model.ep_info_buffer} == {30}
+
+
+def test_a_quiet_callback_interrupts_nothing():
+    def look(env):
+        env.get_attr("render_mode"), env.env_method("has_wrapper_attr", "x"), env.seed(3), env.unwrapped.envs[0].unwrapped
+
+    model, said = seen_rollouts("outcome", make_vec_env(Clock, 2), Meddle(look, calls=range(200)))
+    assert model.interruptions == 0 and said == []
+
+
+# ------------------------------------------------------------ attributes
+
+
+class Lesson(SpaceEnv):
+    """An env with something to read, write and call."""
+
+    difficulty, describe = 1, "its own attribute"
+
+    def __init__(self):
+        super().__init__(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+        self.used = None
+
+    def step(self, action):
+        self.used = self.difficulty
+        return super().step(action)
+
+    def harder(self, by):
+        self.difficulty += by
+        return self.difficulty
+
+
+def test_attributes_reach_the_env_as_without_us():
+    raw = Lesson()
+    env = DummyVecEnv([lambda: raw])
+    model = GRPO("MlpPolicy", env, **SMALL)
+    env.set_attr("difficulty", 7)
+    model.learn(64)
+    assert (raw.used, env.get_attr("difficulty"), env.envs[0].used) == (7, [7], 7)
+    assert env.env_method("harder", 2) == [9] and env.envs[0].get_wrapper_attr("difficulty") == 9
+    model.learn(64)
+    assert raw.used == 9
+    assert env.envs[0] is raw is model.get_env().envs[0].unwrapped and isinstance(env.envs[0], Lesson)
+    assert env.get_attr("describe") == ["its own attribute"]
+    assert env.env_is_wrapped(gym.Wrapper) == env.env_is_wrapped(Monitor) == [False]
+    env.envs[0].difficulty = 4
+    model.learn(64)
+    assert raw.used == 4
+
+
+@pytest.mark.parametrize("subproc", [False, True], ids=["dummy", "subproc"])
+def test_a_vec_env_answers_as_under_ppo(subproc):
+    def answers(cls, wrapper):
+        env = make_vec_env(Lesson, 2, wrapper_class=wrapper, **(SUBPROC if subproc else {}))
+        cls("MlpPolicy", env, **SMALL)
+        said = [env.get_attr("difficulty"), env.env_method("harder", 3), env.get_attr("difficulty", [1])]
+        env.set_attr("difficulty", 8, [0])
+        said += [env.get_attr("difficulty"), env.env_is_wrapped(Monitor), env.env_is_wrapped(gym.Wrapper)]
+        said += [env.has_attr("difficulty"), env.has_attr("no_such_thing"), env.get_attr("spec")]
+        env.close()
+        return said
+
+    assert answers(GRPO, SeededResetWrapper if subproc else None) == answers(PPO, None)
+
+
+class Warmup(gym.Wrapper):
+    """Resets itself within steps, and steps itself within resets."""
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        obs, *_ = self.step(0)
+        self.n = 0
+        return obs, info
+
+    def step(self, action):
+        result = self.env.step(action)
+        self.n = getattr(self, "n", 0) + 1
+        if self.n == 3:
+            self.reset()
+        return result
+
+
+@pytest.mark.parametrize("wrap", [lambda e: e, Monitor, Warmup, lambda e: Monitor(Warmup(e)), lambda e: Warmup(Monitor(e))])
+@pytest.mark.parametrize("inside", [False, True])
+def test_groups_start_alike_with_any_wrapper_above_or_below(wrap, inside):
+    one = SeededResetWrapper if inside else lambda env: env
+    env = DummyVecEnv([lambda: wrap(one(gym.wrappers.TimeLimit(Lesson(), 4)))] * 2)
+    model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(256)
+    assert model.slots.start_mismatches == 0 and model.interruptions == 0 and model.slots.next_group >= 8
+
+
+def test_a_limit_around_the_seeded_env_in_another_process_keeps_groups():
+    env = make_vec_env(Lesson, 2, **SUBPROC, wrapper_class=limited_outside)
+    model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(256)
+    assert model.slots.start_mismatches == 0 and model.interruptions == 0
+    env.close()
+
+
+def limited_outside(env):
+    return gym.wrappers.TimeLimit(SeededResetWrapper(env), 3)
+
+
+DUPLICATES = {
+    "deepcopy": copy.deepcopy,
+    "cloudpickle": lambda env: cloudpickle.loads(cloudpickle.dumps(env)),
+    "pickle": lambda env: pickle.loads(pickle.dumps(env)),
+}
+
+
+@pytest.mark.parametrize("duplicate", DUPLICATES.values(), ids=DUPLICATES)
+@pytest.mark.parametrize("wrap", [lambda e: e, Monitor], ids=["bare", "monitor"])
+def test_a_copy_of_the_env_is_an_env_of_its_own(duplicate, wrap):
+    env = DummyVecEnv([lambda: wrap(Lesson())])
+    model = GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(64)
+    twin = duplicate(env.envs[0])
+    twin.reset(seed=1)
+    twin.step(0)
+    assert twin.unwrapped.t == 1 and model.slots.in_step_with(env)
+    twin.get_wrapper_attr("set_next_seed")(5)
+    one, _ = twin.reset()
+    two, _ = wrap(Lesson()).reset(seed=5)
+    np.testing.assert_array_equal(one, two)
+    again = GRPO("MlpPolicy", DummyVecEnv([lambda: twin]), group_size=2, **SMALL).learn(64)
+    assert again.slots.start_mismatches == 0 and model.slots.in_step_with(env)
+
+
+def test_models_built_on_one_env_do_not_pile_up():
+    raw = gym.make("CartPole-v1")
+    for _ in range(3):
+        GRPO("MlpPolicy", raw, **SMALL)
+    depth, reset = 0, raw.unwrapped.reset
+    while getattr(reset, "__self__", None) is not raw.unwrapped:
+        depth, reset = depth + 1, reset.__self__._reset
+    assert depth == 1
+
+
+# ------------------------------------------------------------ resets without options
+
+
+class Bare(Lesson):
+    def reset(self, seed=None):
+        return super().reset(seed=seed)
+
+
+@pytest.mark.parametrize("kind", ["env", "dummy", "monitored", "subproc"])
+def test_an_env_whose_reset_knows_no_options_trains(kind):
+    env = {
+        "env": Bare,
+        "dummy": lambda: DummyVecEnv([Bare, Bare]),
+        "monitored": lambda: make_vec_env(Bare, 2),
+        "subproc": lambda: make_vec_env(Bare, 2, **SUBPROC, wrapper_class=SeededResetWrapper),
+    }[kind]()
+    model = GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(128)
+    assert model.slots.start_mismatches == 0 and evaluate_policy(model, model.get_env(), 2, warn=False)
+    model.get_env().close()
+
+
+def test_gymnasiums_vector_envs_need_options_and_say_so():
+    with pytest.raises(ValueError, match=r"reset\(\) without options.*make_vec_env"):
+        GymnasiumVectorEnv(gym.vector.SyncVectorEnv([Bare, Bare]))
+
+
+def test_options_that_a_user_sets_arrive():
+    class Asked(Lesson):
+        asked = None
+
+        def reset(self, *, seed=None, options=None):
+            self.asked = options or self.asked
+            return super().reset(seed=seed)
+
+    env = DummyVecEnv([Asked])
+    model = GRPO("MlpPolicy", env, **SMALL)
+    env.set_options({"level": 3})
+    model.learn(64)
+    assert env.get_attr("asked") == [{"level": 3}]
+
+
+# ------------------------------------------------------------ who made starts differ
+
+
+class Jittered(gym.ObservationWrapper):
+    """Draws from a generator that no seed reaches."""
+
+    noise = np.random.default_rng(0)
+
+    def observation(self, observation):
+        return observation + self.noise.normal(size=observation.shape).astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "name"),
+    [
+        (gym.wrappers.NormalizeObservation, "NormalizeObservation"),
+        (lambda e: gym.wrappers.FlattenObservation(gym.wrappers.NormalizeObservation(e)), "NormalizeObservation"),
+        (lambda e: Jittered(gym.wrappers.RescaleObservation(e, -1, 1)), "Jittered"),
+        (lambda e: Monitor(gym.wrappers.TimeLimit(Jittered(e), 20)), "Jittered"),
+    ],
+)
+def test_a_wrapper_that_moves_is_named_and_not_the_env(wrap, name):
+    env = wrap(gym.make("Pendulum-v1", max_episode_steps=20))
+    with pytest.warns(UserWarning, match=rf"{name} made the difference, .* \(\w+\) did start from one state") as caught:
+        model = GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(128)
+    assert not any("does not fix" in str(w.message) for w in caught) and model.slots.start_mismatches > 0
+
+
+def test_an_env_that_ignores_its_seed_is_blamed_under_wrappers_too():
+    class Unseeded(Lesson):
+        def reset(self, *, seed=None, options=None):
+            return super().reset()
+
+    env = gym.wrappers.NormalizeObservation(Unseeded())
+    with pytest.warns(UserWarning, match=r"reset\(seed=...\) does not fix its start state"):
+        GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(128)
+
+
+# ------------------------------------------------------------ VecEnvs of one's own
+
+
+class Batched(VecEnv):
+    """All slots in one array, as a simulator of one's own has them; no seeds."""
+
+    def __init__(self, n_envs=4):
+        super().__init__(n_envs, spaces.Box(-10, 10, (1,)), spaces.Discrete(2))
+        self.x, self.t = np.zeros((n_envs, 1), np.float32), np.zeros(n_envs, int)
+
+    def start(self, slot):
+        self.x[slot], self.t[slot] = np.random.default_rng(self.seed_of(slot)).normal(), 0
+
+    def seed_of(self, slot):
+        return None
+
+    def reset(self):
+        for slot in range(self.num_envs):
+            self.start(slot)
+        return self.x.copy()
+
+    def step_async(self, actions):
+        self.actions = actions
+
+    def step_wait(self):
+        self.x[:, 0] += np.asarray(self.actions) - 0.5
+        self.t += 1
+        dones, last = self.t >= 10, self.x.copy()
+        infos = [{"terminal_observation": last[i], "TimeLimit.truncated": True} if dones[i] else {} for i in range(len(dones))]
+        for slot in np.flatnonzero(dones):
+            self.start(slot)
+        return self.x.copy(), -np.abs(last[:, 0]), dones, infos
+
+    def close(self):
+        pass
+
+    def get_attr(self, attr_name, indices=None):
+        raise AttributeError(attr_name)
+
+    def set_attr(self, attr_name, value, indices=None):
+        raise NotImplementedError
+
+    def env_method(self, method_name, *args, indices=None, **kwargs):
+        raise NotImplementedError
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        return [False] * self.num_envs
+
+
+class SeededBatch(Batched):
+    """The same with the one method that groups need."""
+
+    max_episode_steps = 10
+
+    def __init__(self, n_envs=4):
+        super().__init__(n_envs)
+        self.next_seed = np.full(n_envs, -1)
+
+    def env_method(self, method_name, *args, indices=None, **kwargs):
+        if method_name != "set_next_seed":
+            raise AttributeError(method_name)
+        slots = list(self._get_indices(indices))
+        self.next_seed[slots] = args[0]
+        return [None] * len(slots)
+
+    def seed_of(self, slot):
+        seed, self.next_seed[slot] = self.next_seed[slot], -1
+        return None if seed < 0 else seed
+
+
+@pytest.mark.parametrize("wrap", [lambda e: e, VecMonitor, lambda e: VecFrameStack(VecNormalize(e), 2)])
+def test_a_batched_vec_env_with_seeds_just_works(wrap):
+    env = wrap(SeededBatch())
+    model = GRPO("MlpPolicy", env, group_size=4, **SMALL)
+    assert model.gamma == 0.95  # it says that it cuts its episodes after 10 steps
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.learn(512)
+        model.learn(256, reset_num_timesteps=False)
+    assert model.slots.start_mismatches == 0 and model.slots.next_group >= 12
+    assert different(env.reset()) == 4
+    callback = Meddle(lambda e: e.reset().copy())
+    with pytest.warns(UserWarning, match="Something other"):
+        model.learn(512, callback=callback)
+    assert different(callback.results[0]) == 4 and model.slots.start_mismatches == 0
+
+
+def test_seeds_that_a_batched_vec_env_takes_and_ignores_are_found():
+    class Deaf(SeededBatch):
+        def seed_of(self, slot):
+            return None
+
+    with pytest.warns(UserWarning, match="does not fix its start state"):
+        GRPO("MlpPolicy", Deaf(), group_size=4, **SMALL).learn(256)
+
+
+class SaysYes(Batched):
+    def env_method(self, method_name, *args, indices=None, **kwargs):
+        return [None] * self.num_envs
+
+
+@pytest.mark.parametrize("kind", [Batched, SaysYes])
+def test_a_batched_vec_env_without_seeds_hears_what_fits(kind):
+    with pytest.raises(ValueError, match=r"set_next_seed.*TensorVecEnv.*GymnasiumVectorEnv") as caught:
+        GRPO("MlpPolicy", kind(), **SMALL)
+    assert "SubprocVecEnv" not in str(caught.value)
+
+
+def test_installing_twice_holds_the_env_once():
+    env = make_vec_env("CartPole-v1", 2)
+    install_seeded_reset(env)
+    methods = env.reset, env.step_async, env.envs[0].reset, env.envs[0].step
+    install_seeded_reset(VecNormalize(env))
+    assert methods == (env.reset, env.step_async, env.envs[0].reset, env.envs[0].step)
