@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, TypeVar
 
@@ -43,18 +42,11 @@ from sb_grpo.maths.estimators import AdvantageEstimator, shape_rewards
 from sb_grpo.maths.losses import Clip, cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3, step_weights
 from sb_grpo.maths.segments import segment_mean
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
-from sb_grpo.saving import NOT_SAVED, OPTIONAL_MODULES, with_fitting_modules
+from sb_grpo.rules import steps_per_env
+from sb_grpo.saving import NOT_SAVED, OPTIONAL_MODULES, saying_what_moved, with_fitting_modules
 from sb_grpo.types import AdvantageOptions, Minibatch, Rollout, map_obs
 
 SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
-
-#: Default rollout, in env steps over all envs together. PPO's 2048 *per env* starves the policy of updates.
-ROLLOUT_STEPS = 2048
-
-
-def steps_per_env(n_steps: int | None, n_envs: int) -> int:
-    """What ``n_steps`` stands for: None is ``ROLLOUT_STEPS`` in total."""
-    return math.ceil(ROLLOUT_STEPS / n_envs) if n_steps is None else n_steps
 
 
 class GRPO(OnPolicyAlgorithm):
@@ -688,6 +680,11 @@ class GRPO(OnPolicyAlgorithm):
         if self.slots is not None:
             self._next_group = self.slots.next_group
         super().save(*args, **kwargs)
+
+    @classmethod
+    def load(cls: type[SelfGRPO], path: Any, *args: Any, **kwargs: Any) -> SelfGRPO:  # type: ignore[override]
+        with saying_what_moved(path):
+            return super().load(path, *args, **kwargs)  # type: ignore[no-any-return]
 
     def set_parameters(
         self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple
@@ -36,3 +37,12 @@ def check_numbers(where: str, values: Mapping[str, Any], rules: Mapping[str, Rul
     for name, value in values.items():
         if not rules[name].fine(value):
             raise ValueError(f"{where}: {name}={value} must {rules[name].text}.")
+
+
+#: Default rollout, in env steps over all envs together. PPO's 2048 *per env* starves the policy of updates.
+ROLLOUT_STEPS = 2048
+
+
+def steps_per_env(n_steps: int | None, n_envs: int) -> int:
+    """What ``n_steps`` stands for: None is ``ROLLOUT_STEPS`` in total."""
+    return math.ceil(ROLLOUT_STEPS / n_envs) if n_steps is None else n_steps

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -46,3 +47,23 @@ def with_fitting_modules(saved: Mapping[str, Any], modules: Mapping[str, Any]) -
             state = states["policy"] if name == "ref_policy" else module.state_dict()
         states[name] = state
     return states
+
+
+@contextmanager
+def saying_what_moved(path: Any) -> Iterator[None]:
+    """A saved object whose class has moved since is named, with the way to load all the same.
+
+    :param path: of the zip, for the message
+    :raises ValueError: in the place of pickle's complaint
+    """
+    try:
+        yield
+    except (ModuleNotFoundError, AttributeError) as error:
+        module = getattr(error, "name", None) or ""
+        if not isinstance(error, ModuleNotFoundError) or not module.startswith("sb_grpo"):
+            raise
+        raise ValueError(
+            f"{path} was saved by sb_grpo 0.1: it holds an object of {module}, which has moved (CHANGELOG.md). Make "
+            "that object anew and pass it as custom_objects={argument: object}, for example GRPO.load(path, "
+            "custom_objects={'exploration_bonus': RNDBonus()}); weights and all else are loaded from the file."
+        ) from error
