@@ -41,8 +41,8 @@ def check_groups(model: GRPO) -> None:
     if isinstance(model.env, TensorVecEnv) and not model.shared_noise:
         raise ValueError(
             "shared_noise=False lets the members of a group draw noise of their own in step(), which a "
-            f"{type(model.env).__name__} cannot do: its luck follows from the reset seed alone. Use host envs (make_vec_env) for "
-            "that, or leave it out."
+            f"{type(model.env).__name__} cannot do: its luck follows from the reset seed alone. Use host envs (make_vec_env), "
+            "or leave it out."
         )
     paired = (model.baseline_kwargs or {}).get("paired", False)
     if paired is not False:
