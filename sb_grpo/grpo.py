@@ -62,8 +62,8 @@ class GRPO(OnPolicyAlgorithm):
         until at least one group is complete
     :param batch_size: steps per minibatch, met as closely as the rollout's size allows
     :param n_epochs: times each rollout is used
-    :param gamma: discount factor. None: 0.995 (PPO's usual 0.99 was worse over the study's tasks, docs/algorithm.md); with
-        ``"state"`` less where the env cuts its episodes before 200 steps (:func:`~sb_grpo.maths.discount.discount_for`)
+    :param gamma: discount factor. None: 0.995 (PPO's usual 0.99 was worse over the study's tasks, docs/studies/settings.md);
+        with ``"state"`` less where the env cuts its episodes before 200 steps (:func:`~sb_grpo.maths.discount.discount_for`)
     :param gae_lambda: lambda of the lambda-return (``advantage="state"`` only)
     :param clip_range: ratios below 1 - clip_range earn nothing more; a float or a schedule
     :param group_size: members per group (G)

@@ -12,6 +12,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.collect.slots import GroupSlots
+from sb_grpo.envs.hold import hold_of
 from sb_grpo.maths.returns import gae
 
 SEED, N_ENVS, N_STEPS, N_ROLLOUTS, GROUP_SIZE = 3, 4, 50, 3, 8
@@ -45,6 +46,7 @@ class Grouped(BaseCallback):
 
     def _on_training_start(self) -> None:
         self.slots.started_all(self.training_env)
+        hold_of(self.training_env).actor = self.slots  # PPO's steps are to consume the seeds
 
     def _on_step(self) -> bool:
         self.slots.step(self.training_env, self.locals["dones"])

@@ -13,7 +13,7 @@ def discount_for(time_limit: int | None) -> float:
     Reinforcement Learning", section 4). With a horizon h and a limit T, ``h / T * (1 - exp(-T / h))`` of the discounted steps
     lie there, on average over an episode: steps that no rollout shows and no evaluation counts. They cost little at
     h = T = 200 (Pendulum-v1) and much where T is shorter still, so the horizon falls faster than the limit: ``T^2 / 200``, at
-    least 20. Measured at limits of 50, 100, 200 and more (docs/algorithm.md); in between it is interpolation.
+    least 20. Measured at limits of 50, 100, 200 and more (docs/studies/settings.md); in between it is interpolation.
 
     :param time_limit: env steps after which episodes are cut, at least 1; None: unknown, or none
     :return: in [0.95, 0.995]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,8 +47,10 @@ class Study(NamedTuple):
         return np.array([run.curve for run in self.runs[task][label]])
 
     def critic(self, task: str) -> str:
-        """The label with a critic that ends highest on a task."""
-        return max((label for label in CRITICS if label in self.runs[task]), key=lambda x: float(iqm([self.scores(task, x)])))
+        """The label with a critic that ends highest on a task, of those with all seeds."""
+        seeds = len(self.runs[task][PAIRED])
+        whole = [label for label in CRITICS if len(self.runs[task].get(label, ())) >= seeds]
+        return max(whole, key=lambda label: float(iqm([self.scores(task, label)])))
 
 
 def load(files: Sequence[Path]) -> Study:
@@ -98,7 +101,7 @@ def verdicts(study: Study, rows: Sequence[Row]) -> list[tuple[str, str, bool]]:
     above = [r.task for r in rows if r.low > 0]
     shares = [r.share for r in rows]
     middle = math.exp(np.mean(np.log(shares))) if np.isfinite(shares).all() else math.inf
-    closed = [r.closed for r in rows if math.isfinite(r.closed)]
+    closed = [min(r.closed, 1.0) for r in rows if math.isfinite(r.closed)]
     pairs = [(study.scores(r.task, PAIRED), study.scores(r.task, r.critic)) for r in rows]
     ours, theirs = [a for a, _ in pairs], [b for _, b in pairs]
     wins, (low, high) = float(probability_of_improvement(ours, theirs)), interval(probability_of_improvement, ours, theirs)
@@ -178,7 +181,7 @@ def ablation_table(study: Study) -> str:
 
 def page(study: Study, rows: Sequence[Row], rules: dict[str, dict[str, float]], texts: dict[str, str]) -> str:
     """All of it, as Markdown."""
-    command = next(iter(study.runs.values()))[PAIRED][0].origin["command"]
+    command = re.sub(r"--out \S+", "--out results/paired", next(iter(study.runs.values()))[PAIRED][0].origin["command"])
     known = [[f"`{task}`", name, number(value)] for task, of in rules.items() for name, value in of.items()]
     verdict = [[wanted, found, "reached" if fine else "not reached"] for wanted, found, fine in verdicts(study, rows)]
     details = [[f"`{r.task}`", r.critic, f"{number(r.end - r.level)} [{number(r.low)}, {number(r.high)}]", f"{r.share:.2f}",
@@ -202,17 +205,21 @@ def draw_curves(study: Study, file: Path) -> None:
     for axis, (task, of) in zip(axes.flat, study.runs.items(), strict=False):
         _curves(axis, study, task, [label for label in COLOURS if label in of])
         axis.set_title(task, fontsize=10)
-    axes[0, 0].legend(fontsize=8)
+        axis.legend(fontsize=6, loc="lower right")
     _save(figure, file)
 
 
 def _curves(axis: Any, study: Study, task: str, labels: Sequence[str]) -> None:
+    """Means with intervals; the scale is that of what comes after a quarter of the budget, not of untrained policies."""
+    later: list[np.ndarray] = []
     for label in labels:
         curves, steps = study.curves(task, label), study.runs[task][label][0].checkpoint_steps
-        kept = slice(2, None)  # untrained policies would set the scale
         low, high = curve_interval([curves], mean)
-        axis.plot(steps[kept], curves.mean(0)[kept], color=COLOURS[label], label=label)
-        axis.fill_between(steps[kept], low[kept], high[kept], color=COLOURS[label], alpha=0.15, linewidth=0)
+        axis.plot(steps, curves.mean(0), color=COLOURS[label], label=f"{label} ({len(curves)} seeds)")
+        axis.fill_between(steps, low, high, color=COLOURS[label], alpha=0.15, linewidth=0)
+        later.append(curves.mean(0)[len(steps) // 4 :])
+    bottom, top = np.min(np.concatenate(later)), np.max(np.concatenate(later))
+    axis.set_ylim(bottom - 0.1 * (top - bottom), top + 0.25 * (top - bottom))
     axis.tick_params(labelsize=8)
 
 
