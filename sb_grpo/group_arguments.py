@@ -38,6 +38,12 @@ def check_groups(model: GRPO) -> None:
             "tasks=, as a number or a list of names."
         )
     _check_objectives(model)
+    if isinstance(model.env, TensorVecEnv) and not model.shared_noise:
+        raise ValueError(
+            "shared_noise=False lets the members of a group draw noise of their own in step(), which a "
+            f"{type(model.env).__name__} cannot do: its luck follows from the reset seed alone. Use host envs (make_vec_env), "
+            "or leave it out."
+        )
     paired = (model.baseline_kwargs or {}).get("paired", False)
     if paired is not False:
         check_pairs(paired, obstacle_to_pairs(model.group_size, model.grouping, model.env), model.shared_noise)

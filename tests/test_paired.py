@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -254,6 +256,21 @@ def test_an_env_that_cannot_seed_has_no_pairs() -> None:
     env.grouping = "state"
     with pytest.raises(ValueError, match="CartPole cannot seed its resets"):
         GRPO("MlpPolicy", env, baseline_kwargs=dict(paired=True), n_steps=32, device="cpu")
+
+
+def test_members_of_a_tensor_env_have_no_noise_of_their_own() -> None:
+    from sb_grpo.envs.native import make_tensor_env
+
+    with pytest.raises(ValueError, match=r"shared_noise=False .* CartPole cannot do: its luck follows from the reset seed"):
+        GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 8), shared_noise=False, n_steps=32, device="cpu")
+
+
+def test_the_pages_snippet_runs_as_it_stands() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "when_groups_win.md").read_text()
+    (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    found: dict = {}
+    exec(compile(snippet.replace("20_000", "4_096"), "snippet", "exec"), found)
+    assert found["model"].last_figures["group/paired_fraction"] == 1.0
 
 
 def test_no_warning_where_there_is_nothing_to_warn_of() -> None:
