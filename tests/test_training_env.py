@@ -22,6 +22,7 @@ from sb_grpo.collect import interruption
 from sb_grpo.envs.gymnasium_vector import GymnasiumVectorEnv
 from sb_grpo.envs.installing import install_seeded_reset
 from sb_grpo.envs.native import make_tensor_env
+from sb_grpo.evaluation import evaluate_paired
 from tests.helpers import SpaceEnv
 
 SUBPROC = dict(vec_env_cls=SubprocVecEnv, vec_env_kwargs=dict(start_method="fork"))  # without imports anew
@@ -140,6 +141,66 @@ def test_what_a_callback_resets_in_processes_is_random_too():
 
 
 # ------------------------------------------------------------ somebody else in mid-rollout
+
+
+class Staged(gym.Env):
+    """Methods of its own that reset and step it, as a curriculum or a search may have."""
+
+    observation_space, action_space = spaces.Box(-10, 10, (1,)), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.np_random.normal(size=1).astype(np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.full(1, self.t, np.float32), float(action), self.t == 10, False, {}
+
+    def to_stage(self, stage):
+        self.reset()
+
+    def look_ahead(self):
+        self.step(1)
+
+    def say(self):
+        return self.t
+
+
+@pytest.mark.parametrize("subproc", [False, True], ids=["dummy", "subproc"])
+@pytest.mark.parametrize(("call", "times"), [(("to_stage", 2), 1), (("look_ahead",), 1), (("say",), 0)])
+def test_methods_of_the_env_that_reset_or_step_it_are_noticed(subproc, call, times):
+    own = dict(SUBPROC, wrapper_class=SeededResetWrapper) if subproc else {}
+    env = make_vec_env(Staged, 4, **own)
+    callback = Meddle(lambda e: e.env_method(*call))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(512, callback=callback)
+    assert model.interruptions == times and model.slots.start_mismatches == 0
+    assert len([w for w in caught if "Something other" in str(w.message)]) == times
+    env.close()
+
+
+def test_a_step_of_the_bare_env_inside_its_wrappers_is_noticed():
+    callback = Meddle(lambda e: e.envs[1].unwrapped.step(0))
+    with pytest.warns(UserWarning, match="Something other"):
+        model = GRPO("MlpPolicy", make_vec_env(Staged, 4), group_size=4, **SMALL).learn(512, callback=callback)
+    assert model.interruptions == 1
+
+
+def test_an_env_whose_generator_cannot_be_set_is_given_back_too():
+    class Guarded(Staged):
+        np_random = property(lambda self: self.generator)
+
+        def reset(self, *, seed=None, options=None):
+            if seed is not None or not hasattr(self, "generator"):
+                self.generator = np.random.default_rng(seed)
+            self.t = 0
+            return self.generator.normal(size=1).astype(np.float32), {}
+
+    env = make_vec_env(Guarded, 4)
+    GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(256)
+    assert different(env.reset()) == 4
 
 
 class Clock(gym.Env):
@@ -367,6 +428,12 @@ def test_a_limit_around_the_seeded_env_in_another_process_keeps_groups():
     env.close()
 
 
+def test_a_limit_around_the_seeded_env_in_another_process_is_known():
+    env = make_vec_env(Lesson, 2, **SUBPROC, wrapper_class=lambda env: gym.wrappers.TimeLimit(SeededResetWrapper(env), 50))
+    assert GRPO("MlpPolicy", env, **SMALL).gamma == 0.95
+    env.close()
+
+
 def limited_outside(env):
     return gym.wrappers.TimeLimit(SeededResetWrapper(env), 3)
 
@@ -458,9 +525,22 @@ class Jittered(gym.ObservationWrapper):
         return observation + self.noise.normal(size=observation.shape).astype(np.float32)
 
 
+class InPlace(gym.ObservationWrapper):
+    """Hands on the very array that it got, changed."""
+
+    shift = 0.0
+
+    def observation(self, observation):
+        self.shift += 0.01
+        observation += np.float32(self.shift)
+        return observation
+
+
 @pytest.mark.parametrize(
     ("wrap", "name"),
     [
+        (InPlace, "InPlace"),
+        (lambda e: Monitor(InPlace(e)), "InPlace"),
         (gym.wrappers.NormalizeObservation, "NormalizeObservation"),
         (lambda e: gym.wrappers.FlattenObservation(gym.wrappers.NormalizeObservation(e)), "NormalizeObservation"),
         (lambda e: Jittered(gym.wrappers.RescaleObservation(e, -1, 1)), "Jittered"),
@@ -569,6 +649,86 @@ def test_a_batched_vec_env_with_seeds_just_works(wrap):
     with pytest.warns(UserWarning, match="Something other"):
         model.learn(512, callback=callback)
     assert different(callback.results[0]) == 4 and model.slots.start_mismatches == 0
+
+
+def test_a_batched_vec_env_respects_seeds_of_the_user():
+    env = SeededBatch()
+    model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(256)
+    env.seed(7)
+    first = env.reset()
+    np.testing.assert_array_equal(first[:, 0], [np.float32(np.random.default_rng(7 + i).normal()) for i in range(4)])
+    model.learn(256)
+    env.reset()
+    env.seed(7)
+    np.testing.assert_array_equal(env.reset(), first)
+
+
+class SeedOnly(SeededBatch):
+    """Takes no seed of noise, and says nothing."""
+
+    def set_next_seed(self, seed, slots):
+        self.next_seed[slots] = seed
+
+    def env_method(self, method_name, *args, indices=None, **kwargs):
+        if method_name != "set_next_seed":
+            raise NotImplementedError
+        self.set_next_seed(*args, list(self._get_indices(indices)))
+
+
+class YesToAll(SeededBatch):
+    """Knows the one method, and answers to any other name."""
+
+    def env_method(self, method_name, *args, indices=None, **kwargs):
+        if method_name == "set_next_seed":
+            return super().env_method(method_name, *args, indices=indices)
+        return [None] * self.num_envs
+
+
+class OwnStep(SeededBatch):
+    """Steps at once."""
+
+    def step(self, actions):
+        self.actions = actions
+        return self.step_wait()
+
+
+@pytest.mark.parametrize("kind", [SeedOnly, YesToAll, OwnStep])
+def test_whatever_way_a_batched_vec_env_takes_seeds(kind):
+    env = kind()
+    model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(512)
+    assert model.slots.start_mismatches == 0 and model.slots.next_group >= 8 and different(env.reset()) == 4
+    with pytest.warns(UserWarning, match="Something other"):
+        model.learn(512, callback=Meddle(lambda e: e.step(np.zeros(4))))
+    assert model.slots.start_mismatches == 0 and model.interruptions == 1
+
+
+@pytest.mark.parametrize("wrap", [lambda e: e, VecNormalize])
+def test_policies_are_compared_on_a_batched_vec_env(wrap):
+    policy = GRPO("MlpPolicy", SeededBatch(), **SMALL).policy
+    compared = evaluate_paired(policy, policy, wrap(SeededBatch()), 8)
+    assert compared.difference == 0 and different(compared.returns_a[:, None]) > 1
+
+
+def test_noise_of_its_own_needs_a_seed_for_it():
+    with pytest.raises(ValueError, match=r"shared_noise=False.*SeedOnly.*noise_seed"):
+        GRPO("MlpPolicy", SeedOnly(), group_size=4, shared_noise=False, **SMALL).learn(256)
+
+
+def test_a_set_next_seed_of_the_users_own_works_in_processes_too():
+    class Own(Staged):
+        next_seed = None
+
+        def set_next_seed(self, seed, noise_seed=None):
+            self.next_seed = seed
+
+        def reset(self, *, seed=None, options=None):
+            seed, self.next_seed = seed if self.next_seed is None else self.next_seed, None
+            return super().reset(seed=seed)
+
+    env = make_vec_env(Own, 4, **SUBPROC)
+    model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(512)
+    assert model.slots.start_mismatches == 0 and different(env.reset()) == 4
+    env.close()
 
 
 def test_seeds_that_a_batched_vec_env_takes_and_ignores_are_found():

@@ -11,8 +11,9 @@ import torch as th
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize, is_vecenv_wrapped, unwrap_vec_normalize
 
+from sb_grpo.collect.starts import start_of
 from sb_grpo.envs.hold import hold_of
-from sb_grpo.envs.seeded_reset import START_DIGEST, observation_digest
+from sb_grpo.envs.seeded_reset import observation_digest
 from sb_grpo.envs.tensor_env import TensorVecEnv, check_actions
 
 #: Observations ``[N, ...]``, state of a recurrent policy, starts ``[N]`` -> actions ``[N, ...]``, next state.
@@ -54,7 +55,7 @@ def first_starts(env: VecEnv, seeds: Sequence[int]) -> list[bytes]:
     observations = _reset(env, seeds)
     if isinstance(env, TensorVecEnv):
         return [observation_digest(row) for row in observations[: len(seeds)]]
-    return [info[START_DIGEST] for info in env.unwrapped.reset_infos[: len(seeds)]]
+    return [_start(env, observations, slot) for slot in range(len(seeds))]
 
 
 def play(act: Act, env: VecEnv, seeds: Sequence[int]) -> Episodes:
@@ -124,8 +125,15 @@ def _reset(env: VecEnv, seeds: Sequence[int]) -> Any:
         env.reset_all(th.tensor(padded, dtype=th.int64, device=env.device))
         return env.observations.cpu().numpy()
     for slot, seed in enumerate(seeds):
-        env.env_method("set_next_seed", seed, indices=[slot])
+        hold_of(env).queue(slot, seed)
     return env.reset()
+
+
+def _start(env: VecEnv, observations: Any, slot: int) -> bytes:
+    """Digest of a slot's first observation, as its env returned it where that is known."""
+    start = start_of(env.unwrapped.reset_infos[slot], observations, slot)
+    assert start is not None
+    return start[-1][1]
 
 
 def _play_batch(act: Act, env: TensorVecEnv, seeds: Sequence[int]) -> Episodes:
@@ -155,12 +163,12 @@ def _play_in_turn(act: Act, env: VecEnv, seeds: Sequence[int]) -> Episodes:
     def begin(slot: int) -> None:
         earned[slot] = 0.0
         if turns[slot]:
-            starts[turns[slot][0]] = env.unwrapped.reset_infos[slot][START_DIGEST]
+            starts[turns[slot][0]] = _start(env, observations, slot)
             queue_next(slot)
 
     def queue_next(slot: int) -> None:
         if len(turns[slot]) > 1:
-            env.env_method("set_next_seed", seeds[turns[slot][1]], indices=[slot])
+            hold_of(env).queue(slot, seeds[turns[slot][1]])
 
     observations = _reset(env, seeds[:n])
     state, dones = None, np.ones(env.num_envs, dtype=bool)

@@ -59,7 +59,7 @@ class GroupSlots:
         self._hold = hold_of(env)
         self._hold.take(self)
         for slot in range(len(self.job)):
-            self._queue(env, slot)
+            self._queue(slot)
 
     def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
         """Take note that ``env.reset()`` started every queued job, and queue the jobs after those.
@@ -136,14 +136,15 @@ class GroupSlots:
         self._first_start.pop(group, None)
         return True
 
-    def _queue(self, env: VecEnv, slot: int) -> None:
+    def _queue(self, slot: int) -> None:
+        assert self._hold is not None
         if self._given_back:
             job = self._given_back.pop(0)
         else:
             job, self.next_job = self.next_job, self.next_job + 1
         self._queued[slot] = job
         noise_seed = None if self.shared_noise else mix(self.base_seed, job, 1)
-        env.env_method("set_next_seed", group_seed(self.base_seed, job // self.group_size), noise_seed, indices=[slot])
+        self._hold.queue(slot, group_seed(self.base_seed, job // self.group_size), noise_seed)
 
     def _start(self, env: VecEnv, slot: int, start: Start | None) -> None:
         job = int(self._queued[slot])
@@ -151,7 +152,7 @@ class GroupSlots:
         if self.in_step_with(env):  # else somebody has taken the envs since they were reset
             if start is not None:
                 self._check_start(env, job // self.group_size, start)
-            self._queue(env, slot)
+            self._queue(slot)
 
     def _check_start(self, env: VecEnv, group: int, start: Start) -> None:
         first = self._first_start.setdefault(group, start)

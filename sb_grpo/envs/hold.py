@@ -8,6 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
 
+#: What this package asks of envs by ``env_method``; whatever else is called may reset or step them.
+PROTOCOL = ("set_next_seed", "withdraw_seed", "count_calls", "seeded_reset_facts")
+
 
 class Holder(Protocol):
     """Who may hold a VecEnv."""
@@ -23,17 +26,23 @@ class Hold:
     :meth:`take`. Whatever else calls the VecEnv (a callback's evaluation, another model, the user) first ends the hold, and
     finds the envs as random as SB3 leaves them. The holder sees that it has lost them and starts over.
 
-    :param base: the VecEnv without its wrappers; three of its methods pass through here from now on
+    :param base: the VecEnv without its wrappers; some of its methods pass through here from now on
     :param ours: the envs have this package's resets, and not only ``set_next_seed``
+    :param near: the envs are in this process, and tell by themselves who calls them
+    :param takes_noise: ``set_next_seed`` has a second argument, the seed of what ``step()`` draws
     """
 
-    def __init__(self, base: VecEnv, ours: bool) -> None:
-        self.base, self.ours = base, ours
+    def __init__(self, base: VecEnv, ours: bool, near: bool = False, takes_noise: bool = True) -> None:
+        self.base, self.ours, self.near, self.takes_noise = base, ours, near, takes_noise
         self.holder: Holder | None = None
         self.actor: Holder | None = None  #: who is stepping or resetting the envs right now, if that is a trainer
         self._reset_to_come = False
-        self._step_async, self._reset, self._env_method = base.step_async, base.reset, base.env_method
-        for name in ("step_async", "reset", "env_method"):
+        self._step, self._step_async, self._reset = base.step, base.step_async, base.reset
+        self._env_method, self._seed = base.env_method, base.seed
+        names = ["step_async", "reset", "env_method"]
+        names += ["step"] if type(base).step is not VecEnv.step else []  # else it calls step_async
+        names += [] if ours else ["seed"]
+        for name in names:
             setattr(base, name, getattr(self, name))
 
     def take(self, holder: Holder) -> None:
@@ -46,9 +55,29 @@ class Hold:
             seeds = self.holder.seeds_for_others()
             self.holder, self._reset_to_come = None, False
             for slot, seed in enumerate(seeds):
-                self._env_method("withdraw_seed" if self.ours else "set_next_seed", seed, indices=[slot])
+                if self.ours:
+                    self._env_method("withdraw_seed", seed, indices=[slot])
+                else:
+                    self.queue(slot, seed)
+
+    def queue(self, slot: int, seed: int, noise_seed: int | None = None) -> None:
+        """Let the next reset of a slot start from a seed.
+
+        :param noise_seed: of what ``step()`` draws afterwards; None: as ``seed`` leaves it
+        :raises ValueError: if the envs do not take the second
+        """
+        if noise_seed is not None and not self.takes_noise:
+            raise ValueError(
+                f"shared_noise=False seeds the noise of every episode, but set_next_seed of {type(self.base).__name__} takes "
+                "only the seed of the start: give it a second argument noise_seed, or leave shared_noise=True."
+            )
+        self._env_method("set_next_seed", seed, *([noise_seed] if self.takes_noise else []), indices=[slot])
 
     # ------------------------------------------------------------ the VecEnv's own methods
+
+    def step(self, actions: np.ndarray) -> Any:
+        self.notice()
+        return self._step(actions)
 
     def step_async(self, actions: np.ndarray) -> None:
         self.notice()
@@ -67,7 +96,22 @@ class Hold:
     def env_method(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         if method_name in ("reset", "step"):
             self.notice()
-        return self._env_method(method_name, *args, **kwargs)
+        if self.near or not self.ours or self.holder is None or method_name in PROTOCOL:
+            return self._env_method(method_name, *args, **kwargs)
+        before = self._env_method("count_calls")
+        answers = self._env_method(method_name, *args, **kwargs)
+        if self._env_method("count_calls") != before:  # a method of the user's, which resets or steps the env
+            self.notice()
+        return answers
+
+    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+        """Envs that only know ``set_next_seed`` start from it too: what was queued before would win over it."""
+        self.notice()
+        seeds = self._seed(seed)
+        for slot, one in enumerate(seeds or ()):
+            if one is not None:
+                self.queue(slot, one)
+        return seeds
 
 
 def hold_of(env: VecEnv) -> Hold:

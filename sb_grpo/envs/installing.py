@@ -8,9 +8,10 @@ import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from sb_grpo.envs.hold import Hold, hold_of
-from sb_grpo.envs.seeded_reset import seeded_reset_of
+from sb_grpo.envs.seeded_reset import observation_digest, seeded_reset_of
 from sb_grpo.envs.tensor_env import TensorVecEnv
-from sb_grpo.envs.time_limits import own_limit
+from sb_grpo.envs.time_limits import NAMES, own_limit, smallest
+from sb_grpo.types import map_obs
 
 
 def install_seeded_reset(venv: VecEnv) -> None:
@@ -30,30 +31,32 @@ def install_seeded_reset(venv: VecEnv) -> None:
     held = isinstance(getattr(vars(base).get("reset"), "__self__", None), Hold)
     if isinstance(base, DummyVecEnv):
         seeded = [seeded_reset_of(env) for env in base.envs]
-        hold = hold_of(base) if held else Hold(base, ours=True)
+        hold = hold_of(base) if held else Hold(base, ours=True, near=True)
         for one in seeded:
             one.watch(hold)
     elif not held:
-        Hold(base, ours=_takes_seeds(base))
+        _hold_out_of_reach(base)
 
 
-def _takes_seeds(base: VecEnv) -> bool:
-    """Look for ``set_next_seed`` in envs that cannot be reached.
+def _hold_out_of_reach(base: VecEnv) -> Hold:
+    """Hold envs that only ``env_method`` reaches.
 
-    :return: they have this package's resets
     :raises ValueError: if they do not take seeds
     """
-    if isinstance(base, SubprocVecEnv):
-        if base.has_attr("set_next_seed"):
-            return True
+    if isinstance(base, SubprocVecEnv) and not base.has_attr("set_next_seed"):
         raise ValueError(
             f"GRPO must choose the seed of every reset, but the envs inside {type(base).__name__} cannot be reached. "
             "Build them for it: make_vec_env(env_id, n_envs=8, vec_env_cls=SubprocVecEnv, "
             "wrapper_class=sb_grpo.SeededResetWrapper)"
         )
-    # The seed will be overwritten. A VecEnv that answers to any name at all knows none.
-    if _answers(base, "set_next_seed", int(np.random.randint(2**31)), None) and not _answers(base, "no_such_method"):
-        return _answers(base, "seeded_reset_facts")
+    if isinstance(base, SubprocVecEnv):
+        return Hold(base, ours=base.has_attr("seeded_reset_facts"))
+    says_yes_to_all = _answers(base, "no_such_method")
+    for noise in ([None], []):
+        seed = int(np.random.randint(2**31))  # will be overwritten
+        if _answers(base, "set_next_seed", seed, *noise) and (not says_yes_to_all or _obeys(base, seed, *noise)):
+            ours = not says_yes_to_all and _answers(base, "seeded_reset_facts")
+            return Hold(base, ours, takes_noise=bool(noise))
     raise ValueError(
         f"GRPO must choose the seed of every reset, but {type(base).__name__} has no way to say it. Either let "
         "env_method('set_next_seed', seed, noise_seed, indices=[slot]) set the seed of a slot's next reset, whether step() or "
@@ -65,9 +68,19 @@ def _takes_seeds(base: VecEnv) -> bool:
 
 def _answers(base: VecEnv, method: str, *args: Any) -> bool:
     try:
-        return base.env_method(method, *args, indices=[0]) is not None
+        base.env_method(method, *args, indices=[0])
     except (AttributeError, NotImplementedError, KeyError, ValueError, TypeError, AssertionError):
         return False
+    return True
+
+
+def _obeys(base: VecEnv, *seeds: Any) -> bool:
+    """Whether equal seeds give equal starts: a VecEnv that answers to any name at all may know none."""
+    starts = []
+    for _ in range(2):
+        base.env_method("set_next_seed", *seeds, indices=[0])
+        starts.append(observation_digest(map_obs(lambda obs: obs[0], base.reset())))
+    return starts[0] == starts[1]
 
 
 def facts(env: VecEnv) -> tuple[str | None, int | None]:
@@ -78,9 +91,12 @@ def facts(env: VecEnv) -> tuple[str | None, int | None]:
     base = env.unwrapped
     if isinstance(base, TensorVecEnv):
         return base.env_id or None, base.max_episode_steps
-    if hold_of(env).ours:
-        found: tuple[str | None, int | None] = env.env_method("seeded_reset_facts", indices=[0])[0]
-        return found
+    hold = hold_of(env)
+    if hold.ours:
+        env_id, limit = env.env_method("seeded_reset_facts", indices=[0])[0]
+        # Wrappers around the seeded resets, where those were not the last that a process put on.
+        outside = [] if hold.near else [env.get_attr(name, indices=[0])[0] for name in NAMES if env.has_attr(name)]
+        return env_id, smallest([limit, *outside])
     spec = getattr(base, "spec", None)
     return getattr(spec, "id", None), own_limit(base) or getattr(spec, "max_episode_steps", None)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import suppress
 from hashlib import blake2b
 from typing import Any
 from weakref import ref
@@ -10,7 +10,7 @@ from weakref import ref
 import gymnasium as gym
 import numpy as np
 
-from sb_grpo.envs.hold import Hold
+from sb_grpo.envs.hold import PROTOCOL, Hold
 from sb_grpo.envs.time_limits import layers, limit_of
 
 START_DIGEST = "group_start_digest"
@@ -45,29 +45,40 @@ def put(env: gym.Env[Any, Any], name: str, value: Any) -> None:
 
 
 class Layer:
-    """Remembers the observation that one layer under an env's outermost wrapper started with.
+    """One layer under an env's outermost wrapper: remembers what it started with, and hears who else uses the env.
 
-    :param env: the layer; its ``reset`` is this object's from now on
+    :param env: the layer; its ``reset`` is this object's from now on, and its ``step`` if no layer is further in
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
-        self.env, self.obs = env, None
+        self.env, self.start = env, b""  #: digest of the first observation; empty: not reset
+        self.calls = 0
         self.holds: list[ref[Hold]] = []  #: of all VecEnvs that share this layer; they come and go with their models
-        self._reset = env.reset
+        self._reset, self._step = env.reset, env.step
         put(env, "reset", self.reset)
+        if not isinstance(env, gym.Wrapper):
+            put(env, "step", self.step)
 
     def watch(self, hold: Hold) -> None:
-        """Tell a hold when somebody else resets this layer."""
+        """Tell a hold when somebody else resets or steps this layer."""
         self.holds = [there for there in self.holds if there() not in (None, hold)] + [ref(hold)]
 
-    def reset(self, *args: Any, **kwargs: Any) -> Any:
+    def _called(self) -> None:
+        self.calls += 1
         for there in self.holds:
             hold = there()
-            if hold is not None:
+            if hold is not None and hold.actor is not hold.holder:
                 hold.notice()
+
+    def reset(self, *args: Any, **kwargs: Any) -> Any:
+        self._called()
         result = self._reset(*args, **kwargs)
-        self.obs = result[0]
+        self.start = observation_digest(result[0])  # now, because a wrapper may change the observation in place
         return result
+
+    def step(self, action: Any) -> Any:
+        self._called()
+        return self._step(action)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "holds": []}  # a copy of the env belongs to nobody
@@ -99,12 +110,13 @@ class SeededReset:
         self._next_seed: int | None = None
         self._noise_seed: int | None = None
         self._gives_way = self._inside = False
+        self.calls = 0
         self._layers = [layer_of(layer) for layer in reversed(layers(env)[1:])]
-        for name in ("reset", "step", "set_next_seed", "withdraw_seed", "seeded_reset_facts"):
+        for name in ("reset", "step", *PROTOCOL):
             put(env, name, getattr(self, name))
 
     def watch(self, hold: Hold) -> None:
-        """Tell a hold when somebody else resets or steps the env, or resets what it wraps."""
+        """Tell a hold when somebody else resets or steps the env or what it wraps."""
         self.hold = hold
         if self._layers:
             self._layers[0].watch(hold)
@@ -124,7 +136,6 @@ class SeededReset:
             the same start draw independent noise in ``step``
         """
         self._next_seed, self._noise_seed, self._gives_way = int(seed), noise_seed, False
-        self._inside = False  # an exception may have left it standing
 
     def withdraw_seed(self, seed: int) -> None:
         """Forget the queued seed, and what members of a group have in common.
@@ -134,47 +145,51 @@ class SeededReset:
         :param seed: of the next reset, unless the caller gives one, and of the env's generator until then
         """
         self._next_seed, self._noise_seed, self._gives_way = int(seed), None, True
-        self.env.unwrapped.np_random = np.random.default_rng(seed)
+        with suppress(AttributeError):  # of a generator that the env alone may set; the next reset seeds it
+            self.env.unwrapped.np_random = np.random.default_rng(seed)
+
+    def count_calls(self) -> int:
+        """Resets and steps so far, of the env and of the env without its wrappers."""
+        return self.calls + sum(layer.calls for layer in self._layers)
 
     def reset(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """The env's, with the queued seed; ``options`` only where the caller gave some, as not every env knows them."""
         if self._inside:  # the env's own step or reset calls it
             return self._reset(*args, **kwargs)
-        if self.hold is not None:
-            self.hold.notice()
+        self._called()
         given = args or kwargs.get("seed") is not None
         if self._next_seed is not None and not (self._gives_way and given):
             args, kwargs["seed"] = (), self._next_seed
         self._next_seed = None
         for layer in self._layers:
-            layer.obs = None
+            layer.start = b""
         self._inside = True
-        obs, info = self._reset(*args, **kwargs)
-        self._inside = False
+        try:
+            obs, info = self._reset(*args, **kwargs)
+        finally:
+            self._inside = False
         if self._noise_seed is not None:
             self.env.unwrapped.np_random = np.random.default_rng(self._noise_seed)
             self._noise_seed = None
-        starts = tuple(self._starts(obs))
+        layers_below = [(type(layer.env).__name__, layer.start) for layer in self._layers]
+        starts = (*layers_below, (type(self.env).__name__, observation_digest(obs)))
         return obs, {**info, START_DIGEST: starts[-1][1], START_LAYERS: starts}
 
-    def _starts(self, obs: Any) -> Iterator[tuple[str, bytes]]:
-        """Name and digest of every layer that returned another object than the one below it, from the innermost on."""
-        below: Any = self  # no observation
-        for env, seen in [*((layer.env, layer.obs) for layer in self._layers), (self.env, obs)]:
-            if seen is not None and seen is not below:
-                yield type(env).__name__, observation_digest(seen)
-            below = seen
-
     def step(self, action: Any) -> Any:
+        if self._inside:
+            return self._step(action)
+        self._called()
+        self._inside = True
+        try:
+            return self._step(action)
+        finally:
+            self._inside = False
+
+    def _called(self) -> None:
+        self.calls += 1
         hold = self.hold
         if hold is not None and hold.actor is not hold.holder:
             hold.notice()
-        if self._inside:
-            return self._step(action)
-        self._inside = True
-        result = self._step(action)
-        self._inside = False
-        return result
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "hold": None}

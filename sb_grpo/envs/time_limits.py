@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from collections.abc import Iterable
 from typing import Any
 
 import gymnasium as gym
@@ -19,11 +20,15 @@ def layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
     return found
 
 
-def own_limit(holder: Any) -> int | None:
-    """The limit that an object keeps under one of the usual names."""
-    values = [getattr(holder, name, None) for name in NAMES]
+def smallest(values: Iterable[Any]) -> int | None:
+    """The smallest of those that are numbers of steps; None where none is."""
     limits = [int(v) for v in values if isinstance(v, numbers.Integral) and not isinstance(v, bool)]
     return min((limit for limit in limits if limit > 0), default=None)
+
+
+def own_limit(holder: Any) -> int | None:
+    """The limit that an object keeps under one of the usual names."""
+    return smallest(getattr(holder, name, None) for name in NAMES)
 
 
 def limit_of(env: gym.Env[Any, Any]) -> int | None:
@@ -31,7 +36,5 @@ def limit_of(env: gym.Env[Any, Any]) -> int | None:
 
     :param env: with all of its wrappers
     """
-    limits = [limit for limit in map(own_limit, layers(env)) if limit is not None]
-    if limits:
-        return min(limits)
-    return None if env.spec is None else env.spec.max_episode_steps
+    limit = smallest(map(own_limit, layers(env)))
+    return limit if limit is not None or env.spec is None else env.spec.max_episode_steps
