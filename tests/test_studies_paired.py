@@ -7,26 +7,43 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
-from scripts.studies import paired
+from scripts.studies.paired import tables
+from scripts.studies.paired.page import MARKS, PAGE, TEXTS, USERS, make, page, users_page
+from scripts.studies.paired.pictures import draw_curves, draw_lead
+from scripts.studies.paired.study import (
+    RUNS,
+    Study,
+    gap_closed,
+    geometric_mean,
+    improvement,
+    load,
+    rows,
+    share_to_keep,
+    share_to_touch,
+)
+from scripts.studies.paired.verdicts import Verdict, verdicts
 from zoo.benchmarking.results import Run, find_results
 
 #: Three seeds each: the score, and the curve at 0, 100, 200, 300 and 400 of 400 steps.
 CURVES = {
-    ("A-v0", "grpo-paired"): (9.0, [0, 4, 5, 8, 9]),
+    ("A-v0", "grpo-paired"): (9.0, [0, 4, 8, 8, 9]),
     ("A-v0", "grpo-state"): (6.0, [0, 2, 4, 5, 6]),
     ("A-v0", "ppo-grpo-settings"): (6.0, [0, 1, 2, 4, 6]),
     ("A-v0", "ppo-tuned"): (5.0, [0, 1, 2, 4, 5]),
-    ("B-v0", "grpo-paired"): (1.0, [0, 0, 0, 1, 1]),
-    ("B-v0", "grpo-state"): (1.0, [0, 0, 0, 1, 1]),
-    ("B-v0", "ppo-grpo-settings"): (3.0, [0, 1, 2, 3, 3]),
+    ("MotorSpeed-v0", "grpo-paired"): (1.0, [0, 0, 0, 1, 1]),
+    ("MotorSpeed-v0", "grpo-state"): (1.0, [0, 0, 0, 1, 1]),
+    ("MotorSpeed-v0", "ppo-grpo-settings"): (3.0, [0, 3, 3, 3.1, 3.2]),
 }
+RULES = {"A-v0": {"rule": 10.01, "worse rule": 2.0}}
+VARIANCE = {"A-v0": {"cost": 0.004, "paired_fraction": [1.0, 0.5], "paired_coef": [0.2, 0.8], "paired_variance": [0.9, 0.3]}}
 
 
 def run(env: str, label: str, seed: int) -> Run:
     score, curve = CURVES[env, label]
     returns = np.array(curve, float)[:, None] + 0.01 * seed
-    origin = {"command": "python -m zoo.benchmark ..."}
+    origin = {"command": "python -m zoo.benchmark --out elsewhere --jobs 1"}
     return Run(
         Path("x.json"), {}, env, label, "grpo", seed, 400, 400, 10, 1, 5, 1.0, 2.0, np.arange(5) * 100.0, np.zeros(5), returns,
         np.full(4, score + 0.01 * seed), {}, origin,
@@ -34,41 +51,148 @@ def run(env: str, label: str, seed: int) -> Run:
 
 
 @pytest.fixture
-def study() -> paired.Study:
+def study() -> Study:
     tasks: dict[str, dict[str, list[Run]]] = {}
     for env, label in CURVES:
         tasks.setdefault(env, {})[label] = [run(env, label, seed) for seed in range(3)]
-    return paired.Study(tasks)
+    return Study(tasks)
 
 
-def test_rows_by_hand(study: paired.Study) -> None:
-    """On A the better critic ends at 6.01; pairing is there after 300 of 400 steps, and closes 3 of the 4 up to the rule."""
-    a, b = (paired.row(study, task, {"rule": 10.01} if task == "A-v0" else {}) for task in ("A-v0", "B-v0"))
-    assert (a.critic, a.share, a.better) == ("ppo-grpo-settings", 0.75, 1.0)
+def test_rows_by_hand(study: Study) -> None:
+    """On A the better critic ends at 6.01. Pairing is at 8.01 after 200 of 400 steps; the mean of three checkpoints is
+    4.01 then and 6.68 after 300. It closes 3 of the 4 up to the rule."""
+    a, b = rows(study, RULES)
+    assert (a.critic, a.touched, a.share, a.better.value) == ("ppo-grpo-settings", 0.5, 0.75, 1.0)
     assert math.isclose(a.level, 6.01) and math.isclose(a.end, 9.01)
-    assert math.isclose(a.closed, 0.75) and 0 < a.low <= 3 <= a.high
-    assert (b.critic, b.share, b.better) == ("ppo-grpo-settings", math.inf, 0.0)
-    assert math.isnan(b.closed) and b.high < 0
+    assert math.isclose(a.closed.value, 0.75) and 0 < a.gain.low <= 3 <= a.gain.high
+    assert (b.critic, b.touched, b.share, b.own, b.better.value) == ("ppo-grpo-settings", math.inf, math.inf, 0.75, 0.0)
+    assert math.isnan(b.closed.value) and b.gain.high < 0
 
 
-def test_a_label_with_fewer_seeds_is_no_bar_yet(study: paired.Study) -> None:
+def with_curve(runs: list[Run], curve: list[float], end: float) -> list[Run]:
+    returns = np.array(curve, float)[:, None]
+    return [Run(**{**r.__dict__, "checkpoint_returns": returns, "final_returns": np.array([end])}) for r in runs]
+
+
+@pytest.mark.parametrize(
+    ("curve", "end", "touched", "kept"),
+    [
+        ([0, 9, 0, 0, 0], 1.0, 0.25, math.inf),  # once, by chance
+        ([0, 9, 9, 9, 0], 1.0, 0.25, math.inf),  # and lost again
+        ([0, 9, 9, 9, 0], 6.0, 0.25, 0.5),  # (0 + 9 + 9) / 3 is the level
+        ([0, 1, 2, 3, 4], 6.0, math.inf, 1.0),  # the last checkpoint was unlucky
+    ],
+)
+def test_a_level_is_touched_or_kept(study: Study, curve: list[float], end: float, touched: float, kept: float) -> None:
+    of = study.runs["A-v0"]
+    of["grpo-paired"] = with_curve(of["grpo-paired"], curve, end)
+    assert share_to_touch(study, "A-v0", "grpo-paired", 6.0) == touched
+    assert share_to_keep(study, "A-v0", "grpo-paired", 6.0) == kept
+
+
+def test_what_lies_beyond_a_rule_closes_one_gap_only(study: Study) -> None:
+    """On A the gap to a rule at 7.01 is closed three times; on the motor minus half of the gap to 7.01 is."""
+    found = gap_closed(study, rows(study, {"A-v0": {"rule": 7.01}, "MotorSpeed-v0": {"rule": 7.01}}))
+    assert found is not None and math.isclose(found.value, (1 - 0.5) / 2)
+    assert gap_closed(study, rows(study, {})) is None
+
+
+def test_geometric_mean_of_the_finite_ones() -> None:
+    assert math.isclose(geometric_mean([0.25, 1.0, math.inf]), 0.5)
+    assert math.isnan(geometric_mean([math.inf]))
+
+
+def test_improvement_is_a_mean_over_tasks(study: Study) -> None:
+    """A: all nine pairs won. Motor: equal seeds tie, so 3 wins and 3 ties of 9 are one half."""
+    assert improvement(study, ["A-v0", "MotorSpeed-v0"], "grpo-state").value == 0.75
+
+
+def test_a_label_with_fewer_seeds_is_no_bar_yet(study: Study) -> None:
     del study.runs["A-v0"]["ppo-grpo-settings"][1:]
     assert study.critic("A-v0") == "ppo-tuned"
 
 
-def test_verdicts_say_what_is_not_reached(study: paired.Study) -> None:
-    rows = [paired.row(study, task, {"rule": 10.01} if task == "A-v0" else {}) for task in study.runs]
-    found = [(text, fine) for _, text, fine in paired.verdicts(study, rows)]
-    assert found[0] == ("1 of 2", False)
-    assert found[1] == ("never on 1 of 2 tasks", False)
-    assert found[2] == ("0.75 of it closed (1 tasks)", True)
-    assert found[3][0].startswith("0.50 [") and not found[3][1]
+def test_the_bar_has_the_most_seeds_there_are(study: Study) -> None:
+    """With three seeds of pairing and two of each critic the better of these is the bar; without any there is no row."""
+    for label in ("ppo-grpo-settings", "ppo-tuned"):
+        del study.runs["A-v0"][label][2:]
+    assert study.critic("A-v0") == "ppo-grpo-settings"
+    del study.runs["MotorSpeed-v0"]["ppo-grpo-settings"]
+    assert study.critic("MotorSpeed-v0") is None
+    assert [r.task for r in rows(study, {})] == ["A-v0"]
+
+
+def test_verdicts_say_what_is_not_reached(study: Study) -> None:
+    found = [(v.found, v.reached) for v in verdicts(study, rows(study, RULES), VARIANCE)]
+    assert found[0] == ("2, 1 of them by others", False)
+    assert found[1] == ("1 of 2", False)
+    assert found[2] == ("0.75 of them on 1 tasks, not kept on 1 of 2", False)
+    assert found[3][0].startswith("0.75 [") and found[3][1]
+    assert found[4] == ("1.00 [1.00, 1.00] on 1 of 2 tasks", True)  # tuned PPO has not run on the motor
+    assert found[5][0].startswith("0.50 [") and found[5][1] is False
+    assert found[6] == ("at most 0.40%, all tasks", True)
+
+
+def test_verdicts_where_all_but_the_number_of_tasks_is_reached(study: Study) -> None:
+    only = Study({"A-v0": study.runs["A-v0"]})
+    (a,) = rows(only, RULES)
+    found = [v.reached for v in verdicts(only, [a._replace(share=0.5)], VARIANCE)]
+    assert found == [False, True, True, True, True, True, True]
+
+
+def test_verdicts_hold_so_far_until_all_has_run(study: Study) -> None:
+    """Three seeds, and no tuned PPO on the motor, are not all; ten seeds of everything are."""
+    assert not study.complete()
+    full = Study({"A-v0": {label: runs * 4 for label, runs in study.runs["A-v0"].items()}})
+    assert full.complete()
+    found = [Verdict("this", "1", True), Verdict("that", "0", False), Verdict("more", "-", None)]
+    for complete, ends in (
+        (False, ["reached so far", "not reached so far", "open"]),
+        (True, ["reached", "not reached", "open"]),
+    ):
+        lines = tables.verdict_table(found, complete, []).splitlines()[2:]
+        assert [line.split(" | ")[-1].removesuffix(" |") for line in lines] == ends
+
+
+def test_the_page_of_an_incomplete_study(study: Study, tmp_path: Path) -> None:
+    """Labels that are missing are left out, seeds that are missing are counted, single seeds have no interval."""
+    study.runs["A-v0"]["step"] = [run("A-v0", "grpo-state", 0)]
+    del study.runs["MotorSpeed-v0"]["grpo-state"]
+    texts = yaml.safe_load(TEXTS.read_text())
+    text = page(study, rows(study, RULES), RULES, VARIANCE, texts)
+    assert "| grpo-state | 1 of 2 | 3 of 10 |" in text and "| step | 1 of 2 | 1 of 10 |" in text
+    assert "| step | 6.0 [-, -] |" in text
+    assert "| `MotorSpeed-v0` | 1.0 [1.0, 1.0] | - | - | 3.0 [3.0, 3.0] |" in text
+    assert "--out docs/studies/data/paired --jobs 1" in text
+    assert "| `A-v0` | 0.75 | 0.20 | 0.80 | 0.90 | 0.30 | 0.40% |" in text
+    assert "nan" not in text and "inf" not in text.replace("input_driven", "")
+    draw_curves(study, tmp_path / "curves.png")
+    draw_lead(study, {"before": [-1.0, 0.0, 1.0], "after": [0.0, 0.0, 0.1]}, tmp_path / "lead.png")
+
+
+def test_the_users_page_changes_between_its_marks_alone(study: Study) -> None:
+    found = rows(study, RULES)
+    before = f"above\n\n{MARKS[0]}\n\nold\n\n{MARKS[1]}\n\nbelow\n"
+    after = users_page(before, study, found)
+    assert after.startswith("above\n") and after.endswith(f"{MARKS[1]}\n\nbelow\n") and "old" not in after
+    assert "| `A-v0` | 6.0 | 9.0 | 75% of the steps | 100% |" in after
+    assert "2 tasks, 3 of 10 seeds each." in after
+    assert users_page(after, study, found) == after
+
+
+def test_a_study_without_pairs_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"no runs with the label grpo-paired .* zoo/variants/paired.yml"):
+        load([])
+
+
+def test_ablations_that_have_not_run() -> None:
+    assert tables.ablation_table(Study({"A-v0": {"grpo-paired": [run("A-v0", "grpo-paired", 0)]}})) == "Not run yet."
 
 
 def test_the_committed_page_is_what_the_command_writes(tmp_path: Path) -> None:
     users = tmp_path / "when_groups_win.md"
-    users.write_text(paired.USERS.read_text())
-    paired.make(find_results([paired.RUNS]), tmp_path / "paired.md", users, tmp_path, tmp_path)
-    assert (tmp_path / "paired.md").read_text() == paired.PAGE.read_text()
-    assert users.read_text() == paired.USERS.read_text()
+    users.write_text(USERS.read_text())
+    make(find_results([RUNS]), tmp_path / "paired.md", users, tmp_path, tmp_path)
+    assert (tmp_path / "paired.md").read_text() == PAGE.read_text()
+    assert users.read_text() == USERS.read_text()
     assert (tmp_path / "paired_curves.png").stat().st_size > 10_000 and (tmp_path / "paired.png").stat().st_size > 10_000

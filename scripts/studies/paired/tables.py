@@ -1,0 +1,177 @@
+"""Tables of the page, as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from scripts.studies.paired.study import (
+    FULL,
+    MAIN,
+    PAIRED,
+    STATE,
+    Estimate,
+    Row,
+    Study,
+    geometric_mean,
+    improvement,
+    level,
+)
+from scripts.studies.paired.verdicts import Verdict
+
+#: Share of a training's rollouts that is called its beginning, and its end.
+PART = 0.2
+
+
+def number(x: float) -> str:
+    """Three or four digits."""
+    return "-" if not math.isfinite(x) else f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.1f}"
+
+
+def share(x: float) -> str:
+    """Two digits."""
+    return "-" if math.isnan(x) else "never" if math.isinf(x) else f"{x:.2f}"
+
+
+def with_bounds(estimate: Estimate, write: Any = number) -> str:
+    """A figure with its interval."""
+    value, low, high = map(write, estimate)
+    return value if value == "-" else f"{value} [{low}, {high}]"
+
+
+def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Markdown."""
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines])
+
+
+def verdict_table(found: Sequence[Verdict], complete: bool, unmeasured: Sequence[str]) -> str:
+    """What was wanted and what was found.
+
+    :param complete: whether all runs are there
+    :param unmeasured: lines of the bar for which nothing has run
+    """
+    so_far = "" if complete else " so far"
+    words = {True: f"reached{so_far}", False: f"not reached{so_far}", None: "open"}
+    lines = [[v.wanted, v.found, words[v.reached]] for v in found]
+    return table(["wanted", "found", ""], [*lines, *([wanted, "not run yet", "open"] for wanted in unmeasured)])
+
+
+def seeds_table(study: Study) -> str:
+    """What has run."""
+    lines = []
+    for label in dict.fromkeys([*(x for x in MAIN if study.with_label(x)), *_changes(study)]):
+        counts = [len(study.runs[task][label]) for task in study.with_label(label)]
+        lines.append([label, f"{len(counts)} of {len(study.runs)}", f"{_span(counts)} of {FULL}"])
+    return table(["label", "tasks", "seeds"], lines)
+
+
+def seeds_in_words(study: Study) -> str:
+    """For users: how far the study has got."""
+    counts = [len(of[PAIRED]) for of in study.runs.values()]
+    return f"{len(counts)} tasks, {_span(counts)} of {FULL} seeds each."
+
+
+def short_table(rows: Sequence[Row]) -> str:
+    """For users."""
+    head = ["task", "PPO ends at", "paired groups end at", "PPO's level after", "a run is better"]
+    return table(head, [
+        [f"`{r.task}`", number(r.level), number(r.end),
+         f"{r.share:.0%} of the steps" if math.isfinite(r.share) else "not reached", f"{r.better.value:.0%}"]
+        for r in rows
+    ])  # fmt: skip
+
+
+def final_table(study: Study) -> str:
+    """Every label on every task."""
+    labels = [x for x in MAIN if study.with_label(x)]
+    return table(["task", *labels], [[f"`{task}`", *(_cell(study, task, label) for label in labels)] for task in study.runs])
+
+
+def details_table(rows: Sequence[Row]) -> str:
+    """Against the better critic."""
+    head = ["task", "PPO", "difference of IQMs", "level touched", "level kept", "PPO itself", "gap closed"]
+    lines = [[f"`{r.task}`", r.critic, with_bounds(r.gain), share(r.touched), share(r.share), share(r.own),
+              with_bounds(r.closed, share)] for r in rows]  # fmt: skip
+    means = [share(geometric_mean(of)) for of in ([r.touched for r in rows], [r.share for r in rows], [r.own for r in rows])]
+    return table(head, [*lines, ["geometric mean where it is", "", "", *means, ""]])
+
+
+def improvement_table(study: Study) -> str:
+    """Probability of improvement over each of the others."""
+    labels = [x for x in MAIN if x != PAIRED and study.with_label(x)]
+    lines = [[f"`{task}`", *(_improvement(study, [task] if x in study.runs[task] else [], x) for x in labels)]
+             for task in study.runs]  # fmt: skip
+    overall = [_improvement(study, study.with_label(x), x) for x in labels]
+    return table(["task", *(f"over {label}" for label in labels)], [*lines, ["all that have it", *overall]])
+
+
+def cost_table(study: Study) -> str:
+    """Medians over seeds."""
+    labels = [x for x in MAIN if study.with_label(x)]
+    lines = [[f"`{task}`", *(_cost(study, task, label) for label in labels)] for task in study.runs]
+    return table(["task", *labels], lines)
+
+
+def ablation_table(study: Study) -> str:
+    """Labels that change one thing, on the tasks that have them."""
+    changes = _changes(study)
+    tasks = [task for task, of in study.runs.items() if of.keys() & {*changes}]
+    if not changes:
+        return "Not run yet."
+    return table(["setting", *(f"`{task}`" for task in tasks)], [
+        [label, *(_cell(study, task, label) for task in tasks)] for label in (PAIRED, STATE, *changes)
+    ])  # fmt: skip
+
+
+def rules_table(rules: dict[str, dict[str, float]]) -> str:
+    """What known rules earn.
+
+    :param rules: task -> name -> return
+    """
+    known = [[f"`{task}`", name, number(value)] for task, of in rules.items() for name, value in of.items()]
+    return table(["task", "rule", "return"], known)
+
+
+def variance_table(variance: dict[str, dict[str, Any]]) -> str:
+    """What pairing takes out, at the beginning and at the end of a training, and what it costs.
+
+    :param variance: task -> figures by rollout, and ``cost``
+    """
+    lines = []
+    for task, of in variance.items():
+        fraction, coef, left = (of[name] for name in ("paired_fraction", "paired_coef", "paired_variance"))
+        lines.append([f"`{task}`", f"{np.mean(fraction):.2f}", *_ends(coef), *_ends(left), f"{of['cost']:.2%}"])
+    head = ["steps with a peer", "c, first fifth", "c, last fifth", "variance left, first", "variance left, last", "cost"]
+    return table(["task", *head], lines)
+
+
+def _ends(series: Sequence[float]) -> tuple[str, str]:
+    n = max(1, round(PART * len(series)))
+    return f"{np.median(series[:n]):.2f}", f"{np.median(series[-n:]):.2f}"
+
+
+def _span(counts: Sequence[int]) -> str:
+    return str(min(counts)) if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
+def _changes(study: Study) -> list[str]:
+    """Labels of one change each, in the order in which they are found."""
+    return list(dict.fromkeys(label for of in study.runs.values() for label in of if label not in MAIN))
+
+
+def _cell(study: Study, task: str, label: str) -> str:
+    return with_bounds(level(study, task, label)) if label in study.runs[task] else "-"
+
+
+def _improvement(study: Study, tasks: Sequence[str], label: str) -> str:
+    return with_bounds(improvement(study, tasks, label), share) if tasks else "-"
+
+
+def _cost(study: Study, task: str, label: str) -> str:
+    runs = study.runs[task].get(label)
+    if not runs:
+        return "-"
+    return f"{np.median([r.train_cpu_s for r in runs]):.1f} s, {np.median([r.gradient_steps for r in runs]):,.0f}"
