@@ -179,9 +179,12 @@ class StateBaseline(nn.Module):
         if self.folds > 1 and len(rollout.group) > 1 and not first:
             fold = th.arange(len(rollout.group), device=phi.device) % self.folds
             weights, gram = self._cross_fitted(phi, fold[rollout.episode], target, before)
-            values = phi @ weights
-            residuals = residuals_of(rollout, options, values, phi_final @ weights, fold)
-            own_values = values.gather(1, residuals.fold.unsqueeze(1)).squeeze(1)
+            values, final_values = phi @ weights, phi_final @ weights
+            own_values = values.gather(1, fold[rollout.episode].unsqueeze(1)).squeeze(1)
+            if self.pairing is None:  # only peers are looked at under another fold's values
+                values, final_values = own_values.unsqueeze(1), final_values.gather(1, fold.unsqueeze(1))
+                fold = th.zeros_like(fold)
+            residuals = residuals_of(rollout, options, values, final_values, fold)
             target = residuals.own + own_values
         fit_target = self._sweep(rollout, options, phi, phi_final, target, self._regression(phi, before, gram))
         self._remember(x_fit, fit_target, phi, before)
