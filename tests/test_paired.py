@@ -14,7 +14,15 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO, Rollout
-from sb_grpo.baselines.paired import STRETCHES, Moments, Pairing, fitted_coefficient, stretch
+from sb_grpo.baselines.paired import (
+    STRETCHES,
+    Moments,
+    Pairing,
+    correlated,
+    fitted_coefficient,
+    level_of_others,
+    stretch,
+)
 from sb_grpo.maths.returns import Residuals
 from tests.helpers import make_rollout
 
@@ -40,17 +48,56 @@ def test_one_group_by_hand() -> None:
     assert half.tolist() == [-1.0, 3.5, 0.25, 0.5, 5.25]
 
 
+def test_correlation_by_hand() -> None:
+    """Covariance 2 and variance 3; covariance -2; no rows; residuals that do not vary."""
+    sums = [[4.0, 0.0, 0.0, 8.0, 12.0], [4.0, 0.0, 0.0, -8.0, 12.0], [0.0] * 5, [4.0, 4.0, 4.0, 4.0, 4.0]]
+    of_part = correlated(Moments(*th.tensor(sums).unbind(1)))
+    assert th.allclose(of_part, th.tensor([[4.0, 8 / 3], [4.0, -8 / 3], [0.0, 0.0], [0.0, 0.0]]))
+
+
 def test_coefficient_by_hand() -> None:
-    """Covariance 2 and variance 3: one peer leaves 2 / (2 + 1), two 2 / (2 + 1/2); nothing known, nothing in common: 0."""
-    moments = Moments(*th.tensor([[4.0, 0.0, 0.0, 8.0, 12.0], [0.0] * 5, [4.0, 0.0, 0.0, -8.0, 12.0]]).unbind(1))
+    """Correlation 2/3: one peer leaves 2/3, two (2/3) / (2/3 + 1/6); nothing in common: 0."""
     part, n = th.tensor([0, 0, 1, 2]), th.tensor([1.0, 2.0, 1.0, 1.0])
-    assert th.allclose(fitted_coefficient(moments, part, n), th.tensor([2 / 3, 0.8, 0.0, 0.0]))
+    assert th.allclose(fitted_coefficient(th.tensor([2 / 3, 0.0, -0.5]), part, n), th.tensor([2 / 3, 0.8, 0.0, 0.0]))
 
 
 def test_a_common_level_is_no_luck() -> None:
-    """Residuals of 5 on average with nothing in common beside the level: the coefficient is that of centred ones."""
-    moments = Moments(*th.tensor([[4.0, 20.0, 20.0, 100.0, 112.0]]).unbind(1))
-    assert fitted_coefficient(moments, th.tensor([0]), th.tensor([1.0])).item() == 0.0
+    """Residuals of 5 on average with nothing in common beside the level: the correlation is that of centred ones."""
+    of_part = correlated(Moments(*th.tensor([[4.0, 20.0, 20.0, 100.0, 112.0]]).unbind(1)))
+    assert of_part.tolist() == [[4.0, 0.0]]
+
+
+def test_a_baseline_that_lags_is_no_luck() -> None:
+    """Every rollout lies as a whole below or above what was expected, by far more than its rows differ: nothing is paired."""
+    th.manual_seed(0)
+    pairing, rollout = Pairing(), rollout_of([50] * 16, sorted(list(range(4)) * 4))
+    for lag in (100.0, -40.0, 60.0, 90.0, -80.0, 120.0):
+        values = lag + th.randn(800)
+        after = pairing(plain(values), rollout)
+        assert after.var() < 1.05 * values.var()
+    assert pairing.figures["group/paired_coef"] < 0.1
+
+
+def test_level_of_others_by_hand() -> None:
+    """Group means 10, 8, 12 and 0. The first sees 8, 12 and 0, the last 10, 8 and 12."""
+    own, group = th.tensor([9.0, 11.0, 8.0, 12.0, 0.0]), th.tensor([0, 0, 1, 2, 3])
+    level = level_of_others(own, group)
+    first = 20 / 3 * (1 - (208 / 3 - 400 / 9) / 2 / (400 / 9))
+    last = 10 * (1 - (308 / 3 - 100) / 2 / 100)
+    assert th.allclose(level[[0, 1, 4]], th.tensor([first, first, last]))
+    assert level_of_others(own, th.tensor([0, 0, 0, 1, 1])).tolist() == [0.0] * 5
+    assert level_of_others(th.zeros(3), th.tensor([0, 1, 2])).tolist() == [0.0] * 3
+
+
+def test_a_rollout_of_large_residuals_counts_as_one() -> None:
+    """Nothing in common in five rollouts, and all in one whose residuals are a thousand times theirs: c is a sixth's."""
+    th.manual_seed(0)
+    pairing, rollout = Pairing(), rollout_of([50] * 16, sorted(list(range(4)) * 4))
+    pairing(plain(1e3 * th.randn(4, 1, 50).expand(4, 4, 50).flatten()), rollout)
+    for _ in range(5):
+        pairing(plain(th.randn(800)), rollout)
+    rows, common = pairing.memory.unbind(1)
+    assert 0.05 < (common.sum() / rows.sum()).item() < 0.2
 
 
 def test_stretches() -> None:
@@ -128,6 +175,7 @@ def bandit(luck: float, pairs: str, groups: int = 4000, members: int = 4, steps:
     action = th.randint(2, (groups, members, steps)).float()
     reward = action + luck * th.randn(groups, 1, steps)
     to_go = reward.flip(2).cumsum(2).flip(2)
+    to_go -= to_go.mean()  # as the loss does
     rollout = rollout_of([steps] * (groups * members), sorted(list(range(groups)) * members))
     if pairs == "fitted":
         to_go = Pairing()(plain(to_go.flatten()), rollout).view_as(to_go)
@@ -222,15 +270,15 @@ def test_what_is_learnt_is_saved_and_may_come_and_go(tmp_path) -> None:
     model = dice_model().learn(640)
     model.save(tmp_path / "model")
     again = GRPO.load(tmp_path / "model", env=model.get_env())
-    assert th.equal(again.state_baseline.pairing.moments, model.state_baseline.pairing.moments)
-    assert bool((again.state_baseline.pairing.moments[0] != 0).any())
+    assert th.equal(again.state_baseline.pairing.memory, model.state_baseline.pairing.memory)
+    assert bool((again.state_baseline.pairing.memory[0] != 0).any())
     without = GRPO.load(tmp_path / "model", env=model.get_env(), baseline_kwargs=dict(paired=False))
     assert without.state_baseline.pairing is None
     assert th.equal(without.state_baseline.weights, model.state_baseline.weights)
     without.save(tmp_path / "without")
     paired = GRPO.load(tmp_path / "without", env=model.get_env(), baseline_kwargs=dict(paired=True))
     assert th.equal(paired.state_baseline.weights, model.state_baseline.weights)
-    assert bool((paired.state_baseline.pairing.moments == 0).all())
+    assert bool((paired.state_baseline.pairing.memory == 0).all())
 
 
 @pytest.mark.parametrize(

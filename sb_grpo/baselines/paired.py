@@ -19,7 +19,7 @@ from sb_grpo.maths.returns import Residuals
 from sb_grpo.maths.segments import segment_sum
 from sb_grpo.types import Rollout
 
-#: Weight of the rollouts before in the moments, per rollout of age: luck is as large tomorrow as it is today.
+#: Weight of the rollouts before in the correlation, per rollout of age: luck is as large tomorrow as it is today.
 MEMORY = 0.9
 #: Stretches of an episode that have a coefficient each: of 8 steps, of 16, of 32, ..., and what comes after.
 STRETCHES, FIRST_STRETCH = 8, 8
@@ -36,7 +36,7 @@ class Met(NamedTuple):
 
 
 class Moments(NamedTuple):
-    """Sums over rows that have peers, of one group and stretch."""
+    """Sums over the rows of a rollout that have peers, by stretch."""
 
     rows: th.Tensor
     own: th.Tensor  #: of x, a row's residual
@@ -65,25 +65,26 @@ class Pairing(nn.Module):
     With a residual x = luck + own part, luck common to the members and the own parts independent of each other, the best
     multiple of the mean over n peers to subtract is
 
-        c(n) = covariance / (covariance + (variance - covariance) / n),
+        c(n) = r / (r + (1 - r) / n),
 
-    where the covariance is that of two members and the variance that of one: a control variate's coefficient Cov / Var,
-    for any number of peers. Both are means over rows, those of the last rollouts included; a row's own group is left out
-    of them, so that no reward has a part in what it is multiplied with. They are taken over stretches of the episode apart:
-    members start alike and drift apart, and what the same gust does to them is in common only while they are near each other.
-    Where members have nothing in common c is 0.
+    where r is the correlation of two members: a control variate's coefficient Cov / Var, for any number of peers. It is a
+    mean over the last rollouts of the correlation within each: while the baseline lags behind, all residuals of a rollout
+    are too high or too low, and that is no luck. A row's own group is left out, so that no reward has a part in what it is
+    multiplied with. Stretches of the episode have an r each: members start alike and drift apart, and what the same gust
+    does to them is in common only while they are near each other. Where members have nothing in common c is 0.
 
-    Peers that passed a step in an earlier rollout count with the residual that they had then.
+    Peers that passed a step in an earlier rollout count with the residual that they had then, less that rollout's level.
 
     :param coefficient: takes the place of the fitted c, in [0, 1]; None: fitted
     """
 
-    moments: th.Tensor
+    memory: th.Tensor
 
     def __init__(self, coefficient: float | None = None) -> None:
         super().__init__()
         self.coefficient = coefficient
-        self.register_buffer("moments", th.zeros(STRETCHES, len(Moments._fields)))
+        #: Of the rollouts before, by stretch: rows with peers, and rows times correlation.
+        self.register_buffer("memory", th.zeros(STRETCHES, 2))
         self._met: Met | None = None
         #: What the last rollout is to log.
         self.figures: dict[str, float] = {}
@@ -101,10 +102,12 @@ class Pairing(nn.Module):
         """
         assert rollout.seed_group is not None
         own, group = residuals.own, rollout.seed_group[rollout.episode]
-        peers, n = self._peers(residuals, (group << STEP_BITS) + rollout.t)
+        level = level_of_others(own, group)
+        levelled = Residuals(residuals.by_fold - level.unsqueeze(1), residuals.fold, own - level)
+        peers, n = self._peers(levelled, (group << STEP_BITS) + rollout.t)
         self._forget(rollout.seed_group)
         paired = n > 0
-        c = self._coefficients(own, peers, paired.to(own.dtype), group, rollout.t, n)
+        c = self._coefficients(own, peers + level, paired.to(own.dtype), group, rollout.t, n)
         after = th.where(paired, own - c * peers, own)
         self._note(own, after, paired, c)
         return after
@@ -142,15 +145,17 @@ class Pairing(nn.Module):
         """
         groups, place = th.unique(group, return_inverse=True)
         part = place * STRETCHES + stretch(t)
+        shift = own.mean()  # of no effect but on the rounding
+        own, peers = own - shift, (peers - shift) * paired
         columns = th.stack([paired, own * paired, peers, own * peers, own.square() * paired], dim=1)
         of_part = own.new_zeros(len(groups) * STRETCHES, columns.shape[1]).index_add_(0, part, columns)
         of_group = of_part.view(len(groups), STRETCHES, -1)
-        whole = of_group.sum(0) + MEMORY * self.moments
-        self.moments.copy_(whole)
+        whole, before = of_group.sum(0), MEMORY * self.memory
+        self.memory.copy_(before + correlated(Moments(*whole.unbind(-1))))
         if self.coefficient is not None:
             return th.full_like(own, self.coefficient)
-        others = (whole - of_group).flatten(0, 1)
-        return fitted_coefficient(Moments(*others.unbind(1)), part, n)
+        rows, common = (before + correlated(Moments(*(whole - of_group).unbind(-1)))).flatten(0, 1).unbind(-1)
+        return fitted_coefficient(common / rows.clamp(min=1.0), part, n)
 
     def _note(self, own: th.Tensor, after: th.Tensor, paired: th.Tensor, c: th.Tensor) -> None:
         share = paired.to(own.dtype).mean().item()
@@ -171,18 +176,50 @@ def stretch(t: th.Tensor) -> th.Tensor:
     return (t / FIRST_STRETCH + 1.0).log2().long().clamp(max=STRETCHES - 1)
 
 
-def fitted_coefficient(moments: Moments, part: th.Tensor, n: th.Tensor) -> th.Tensor:
-    """c(n) of :class:`Pairing` from sums over rows.
+def level_of_others(own: th.Tensor, group: th.Tensor) -> th.Tensor:
+    """Mean residual of the other groups, as far as it can be told from their luck.
 
-    :param moments: ``[P]`` each
-    :param part: ``[M]`` int64, which of them are a row's
-    :param n: ``[M]`` number of peers
-    :return: ``[M]`` in [0, 1]; 0 where there are no moments, or the members have nothing in common
+    While the baseline lags, all residuals of a rollout lie too high or too low. What every row has in common is taken out
+    when advantages are normalised; multiplied with a c that differs from row to row it would become noise. Few groups also
+    share a level by mere chance: the mean over K groups is shrunk by the share of its square that its own squared error
+    would make up (James and Stein 1961, positive part).
+
+    :param own: ``[M]``
+    :param group: ``[M]``
+    :return: ``[M]``; 0 with less than two other groups
+    """
+    groups, place = th.unique(group, return_inverse=True)
+    others = len(groups) - 1
+    if others < 2:
+        return th.zeros_like(own)
+    mean = segment_sum(own, place, len(groups)) / segment_sum(th.ones_like(own), place, len(groups))
+    level = (mean.sum() - mean) / others
+    error = ((mean.square().sum() - mean.square()) / others - level.square()).clamp(min=0.0) / (others - 1)
+    return (level * (1.0 - error / level.square()).clamp(min=0.0).nan_to_num(0.0))[place]
+
+
+def correlated(moments: Moments) -> th.Tensor:
+    """Rows, and rows times the correlation of two members, from sums over the rows of one rollout.
+
+    :param moments: ``[...]`` each
+    :return: ``[..., 2]``; no rows where the residuals do not vary
     """
     rows = moments.rows.clamp(min=1.0)
     mean = moments.own / rows
-    variance = (moments.square / rows - mean.square()).clamp(min=0.0)
-    covariance = th.minimum((moments.product / rows - mean * moments.peers / rows).clamp(min=0.0), variance)
-    luck, own_part = covariance[part], (variance - covariance)[part]
-    denominator = luck + own_part / n.clamp(min=1.0)
-    return th.where(denominator > 0, luck / denominator.clamp(min=th.finfo(luck.dtype).tiny), th.zeros_like(luck))
+    variance = moments.square / rows - mean.square()
+    covariance = moments.product / rows - mean * moments.peers / rows
+    known = variance > th.finfo(mean.dtype).eps * mean.square()
+    common = th.where(known, covariance / variance, th.zeros_like(mean)).clamp(-1.0, 1.0)
+    return th.stack([moments.rows * known, moments.rows * common], dim=-1)
+
+
+def fitted_coefficient(correlation: th.Tensor, part: th.Tensor, n: th.Tensor) -> th.Tensor:
+    """c(n) of :class:`Pairing`.
+
+    :param correlation: ``[P]`` of two members, at most 1
+    :param part: ``[M]`` int64, which of them is a row's
+    :param n: ``[M]`` number of peers
+    :return: ``[M]`` in [0, 1]; 0 where the members have nothing in common
+    """
+    luck = correlation.clamp(min=0.0)[part]
+    return th.where(luck > 0, luck / (luck + (1.0 - luck) / n.clamp(min=1.0)), th.zeros_like(luck))
