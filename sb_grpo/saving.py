@@ -10,11 +10,13 @@ from torch import nn
 
 #: What is built anew after loading.
 NOT_SAVED = (
-    "slots", "_batch", "_task", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
-    "last_figures",
+    "slots", "_prepared", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
+    "last_figures", "last_update", "estimator", "options", "_loop_callback",
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
-OPTIONAL_MODULES = ("state_baseline", "ref_policy", "grouper", "group_weighting", "bonus")
+OPTIONAL_MODULES = ("estimator", "ref_policy", "grouper", "group_weighting", "bonus")
+#: What version 0.1 called some of them.
+FORMER_NAMES = {"state_baseline": "estimator"}
 #: Part of a state baseline that may come and go: a model saved with it can be loaded without, and the other way round.
 PAIRING = "pairing."
 
@@ -37,7 +39,7 @@ def with_fitting_modules(saved: Mapping[str, Any], modules: Mapping[str, Any]) -
     :param saved: state by name, ``"policy"`` among them
     :param modules: optional modules by name; what is no module has no state
     """
-    states = dict(saved)
+    states = {FORMER_NAMES.get(name, name): state for name, state in saved.items()}
     for name, module in modules.items():
         if not isinstance(module, nn.Module):
             states.pop(name, None)

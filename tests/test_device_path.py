@@ -241,7 +241,7 @@ def test_a_buffer_that_does_not_go_with_the_env_is_refused(make, buffer):
 
 @pytest.mark.parametrize("options", [{}, {"grouping": "task"}, {"grouping": "task", "advantage": "outcome"}])
 def test_tasks_that_nobody_declared_are_named(options):
-    model = GRPO("MlpPolicy", make_tensor_env("CartPoleTasks-v0", 8), tasks=2, **{**SMALL, **options})
+    model = GRPO("MlpPolicy", make_tensor_env("CartPoleTasks-v0", 8), multitask=dict(tasks=2), **{**SMALL, **options})
     with pytest.raises(ValueError, match=r"Task [23] of slot \d at step \d+ .* is not declared: there are 2"):
         model.learn(1024)
 

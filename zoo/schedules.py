@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from typing import Any
 
 from rl_zoo3.utils import SimpleLinearSchedule
 from stable_baselines3.common.type_aliases import Schedule
 
 #: Hyperparameters that may be a schedule.
-SCHEDULED = ("learning_rate", "clip_range", "clip_range_high", "clip_range_vf", "delta_std")
+SCHEDULED = ("learning_rate", "clip_range", "clip_range_vf", "delta_std")
 SYNTAX = "a number, lin_3e-4 (linear to 0), cos_3e-4 or cos_3e-4_0.1 (cosine to 0 after warming up for that share of the run)"
 WARM_UP = 0.1
 
@@ -28,6 +29,18 @@ def warm_up_cosine(progress_remaining: float, peak: float, warm_up: float) -> fl
     if done < warm_up:
         return peak * done / warm_up
     return 0.5 * peak * (1.0 + math.cos(math.pi * (done - warm_up) / (1.0 - warm_up)))
+
+
+def with_schedules(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings in which the names of schedules have become functions, those within ``loss_kwargs`` too.
+
+    :raises ValueError: for text that is none
+    """
+    made: dict[str, Any] = {k: make_schedule(v) if k in SCHEDULED and isinstance(v, str) else v for k, v in settings.items()}
+    high = (made.get("loss_kwargs") or {}).get("clip_range_high")
+    if isinstance(high, str):
+        made["loss_kwargs"] = {**made["loss_kwargs"], "clip_range_high": make_schedule(high)}
+    return made
 
 
 def make_schedule(text: str) -> Schedule:

@@ -22,8 +22,8 @@ from zoo.common.command_line import BadInput
 from zoo.common.provenance import commit, versions
 from zoo.common.yaml_files import read_sections
 from zoo.plot import plot_learning_curve
-from zoo.schedules import SCHEDULED, make_schedule
-from zoo.training.callbacks import HParamsCallback
+from zoo.schedules import with_schedules
+from zoo.training.callbacks import HParamsCallback, as_json
 from zoo.training.checks import check_settings
 
 HYPERPARAMS = Path(__file__).parents[1] / "hyperparams" / "grpo.yml"
@@ -64,7 +64,8 @@ class Experiment(ExperimentManager):
     @staticmethod
     def _preprocess_schedules(hyperparams: dict[str, Any]) -> dict[str, Any]:
         """Make schedules of their names; rl_zoo3 takes every name for a linear one, and knows none for clip_range_high."""
-        named = {k: make_schedule(v) for k, v in hyperparams.items() if k in SCHEDULED and isinstance(v, str)}
+        made = with_schedules(hyperparams)
+        named = {k: v for k, v in made.items() if v is not hyperparams[k]}
         others = {k: v for k, v in hyperparams.items() if k not in named}
         return {**ExperimentManager._preprocess_schedules(others), **named}
 
@@ -128,6 +129,7 @@ class Experiment(ExperimentManager):
             "gradient_steps": self.gradient_steps,
             "wall_time_s": round(self.wall_time, 2),
             "final_returns": returns,
+            "settings": as_json(getattr(model, "settings", self.settings)),
             "mean_return": float(np.mean(returns)),
             "std_return": float(np.std(returns)),
             "commit": commit(),

@@ -9,6 +9,7 @@ from typing import Any
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
+from stable_baselines3.common.utils import FloatSchedule
 
 from sb_grpo import GRPO
 
@@ -75,16 +76,20 @@ def grpo_space(trial: optuna.Trial, base: dict[str, Any], fixed: dict[str, Any])
     search("batch_size", lambda: min(2 ** suggest(trial, "log2_batch_size"), rows))
     low = search("clip_range")
     if isinstance(low, float):  # a schedule has no fixed distance to it
-        search("clip_range_high", lambda: rounded(low + suggest(trial, "clip_range_extra")))
+        search("loss_kwargs", lambda: _with_clip_range_high(trial, base, low))
     if advantage == "state":
         search("gae_lambda", lambda: rounded(1.0 - suggest(trial, "one_minus_lambda")))
-    elif base.get("baseline_kwargs"):
-        drawn["baseline_kwargs"] = None  # they belong to "state", and are refused elsewhere
+    elif base.get("advantage_kwargs"):
+        drawn["advantage_kwargs"] = None  # they belong to "state", and are refused elsewhere
     if not fixed.keys() & {"n_steps", "n_groups"}:
         drawn.update(_rollout(trial, advantage, base.get("n_envs", 1), fixed.get("batch_size", 1)))
     if "policy_kwargs" not in fixed:
         drawn["policy_kwargs"] = with_net(base.get("policy_kwargs"), suggest(trial, "net"))
     return drawn
+
+
+def _with_clip_range_high(trial: optuna.Trial, base: dict[str, Any], low: float) -> dict[str, Any]:
+    return {**(base.get("loss_kwargs") or {}), "clip_range_high": rounded(low + suggest(trial, "clip_range_extra"))}
 
 
 def _learning_rate(trial: optuna.Trial) -> float | str:
@@ -113,7 +118,8 @@ def grpo_start(model: GRPO, base: dict[str, Any]) -> dict[str, Any]:
     :param base: the env's entry
     """
     kind, *numbers = str(base.get("learning_rate", model.learning_rate)).split("_")
-    low = model._clip_range_schedule(1.0)
+    low, high = FloatSchedule(model.clip_range)(1.0), model.options.loss.clip_range_high
+    clip_high = low if high is None else FloatSchedule(high)(1.0)
     start = {name: getattr(model, name) for name in ("advantage", "group_size", "n_groups", "n_epochs", "normalize_advantage")}
     start |= {
         "log2_rollout": round(math.log2(model.steps_per_env * model.n_envs)),
@@ -124,7 +130,7 @@ def grpo_start(model: GRPO, base: dict[str, Any]) -> dict[str, Any]:
         "one_minus_lambda": rounded(1.0 - model.gae_lambda),
         "ent_coef": max(model.ent_coef, 1e-6),
         "clip_range": low,
-        "clip_range_extra": rounded(model._clip_range_high_schedule(1.0) - low),
+        "clip_range_extra": rounded(clip_high - low),
         "net": next((name for name, sizes in NETS.items() if sizes == model.policy.net_arch), None),
     }
     return {name: value for name, value in start.items() if _contains(GRPO_SPACE[name], value)}
