@@ -28,7 +28,7 @@ def surfaces() -> dict[str, Any]:
 
 
 def surface(study: Study) -> dict[str, Any]:
-    """One study: its complete trials and the numeric parameters that all of them have.
+    """One study: its complete trials and the numeric parameters that most of them have (None where one has not).
 
     :raises ValueError: for a study without a complete trial
     """
@@ -40,9 +40,9 @@ def surface(study: Study) -> dict[str, Any]:
     for column in (name for name in trials[0] if name.startswith("params_")):
         values = [number(row[column]) for row in trials]
         known = [value for value in values if value is not None]
-        if len(known) == len(values) and len(set(known)) > 1:
+        if 2 * len(known) > len(values) and len(set(known)) > 1:
             log = min(known) > 0 and max(known) / min(known) > SPAN
-            parameters.append({"name": column.removeprefix("params_"), "log": log, "values": known})
+            parameters.append({"name": column.removeprefix("params_"), "log": log, "values": values})
     values = [float(row["value"]) for row in trials]
     return {"name": study.name, "source": study.file, "better": study.better, "parameters": parameters, "values": values}
 
