@@ -59,6 +59,6 @@ def test_links_out_of_the_pages_lead_to_pages_of_their_own() -> None:
 def test_the_study_of_the_sensitivity_view() -> None:
     study: dict[str, Any] = surfaces()["studies"][0]
     by_name = {parameter["name"]: parameter for parameter in study["parameters"]}
-    assert len(study["values"]) == 16 and {len(p["values"]) for p in study["parameters"]} == {16}
-    assert by_name["learning_rate"]["log"] and not by_name["n_epochs"]["log"]
+    assert len(study["values"]) == 18 and {len(p["values"]) for p in study["parameters"]} == {18}
+    assert by_name["learning_rate"]["log"] and not by_name["clip_range"]["log"]
     assert by_name["learning_rate"]["values"][0] == 3e-4 and study["values"][0] == 464.4

@@ -13,11 +13,22 @@ const TINY = 2.2250738585072014e-308;
 const map = (values, f) => Float64Array.from(values, f);
 const isLast = (r, i) => i === r.rewards.length - 1 || r.episode[i + 1] !== r.episode[i];
 
+// Solve y_t = x_t + decay_t y_{t+1} backwards in time by doubling, in the library's order of operations: what is 0 there but for
+// rounding is so here.
+export function linearRecurrence(x, decay, maxLength) {
+  const [y, d] = [Float64Array.from(x), Float64Array.from(decay)];
+  for (let shift = 1; shift < maxLength; shift *= 2) {
+    const n = y.length - shift;
+    for (let i = 0; i < n; i++) y[i] += d[i] * y[i + shift]; // ascending: y[i + shift] is still the old one
+    for (let i = 0; i < n; i++) d[i] *= d[i + shift];
+    d.fill(0, Math.max(n, 0));
+  }
+  return y;
+}
+
 // G_t: the discounted sum of the rewards of the episode from each step on.
 export function rewardsToGo(rollout, rewards, gamma) {
-  const out = new Float64Array(rewards.length);
-  for (let i = rewards.length - 1; i >= 0; i--) out[i] = rewards[i] + (isLast(rollout, i) ? 0 : gamma * out[i + 1]);
-  return out;
+  return linearRecurrence(rewards, map(rewards, (_, i) => (isLast(rollout, i) ? 0 : gamma)), rollout.maxLength);
 }
 
 export function episodeReturns(rollout, gamma) {
@@ -28,15 +39,12 @@ export function episodeReturns(rollout, gamma) {
 // Generalised advantage estimation under the recorded values (arXiv 1506.02438, eq. 16), and its one-step errors.
 export function gae(rollout, gamma, lambda) {
   const { rewards, values, finalValues, terminated, episode } = rollout;
-  const delta = new Float64Array(rewards.length);
-  const own = new Float64Array(rewards.length);
-  for (let i = rewards.length - 1; i >= 0; i--) {
-    const last = isLast(rollout, i);
-    const after = last ? (terminated[episode[i]] ? 0 : finalValues[episode[i]]) : values[i + 1];
-    delta[i] = rewards[i] + gamma * after - values[i];
-    own[i] = delta[i] + (last ? 0 : gamma * lambda * own[i + 1]);
-  }
-  return { delta, own };
+  const delta = map(rewards, (reward, i) => {
+    const ends = terminated[episode[i]] ? 0 : finalValues[episode[i]];
+    return reward + gamma * (isLast(rollout, i) ? ends : values[i + 1]) - values[i];
+  });
+  const decay = map(rewards, (_, i) => (isLast(rollout, i) ? 0 : gamma * lambda));
+  return { delta, own: linearRecurrence(delta, decay, rollout.maxLength) };
 }
 
 // What the peers lead one to expect of each value: "mean" (itself included), "leave_one_out" or "median".

@@ -18,8 +18,8 @@ class Study(NamedTuple):
 
 
 STUDIES = (Study("GRPO on CartPole-v1, 20,000 steps", "docs/studies/data/tune/trials.csv", "mean return at the end"),)
-#: Parameters that a study searches on a logarithmic scale: their values span orders of magnitude.
-SPAN = 30.0
+#: Parameters that a study searches on a logarithmic scale: the largest value is so many times the smallest.
+SPAN = 5.0
 
 
 def surfaces() -> dict[str, Any]:
