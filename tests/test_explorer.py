@@ -122,25 +122,41 @@ def test_every_view_of_every_recording(driver: Any, address: str, view: str, rec
     assert {url for url in requests(driver) if not url.startswith(address)} == set()
 
 
+#: View, control, what to choose, and what must change.
+CONTROLS = [
+    ("groups", "grouping", "difficulty", "#paths"),
+    ("groups", "n", "3", "#sizes"),
+    ("groups", "grouping", "length", "#forming"),
+    ("groups", "grouping", "auto", "#radar"),
+    ("groups", "n", "5", "#forming"),
+    ("groups", "feature mean reward", "", "#forming-note"),
+    ("groups", "weights", "balanced", "#radar"),
+    ("groups", "x", "length", "#forming"),
+    ("groups", "y", "mean reward", "#forming"),
+    ("groups", "time", "20", ".stage"),
+    ("groups", "label", "1", ".stage"),
+    ("advantages", "estimator", "outcome", "#before"),
+    ("advantages", "baseline", "median", "#formula"),
+    ("advantages", "weights", "balanced", "#impact"),
+    ("advantages", "weights", "performance", "#impact-table"),
+    ("advantages", "episode", "3", "#formula"),
+    ("advantages", "step", "7", "#formula"),
+    ("advantages", "gamma", "0.9", "#after"),
+    ("advantages", "normalize", "batch", "#boxes"),
+    ("sensitivity", "across", "n_epochs", "#surface"),
+    ("sensitivity", "up", "ent_coef", "#surface"),
+    ("sensitivity", "width", "0.3", "#surface"),
+]
+
+
 @pytest.mark.slow
 def test_every_control_changes_what_it_should(driver: Any, address: str) -> None:
     def picture(part: str) -> str:
         found: str = driver.execute_script("return document.querySelector(arguments[0]).innerHTML", part)
         return found
 
-    cases = [
-        ("groups", "grouping", "difficulty", "#paths"), ("groups", "n", "3", "#sizes"), ("groups", "grouping", "length", "#forming"),
-        ("groups", "grouping", "auto", "#radar"), ("groups", "n", "5", "#forming"), ("groups", "feature mean reward", "", "#forming-note"),
-        ("groups", "weights", "balanced", "#radar"), ("groups", "x", "length", "#forming"), ("groups", "y", "mean reward", "#forming"),
-        ("groups", "time", "20", ".stage"), ("groups", "label", "1", ".stage"),
-        ("advantages", "estimator", "outcome", "#before"), ("advantages", "baseline", "median", "#formula"),
-        ("advantages", "weights", "balanced", "#impact"), ("advantages", "weights", "performance", "#impact-table"),
-        ("advantages", "episode", "3", "#formula"), ("advantages", "step", "7", "#formula"),
-        ("advantages", "gamma", "0.9", "#after"), ("advantages", "normalize", "batch", "#boxes"),
-        ("sensitivity", "across", "n_epochs", "#surface"), ("sensitivity", "up", "ent_coef", "#surface"), ("sensitivity", "width", "0.3", "#surface"),
-    ]  # fmt: skip
     now = ""
-    for view, name, value, part in cases:
+    for view, name, value, part in CONTROLS:
         if view != now:
             go(driver, address, view, "lunarlander")  # where return and length are two things
             wait_until(
@@ -166,7 +182,8 @@ def test_a_click_on_the_map_shows_the_formula_with_its_numbers(driver: Any, addr
     before = driver.find_element(By.ID, "formula").text
     cell = driver.find_element(By.CSS_SELECTOR, "#heat .nsewdrag")
     driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", cell)
-    ActionChains(driver).move_to_element_with_offset(cell, -150, 0).click().perform()
+    left = 40 - cell.rect["width"] / 2  # no episode has ended there
+    ActionChains(driver).move_to_element_with_offset(cell, left, 0).click().perform()
     wait_until(driver, f"document.querySelector('#formula').textContent !== {json.dumps(before)}")
     text = driver.find_element(By.ID, "formula").text
     row = int(driver.find_element(By.ID, "formula").get_attribute("data-row"))

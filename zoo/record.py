@@ -77,6 +77,7 @@ def document(args: Namespace, model: GRPO, rollout: Rollout, history: History, t
     advantages = figures.advantages(rollout, of_steps, after, options)
     labels, names = (rollout.task, list(tasks)) if tasks else (rollout.group, [f"group {i}" for i in range(rollout.n_groups)])
     assert labels is not None and isinstance(rollout.observations, th.Tensor)
+    cosines = figures.conflicts(model.policy, rollout, advantages, labels, len(names))
     draw = next((kind for name, kind in DRAWN.items() if args.env.startswith(name)), "lines")
     return {
         "format": FORMAT,
@@ -99,17 +100,13 @@ def document(args: Namespace, model: GRPO, rollout: Rollout, history: History, t
             "action": columns(rollout.actions),
             "score": columns(figures.scores(model.policy, rollout)),
         },
-        "conflicts": {"labels": names, "cosines": _rows(figures.conflicts(model.policy, rollout, advantages, labels, len(names)))},
+        "conflicts": {"labels": names, "cosines": [rounded(th.tensor(row)) for row in cosines]},
         "history": {
             "steps": history.steps,
             "columns": {key: rounded(th.tensor([float("nan") if x is None else x for x in column]))
                         for key, column in sorted(history.columns.items())},
         },
     }  # fmt: skip
-
-
-def _rows(matrix: list[list[float]]) -> list[list[Any]]:
-    return [rounded(th.tensor(row)) for row in matrix]
 
 
 def main(arguments: Sequence[str]) -> int:

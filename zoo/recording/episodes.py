@@ -58,7 +58,7 @@ def group_seeds(env: gym.Env, n_groups: int, n_tasks: int) -> list[int]:
             had[task] += 1
     if len(found) < n_groups:
         raise BadInput(
-            f"--groups {n_groups}: of {TRIES * n_groups} seeds only tasks {sorted(had)} of {n_tasks} came up. Ask for fewer groups."
+            f"--groups {n_groups}: {TRIES * n_groups} seeds brought only the tasks {sorted(had)} of {n_tasks}. Ask for fewer."
         )
     return found
 
@@ -114,4 +114,5 @@ def as_rollout(groups: list[list[Episode]]) -> Rollout:
 
 def chunks(n: int, size: int, generator: th.Generator) -> Iterator[th.Tensor]:
     """Row numbers in a random order, a minibatch at a time."""
-    yield from th.randperm(n, generator=generator).split(size)
+    order = th.randperm(n, generator=generator)
+    yield from (order[i : i + size] for i in range(0, n, size))

@@ -28,8 +28,9 @@ def values(model: GRPO, rollout: Rollout) -> tuple[th.Tensor, th.Tensor]:
     :param model: trained with ``advantage="state"``
     """
     assert rollout.task is not None and model.state_baseline is not None
-    single = isinstance(model.state_baseline, StateBaseline)
-    parts: list[Any] = [model.state_baseline] if single else list(model.state_baseline)
+    baseline: Any = model.state_baseline
+    single = isinstance(baseline, StateBaseline)
+    parts = [baseline] if single else list(baseline)
 
     def of(observations: Any, task: th.Tensor) -> th.Tensor:
         features = model.policy.features(observations)
