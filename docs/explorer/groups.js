@@ -155,7 +155,7 @@ export function groupsView(app) {
       type: "scatterpolar", mode: "lines+markers", name, theta: [...theta, theta[0]], r: [...unit.map((u) => u[k]), unit[0][k]],
       line: { color: colour(k), dash: dash(k) }, marker: { symbol: symbol(k), size: 6 }, text: theta.map((axis) => number(axes[axis][k])), hovertemplate: "%{theta}: %{text}<extra></extra>",
     }));
-    const ink = getComputedStyle(root).getPropertyValue("--explorer-line");
+    const ink = getComputedStyle(root).getPropertyValue("--page-line");
     draw(parts.radar, traces, { showlegend: true, height: 340, margin: { l: 60, r: 60, t: 24, b: 24 }, polar: { bgcolor: "rgba(0,0,0,0)", radialaxis: { range: [0, 1.05], showticklabels: false, gridcolor: ink }, angularaxis: { gridcolor: ink } } },
       "On each axis the group with the least is at the centre, the one with the most at the rim.");
   }

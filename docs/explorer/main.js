@@ -21,7 +21,7 @@ const app = {
   set(changes) { Object.assign(app.settings, changes); update(); },
 };
 
-const host = document.querySelector("#grpo-explorer");
+const host = document.querySelector("#grpo-page");
 const alert = el("p", { class: "alert hidden", role: "alert", id: "alert" });
 const source = el("div", { class: "bar" });
 const tabs = el("div", { role: "tablist", "aria-label": "Views" });

@@ -13,20 +13,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import plotly
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 from scripts.site.sensitivity import surfaces
+from zoo.dashboards.page import ASSETS, PLOTLY
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 #: Target of a Markdown link, without its anchor.
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 LANGUAGES = {".py": "python", ".yml": "yaml", ".sh": "bash", ".cfg": "ini", ".toml": "toml", ".md": "markdown"}
-#: Plotly's own build for browsers, out of its Python package: nothing is fetched when the site is built or seen.
-PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+#: What the explorer shares with the pages of runs.
+SHARED = ("dom.js", "charts.js", "page.css")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -34,7 +34,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     files.append(File.generated(config, "changelog.md", content=(ROOT / "CHANGELOG.md").read_text()))
     for target in sorted(set(targets(files))):
         files.append(File.generated(config, page_of(target), content=text_of(target), inclusion=InclusionLevel.NOT_IN_NAV))
-    files.append(File.generated(config, "explorer/plotly.min.js", abs_src_path=str(PLOTLY)))
+    for path in (PLOTLY, *(ASSETS / name for name in SHARED)):
+        files.append(File.generated(config, f"explorer/{path.name}", abs_src_path=str(path)))
     files.append(File.generated(config, "explorer/data/sensitivity.json", content=json.dumps(surfaces(), allow_nan=False)))
     return files
 

@@ -12,9 +12,9 @@ export const dash = (k) => DASHES[Math.floor(k / COLOURS.length) % DASHES.length
 export const symbol = (k) => SYMBOLS[k % SYMBOLS.length];
 
 // Diverging, blue to orange, through the page's background.
-export const diverging = () => [[0, "#0072B2"], [0.5, style("--explorer-surface")], [1, "#D55E00"]];
+export const diverging = () => [[0, "#0072B2"], [0.5, style("--page-surface")], [1, "#D55E00"]];
 
-export const style = (name) => getComputedStyle(document.querySelector("#grpo-explorer")).getPropertyValue(name).trim();
+export const style = (name) => getComputedStyle(document.querySelector("#grpo-page")).getPropertyValue(name).trim();
 
 // A place for a chart.
 export function panel(title, { id, wide = false } = {}) {
@@ -24,7 +24,7 @@ export function panel(title, { id, wide = false } = {}) {
 }
 
 function themed(layout) {
-  const [ink, grid] = [style("--explorer-ink"), style("--explorer-line")];
+  const [ink, grid] = [style("--page-ink"), style("--page-line")];
   const axis = { gridcolor: grid, zerolinecolor: grid, linecolor: grid, automargin: true, title: { standoff: 6 } };
   const axes = Object.fromEntries(
     Object.keys({ xaxis: 1, yaxis: 1, ...layout }).filter((name) => /^[xy]axis\d*$/.test(name))
