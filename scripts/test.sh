@@ -10,7 +10,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/env.sh" zoo,envs,sim,tests,docs
 export OMP_NUM_THREADS=1
 ruff check .
 mypy
-python -m pytest -n 2 --dist loadfile --durations=10 --cov --cov-report=term --cov-fail-under=95
+python -m pytest -n 2 --dist loadfile -rs --durations=10 --cov --cov-report=term --cov-fail-under=95
 if [ "${1:-}" = "--slow" ]; then
-    python -m pytest -n 2 -m slow --durations=10
+    python -m pytest -n 2 --dist loadfile -rs -m slow --durations=10
 fi

@@ -32,9 +32,9 @@ def main(arguments: Sequence[str]) -> int:
     if not 0 <= args.port < 65536:
         raise BadInput(f"--port {args.port} must lie in 0 to 65535.")
     title = f"{args.place.resolve().name} - sb_grpo"
-    data = read_runs(args.place, args.tensorboard)
+    out: Path = args.out or args.place / "dashboard.html"
+    data = read_runs(args.place, args.tensorboard, out.parent)
     if not args.serve:
-        out: Path = args.out or args.place / "dashboard.html"
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(page(data, title))
         print(f"{out}: {len(data['runs'])} run{'s' * (len(data['runs']) > 1)}; open it in a browser")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -45,17 +46,19 @@ def last_change(folder: Path) -> float:
     return max(path.stat().st_mtime for path in folder.glob("*monitor.csv"))
 
 
-def read_runs(place: Path, tensorboard: Path | None) -> dict[str, Any]:
-    """All that a page shows."""
-    runs = [read_run(folder, place, tensorboard) for folder in run_folders(place)]
+def read_runs(place: Path, tensorboard: Path | None, page_folder: Path | None = None) -> dict[str, Any]:
+    """All that a page shows.
+
+    :param place: folder of a run, or one above several
+    :param tensorboard: where TensorBoard's files are; None: where the run's command line put them
+    :param page_folder: that the page stands in, for its links; ``place`` if None
+    """
+    runs = [read_run(folder, place, tensorboard, page_folder or place) for folder in run_folders(place)]
     return {"format": "sb_grpo.dashboard", "version": 1, "runs": runs}
 
 
-def read_run(folder: Path, place: Path, tensorboard: Path | None) -> dict[str, Any]:
-    """One run.
-
-    :param place: that the page stands in: links are relative to it
-    """
+def read_run(folder: Path, place: Path, tensorboard: Path | None, page_folder: Path) -> dict[str, Any]:
+    """One run; arguments as in :func:`read_runs`."""
     episodes, started = read_episodes(folder)
     settings, arguments = read_settings(folder)
     final = read_json(folder / "metrics.json")
@@ -78,7 +81,7 @@ def read_run(folder: Path, place: Path, tensorboard: Path | None) -> dict[str, A
         "log": log,
         "advantages": advantages,
         "settings": {str(key): str(value) for key, value in settings.items()},
-        "files": [str(path.relative_to(place)) for path in sorted(folder.rglob("*")) if path.is_file()][:60],
+        "files": [os.path.relpath(path, page_folder) for path in sorted(folder.rglob("*")) if path.is_file()][:60],
         "notes": notes,
     }
 

@@ -55,7 +55,7 @@ function logged(run, { id, title, keys, says, stacked, least = -Infinity }) {
     x: run.log[name].steps, y: run.log[name].values.map((x) => Math.max(x, least)), name, mode: run.log[name].steps.length < 40 ? "lines+markers" : "lines",
     line: { color: colour(k), width: 2, dash: ["solid", "dash", "dot"][k % 3] }, ...(stacked ? { stackgroup: "one" } : {}),
   }));
-  return [figure, () => draw(figure, traces, { showlegend: true, xaxis: { title: "env steps" } }, says)];
+  return [figure, () => draw(figure, traces, { height: 260 + 12 * names.length, margin: { l: 48, r: 12, t: 8, b: 40 + 12 * names.length }, showlegend: true, xaxis: { title: "env steps" } }, says)];
 }
 
 function advantages(run) {
