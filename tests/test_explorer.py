@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -108,6 +109,25 @@ def test_the_controls_change_the_numbers_as_they_say(driver: Any, address: str) 
         expected = advantages(document, now)
         assert float((th.tensor(numbers(driver), dtype=th.float64) - expected).abs().max()) < 1e-6, (name, value)
     assert complaints(driver) == []
+
+
+@pytest.mark.slow
+def test_every_page_of_the_site(driver: Any, address: str) -> None:
+    names = re.findall(r": (\S+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = ["/" + re.sub(r"(^|/)(index|README)$", r"\1", name) for name in names]
+    assert len(pages) > 40
+    wrong = {}
+    complaints(driver), requests(driver)
+    for width in WIDTHS[:2]:
+        resize(driver, width)
+        for page in pages:
+            driver.get(f"{address}{page}{'' if page.endswith('/') else '/'}")
+            assert "Error response" not in driver.title, page
+            found = faults(driver) + complaints(driver)
+            if found:
+                wrong[page, width] = found
+    assert wrong == {}
+    assert {url for url in requests(driver) if not url.startswith(address)} == set()
 
 
 @pytest.mark.slow
