@@ -89,15 +89,15 @@ export function walkthroughView(app) {
   function go(step) {
     if (step < 0 || step >= STEPS.length) return;
     heldUntil = performance.now() + 1200;
-    sections[step].scrollIntoView({ behavior: app.calm ? "auto" : "smooth", block: "center" });
+    sections[step].scrollIntoView({ behavior: app.calm ? "auto" : "smooth", block: "start" });
     show(step);
   }
 
-  // The section nearest to the middle of the window is the one to show.
+  // The section whose heading is nearest to where one reads is the one to show; on a phone the picture is above it.
   function follow() {
     if (!document.contains(root) || root.offsetParent === null || performance.now() < heldUntil) return;
-    const middle = window.innerHeight / 2;
-    const distance = (section) => { const box = section.getBoundingClientRect(); return Math.abs((box.top + box.bottom) / 2 - middle); };
+    const line = window.innerHeight * (window.innerWidth <= 720 ? 0.55 : 0.4);
+    const distance = (section) => Math.abs(section.firstChild.getBoundingClientRect().top - line);
     const nearest = sections.reduce((best, section) => (distance(section) < distance(best) ? section : best));
     const step = Number(nearest.dataset.step);
     if (step !== now) show(step);
