@@ -22,11 +22,9 @@ from sb_grpo.types import Rollout
 
 
 class Grouping:
-    """Base of all groupings.
+    """Base of all groupings."""
 
-    :param names: names of the labels, where a label means the same in every rollout; () where it does not
-    """
-
+    #: Names of the labels, where a label means the same in every rollout; () where it does not.
     names: tuple[str, ...] = ()
     #: Labels are the declared tasks: ``"state"`` then fits one baseline per task.
     by_task = False
