@@ -16,11 +16,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from zoo.benchmarking.results import lines_file, read_all
-from zoo.benchmarking.scheduler import DONE, LEFT, table, work
-from zoo.benchmarking.specs import Spec, read_variants, settings_for
-from zoo.benchmarking.worker import BAD_SETTINGS
-from zoo.common.command_line import BadInput, Parser, check_env_id, run
+from .benchmarking.results import lines_file, read_all
+from .benchmarking.scheduler import DONE, LEFT, table, work
+from .benchmarking.specs import Spec, read_variants, settings_for
+from .benchmarking.worker import BAD_SETTINGS
+from .common.command_line import BadInput, Parser, call, check_env_id, run
 
 LOG_WIDTH = 200  # a table in a log file need not fit a terminal
 
@@ -121,7 +121,7 @@ def make_specs(arguments: Sequence[str]) -> tuple[list[Spec], Path, int, dict[st
     for (env, label), (_, source) in settings.items():
         if ": " in source and not source.endswith(f": {env}"):
             print(f"{env} {label}: settings of {source}")
-    command = shlex.join(["python", "-m", "zoo.benchmark", *arguments])
+    command = f"{call('benchmark')} {shlex.join(arguments)}"
     options = {"command": command, "keep": args.keep_models, "device": args.device, "gym_packages": args.gym_packages}
     return specs, args.out, args.jobs, {"out": str(args.out), **options}
 

@@ -19,12 +19,14 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from sb_grpo import GRPO
-from zoo.common.command_line import BadInput, Parser, Settings, check_env_id, run
-from zoo.training.experiment import HYPERPARAMS, Experiment, register
-from zoo.tuning.objective import Objective
-from zoo.tuning.report import write_report
-from zoo.tuning.search_space import SPACES, grpo_start
-from zoo.tuning.study import (
+
+from .common.command_line import BadInput, Parser, Settings, check_env_id, default_threads, run
+from .common.yaml_files import HYPERPARAMS
+from .training.experiment import Experiment, register
+from .tuning.objective import Objective
+from .tuning.report import write_report
+from .tuning.search_space import SPACES, grpo_start
+from .tuning.study import (
     PRUNERS,
     SAMPLERS,
     SeededByTrial,
@@ -61,7 +63,7 @@ def make_parser() -> Parser:
     add("--gym-packages", nargs="+", default=[], help="packages to import that register envs")
     add("--vec-env", default="dummy", choices=["dummy", "subproc"], help="envs in this process or in their own")
     add("--device", default="auto", help="of torch")
-    add("--num-threads", type=int, default=1, help="threads of torch; -1: its own choice")
+    add("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
     add("--no-optim-plots", action="store_true", help="no plots")
     return parser
 

@@ -13,10 +13,10 @@ from typing import Any
 import rl_zoo3
 from rl_zoo3.exp_manager import ExperimentManager
 
-from zoo.benchmarking.results import RANDOM, env_folder, seed_file
-from zoo.common.command_line import BadInput, did_you_mean
-from zoo.common.yaml_files import read_sections
-from zoo.training.experiment import HYPERPARAMS, register
+from ..benchmarking.results import RANDOM, env_folder, seed_file
+from ..common.command_line import BadInput, did_you_mean
+from ..common.yaml_files import HYPERPARAMS, read_sections
+from ..training.experiment import register
 
 CONSTRUCTOR_DEFAULTS = ("defaults", "sb3-defaults")
 VARIANT_KEYS = ("algo", "conf_file", "hyperparams")

@@ -18,15 +18,14 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, sync_envs_normalization
 
 from sb_grpo import GRPO, SeededResetWrapper
-from zoo.common.command_line import BadInput
-from zoo.common.provenance import commit, versions
-from zoo.common.yaml_files import read_sections
-from zoo.plot import plot_learning_curve
-from zoo.schedules import SCHEDULED, make_schedule
-from zoo.training.callbacks import HParamsCallback
-from zoo.training.checks import check_settings
 
-HYPERPARAMS = Path(__file__).parents[1] / "hyperparams" / "grpo.yml"
+from ..common.command_line import BadInput
+from ..common.provenance import commit, versions
+from ..common.yaml_files import HYPERPARAMS, read_sections
+from ..schedules import SCHEDULED, make_schedule
+from ..training.callbacks import HParamsCallback
+from ..training.checks import check_settings
+
 FINAL_EPISODES = 20
 #: Folder in a run's settings folder: VecNormalize statistics of the time when the best model was saved.
 BEST = "best"
@@ -134,6 +133,8 @@ class Experiment(ExperimentManager):
             "versions": versions(),
         }
         (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
+        from ..plot import plot_learning_curve  # with SciPy
+
         picture = plot_learning_curve(folder, f"{self.algo.upper()} on {self.env_name.gym_id}")
         if model.num_timesteps < self.n_timesteps:  # Ctrl-C, or a callback
             print(f"\nStopped after {model.num_timesteps:,} of {self.n_timesteps:,} steps; what follows is about that model.")

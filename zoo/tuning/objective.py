@@ -16,9 +16,9 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from zoo.training.experiment import Experiment, register
-from zoo.tuning.search_space import SPACES
-from zoo.tuning.study import derived_seed, worker
+from ..training.experiment import Experiment, register
+from ..tuning.search_space import SPACES
+from ..tuning.study import derived_seed, worker
 
 #: SB3 trains on whole rollouts, so beyond the budget. Some rollouts of whole episodes are larger than the budget itself:
 #: what lies this far beyond is not trained on, or the study would find that more steps are better.

@@ -23,7 +23,7 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from zoo.common.command_line import BadInput, did_you_mean
+from ..common.command_line import BadInput, did_you_mean
 
 warnings.simplefilter("ignore", ExperimentalWarning)  # heartbeats and the grouped TPE are, by name, since 2020
 
