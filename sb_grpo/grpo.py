@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -29,6 +30,7 @@ from sb_grpo.collect.simulators import make_slots
 from sb_grpo.collect.slots import GroupSlots, TensorSlots
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
 from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.export import export_policy
 from sb_grpo.extras.exploration import Bonus, BonusSettings, make_bonus, with_bonus
 from sb_grpo.extras.group_weights import GroupWeights, weights_by_label
 from sb_grpo.extras.grouping import make_grouping
@@ -680,6 +682,10 @@ class GRPO(OnPolicyAlgorithm):
         if self.slots is not None:
             self._next_group = self.slots.next_group
         super().save(*args, **kwargs)
+
+    def export(self, path: str | Path) -> Path:
+        """The policy with all that stands before and after it as one file, ``.onnx`` or ``.pt2`` (docs/export.md)."""
+        return export_policy(self.policy, path, self.get_vec_normalize_env())
 
     @classmethod
     def load(cls: type[SelfGRPO], path: Any, *args: Any, **kwargs: Any) -> SelfGRPO:  # type: ignore[override]

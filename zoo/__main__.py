@@ -16,6 +16,7 @@ COMMANDS = {
     "benchmark": "train env x algorithm x seed",
     "compare": "statistics, tables and figures of a benchmark",
     "plot": "learning curves",
+    "export": "a policy as one ONNX or .pt2 file, without this library",
     "workflow": "benchmark, compare and plot in a row",
 }
 

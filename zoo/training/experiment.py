@@ -24,6 +24,7 @@ from ..common.provenance import commit, versions
 from ..common.yaml_files import HYPERPARAMS, read_sections
 from ..schedules import SCHEDULED, make_schedule
 from ..training.callbacks import HParamsCallback
+from ..training.card import write_card
 from ..training.checks import check_settings
 
 FINAL_EPISODES = 20
@@ -144,6 +145,7 @@ class Experiment(ExperimentManager):
             print(f"TensorBoard:    tensorboard --logdir {self.tensorboard_log}")
         print(f"Learning curve: {picture}")
         print(f"Metrics:        {folder / 'metrics.json'}")
+        print(f"Model card:     {write_card(folder)}")
 
 
 def sync(model: BaseAlgorithm, env: VecEnv) -> None:
