@@ -73,6 +73,12 @@ def test_a_finished_run_has_a_model_card(folder):
     (result,) = yaml.safe_load(head)["model-index"][0]["results"]
     assert result["metrics"][0]["value"] == f"{metrics['mean_return']:.2f} +/- {metrics['std_return']:.2f}"
     assert result["dataset"]["name"] == "Pendulum-v1" and "grpo" in yaml.safe_load(head)["tags"]
-    for part in ("# GRPO on Pendulum-v1", "![learning curve](learning_curve.png)", "zoo.train --env", "n_steps", "torch "):
+    for part in (
+        "# GRPO on Pendulum-v1",
+        "![learning curve](learning_curve.png)",
+        "python -m zoo.train --log-folder",
+        "n_steps",
+        "torch ",
+    ):
         assert part in text
     assert f"| env steps | {metrics['env_steps']} |" in text and "stopped" not in text

@@ -20,6 +20,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, sync_envs_no
 from sb_grpo import GRPO, SeededResetWrapper
 
 from ..common.command_line import BadInput
+from ..common.literals import without_texts
 from ..common.provenance import commit, versions
 from ..common.yaml_files import HYPERPARAMS, read_sections
 from ..schedules import SCHEDULED, make_schedule
@@ -57,9 +58,13 @@ class Experiment(ExperimentManager):
             read_sections(self.config)
         hyperparams, saved = super().read_hyperparameters()
         custom = self.custom_hyperparams or {}
-        check_settings(self.algo, hyperparams, lambda name: "--hyperparams" if name in custom else self.config)
+
+        def where(name: str) -> str:
+            return "--hyperparams" if name in custom else self.config
+
+        check_settings(self.algo, hyperparams, where)
         self.settings = saved
-        return hyperparams, saved
+        return without_texts(hyperparams, where), saved
 
     @staticmethod
     def _preprocess_schedules(hyperparams: dict[str, Any]) -> dict[str, Any]:
