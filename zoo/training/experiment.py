@@ -106,14 +106,24 @@ class Experiment(ExperimentManager):
         :param n_episodes: episodes, spread over as many envs as training used
         :return: one raw return per episode
         """
-        env = self.create_envs(min(self.n_envs, n_episodes), eval_env=True, no_log=True)
+        env = self.evaluation_env(n_episodes)
+        try:
+            return self.returns_in(env, model, n_episodes)
+        finally:
+            env.close()
+
+    def evaluation_env(self, n_episodes: int) -> VecEnv:
+        """Where so many episodes are evaluated, in as many envs as training used, if there are enough episodes for them."""
+        return self.create_envs(min(self.n_envs, n_episodes), eval_env=True, no_log=True)
+
+    def returns_in(self, env: VecEnv, model: BaseAlgorithm, n_episodes: int) -> list[float]:
+        """As :meth:`evaluate`, in an env that is there and stays: the same starts every time."""
         # A VecEnv seeds its envs with consecutive numbers: hashed, so that the runs of neighbouring seeds do not share starts.
         env.seed(int(np.random.SeedSequence([self.seed, 1]).generate_state(1)[0]) >> 1)
         sync(model, env)
         returns, _ = evaluate_policy(
             model, env, n_episodes, deterministic=self.deterministic_eval, return_episode_rewards=True
         )
-        env.close()
         return [float(r) for r in returns]  # type: ignore[union-attr]
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:
