@@ -408,3 +408,17 @@ def test_evaluations_do_not_change_the_training(algo, tmp_path):
 def test_result_files_are_json_of_one_key_per_line(finished):
     text = (finished[0] / RUNS[0]).read_text()
     assert json.loads(text)["spec"]["label"] == "ppo-tiny" and 15 < text.count("\n") < 25
+
+
+def test_a_sweep_makes_labelled_variants_of_the_product(tmp_path, capsys):
+    base = ["--envs", "CartPole-v1", "--steps", "100", "--out", str(tmp_path), "--seeds", "0"]
+    sweep = ["--algos", "grpo", "ppo", "--sweep", "learning_rate=3e-4,1e-3", "n_steps=32,64"]
+    specs = make_specs([*base, *sweep])[0]
+    assert len(specs) == 8 and len({spec.label for spec in specs}) == 8
+    (one,) = [spec for spec in specs if spec.label == "ppo-learning_rate=0.001-n_steps=64"]
+    assert one.algo == "ppo" and one.hyperparams["learning_rate"] == 1e-3 and one.hyperparams["n_steps"] == 64
+    for wrong, says in (("gama=0.9,1", "no hyperparameter 'gama'. Did you mean gamma?"), ("gamma=x", "must be a number")):
+        with pytest.raises(BadInput, match=re.escape(says)):
+            make_specs([*base, "--algos", "grpo", "--sweep", wrong])
+    with pytest.raises(BadInput, match="random has no settings"):
+        make_specs([*base, "--algos", "random", "--sweep", "gamma=0.9,0.99"])

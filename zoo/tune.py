@@ -134,7 +134,8 @@ def sampler_of(args: Any, grid: dict[str, list[Any]]) -> SeededByTrial:
     if (name == GRID) != bool(grid):
         raise BadInput("--sampler grid and --grid NAME=VALUE,VALUE need each other.")
     if name == GRID:
-        return SeededByTrial(lambda seed: GridSampler(grid, seed=seed), args.seed)
+        # Its seed numbers the points, so all trials need the same one.
+        return SeededByTrial(lambda _: GridSampler(grid, seed=args.seed), args.seed)
     return SeededByTrial(lambda seed: SAMPLERS[name](seed, args.n_startup_trials), args.seed)
 
 
