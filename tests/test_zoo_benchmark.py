@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -21,10 +22,12 @@ from sb_grpo import GRPO
 from sb_grpo.rules import steps_per_env
 from tests.helpers import heed_ctrl_c, wait_for
 from zoo import benchmark, compare, workflow
+from zoo.benchmark import make_specs
 from zoo.benchmarking import worker
 from zoo.benchmarking.results import read_content, read_run
 from zoo.benchmarking.specs import Spec, Variant, read_variants, settings_for
 from zoo.benchmarking.worker import RandomPolicy, evaluate, evaluation_seed
+from zoo.common.command_line import BadInput
 
 ROOT = Path(__file__).parents[1]
 TINY = {

@@ -111,10 +111,8 @@ def make_specs(arguments: Sequence[str]) -> tuple[list[Spec], Path, int, dict[st
     envs = list(dict.fromkeys(args.envs))
     for env in envs:
         check_env_id(env, args.gym_packages)
-    steps, variants = (
-        parse_steps(args.steps, envs, args.evaluations),
-        swept(read_variants(args.variants, args.algos), parse_grid("--sweep", args.sweep)),
-    )
+    steps = parse_steps(args.steps, envs, args.evaluations)
+    variants = swept(read_variants(args.variants, args.algos), parse_grid("--sweep", args.sweep))
     settings = {(env, v.label): settings_for(v, env) for env in envs for v in variants}
     size = (args.evaluations, args.eval_episodes, args.final_episodes)
     specs = [
