@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from sb_grpo.arguments import check_arguments, check_env
 from sb_grpo.collect.rollouts import buffer_class
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
 from sb_grpo.envs.tensor_env import is_tensor_env
+from sb_grpo.export import export_policy
 from sb_grpo.extras.exploration import Place, make_bonus
 from sb_grpo.extras.group_weights import GroupWeights
 from sb_grpo.extras.grouping import make_grouping
@@ -190,6 +192,10 @@ class GroupedAlgorithm(SlottedAlgorithm):
         if self.slots is not None:
             self._next_group = self.slots.next_group
         super().save(*args, **kwargs)
+
+    def export(self, path: str | Path) -> Path:
+        """The policy with all that stands before and after it as one file, ``.onnx`` or ``.pt2`` (docs/export.md)."""
+        return export_policy(self.policy, path, self.get_vec_normalize_env())
 
     @classmethod
     def load(cls: type[SelfGrouped], path: Any, *args: Any, **kwargs: Any) -> SelfGrouped:  # type: ignore[override]

@@ -20,7 +20,7 @@ from sb_grpo.extras.grouping import (
     lengths,
     undiscounted_returns,
 )
-from sb_grpo.maths.estimators import ESTIMATORS, centre_and_scale
+from sb_grpo.maths.estimators import centre_and_scale, outcome, process, step
 from sb_grpo.maths.returns import residuals_of
 from sb_grpo.types import select_episodes
 from zoo.recording.document import rollout_of
@@ -75,11 +75,14 @@ def advantages(document: dict[str, Any], settings: dict[str, Any]) -> th.Tensor:
     grouping = grouping_of(settings, document["tasks"])
     labels = grouping.labels(rollout)
     rollout = grouping.regroup(rollout, labels)
-    options = AdvantageOptions(
-        settings["gamma"], settings["lambda"], settings["baseline"], settings["normalize"], settings["ended"]
-    )
+    options = AdvantageOptions(settings["gamma"], settings["lambda"], settings["normalize"])
     if settings["estimator"] != "state":
-        found = ESTIMATORS[settings["estimator"]](rollout, options)
+        of_returns = {
+            "outcome": lambda: outcome(rollout, options, settings["baseline"]),
+            "process": lambda: process(rollout, options, settings["baseline"]),
+            "step": lambda: step(rollout, options, settings["baseline"], settings["ended"]),
+        }
+        found = of_returns[settings["estimator"]]()
     elif grouping.by_task:
         found = th.zeros_like(rollout.rewards)
         for task in th.unique(labels).tolist():  # a baseline per task

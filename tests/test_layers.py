@@ -46,6 +46,7 @@ LAYERS = {
     "envs.causal.policy": "extras",
     "arguments": "algorithm",
     "evaluation": "algorithm",
+    "export": "algorithm",
     "figures": "algorithm",
     "given": "algorithm",
     "group_arguments": "algorithm",

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo.common.command_line import BadInput, Parser, run
-from zoo.dashboards.page import page
-from zoo.dashboards.runs import read_runs
-from zoo.dashboards.server import make_server
+from .common.command_line import BadInput, Parser, run
+from .dashboards.page import page
+from .dashboards.runs import read_runs
+from .dashboards.server import make_server
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -19,9 +19,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from stable_baselines3.common.monitor import load_results
 
-from zoo.common.command_line import BadInput, Parser, check_has_runs, run
-from zoo.comparing import curves as reading
-from zoo.comparing import figures
+from .common.command_line import BadInput, Parser, check_has_runs, run
+from .comparing import curves as reading
+from .comparing import figures
 
 TRAINING, EVALUATION = "#0072B2", "#D55E00"  # Okabe-Ito: told apart by colour-blind readers
 

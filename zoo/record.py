@@ -18,11 +18,12 @@ from stable_baselines3.common.logger import Logger
 
 import sb_grpo
 from sb_grpo import GRPO, AdvantageOptions, Rollout
-from zoo.common.command_line import BadInput, Parser, Settings, check_env_id, run
-from zoo.recording import policy_figures as figures
-from zoo.recording.document import FORMAT, VERSION, columns, episodes_of, rounded, write
-from zoo.recording.episodes import collect
-from zoo.recording.history import History
+
+from .common.command_line import BadInput, Parser, Settings, check_env_id, run
+from .recording import policy_figures as figures
+from .recording.document import FORMAT, VERSION, columns, episodes_of, rounded, write
+from .recording.episodes import collect
+from .recording.history import History
 
 N_ENVS = 8
 #: How the explorer draws an env; others as lines over time.
@@ -57,7 +58,7 @@ def train(args: Namespace, tasks: Sequence[str]) -> tuple[GRPO, History]:
     """A model with ``advantage="state"``, trained for a while, and what it logged."""
     history, settings = History(), {"gamma": 0.99, **args.hyperparams}
     if tasks:
-        settings = {"tasks": list(tasks), "grouping": "task", **settings}
+        settings = {"multitask": {"tasks": list(tasks), "grouping": "task"}, **settings}
     try:
         model = GRPO("MlpPolicy", make_vec_env(args.env, N_ENVS), seed=args.seed, device="cpu", **settings)
     except (TypeError, ValueError) as error:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from zoo.common.command_line import BadInput
-from zoo.dashboards.logs import read_log
+from ..common.command_line import BadInput
+from ..dashboards.logs import read_log
 
 #: Points of a curve over episodes, and runs on one page.
 POINTS, MOST_RUNS = 300, 40

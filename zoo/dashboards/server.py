@@ -6,7 +6,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from zoo.dashboards.page import as_script, page
+from ..dashboards.page import as_script, page
 
 
 def make_server(read: Callable[[], dict[str, Any]], title: str, port: int) -> ThreadingHTTPServer:

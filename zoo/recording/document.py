@@ -10,7 +10,8 @@ from typing import Any
 import torch as th
 
 from sb_grpo import Rollout
-from zoo.common.command_line import BadInput
+
+from ..common.command_line import BadInput
 
 FORMAT, VERSION = "sb_grpo.rollout", 1
 #: Significant digits of rewards and values, and of what is only drawn.

@@ -12,7 +12,8 @@ import torch as th
 
 from sb_grpo import Rollout
 from sb_grpo.policies import ActorPolicy
-from zoo.common.command_line import BadInput
+
+from ..common.command_line import BadInput
 
 #: Seeds tried per group before giving up on having every task equally often.
 TRIES = 50

@@ -14,7 +14,8 @@ from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.losses import clipped_surrogate
 from sb_grpo.maths.returns import gae
 from sb_grpo.policies import ActorPolicy
-from zoo.recording.episodes import chunks
+
+from ..recording.episodes import chunks
 
 #: Rows of a minibatch, passes, and the learning rate of the update whose ratios are recorded.
 BATCH, EPOCHS, RATE = 64, 4, 3e-4
@@ -27,8 +28,8 @@ def values(model: GRPO, rollout: Rollout) -> tuple[th.Tensor, th.Tensor]:
 
     :param model: trained with ``advantage="state"``
     """
-    assert rollout.task is not None and model.state_baseline is not None
-    baseline: Any = model.state_baseline
+    assert rollout.task is not None and model.estimator is not None
+    baseline: Any = model.estimator
     single = isinstance(baseline, StateBaseline)
     parts = [baseline] if single else list(baseline)
 

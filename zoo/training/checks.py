@@ -11,8 +11,9 @@ from typing import Any
 import rl_zoo3
 
 from sb_grpo.moved import MOVED
-from zoo.common.command_line import BadInput, did_you_mean
-from zoo.schedules import SCHEDULED, SYNTAX, make_schedule
+
+from ..common.command_line import BadInput, did_you_mean
+from ..schedules import SCHEDULED, SYNTAX, make_schedule
 
 #: Settings of a run that are none of the algorithm's.
 RUN_SETTINGS: dict[str, Any] = {

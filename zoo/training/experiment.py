@@ -18,15 +18,16 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, sync_envs_normalization
 
 from sb_grpo import GRPO, SeededResetWrapper
-from zoo.common.command_line import BadInput
-from zoo.common.provenance import commit, versions
-from zoo.common.yaml_files import read_sections
-from zoo.plot import plot_learning_curve
-from zoo.schedules import with_schedules
-from zoo.training.callbacks import HParamsCallback, as_json
-from zoo.training.checks import check_settings
 
-HYPERPARAMS = Path(__file__).parents[1] / "hyperparams" / "grpo.yml"
+from ..common.command_line import BadInput
+from ..common.literals import without_texts
+from ..common.provenance import commit, versions
+from ..common.yaml_files import HYPERPARAMS, read_sections
+from ..schedules import with_schedules
+from ..training.callbacks import HParamsCallback, as_json
+from ..training.card import write_card
+from ..training.checks import check_settings
+
 FINAL_EPISODES = 20
 #: Folder in a run's settings folder: VecNormalize statistics of the time when the best model was saved.
 BEST = "best"
@@ -57,9 +58,13 @@ class Experiment(ExperimentManager):
             read_sections(self.config)
         hyperparams, saved = super().read_hyperparameters()
         custom = self.custom_hyperparams or {}
-        check_settings(self.algo, hyperparams, lambda name: "--hyperparams" if name in custom else self.config)
+
+        def where(name: str) -> str:
+            return "--hyperparams" if name in custom else self.config
+
+        check_settings(self.algo, hyperparams, where)
         self.settings = saved
-        return hyperparams, saved
+        return without_texts(hyperparams, where), saved
 
     @staticmethod
     def _preprocess_schedules(hyperparams: dict[str, Any]) -> dict[str, Any]:
@@ -102,14 +107,24 @@ class Experiment(ExperimentManager):
         :param n_episodes: episodes, spread over as many envs as training used
         :return: one raw return per episode
         """
-        env = self.create_envs(min(self.n_envs, n_episodes), eval_env=True, no_log=True)
+        env = self.evaluation_env(n_episodes)
+        try:
+            return self.returns_in(env, model, n_episodes)
+        finally:
+            env.close()
+
+    def evaluation_env(self, n_episodes: int) -> VecEnv:
+        """Where so many episodes are evaluated, in as many envs as training used, if there are enough episodes for them."""
+        return self.create_envs(min(self.n_envs, n_episodes), eval_env=True, no_log=True)
+
+    def returns_in(self, env: VecEnv, model: BaseAlgorithm, n_episodes: int) -> list[float]:
+        """As :meth:`evaluate`, in an env that is there and stays: the same starts every time."""
         # A VecEnv seeds its envs with consecutive numbers: hashed, so that the runs of neighbouring seeds do not share starts.
         env.seed(int(np.random.SeedSequence([self.seed, 1]).generate_state(1)[0]) >> 1)
         sync(model, env)
         returns, _ = evaluate_policy(
             model, env, n_episodes, deterministic=self.deterministic_eval, return_episode_rewards=True
         )
-        env.close()
         return [float(r) for r in returns]  # type: ignore[union-attr]
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:
@@ -136,6 +151,8 @@ class Experiment(ExperimentManager):
             "versions": versions(),
         }
         (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
+        from ..plot import plot_learning_curve  # with SciPy
+
         picture = plot_learning_curve(folder, f"{self.algo.upper()} on {self.env_name.gym_id}")
         if model.num_timesteps < self.n_timesteps:  # Ctrl-C, or a callback
             print(f"\nStopped after {model.num_timesteps:,} of {self.n_timesteps:,} steps; what follows is about that model.")
@@ -145,6 +162,7 @@ class Experiment(ExperimentManager):
             print(f"TensorBoard:    tensorboard --logdir {self.tensorboard_log}")
         print(f"Learning curve: {picture}")
         print(f"Metrics:        {folder / 'metrics.json'}")
+        print(f"Model card:     {write_card(folder)}")
 
 
 def sync(model: BaseAlgorithm, env: VecEnv) -> None:
