@@ -81,6 +81,8 @@ def record_rollout(
     record("group/reward_std", rollout.rewards.std(unbiased=False).item())
     record("group/advantage_mean", advantages.mean().item())
     record("group/advantage_std", advantages.std(unbiased=False).item())
+    by_episode = segment_mean(advantages, rollout.episode, len(rollout.group))
+    record("group/episode_advantage", by_episode.mean().item())
     model.logger.record("group/advantages", advantages, exclude=NOT_PRINTED)
     if explained is not None:
         record("train/explained_variance", explained)

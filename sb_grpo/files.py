@@ -29,9 +29,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     try:
         unfinished = folder / target.name
         yield unfinished
-        _flush(unfinished)
-        os.replace(unfinished, target)
-        _flush(target.parent)  # the move itself
+        move(unfinished, target)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -47,6 +45,17 @@ def write(path: str | Path, content: bytes | str) -> Path:
     with replacing(path) as unfinished:
         unfinished.write_bytes(content.encode() if isinstance(content, str) else content)
     return Path(path)
+
+
+def move(unfinished: Path, target: Path) -> None:
+    """Flush a finished file and put it in the place of another, in one step.
+
+    :param unfinished: on the same disk
+    :param target: path of the file that it becomes
+    """
+    _flush(unfinished)
+    os.replace(unfinished, target)
+    _flush(target.parent)  # the move itself
 
 
 def _flush(path: Path) -> None:
