@@ -191,7 +191,8 @@ STRICT_RULES: tuple[Rule, ...] = (
     ),
     _strict(
         "grad_norm_high", "train/grad_norm", "Gradients have a mean norm of {value:.3g} before clipping",
-        "lower max_grad_norm, bound the rewards with reward_scaling='clip', or normalise the observations", high=5.0, patience=1,
+        "lower max_grad_norm, bound the rewards with reward_scaling='clip', or normalise the observations", high=5.0,
+        patience=1,
     ),
 )  # fmt: skip
 

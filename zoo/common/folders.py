@@ -18,8 +18,8 @@ def new_folder(parent: Path, name: str, suffix: str = "") -> Path:
     parent.mkdir(parents=True, exist_ok=True)
     taken = [0]
     for path in parent.glob(f"{glob.escape(name)}_*"):
-        number = re.fullmatch(r"_(\d+)(_.+)?", path.name.removeprefix(name))
-        taken += [int(number[1])] if number else []
+        found = re.fullmatch(r"_(\d+)(_.+)?", path.name.removeprefix(name))
+        taken += [int(found[1])] if found else []
     number = max(taken) + 1
     while True:
         folder = parent / f"{name}_{number}{suffix}"

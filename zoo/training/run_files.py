@@ -33,12 +33,16 @@ class _Dumper(yaml.SafeDumper):
 
 _Dumper.add_multi_representer(dict, lambda dumper, value: dumper.represent_dict(value.items()))
 _Dumper.add_representer(tuple, lambda dumper, value: dumper.represent_sequence("tag:yaml.org,2002:python/tuple", value))
-_Dumper.add_multi_representer(np.generic, lambda dumper, value: dumper.represent_data(value.item()))
+_Dumper.add_multi_representer(np.generic, lambda dumper, value: dumper.represent_data(value.item()))  # type: ignore[type-abstract]
 _Dumper.add_multi_representer(object, lambda dumper, value: dumper.represent_scalar("!object", repr(value)))
 
 
 class _Loader(yaml.SafeLoader):
     """Plain values, tuples and the ordered mappings that rl_zoo3 writes."""
+
+
+def _tuple(loader: yaml.SafeLoader, node: Any) -> tuple[Any, ...]:
+    return tuple(loader.construct_sequence(node, deep=True))
 
 
 def _pairs(loader: yaml.SafeLoader, node: Any) -> dict[str, Any]:
@@ -47,9 +51,7 @@ def _pairs(loader: yaml.SafeLoader, node: Any) -> dict[str, Any]:
 
 
 _Loader.add_constructor("tag:yaml.org,2002:python/object/apply:collections.OrderedDict", _pairs)
-_Loader.add_constructor(
-    "tag:yaml.org,2002:python/tuple", lambda loader, node: tuple(loader.construct_sequence(node, deep=True))
-)
+_Loader.add_constructor("tag:yaml.org,2002:python/tuple", _tuple)
 _Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: Unreadable(suffix))
 _Loader.add_constructor("!object", lambda loader, node: Unreadable(str(node.value)))
 
