@@ -68,6 +68,7 @@ def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, coun
         "group/reward_std": rollout.rewards.std(unbiased=False).item(),
         "group/advantage_mean": advantages.mean().item(),
         "group/advantage_std": advantages.std(unbiased=False).item(),
+        "group/episode_advantage": segment_mean(advantages, rollout.episode, len(rollout.group)).mean().item(),
     }
     if estimate.explained is not None:
         figures["train/explained_variance"] = estimate.explained

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -28,7 +30,7 @@ from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
 from sb_grpo.maths.discount import discount_for
 from sb_grpo.moved import DEFAULTS_0_1, MOVED, check_moved, modern
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
-from sb_grpo.saving import NOT_SAVED, OPTIONAL_MODULES, saying_what_moved, with_fitting_modules
+from sb_grpo.saving import NOT_SAVED, OPTIONAL_MODULES, saying_what_moved, with_fitting_modules, without_pickle, write_model
 from sb_grpo.slotted import SlottedAlgorithm
 
 SelfGrouped = TypeVar("SelfGrouped", bound="GroupedAlgorithm")
@@ -187,23 +189,45 @@ class GroupedAlgorithm(SlottedAlgorithm):
         optional = [name for name in OPTIONAL_MODULES if isinstance(getattr(self, name), th.nn.Module)]
         return [*state_dicts, *optional], tensors
 
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """As SB3's; a model saved in mid-rollout goes on with groups that it has not used."""
+    def save(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """As SB3's, whole or not at all, with VecNormalize's statistics in the zip; a model saved in mid-rollout goes on with
+        groups that it has not used."""
         if self.slots is not None:
             self._next_group = self.slots.next_group
-        super().save(*args, **kwargs)
+        file = io.BytesIO()
+        super().save(file, *args, **kwargs)
+        write_model(path, file.getvalue(), vars(self), self._vec_normalize_env)
 
     def export(self, path: str | Path) -> Path:
         """The policy with all that stands before and after it as one file, ``.onnx`` or ``.pt2`` (docs/export.md)."""
         return export_policy(self.policy, path, self.get_vec_normalize_env())
 
     @classmethod
-    def load(cls: type[SelfGrouped], path: Any, *args: Any, **kwargs: Any) -> SelfGrouped:  # type: ignore[override]
+    def load(  # type: ignore[override]
+        cls: type[SelfGrouped],
+        path: Any,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        *args: Any,
+        trusted: bool = True,
+        **kwargs: Any,
+    ) -> SelfGrouped:
+        """As SB3's.
+
+        :param trusted: False: nothing in the file is unpickled, so that none of it can run; what has no plain form is named,
+            and taken from ``custom_objects`` or the further arguments (docs/security.md)
+        :raises ValueError: for what cannot be had without unpickling, and for objects whose class has moved
+        """
         check_moved(kwargs)
+        source = path
+        if not trusted:
+            given = {**(custom_objects or {}), **kwargs}
+            source, custom_objects = without_pickle(path, inspect.signature(cls).parameters, given, env)
         if kwargs:
             kwargs["_replaced"] = set(kwargs)
         with saying_what_moved(path):
-            return super().load(path, *args, **kwargs)  # type: ignore[no-any-return]
+            return super().load(source, env, device, custom_objects, *args, **kwargs)  # type: ignore[no-any-return]
 
     def set_parameters(
         self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
@@ -211,7 +235,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         """As SB3's; a saved model may be loaded with another ``advantage``, ``kl_coef`` or ``grouping``: what it lacks stays
         as built, except a missing reference policy, which becomes the loaded policy."""
         if not isinstance(load_path_or_dict, dict):
-            load_path_or_dict = load_from_zip_file(load_path_or_dict, device=device)[1]
+            load_path_or_dict = load_from_zip_file(load_path_or_dict, load_data=False, device=device)[1]
         if "policy" in load_path_or_dict:
             modules = {name: getattr(self, name) for name in OPTIONAL_MODULES}
             load_path_or_dict = with_fitting_modules(load_path_or_dict, modules)

@@ -1,12 +1,23 @@
-"""What of a saved model fits into one that was built with other arguments."""
+"""The zip of a model: what it holds, how it is read without pickle, and what of it fits into a model of other arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import io
+import json
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
+
+from sb_grpo import files
+from sb_grpo.moved import MOVED
+from sb_grpo.normalization import statistics_to_bytes
+from sb_grpo.plain import NotPlain, from_plain, to_plain
 
 #: What is built anew after loading.
 NOT_SAVED = (
@@ -17,6 +28,23 @@ NOT_SAVED = (
 OPTIONAL_MODULES = ("estimator", "ref_policy", "grouper", "group_weighting", "bonus")
 #: What version 0.1 called some of them.
 FORMER_NAMES = {"state_baseline": "estimator"}
+#: What a training begins anew, or the model makes of its arguments: not needed from a file that is not trusted.
+MADE_ANEW = (
+    "_last_obs", "_last_episode_starts", "_last_original_obs", "ep_info_buffer", "ep_success_buffer", "lr_schedule",
+    "_clip_range_schedule", "_clip_range_high_schedule", "action_noise", "tensorboard_log",
+)  # fmt: skip
+#: Arguments that no file decides: ``env="module:Id"`` would be imported.
+NOT_FROM_FILES = ("env", "device")
+#: What a model saves beside its constructor's arguments.
+STATE = (
+    "policy_class", "observation_space", "action_space", "n_envs", "vf_coef", "num_timesteps", "start_time",
+    "interruptions", "curriculum_level", "moving_gamma", "ref_policy", "_total_timesteps",
+    "_num_timesteps_at_start", "_episode_num", "_current_progress_remaining", "_stats_window_size", "_n_updates",
+    "_base_seed", "_next_group", "_n_rollouts", "_n_gradient_steps", "_steps_trained", "_steps_dropped", "_time_limit",
+    "_restart_groups", "_derived",
+)  # fmt: skip
+#: Entries of the zip beside SB3's: what SB3 pickles, as JSON, and the statistics that the weights have learnt with.
+PLAIN, STATISTICS = "plain.json", "vecnormalize.npz"
 #: Part of a state baseline that may come and go: a model saved with it can be loaded without, and the other way round.
 PAIRING = "pairing."
 
@@ -69,3 +97,122 @@ def saying_what_moved(path: Any) -> Iterator[None]:
             "that object anew and pass it as custom_objects={argument: object}, for example GRPO.load(path, "
             "custom_objects={'exploration_bonus': RNDBonus()}); weights and all else are loaded from the file."
         ) from error
+
+
+def with_entries(content: bytes, entries: Mapping[str, bytes]) -> bytes:
+    """A zip with further entries.
+
+    :param content: of the zip
+    :param entries: content by name
+    """
+    file = io.BytesIO(content)
+    with zipfile.ZipFile(file, "a") as archive:
+        for name, entry in entries.items():
+            archive.writestr(name, entry)
+    return file.getvalue()
+
+
+def read_entry(path: Any, name: str) -> bytes | None:
+    """One entry of a zip; None where it has none.
+
+    :param path: of the zip, or an open file
+    :raises ValueError: if it is no zip
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.read(name) if name in archive.namelist() else None
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{path} is broken, or no zip: {error}") from error
+
+
+def write_model(path: Any, content: bytes, attributes: Mapping[str, Any], vec_normalize: VecNormalize | None) -> None:
+    """Write the zip of a model with all that belongs to its weights.
+
+    :param path: as :func:`write_zip` takes it
+    :param content: SB3's zip
+    :param attributes: of the model; those that SB3 has pickled are kept as JSON too, where that is possible
+    :param vec_normalize: of its env; its statistics go with the weights
+    """
+    plain = {}
+    for name in _pickled(json.loads(read_entry(io.BytesIO(content), "data") or b"{}")):
+        try:
+            plain[name] = to_plain(attributes[name])
+        except NotPlain:
+            continue  # named when it is asked for
+    entries = {PLAIN: json.dumps({name: value for name, value in plain.items() if name not in MADE_ANEW}).encode()}
+    if vec_normalize is not None:
+        entries[STATISTICS] = statistics_to_bytes(vec_normalize)
+    write_zip(path, with_entries(content, entries))
+
+
+def write_zip(path: Any, content: bytes) -> None:
+    """Write a zip, whole or not at all.
+
+    :param path: ``.zip`` is added where it has no ending; or a file that is open for writing
+    """
+    if hasattr(path, "write"):
+        path.write(content)
+    else:
+        files.write(path if Path(path).suffix else f"{path}.zip", content)
+
+
+def without_pickle(
+    path: Any, arguments: Iterable[str], given: Mapping[str, Any], env: Any = None
+) -> tuple[io.BytesIO, dict[str, Any]]:
+    """What of a model's zip can be had without unpickling anything.
+
+    :param path: of the zip, or an open file
+    :param arguments: names of the constructor's arguments; attributes other than these and :data:`STATE` are left out
+    :param given: objects by name that take the place of what the file holds
+    :param env: that the model will have, or None; its spaces serve where the file has none
+    :return: a zip of plain data and tensors, and the objects by name that belong to it, for ``custom_objects``
+    :raises ValueError: naming what cannot be had
+    """
+    source = _opened(path)
+    data = json.loads(read_entry(source, "data") or b"{}")
+    known = {name: data[name] for name in data if name in {*arguments, *STATE, *MADE_ANEW, *MOVED} - {*NOT_FROM_FILES}}
+    plain = json.loads(read_entry(source, PLAIN) or b"{}")
+    objects: dict[str, Any] = {}
+    refused = []
+    for name in [*_pickled(known), *(name for name in MADE_ANEW if name in known)]:
+        try:
+            objects[name] = _without_pickle(name, plain, given, env)
+        except NotPlain as error:
+            refused.append(f"{name} ({error})")
+    if refused:
+        raise ValueError(
+            f"{path} is not trusted, and these are pickled: {', '.join(refused)}. Pass them, for example "
+            f"GRPO.load(path, trusted=False, custom_objects={{{refused[0].split()[0]!r}: ...}}); or, should you know where "
+            "the file comes from, trusted=True, which runs whatever was pickled."
+        )
+    tensors = {name: read_entry(source, name) or b"" for name in zipfile.ZipFile(source).namelist() if name.endswith(".pth")}
+    rest = {name: None if name in objects else value for name, value in known.items()}
+    return io.BytesIO(with_entries(b"", {"data": json.dumps(rest).encode(), **tensors})), objects
+
+
+def _without_pickle(name: str, plain: Mapping[str, Any], given: Mapping[str, Any], env: Any) -> Any:
+    if name in given:
+        return given[name]
+    if name in MADE_ANEW:
+        return None
+    if name in plain:
+        return from_plain(plain[name])
+    if name in ("observation_space", "action_space") and isinstance(getattr(env, name, None), spaces.Space):
+        return getattr(env, name)
+    raise NotPlain("no plain form of it in the file")
+
+
+def _opened(path: Any) -> io.BytesIO:
+    """All of a file, read once: what is checked is what is used."""
+    if hasattr(path, "read"):
+        return io.BytesIO(path.read())
+    found = Path(path)
+    try:
+        return io.BytesIO((found if found.exists() or found.suffix else Path(f"{path}.zip")).read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _pickled(data: Mapping[str, Any]) -> list[str]:
+    """Names of what SB3 has pickled into its JSON."""
+    return [name for name, value in data.items() if isinstance(value, dict) and ":serialized:" in value]

@@ -14,22 +14,25 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import rl_zoo3
 import torch as th
-import yaml
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3.exp_manager import ExperimentManager
-from rl_zoo3.utils import create_test_env, get_saved_hyperparams
+from rl_zoo3.utils import get_wrapper_class
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.utils import set_random_seed
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 from tqdm import tqdm
 
 from .common.command_line import BadInput, Parser, Settings, check_env_id, default_threads, did_you_mean, run
-from .training.experiment import BEST, register
+from .training.checkpoints import read_facts, statistics_of
+from .training.experiment import register
+from .training.run_files import check_wrappers, env_kwargs, read_values
 
 VIDEOS = (".gif", ".mp4")
 
@@ -44,6 +47,7 @@ def make_parser() -> Parser:
     add("--load-best", action="store_true", help="the best model instead of the last")
     add("--load-checkpoint", type=int, metavar="STEPS", help="the checkpoint of so many steps")
     add("--load-last-checkpoint", action="store_true", help="the checkpoint of most steps")
+    add("--untrusted", action="store_true", help="run nothing that the files hold (docs/security.md); grpo only")
     add("-n", "--n-timesteps", type=int, default=1000, help="steps to run")
     add("--n-episodes", type=int, help="episodes to run, in place of steps")
     kind = parser.add_mutually_exclusive_group()
@@ -70,6 +74,8 @@ def check(args: Any) -> None:
     :raises BadInput: for what cannot work
     """
     check_env_id(args.env, args.gym_packages)
+    if args.untrusted and args.algo != "grpo":
+        raise BadInput(f"--untrusted: models of {args.algo} cannot be read without unpickling them; those of grpo can.")
     if args.record is not None:
         if args.record.suffix not in VIDEOS:
             raise BadInput(f"--record {args.record}: the name must end in {' or '.join(VIDEOS)}.")
@@ -128,31 +134,36 @@ def find_model(folder: Path, env_name: str, args: Any) -> Path:
     return model
 
 
-def make_env(settings_folder: Path, env_name: EnvironmentName, args: Any) -> tuple[VecEnv, dict[str, Any]]:
+def make_env(model: Path, settings_folder: Path, env_name: EnvironmentName, args: Any) -> tuple[VecEnv, dict[str, Any]]:
     """One env as in training, with VecNormalize's statistics of the model that is shown, frozen.
 
+    :param model: zip of the model
     :return: the env, and the run's settings
     :raises BadInput: if it cannot be built
     """
-    best = settings_folder / BEST
-    hyperparams, stats_path = get_saved_hyperparams(str(settings_folder))
-    if stats_path is not None and args.load_best and best.exists():
-        stats_path = str(best)
-    saved_args = settings_folder / "args.yml"
-    # rl_zoo3 writes Python objects into it, so safe loading is not possible. Runs are the user's own.
-    trained = yaml.load(saved_args.read_text(), Loader=yaml.UnsafeLoader) if saved_args.exists() else {}
-    env_kwargs = {**(hyperparams.pop("env_kwargs", None) or {}), **(trained.get("env_kwargs") or {}), **args.env_kwargs}
+    hyperparams = read_values(settings_folder / "config.yml")
+    if args.untrusted:
+        check_wrappers(hyperparams)
+    kwargs = env_kwargs(settings_folder, hyperparams, args.env_kwargs)
+    wrap = statistics_of(model, settings_folder, bool(hyperparams.get("normalize")), trusted=not args.untrusted)
     if args.record is not None:
-        env_kwargs["render_mode"] = "rgb_array"
+        kwargs["render_mode"] = "rgb_array"
+    elif not args.no_render:
+        kwargs.setdefault("render_mode", "human")
     try:
-        env = create_test_env(
-            env_name.gym_id, stats_path=stats_path, seed=args.seed, log_dir=args.reward_log or None,
-            should_render=not args.no_render, hyperparams=dict(hyperparams), env_kwargs=env_kwargs,
+        make = gym.spec(env_name.gym_id).make
+        env = make_vec_env(
+            lambda **options: make(**options), seed=args.seed, monitor_dir=args.reward_log or None,
+            wrapper_class=get_wrapper_class(hyperparams), env_kwargs=kwargs,
         )  # fmt: skip
+        vec_env_wrapper = get_wrapper_class(hyperparams, "vec_env_wrapper")
+        env = env if vec_env_wrapper is None else vec_env_wrapper(env)  # type: ignore[assignment, arg-type]
+        env = env if wrap is None else wrap(env, True)
+        n_stack = hyperparams.get("frame_stack") or 0
+        return VecFrameStack(env, n_stack) if n_stack > 0 else env, hyperparams
     except Exception as error:  # envs and their renderers raise what they like
         way_out = "" if args.no_render else " (Should it be one that cannot be drawn: --no-render.)"
         raise BadInput(f"cannot build {env_name.gym_id}: {error}.{way_out}") from error
-    return env, hyperparams
 
 
 def load(path: Path, env: VecEnv, hyperparams: dict[str, Any], args: Any) -> BaseAlgorithm:
@@ -160,7 +171,7 @@ def load(path: Path, env: VecEnv, hyperparams: dict[str, Any], args: Any) -> Bas
 
     :raises BadInput: if the file is no model
     """
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Any] = {"trusted": False} if args.untrusted else {}
     if issubclass(rl_zoo3.ALGOS[args.algo], OffPolicyAlgorithm):
         kwargs = {"buffer_size": 1, "optimize_memory_usage": False}
     if hyperparams.get("replay_buffer_class") in (HerReplayBuffer, "HerReplayBuffer"):
@@ -231,6 +242,15 @@ def play(model: BaseAlgorithm, env: VecEnv, deterministic: bool, args: Any) -> l
     return episodes
 
 
+def _known_of(path: Path) -> str:
+    """What a checkpoint says of itself, in a few words."""
+    try:
+        known = read_facts(path)
+    except ValueError as error:
+        raise BadInput(f"cannot load {path}: {error}") from error
+    return "" if known is None else f" (saved after {known['env_steps']:,} steps)"
+
+
 def main(arguments: Sequence[str]) -> int:
     """Load, run, report.
 
@@ -243,11 +263,11 @@ def main(arguments: Sequence[str]) -> int:
     env_name = EnvironmentName(args.env)
     folder = find_run(Path(args.folder), args.algo, env_name, args.exp_id)
     path = find_model(folder, env_name, args)
-    print(f"Loading {path}")
+    print(f"Loading {path}{_known_of(path)}")
     set_random_seed(args.seed)
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
-    env, hyperparams = make_env(folder / env_name, env_name, args)
+    env, hyperparams = make_env(path, folder / env_name, env_name, args)
     model = load(path, env, hyperparams, args)
     random_by_default = ExperimentManager.is_atari(args.env) or ExperimentManager.is_minigrid(args.env)
     deterministic = args.deterministic or not (args.stochastic or random_by_default)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ import rl_zoo3.train
 
 from .common.command_line import BadInput, Parser, Settings, call, check_env_id, default_threads, run
 from .common.yaml_files import HYPERPARAMS, read_sections
-from .training.experiment import register
+from .training.experiment import HEALTH, Experiment, register
 
 PROFILES = HYPERPARAMS.with_name("profiles.yml")
 
@@ -34,6 +35,11 @@ class TrainParser(Parser):
             choices=list(read_sections(PROFILES)),
             help="section of zoo/hyperparams/profiles.yml, laid over the env's entry; --hyperparams goes over both",
         )
+
+        self.add_argument(
+            "--health", choices=list(HEALTH), help="watch the training; exit code 3 if a rule is broken at its end"
+        )
+        self.add_argument("--untrusted", action="store_true", help="run nothing that --trained-agent holds (docs/security.md)")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.set_defaults(algo="grpo", tensorboard_log="logs/tensorboard", num_threads=default_threads())
@@ -65,6 +71,10 @@ def _check_options(given: Any) -> None:
         raise BadInput(f"--profile {given.profile}: the profiles are for grpo, not for {given.algo}.")
     if given.trained_agent and not (given.trained_agent.endswith(".zip") and Path(given.trained_agent).is_file()):
         raise BadInput(f"--trained-agent {given.trained_agent}: there is no such .zip file.")
+    if given.untrusted and (given.algo != "grpo" or not given.trained_agent):
+        raise BadInput("--untrusted says how --trained-agent is read, and only models of grpo can be read like that.")
+    if given.health and given.algo != "grpo":
+        raise BadInput(f"--health {given.health}: the rules are for grpo, not for {given.algo}.")
     if given.trial_id is not None and not (given.storage and given.study_name):
         raise BadInput("--trial-id needs --storage and --study-name.")
     if given.track:
@@ -74,6 +84,17 @@ def _check_options(given: Any) -> None:
         Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
 
 
+#: Exit code of a training at whose end a rule of ``--health`` is broken.
+UNHEALTHY = 3
+INTERRUPTED = 130
+
+
+def stop(signum: int, frame: Any) -> None:
+    """What a queue or ``kill`` asks for with SIGTERM is what Ctrl-C asks for; asked twice, the process ends at once."""
+    signal.signal(signum, signal.SIG_DFL)
+    raise KeyboardInterrupt
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run rl_zoo3's ``train`` with our parser and our experiment.
 
@@ -81,11 +102,26 @@ def main(arguments: Sequence[str]) -> int:
     :return: exit code
     """
     register()
+    experiments: list[Experiment] = []
+
+    def experiment(*args: Any, **kwargs: Any) -> Experiment:
+        experiments.append(Experiment(*args, **kwargs))
+        return experiments[-1]
+
     rl_zoo3.train.argparse = SimpleNamespace(ArgumentParser=TrainParser)  # type: ignore
     rl_zoo3.train.StoreDict = Settings  # type: ignore[attr-defined]
+    rl_zoo3.train.ExperimentManager = experiment  # type: ignore
     sys.argv = [call("train"), *arguments]
-    rl_zoo3.train.train()
-    return 0
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        rl_zoo3.train.train()
+    except KeyboardInterrupt:  # not while it trained
+        print("zoo.train: interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    health = experiments[-1].health
+    return UNHEALTHY if health is not None and not health.ok else 0
 
 
 if __name__ == "__main__":

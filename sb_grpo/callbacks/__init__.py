@@ -2,6 +2,6 @@
 
 from sb_grpo.callbacks.curriculum import CurriculumCallback
 from sb_grpo.callbacks.gamma import GammaCallback
-from sb_grpo.callbacks.health import RULES, HealthCallback, HealthWarning, Rule
+from sb_grpo.callbacks.health import RULES, STRICT_RULES, HealthCallback, HealthWarning, Rule
 
-__all__ = ["RULES", "CurriculumCallback", "GammaCallback", "HealthCallback", "HealthWarning", "Rule"]
+__all__ = ["RULES", "STRICT_RULES", "CurriculumCallback", "GammaCallback", "HealthCallback", "HealthWarning", "Rule"]

@@ -159,6 +159,44 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+def _strict(name: str, key: str, says: str, way_out: str, **bounds: Any) -> Rule:
+    return Rule(
+        name, key, f"{says}: {way_out}.", "A bound for nightly runs: tighter than what usual trainings need.", **bounds
+    )
+
+
+#: Tighter bounds, with verdicts after one rollout: for trainings that are known to keep them, such as nightly ones.
+STRICT_RULES: tuple[Rule, ...] = (
+    next(rule for rule in RULES if rule.name == "start_mismatch"),
+    _strict(
+        "advantage_spread", "group/advantage_std", "The advantages have a standard deviation of {value:.3g}",
+        "raise group_size, or normalise by the batch (normalize_advantage='batch')", high=3.0, patience=1,
+    ),
+    _strict(
+        "advantage_mean", "group/episode_advantage", "The mean advantage of an episode is {value:.3g}, not about 0",
+        "groups are compared with something other than their own mean; see baseline= and ended_members=", low=-0.1, high=0.1,
+        patience=1,
+    ),
+    _strict(
+        "entropy", "train/mean_entropy", "The policy's entropy is {value:.3g} nats, outside 0.1 to 3",
+        "below, raise ent_coef or lower learning_rate; above, lower ent_coef", low=0.1, high=3.0, patience=1,
+    ),
+    _strict(
+        "kl", "train/approx_kl", "One update changes the policy by a KL of {value:.2g}",
+        "lower learning_rate or n_epochs, or set target_kl=0.03", high=0.1, patience=1,
+    ),
+    _strict(
+        "grad_norm", "train/grad_norm", "Gradients have a mean norm of {value:.3g} before clipping",
+        "lower learning_rate", high=2.0, patience=1,
+    ),
+    _strict(
+        "grad_norm_high", "train/grad_norm", "Gradients have a mean norm of {value:.3g} before clipping",
+        "lower max_grad_norm, bound the rewards with reward_scaling='clip', or normalise the observations", high=5.0,
+        patience=1,
+    ),
+)  # fmt: skip
+
+
 @dataclass
 class _Watch:
     """How a rule has fared in one training."""
@@ -217,7 +255,9 @@ class HealthCallback(BaseCallback):
     rollouts in a row gives one :class:`HealthWarning`, and logs ``health/<name>`` as 1 until it has been kept for as many;
     ``health/n_broken`` counts such rules. When training ends a report is printed (``verbose=0``: it is not).
 
-    :param rules: what to watch; ``(*RULES, Rule(...))`` adds to the default ones
+    :attr:`ok` and :attr:`broken` are the verdict at any time.
+
+    :param rules: what to watch; ``(*RULES, Rule(...))`` adds to the default ones; ``STRICT_RULES`` are tighter
     :param verbose: 1 prints the report
     :raises ValueError: for two rules of one name, and at the start of a training for a model other than GRPO
     """
@@ -231,6 +271,16 @@ class HealthCallback(BaseCallback):
         self.rules = tuple(rules)
         self._watches = [_Watch(rule) for rule in self.rules]
         self._seen: Any = None
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Names of the rules that are broken, as of the last rollout that has been judged; after a training all have."""
+        return tuple(watch.rule.name for watch in self._watches if watch.broken)
+
+    @property
+    def ok(self) -> bool:
+        """No rule is broken."""
+        return not self.broken
 
     def _init_callback(self) -> None:
         if not hasattr(self.model, "last_figures"):

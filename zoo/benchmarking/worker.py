@@ -16,7 +16,6 @@ import numpy as np
 import torch as th
 import yaml
 from gymnasium import Space
-from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -177,7 +176,7 @@ def run_training(spec: Spec, experiment: Experiment, model: BaseAlgorithm, keep:
     sync(model, env)
     final = evaluate(model, env, evaluation_seed(spec.seed, 0), experiment.deterministic_eval)
     if keep:
-        ExperimentManager.save_trained_model(experiment, model)
+        experiment.save_model(model)
     return {
         "env_steps": model.num_timesteps,
         # A captured GRPO steps without its optimiser object, and counts by itself.

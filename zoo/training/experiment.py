@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -14,23 +15,30 @@ import rl_zoo3
 import rl_zoo3.train
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import ProgressBarCallback
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, sync_envs_normalization
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize, sync_envs_normalization
 
-from sb_grpo import GRPO, SeededResetWrapper
+from sb_grpo import GRPO, SeededResetWrapper, files
+from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback
 
 from ..common.command_line import BadInput
+from ..common.folders import new_folder
 from ..common.literals import without_texts
+from ..common.pictures import drawn
 from ..common.provenance import commit, versions
 from ..common.yaml_files import HYPERPARAMS, read_sections
 from ..schedules import with_schedules
 from ..training.callbacks import HParamsCallback, as_json
 from ..training.card import write_card
+from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, save, statistics_of
 from ..training.checks import check_settings
+from ..training.run_files import read_values, write_values
 
 FINAL_EPISODES = 20
-#: Folder in a run's settings folder: VecNormalize statistics of the time when the best model was saved.
-BEST = "best"
+#: Rules of ``--health``.
+HEALTH = {"default": RULES, "strict": STRICT_RULES}
 
 
 def register() -> None:
@@ -45,6 +53,7 @@ class Experiment(ExperimentManager):
     wall_time = 0.0
     gradient_steps: int | None = None  #: of this run; a model that goes on training has taken others before
     settings: dict[str, Any]
+    health: HealthCallback | None = None
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """rl_zoo3's, with everything that can be wrong before the first step as :class:`BadInput`."""
@@ -74,16 +83,75 @@ class Experiment(ExperimentManager):
         others = {k: v for k, v in hyperparams.items() if k not in named}
         return {**ExperimentManager._preprocess_schedules(others), **named}
 
+    def create_log_folder(self) -> None:
+        """A run folder that no other training has, also if one starts at the same moment."""
+        suffix = Path(self.save_path).name.removeprefix(f"{self.env_name}_").lstrip("0123456789")  # of --uuid
+        self.save_path = str(new_folder(Path(self.log_path), self.env_name, suffix))
+        self.params_path = f"{self.save_path}/{self.env_name}"
+        Path(self.params_path).mkdir()
+
     def create_callbacks(self) -> None:
-        super().create_callbacks()  # type: ignore[no-untyped-call]
+        """As rl_zoo3's, with whole checkpoints; frequencies are in steps of all envs together."""
+        folder, settings = Path(self.save_path), self.settings
+        if self.show_progress:
+            self.callbacks.append(ProgressBarCallback())
+        if self.save_freq > 0:
+            self.callbacks.append(Checkpoints(max(self.save_freq // self.n_envs, 1), folder, settings))
+        if self.eval_freq > 0:
+            evaluations = Evaluations(
+                self.create_envs(self.n_eval_envs, eval_env=True), folder, callback_on_new_best=BestModel(folder, settings),
+                n_eval_episodes=self.n_eval_episodes, eval_freq=max(self.eval_freq // self.n_envs, 1),
+                deterministic=self.deterministic_eval,
+            )  # fmt: skip
+            self.callbacks.append(evaluations)
         if self.tensorboard_log is not None:
-            self.callbacks.append(HParamsCallback({"algo": self.algo, "seed": self.seed, **self.settings}))
+            self.callbacks.append(HParamsCallback({"algo": self.algo, "seed": self.seed, **settings}))
         if getattr(self.args, "track", False):
             from wandb.integration.sb3 import WandbCallback  # an extra
 
             # rl_zoo3 has chosen a folder in the working directory.
             self.tensorboard_log = str(Path(self.log_folder, self.tensorboard_log or "runs"))
             self.callbacks.append(WandbCallback())
+        if getattr(self.args, "health", None):
+            self.health = HealthCallback(HEALTH[self.args.health])
+            self.callbacks.append(self.health)
+
+    def _maybe_normalize(self, env: VecEnv, eval_env: bool) -> VecEnv:
+        """VecNormalize with the statistics that belong to the weights which go on training; new ones for new weights."""
+        if not self.continue_training:
+            frozen = {"norm_reward": False, "training": False} if eval_env else {}
+            return VecNormalize(env, **{**self.normalize_kwargs, **frozen}) if self.normalize else env
+        model = Path(self.trained_agent)
+        settings_folder = model.parent / self.env_name
+        normalized = bool(read_values(settings_folder / "config.yml").get("normalize", self.normalize))
+        wrap = statistics_of(model, settings_folder, normalized, self.trusted)
+        if wrap is not None:
+            return wrap(env, eval_env)
+        if self.normalize:
+            raise BadInput(f"{model} was trained without VecNormalize, but these settings normalise: add normalize:False.")
+        return env
+
+    def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
+        if self.trusted:
+            return super()._load_pretrained_agent(hyperparams, env)
+        kept = {name: value for name, value in hyperparams.items() if name not in ("policy", "policy_kwargs")}
+        return GRPO.load(
+            self.trained_agent, env, self.device, trusted=False, seed=self.seed, tensorboard_log=self.tensorboard_log,
+            verbose=self.verbose, **kept,
+        )  # fmt: skip
+
+    @property
+    def trusted(self) -> bool:
+        """Whether the files of the run that goes on may be unpickled."""
+        return not getattr(self.args, "untrusted", False)
+
+    def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
+        """Settings, options and command, as plain values."""
+        folder = Path(self.params_path)
+        write_values(folder / "config.yml", saved_hyperparams)
+        write_values(folder / "args.yml", dict(sorted(vars(self.args).items())))
+        files.write(folder / "command.txt", " ".join(sys.orig_argv))
+        print(f"Log path: {self.save_path}")
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         wrapper = self.env_wrapper
@@ -95,10 +163,48 @@ class Experiment(ExperimentManager):
             self.env_wrapper = wrapper
 
     def learn(self, model: BaseAlgorithm) -> None:
+        """Train. Ctrl-C ends it as if it were over; after an error what has been learnt is saved before it is raised."""
         start, before = time.perf_counter(), getattr(model, "_n_gradient_steps", None)
-        super().learn(model)
+        try:
+            self._learn(model)
+        except KeyboardInterrupt:
+            print("Interrupted.")
+        except Exception:
+            save(model, self.model_path, facts(model, self.settings))
+            print(f"The training ended in an error after {model.num_timesteps:,} steps; the model is {self.model_path}")
+            raise
+        finally:
+            self._close(model)
         self.wall_time = time.perf_counter() - start
         self.gradient_steps = None if before is None else model._n_gradient_steps - before  # type: ignore[attr-defined]
+
+    def _learn(self, model: BaseAlgorithm) -> None:
+        if self.algo == "ars":  # rl_zoo3 gives it processes of its own
+            super().learn(model)
+            return
+        if self.tensorboard_log is not None:
+            folder = new_folder(Path(self.tensorboard_log), self.algo.upper())
+            model.set_logger(configure(str(folder), ["stdout", "tensorboard"] if model.verbose else ["tensorboard"]))
+        interval = {} if self.log_interval == -1 else {"log_interval": self.log_interval if self.log_interval >= 0 else None}
+        try:
+            model.learn(self.n_timesteps, callback=self.callbacks or None, **interval)  # type: ignore[arg-type]
+        except BaseException:
+            for callback in self.callbacks:  # bars and reports; SB3 ends them only where training comes to its end
+                callback.on_training_end()
+            raise
+
+    @staticmethod
+    def _close(model: BaseAlgorithm) -> None:
+        try:
+            assert model.env is not None
+            model.env.close()
+        except (EOFError, ConnectionError) as error:
+            print(f"A worker of the env had died before it was closed: {error!r}", file=sys.stderr)
+
+    @property
+    def model_path(self) -> Path:
+        """Where the last model goes."""
+        return Path(self.save_path) / f"{self.env_name}.zip"
 
     def evaluate(self, model: BaseAlgorithm, n_episodes: int = FINAL_EPISODES) -> list[float]:
         """Returns of fresh episodes, deterministic unless rl_zoo3 says otherwise (Atari, MiniGrid).
@@ -127,12 +233,21 @@ class Experiment(ExperimentManager):
         )
         return [float(r) for r in returns]  # type: ignore[union-attr]
 
+    def save_model(self, model: BaseAlgorithm) -> None:
+        """The last model, with all that belongs to it."""
+        print(f"Saving to {self.save_path}")
+        save(model, self.model_path, facts(model, self.settings))
+        vec_normalize = model.get_vec_normalize_env()
+        if vec_normalize is not None:  # for rl_zoo3's commands
+            with files.replacing(Path(self.params_path) / LAST_STATISTICS) as unfinished:
+                vec_normalize.save(str(unfinished))
+        if self.save_replay_buffer and hasattr(model, "save_replay_buffer"):
+            with files.replacing(Path(self.save_path) / "replay_buffer.pkl") as unfinished:
+                model.save_replay_buffer(unfinished)
+
     def save_trained_model(self, model: BaseAlgorithm) -> None:
-        at_best = Path(self.params_path) / "vecnormalize.pkl"
-        if at_best.exists():  # rl_zoo3 would overwrite it by the last ones, which best_model.zip has never seen
-            (at_best.parent / BEST).mkdir(exist_ok=True)
-            at_best.replace(at_best.parent / BEST / at_best.name)
-        super().save_trained_model(model)
+        """The last model, what it earns in fresh episodes, and how it came to that."""
+        self.save_model(model)
         returns = self.evaluate(model)
         folder = Path(self.save_path)
         metrics = {
@@ -150,17 +265,19 @@ class Experiment(ExperimentManager):
             "commit": commit(),
             "versions": versions(),
         }
-        (folder / "metrics.json").write_text(json.dumps(metrics, indent=2) + "\n")
+        files.write(folder / "metrics.json", json.dumps(metrics, indent=2) + "\n")
         from ..plot import plot_learning_curve  # with SciPy
 
-        picture = plot_learning_curve(folder, f"{self.algo.upper()} on {self.env_name.gym_id}")
+        title = f"{self.algo.upper()} on {self.env_name.gym_id}"
+        picture = drawn("learning curve", lambda: plot_learning_curve(folder, title))
         if model.num_timesteps < self.n_timesteps:  # Ctrl-C, or a callback
             print(f"\nStopped after {model.num_timesteps:,} of {self.n_timesteps:,} steps; what follows is about that model.")
         print(f"\nMean return over {len(returns)} episodes: {metrics['mean_return']:.1f} +- {metrics['std_return']:.1f}")
-        print(f"Model:          {folder / (self.env_name + '.zip')}")
+        print(f"Model:          {self.model_path}")
         if self.tensorboard_log:
             print(f"TensorBoard:    tensorboard --logdir {self.tensorboard_log}")
-        print(f"Learning curve: {picture}")
+        if picture is not None:
+            print(f"Learning curve: {picture}")
         print(f"Metrics:        {folder / 'metrics.json'}")
         print(f"Model card:     {write_card(folder)}")
 

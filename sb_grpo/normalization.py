@@ -1,0 +1,63 @@
+"""VecNormalize's statistics as arrays: read without pickle, kept in the zip of the model that has learnt with them."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+SETTINGS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
+PARTS = ("mean", "var", "count")
+
+
+def statistics_to_bytes(vec_normalize: VecNormalize) -> bytes:
+    """Settings and running statistics as the bytes of an ``.npz``."""
+    settings = {name: getattr(vec_normalize, name) for name in SETTINGS}
+    arrays = {"settings": np.array(json.dumps(settings))}
+    for name, moments in _moments(vec_normalize).items():
+        arrays |= {f"{name}/{part}": np.asarray(getattr(moments, part)) for part in PARTS}
+    file = io.BytesIO()
+    np.savez(file, allow_pickle=False, **arrays)  # type: ignore[arg-type]
+    return file.getvalue()
+
+
+def with_statistics(env: VecEnv, content: bytes, frozen: bool = False) -> VecNormalize:
+    """Wrap an env in VecNormalize with saved settings and statistics.
+
+    :param env: without VecNormalize
+    :param content: of :func:`statistics_to_bytes`
+    :param frozen: for showing and evaluating: statistics stay as they are and rewards are not normalised
+    :raises ValueError: if they are broken, or of other observations than the env's
+    """
+    try:
+        arrays = dict(np.load(io.BytesIO(content), allow_pickle=False))
+        settings: dict[str, Any] = json.loads(str(arrays["settings"]))
+        normalized = VecNormalize(env, **{name: settings[name] for name in SETTINGS})
+        for name, moments in _moments(normalized).items():
+            _fill(name, moments, arrays)
+    except (KeyError, TypeError, OSError, AssertionError) as error:
+        raise ValueError(f"VecNormalize's statistics do not fit this env: {error}") from error
+    if frozen:
+        normalized.training = normalized.norm_reward = False
+    return normalized
+
+
+def _fill(name: str, moments: RunningMeanStd, arrays: dict[str, np.ndarray]) -> None:
+    mean, var = arrays[f"{name}/mean"], arrays[f"{name}/var"]
+    if mean.shape != moments.mean.shape or var.shape != moments.var.shape:
+        raise ValueError(f"VecNormalize's statistics {name} have shape {mean.shape}, but this env needs {moments.mean.shape}.")
+    moments.mean, moments.var, moments.count = mean, var, float(arrays[f"{name}/count"])
+
+
+def _moments(vec_normalize: VecNormalize) -> dict[str, RunningMeanStd]:
+    """Every running mean and variance by name."""
+    found = {"returns": vec_normalize.ret_rms}
+    if not vec_normalize.norm_obs:
+        return found
+    if isinstance(vec_normalize.obs_rms, dict):
+        return found | {f"observations/{key}": moments for key, moments in vec_normalize.obs_rms.items()}
+    return found | {"observations": vec_normalize.obs_rms}

@@ -1,0 +1,187 @@
+"""Checkpoints are whole: one zip holds the weights, VecNormalize's statistics and what was known of the run then.
+
+A zip is written in one step, so its parts always belong together. ``checkpoint.json`` in it is read with any unzip program.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from sb_grpo import files
+from sb_grpo.normalization import statistics_to_bytes, with_statistics
+from sb_grpo.saving import PLAIN, STATISTICS, read_entry, with_entries, write_zip
+
+from ..common.command_line import BadInput
+from ..common.provenance import commit, versions
+
+FACTS = "checkpoint.json"
+#: Folder in a run's settings folder where earlier versions kept the statistics of the best model.
+BEST = "best"
+LAST_STATISTICS = "vecnormalize.pkl"
+
+
+def facts(model: BaseAlgorithm, settings: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """What is known of a run at this moment.
+
+    :param model: in training
+    :param settings: of the run
+    :param more: further values
+    """
+    returns = [episode["r"] for episode in model.ep_info_buffer or []]
+    return {
+        "step": model.num_timesteps // model.n_envs,
+        "env_steps": model.num_timesteps,
+        "updates": model._n_updates,
+        "mean_return": float(np.mean(returns)) if returns else None,
+        **more,
+        "settings_sha256": hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest(),
+        **_provenance(),
+    }
+
+
+@cache
+def _provenance() -> dict[str, Any]:
+    """Of the code as it was when the first checkpoint was written; nothing is reloaded after that."""
+    return {"commit": commit(), "versions": versions()}
+
+
+def save(model: BaseAlgorithm, path: Path, known: dict[str, Any]) -> None:
+    """Write a whole checkpoint, of any algorithm of SB3's.
+
+    :param model: to save
+    :param path: of the zip
+    :param known: of :func:`facts`
+    """
+    file = io.BytesIO()
+    model.save(file)
+    entries = {FACTS: (json.dumps(known, indent=2) + "\n").encode()}
+    vec_normalize = model.get_vec_normalize_env()
+    if vec_normalize is not None and read_entry(file, STATISTICS) is None:
+        entries[STATISTICS] = statistics_to_bytes(vec_normalize)
+    write_zip(path, with_entries(file.getvalue(), entries))
+
+
+def read_facts(path: Path) -> dict[str, Any] | None:
+    """What a checkpoint says of its run; None where it is not one of ours."""
+    content = read_entry(path, FACTS)
+    return None if content is None else dict(json.loads(content))
+
+
+class Checkpoints(BaseCallback):
+    """Save a whole checkpoint every so many vector steps, as ``rl_model_<env steps>_steps.zip``.
+
+    :param every: vector steps
+    :param folder: of the run
+    :param settings: of the run
+    """
+
+    def __init__(self, every: int, folder: Path, settings: dict[str, Any]) -> None:
+        super().__init__()
+        self.every, self.folder, self.settings = every, folder, settings
+
+    def _on_step(self) -> bool:
+        if self.n_calls % self.every == 0:
+            path = self.folder / f"rl_model_{self.num_timesteps}_steps.zip"
+            save(self.model, path, facts(self.model, self.settings))
+        return True
+
+
+class BestModel(BaseCallback):
+    """Save a whole checkpoint as ``best_model.zip``; for an EvalCallback to call when an evaluation is the best so far.
+
+    :param folder: of the run
+    :param settings: of the run
+    """
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        super().__init__()
+        self.folder, self.settings = folder, settings
+
+    def _on_step(self) -> bool:
+        assert isinstance(self.parent, EvalCallback)
+        evaluated = float(self.parent.best_mean_reward)
+        save(self.model, self.folder / "best_model.zip", facts(self.model, self.settings, evaluated=evaluated))
+        return True
+
+
+class Evaluations(EvalCallback):
+    """SB3's EvalCallback, whose ``evaluations.npz`` is replaced in one step.
+
+    :param env: for evaluation
+    :param folder: of the run
+    :param kwargs: of EvalCallback
+    """
+
+    def __init__(self, env: VecEnv, folder: Path, **kwargs: Any) -> None:
+        super().__init__(env, log_path=str(folder), **kwargs)
+        self.finished = folder / "evaluations.npz"
+        self.log_path = str(folder / ".evaluations.part")  # to which np.savez adds .npz
+
+    def _on_step(self) -> bool:
+        going_on = super()._on_step()
+        unfinished = Path(f"{self.log_path}.npz")
+        if unfinished.exists():
+            files.move(unfinished, self.finished)
+        return going_on
+
+
+#: Wraps an env in the statistics of a model; the second argument: frozen.
+Normalize = Callable[[VecEnv, bool], VecEnv]
+
+
+def statistics_of(model: Path, settings_folder: Path, normalized: bool, trusted: bool) -> Normalize | None:
+    """The VecNormalize statistics that belong to a model's weights.
+
+    :param model: zip of the model
+    :param settings_folder: of its run, where rl_zoo3 and earlier versions keep them
+    :param normalized: the run's settings ask for VecNormalize
+    :param trusted: statistics may be unpickled
+    :return: what wraps an env in them; None: the model was trained without
+    :raises BadInput: if they are not there, or only pickled in a run that is not trusted
+    """
+    try:
+        content = read_entry(model, STATISTICS)
+        whole = any(read_entry(model, name) is not None for name in (FACTS, PLAIN))
+    except ValueError as error:
+        raise BadInput(f"cannot load {model}: {error}") from error
+    if content is not None:
+        found = content
+        return lambda env, frozen: with_statistics(env, found, frozen)
+    if whole or not normalized:
+        return None
+    pickled = _pickled_statistics(model, settings_folder)
+    if pickled is None or not pickled.exists():
+        raise BadInput(
+            f"{model}: the run normalises with VecNormalize, but the statistics that belong to these weights were not kept; "
+            "with those of another time the agent would act on other observations than it has learnt from."
+        )
+    if not trusted:
+        raise BadInput(f"--untrusted: the statistics of {model} are pickled, in {pickled}.")
+    return lambda env, frozen: _unpickled(pickled, env, frozen)
+
+
+def _pickled_statistics(model: Path, settings_folder: Path) -> Path | None:
+    """Where rl_zoo3, SB3's CheckpointCallback and earlier versions of ours put the statistics of a model."""
+    if model.name == "best_model.zip":
+        return settings_folder / BEST / LAST_STATISTICS
+    if model.name.startswith("rl_model_") and model.name.endswith("_steps.zip"):
+        return model.with_name(f"rl_model_vecnormalize_{model.stem.split('_')[-2]}_steps.pkl")
+    return settings_folder / LAST_STATISTICS if model.stem == settings_folder.name else None
+
+
+def _unpickled(path: Path, env: VecEnv, frozen: bool) -> VecNormalize:
+    normalized = VecNormalize.load(str(path), env)
+    if frozen:
+        normalized.training = normalized.norm_reward = False
+    return normalized
