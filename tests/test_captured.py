@@ -282,7 +282,7 @@ def test_graphs_do_not_hold_the_seed():
         th.compiler.reset()
         with th.no_grad():
             steps = th.compile(env_steps, backend=note, fullgraph=True, dynamic=False)
-            steps(model.policy, model.env, model.slots, lambda actions: actions, model.policy.noise(2, 4))
+            steps(model.policy, model.env, model.slots, (), lambda actions: actions, model.policy.noise(2, 4))
     assert len(traced) == 2 and traced[0] == traced[1]
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO
 from sb_grpo.export import run_exported
+from sb_grpo.normalization import with_statistics
+from sb_grpo.saving import STATISTICS, read_entry
 from tests.test_zoo import zoo_train
 from zoo import export
 from zoo.common.command_line import run
@@ -41,8 +43,9 @@ def test_a_run_is_exported_with_the_statistics_of_its_weights(folder, best, tmp_
     assert "Largest difference to predict(deterministic=True) over 1,000 sampled observations:" in capsys.readouterr().out
     settings = folder / "Pendulum-v1"
     model = GRPO.load(folder / ("best_model.zip" if best else "Pendulum-v1.zip"))
-    statistics = pickle.loads((settings / "best" / "vecnormalize.pkl" if best else settings / "vecnormalize.pkl").read_bytes())
-    assert isinstance(statistics, VecNormalize)
+    zipped = folder / ("best_model.zip" if best else "Pendulum-v1.zip")
+    statistics = with_statistics(make_vec_env("Pendulum-v1"), read_entry(zipped, STATISTICS), frozen=True)
+    assert (settings / "config.yml").exists() and isinstance(statistics, VecNormalize)
     obs = np.array([[0.6, 0.8, -3.0], [1.0, 0.0, 5.0]], np.float32)
     expected, _ = model.predict(statistics.normalize_obs(obs), deterministic=True)
     assert run_exported(out, [obs]) == pytest.approx(expected, abs=1e-5)

@@ -10,11 +10,17 @@ import pickle
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from stable_baselines3.common.vec_env import VecNormalize
+import gymnasium as gym
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb_grpo import GRPO
 from sb_grpo.export import SUFFIXES, TOLERANCE, check_exported, export_policy
+from sb_grpo.normalization import with_statistics
+from sb_grpo.policies import ActorPolicy
+from sb_grpo.saving import STATISTICS as WITHIN
+from sb_grpo.saving import read_entry
 
 from .common.command_line import BadInput, Parser, run
 
@@ -48,6 +54,25 @@ def find_model(folder: Path, best: bool) -> tuple[Path, Path | None]:
     return model, next((path for path in places if path.exists()), None)
 
 
+class OfSpaces(gym.Env[Any, Any]):
+    """An env that has spaces and nothing else: what statistics are put around."""
+
+    def __init__(self, policy: ActorPolicy) -> None:
+        self.observation_space, self.action_space = policy.observation_space, policy.action_space
+
+
+def statistics_within(model: Path, policy: ActorPolicy) -> VecNormalize | None:
+    """The statistics in a model's own zip, which belong to its weights; None where it has none.
+
+    :raises BadInput: if they are broken
+    """
+    try:
+        content = read_entry(model, WITHIN)
+        return None if content is None else with_statistics(DummyVecEnv([lambda: OfSpaces(policy)]), content, frozen=True)
+    except ValueError as error:
+        raise BadInput(f"cannot read the statistics in {model}: {error}") from error
+
+
 def read_statistics(path: Path) -> VecNormalize:
     """What VecNormalize has saved. A pickle, as SB3 writes it: it can run code, so it must be your own.
 
@@ -72,12 +97,14 @@ def body(arguments: Sequence[str]) -> int:
     path, beside = find_model(args.model, args.load_best) if args.model.is_dir() else (args.model, None)
     if not path.exists():
         raise BadInput(f"{path}: there is no such file.")
-    statistics_path = args.vec_normalize or beside
-    statistics = read_statistics(statistics_path) if statistics_path is not None else None
+    given = read_statistics(args.vec_normalize) if args.vec_normalize is not None else None
     try:
         policy = GRPO.load(path, device="cpu").policy
     except Exception as error:  # a broken zip, another algorithm's model, missing classes
         raise BadInput(f"cannot load {path} as a GRPO model: {error}") from error
+    within = statistics_within(path, policy)
+    statistics_path = args.vec_normalize or (path if within is not None else beside)
+    statistics = given or within or (read_statistics(beside) if beside is not None else None)
     try:
         export_policy(policy, args.out, statistics)
     except (ValueError, ImportError) as error:
