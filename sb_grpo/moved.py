@@ -62,9 +62,11 @@ def modern(saved: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, A
     now = {name: value for name, value in saved.items() if name not in MOVED}
     for name in MOVED.keys() & saved.keys():
         value, (argument, key) = saved[name], MOVED[name]
-        if value is None or (name in defaults and value == defaults[name]):
+        if (value is None and key is not None) or (name in defaults and value == defaults[name]):
             continue
-        if key is None and argument == "advantage_kwargs":
+        if value is None:
+            now.setdefault(argument, None)
+        elif key is None and argument == "advantage_kwargs":
             now[argument] = {**value, **(now.get(argument) or {})}
         elif key is None:
             now[argument] = value

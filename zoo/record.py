@@ -58,7 +58,7 @@ def train(args: Namespace, tasks: Sequence[str]) -> tuple[GRPO, History]:
     """A model with ``advantage="state"``, trained for a while, and what it logged."""
     history, settings = History(), {"gamma": 0.99, **args.hyperparams}
     if tasks:
-        settings = {"multitask": {"tasks": list(tasks), "grouping": "task"}, **settings}
+        settings["multitask"] = {"tasks": list(tasks), "grouping": "task", **settings.get("multitask", {})}
     try:
         model = GRPO("MlpPolicy", make_vec_env(args.env, N_ENVS), seed=args.seed, device="cpu", **settings)
     except (TypeError, ValueError) as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -13,6 +13,8 @@ from typing import Any
 
 import rl_zoo3
 from rl_zoo3.exp_manager import ExperimentManager
+
+from sb_grpo.moved import modern
 
 from ..benchmarking.results import RANDOM, env_folder, seed_file
 from ..common.command_line import BadInput, did_you_mean
@@ -72,9 +74,15 @@ class Spec:
 
 
 def _flat(spec: dict[str, Any]) -> dict[str, Any]:
-    """A spec's fields, each hyperparameter as one of them."""
+    """A spec's fields, each hyperparameter as one of them, by the names of today."""
     fields = {name: value for name, value in spec.items() if name not in ("source", "hyperparams")}
-    return {**fields, **spec.get("hyperparams", {})}
+    return {**fields, **todays_settings(spec)}
+
+
+def todays_settings(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters of a recorded spec: those of GRPO's version 0.1 in their new places."""
+    settings = spec.get("hyperparams", {})
+    return modern(settings, {}) if spec.get("algo") == "grpo" else dict(settings)
 
 
 def known_algos() -> list[str]:

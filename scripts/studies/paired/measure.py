@@ -56,12 +56,14 @@ def _runs() -> list[Run]:
 def _model(run: Run) -> Any:
     """A run's model, untrained."""
     import sb_grpo  # noqa: F401  registers the tasks
-    from zoo.benchmarking.specs import Spec
+    from zoo.benchmarking.specs import Spec, todays_settings
     from zoo.benchmarking.worker import make_experiment
 
     th.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        built = make_experiment(Spec(**run.spec), Path(folder), "cpu").setup_experiment()
+        built = make_experiment(
+            Spec(**{**run.spec, "hyperparams": todays_settings(run.spec)}), Path(folder), "cpu"
+        ).setup_experiment()
     assert built is not None
     return built[0]
 
