@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import warnings
 from typing import Any
 
 import gymnasium as gym
@@ -191,17 +192,16 @@ def _check_groups(given: Arguments) -> None:
 
 
 def check_rollout_size(given: Arguments) -> None:
-    """Check that a rollout fills a minibatch: before a training, as a loaded model may be there to be watched on one env.
-
-    :raises ValueError: if it does not
-    """
+    """Say so where a rollout does not fill a minibatch: before a training, as a loaded model may be there to be watched."""
     per_env = steps_per_env(given.n_steps, given.n_envs)
     rows = per_env * given.n_envs
     if given.n_groups is None and rows < given.batch_size:
         steps = per_env if given.n_steps is not None else f"None (so {per_env})"
-        raise ValueError(
+        warnings.warn(
             f"n_steps={steps} x n_envs={given.n_envs} gives {rows} steps, too few for one minibatch of "
-            f"batch_size={given.batch_size}. Raise n_steps or lower batch_size."
+            f"batch_size={given.batch_size}: each rollout is one minibatch. Raise n_steps or lower batch_size.",
+            UserWarning,
+            stacklevel=2,
         )
 
 

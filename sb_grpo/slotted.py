@@ -70,6 +70,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         self.curriculum_level: int | None = None
         self.moving_gamma: float | None = None  #: what a GammaCallback has put in gamma's place
         self._restart_groups = False
+        self._rows_checked: tuple[int, int] | None = None
         self._loop_callback: BaseCallback | None = None
 
     @property
@@ -100,11 +101,11 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         self.columns = make_columns(Wanted(multitask, rewards, self.observation_space, self.n_envs))
 
     def check_rollout_size(self) -> None:
-        """Check that a rollout fills a minibatch.
-
-        :raises ValueError: if it does not
-        """
-        check_rollout_size(self._arguments())
+        """Say once where a rollout does not fill a minibatch."""
+        rows = self.steps_per_env * self.n_envs, self.batch_size
+        if rows != self._rows_checked:
+            check_rollout_size(self._arguments())
+            self._rows_checked = rows
 
     def _setup_learn(
         self,

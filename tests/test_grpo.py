@@ -146,9 +146,9 @@ def test_load_with_another_env_count_group_size_and_a_new_reference(tmp_path):
     assert GRPO.load(tmp_path / "with_reference", advantage="step", kl_coef=0.0).estimator == Step()
     watched = GRPO.load(tmp_path / "model", env=make_vec_env("CartPole-v1", 1), batch_size=128)
     evaluate_policy(watched, watched.get_env(), 1)  # one env is enough to watch a policy that several have trained
-    with pytest.raises(ValueError, match="too few for one minibatch"):
-        watched.learn(128)
-    assert watched.num_timesteps == model.num_timesteps
+    with pytest.warns(UserWarning, match="too few for one minibatch"):
+        watched.learn(64)
+    assert watched.num_timesteps == 64
 
 
 def test_saved_size_is_smaller_than_ppos(tmp_path):
