@@ -42,7 +42,7 @@ def small(env: Any = "CartPole-v1", **kwargs: Any) -> GRPO:
 def test_a_file_changes_in_one_step(tmp_path):
     path = files.write(tmp_path / "new" / "a.txt", "old")
     with pytest.raises(RuntimeError), files.replacing(path) as unfinished:
-        assert unfinished.name == path.name and unfinished.parent != path.parent
+        assert unfinished.suffix == path.suffix and unfinished.parent.parent == path.parent
         unfinished.write_text("half of the ne")
         assert path.read_text() == "old"
         raise RuntimeError
