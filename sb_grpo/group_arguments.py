@@ -7,15 +7,14 @@ import math
 import numbers
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sb_grpo.collect.columns import task_names
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.extras.group_weights import GROUP_WEIGHTS, GroupWeights
 from sb_grpo.extras.grouping import GROUPINGS, ByQuantile, Clusters
-
-if TYPE_CHECKING:
-    from sb_grpo.grpo import GRPO
+from sb_grpo.given import Arguments
+from sb_grpo.options import Multitask
+from sb_grpo.rules import check_keys
 
 #: Groupings whose size is an argument, and the arguments of the other ones.
 _GROUPING_KWARGS: dict[str, tuple[str, ...]] = {
@@ -24,29 +23,30 @@ _GROUPING_KWARGS: dict[str, tuple[str, ...]] = {
 }
 
 
-def check_groups(model: GRPO) -> None:
+def check_groups(given: Arguments) -> None:
     """Check tasks, grouping, weights, surgery and objectives of a model.
 
     :raises ValueError: for the first rule that is broken
     """
-    _check_tasks(model)
-    _check_grouping(model)
-    _check_weights(model)
-    if model.gradient_surgery and len(task_names(model.tasks)) < 2:
+    multitask, env = given.multitask, given.env
+    _check_tasks(multitask, env)
+    _check_grouping(given)
+    _check_weights(multitask)
+    if multitask.surgery and len(multitask.names) < 2:
         raise ValueError(
-            f"gradient_surgery=True settles conflicts between tasks, but tasks={model.tasks!r}. Declare at least 2 with "
+            f"multitask: surgery=True settles conflicts between tasks, but tasks={multitask.tasks!r}. Declare at least 2 with "
             "tasks=, as a number or a list of names."
         )
-    _check_objectives(model)
-    if isinstance(model.env, TensorVecEnv) and not model.shared_noise:
+    _check_objectives(given)
+    if isinstance(env, TensorVecEnv) and not given.groups.shared_noise:
         raise ValueError(
-            "shared_noise=False lets the members of a group draw noise of their own in step(), which a "
-            f"{type(model.env).__name__} cannot do: its luck follows from the reset seed alone. Use host envs (make_vec_env), "
+            "group_kwargs: shared_noise=False lets the members of a group draw noise of their own in step(), which a "
+            f"{type(env).__name__} cannot do: its luck follows from the reset seed alone. Use host envs (make_vec_env), "
             "or leave it out."
         )
-    paired = (model.baseline_kwargs or {}).get("paired", False)
+    paired = getattr(given.estimator, "paired", False)
     if paired is not False:
-        check_pairs(paired, obstacle_to_pairs(model.group_size, model.grouping, model.env), model.shared_noise)
+        check_pairs(paired, obstacle_to_pairs(given.group_size, multitask.grouping, env), given.groups.shared_noise)
 
 
 def obstacle_to_pairs(group_size: int, grouping: Any, env: Any) -> str | None:
@@ -72,23 +72,23 @@ def check_pairs(paired: Any, obstacle: str | None, shared_noise: bool) -> None:
     """
     if obstacle is not None:
         raise ValueError(
-            f"baseline_kwargs: paired={paired!r} subtracts the luck that members of a same-seed group share, but {obstacle}, "
+            f"advantage_kwargs: paired={paired!r} subtracts the luck that members of a same-seed group share, but {obstacle}, "
             "or paired=False."
         )
     if not shared_noise:
         warnings.warn(
-            f"baseline_kwargs: paired={paired!r} with shared_noise=False: members draw noise of their own in step(), so "
+            f"advantage_kwargs: paired={paired!r} with shared_noise=False: members draw noise of their own in step(), so "
             "nothing is left to pair but the start. Use shared_noise=True where pairing is to help.",
             UserWarning,
             stacklevel=2,
         )
 
 
-def _check_tasks(model: GRPO) -> None:
-    tasks: Any = model.tasks
+def _check_tasks(multitask: Multitask, env: Any) -> None:
+    tasks: Any = multitask.tasks
     if tasks is None:
-        if model.task_key != "task":
-            raise ValueError(f"task_key={model.task_key!r} has no effect without tasks: declare them with tasks=.")
+        if multitask.task_key != "task":
+            raise ValueError(f"task_key={multitask.task_key!r} has no effect without tasks: declare them with tasks=.")
         return
     if isinstance(tasks, numbers.Integral) and not isinstance(tasks, bool):
         if tasks < 1:
@@ -97,96 +97,96 @@ def _check_tasks(model: GRPO) -> None:
         raise ValueError(f"tasks={tasks!r} must be a number of tasks or a list of their names.")
     elif len(tasks) == 0 or len(set(tasks)) < len(tasks):
         raise ValueError(f"tasks={tasks!r} must hold at least one name, and each only once.")
-    if isinstance(model.env, TensorVecEnv):
-        if model.env.tasks is None:
+    if isinstance(env, TensorVecEnv):
+        if env.tasks is None:
             raise ValueError(
-                f"tasks={tasks!r}, but {type(model.env).__name__} has one task only: its property tasks is None. Give it one "
+                f"tasks={tasks!r}, but {type(env).__name__} has one task only: its property tasks is None. Give it one "
                 "that returns the task of every slot, int64."
             )
-        if model.task_key != "task":
-            raise ValueError(f"task_key={model.task_key!r} has no effect with a tensor env, whose property tasks is asked.")
+        if multitask.task_key != "task":
+            raise ValueError(
+                f"task_key={multitask.task_key!r} has no effect with a tensor env, whose property tasks is asked."
+            )
 
 
-def _check_grouping(model: GRPO) -> None:
-    grouping: Any = model.grouping
+def _check_grouping(given: Arguments) -> None:
+    multitask = given.multitask
+    grouping: Any = multitask.grouping
     if not callable(grouping) and grouping not in GROUPINGS:
         raise ValueError(f"grouping={grouping!r} is unknown; use one of {list(GROUPINGS)} or a function of a Rollout.")
-    if grouping in ("task", "hierarchical") and model.tasks is None:
+    if grouping in ("task", "hierarchical") and multitask.tasks is None:
         raise ValueError(
             f"grouping={grouping!r} needs to know the tasks: declare them with tasks=, as a number or a list of names."
         )
     known = () if callable(grouping) else _GROUPING_KWARGS.get(grouping, ())
-    unknown = sorted(set(model.grouping_kwargs or {}) - set(known))
-    if unknown:
-        raise ValueError(f"grouping_kwargs has unknown keys {unknown}; for grouping={grouping!r} there are {list(known)}.")
-    if grouping == "auto" and model.n_groups is not None:
-        n_clusters = (model.grouping_kwargs or {}).get("n_clusters", 4)
-        episodes = model.n_groups * model.group_size
+    check_keys("multitask: grouping_kwargs", multitask.grouping_kwargs or {}, known, f"grouping={grouping!r}")
+    if grouping == "auto" and given.n_groups is not None:
+        n_clusters = (multitask.grouping_kwargs or {}).get("n_clusters", 4)
+        episodes = given.n_groups * given.group_size
         if n_clusters > episodes:
             raise ValueError(
                 f"grouping_kwargs: n_clusters={n_clusters} is more than the {episodes} episodes of a rollout (n_groups="
-                f"{model.n_groups} x group_size={model.group_size}). Lower n_clusters or raise n_groups."
+                f"{given.n_groups} x group_size={given.group_size}). Lower n_clusters or raise n_groups."
             )
     without_effect = (
         (callable(grouping) or grouping in ("difficulty", "length", "auto"))
-        and model.advantage == "state"
-        and model.normalize_advantage != "group"
-        and model.group_weights is None
+        and given.estimator.uses_values
+        and given.normalize_advantage != "group"
+        and multitask.weights is None
     )
     if without_effect:
         raise ValueError(
-            f"grouping={grouping!r} has no effect with advantage='state' and normalize_advantage={model.normalize_advantage!r}"
-            ": use normalize_advantage='group', or group_weights=."
+            f"grouping={grouping!r} has no effect with advantage={given.advantage!r} and "
+            f"normalize_advantage={given.normalize_advantage!r}: use normalize_advantage='group', or weights=."
         )
 
 
-def _check_weights(model: GRPO) -> None:
-    kind: Any = model.group_weights
+def _check_weights(multitask: Multitask) -> None:
+    kind: Any = multitask.weights
     if kind is None:
-        if model.group_weights_kwargs:
+        if multitask.weights_kwargs:
             raise ValueError(
-                f"group_weights_kwargs={model.group_weights_kwargs} has no effect without group_weights: choose one of "
+                f"multitask: weights_kwargs={multitask.weights_kwargs} has no effect without weights: choose one of "
                 f"{list(GROUP_WEIGHTS)}."
             )
         return
     if not callable(kind) and kind not in GROUP_WEIGHTS:
-        raise ValueError(f"group_weights={kind!r} is unknown; use one of {list(GROUP_WEIGHTS)}, a function, or None.")
+        raise ValueError(f"multitask: weights={kind!r} is unknown; use one of {list(GROUP_WEIGHTS)}, a function, or None.")
     known = list(inspect.signature(GroupWeights).parameters)[2:]
-    unknown = sorted(set(model.group_weights_kwargs or {}) - set(known))
-    if unknown:
-        raise ValueError(f"group_weights_kwargs has unknown keys {unknown}; there are {known}.")
-    lasting = hasattr(model.grouping, "n_labels") if callable(model.grouping) else model.grouping != "seed"
+    check_keys("multitask: weights_kwargs", multitask.weights_kwargs or {}, known, f"weights={kind!r}")
+    lasting = hasattr(multitask.grouping, "n_labels") if callable(multitask.grouping) else multitask.grouping != "seed"
     if kind in ("performance", "adaptive") and not lasting:
-        what = "same-seed groups never come back" if model.grouping == "seed" else "labels have no lasting meaning"
+        what = "same-seed groups never come back" if multitask.grouping == "seed" else "labels have no lasting meaning"
         raise ValueError(
-            f"group_weights={kind!r} follows groups over time, but with grouping={model.grouping!r} {what}. Use "
-            "group_weights='balanced', grouping='task', or a function with an attribute n_labels."
+            f"weights={kind!r} follows groups over time, but with grouping={multitask.grouping!r} {what}. Use "
+            "weights='balanced', grouping='task', or a function with an attribute n_labels."
         )
 
 
-def _check_objectives(model: GRPO) -> None:
-    objectives: Any = model.objectives
-    if model.objective_normalization not in ("sum", "each"):
-        raise ValueError(f"objective_normalization={model.objective_normalization!r} is unknown; use 'sum' or 'each'.")
+def _check_objectives(given: Arguments) -> None:
+    rewards = given.rewards
+    objectives: Any = rewards.objectives
+    if rewards.normalization not in ("sum", "each"):
+        raise ValueError(f"rewards: normalization={rewards.normalization!r} is unknown; use 'sum' or 'each'.")
     if objectives is None:
-        if model.objective_normalization != "sum":
-            raise ValueError("objective_normalization='each' has no effect without objectives: give their weights by name.")
+        if rewards.normalization != "sum":
+            raise ValueError("rewards: normalization='each' has no effect without objectives: give their weights by name.")
         return
     if not isinstance(objectives, dict) or not objectives:
         raise ValueError(f"objectives={objectives!r} must be a dict of weights by name, for example {{'speed': 1.0}}.")
     _check_weights_by_name(objectives)
-    if model.objective_normalization == "each" and model.normalize_advantage == "none":
+    if rewards.normalization == "each" and given.normalize_advantage == "none":
         raise ValueError(
-            "objective_normalization='each' has no effect with normalize_advantage='none'. Use 'group' or 'batch', or "
-            "objective_normalization='sum'."
+            "rewards: normalization='each' has no effect with normalize_advantage='none'. Use 'group' or 'batch', or "
+            "normalization='sum'."
         )
-    if model.objective_normalization == "each" and model.exploration_bonus is not None:
+    if rewards.normalization == "each" and rewards.bonus is not None:
         raise ValueError(
-            "exploration_bonus= is added to the one reward of a step, but objective_normalization='each' keeps the objectives "
-            "apart. Use objective_normalization='sum'."
+            "rewards: bonus= is added to the one reward of a step, but normalization='each' keeps the objectives "
+            "apart. Use normalization='sum'."
         )
-    if isinstance(model.env, TensorVecEnv):
-        _check_tensor_objectives(list(objectives), model.env)
+    if isinstance(given.env, TensorVecEnv):
+        _check_tensor_objectives(list(objectives), given.env)
 
 
 def _check_weights_by_name(objectives: dict[str, Any]) -> None:

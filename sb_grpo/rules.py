@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -37,6 +38,22 @@ def check_numbers(where: str, values: Mapping[str, Any], rules: Mapping[str, Rul
     for name, value in values.items():
         if not rules[name].fine(value):
             raise ValueError(f"{where}: {name}={value} must {rules[name].text}.")
+
+
+def check_keys(where: str, given: Collection[str], known: Collection[str], of: str) -> None:
+    """Check the keys of a dict of settings.
+
+    :param where: the argument that they were given in
+    :param known: all that there are
+    :param of: what takes them, for the message
+    :raises ValueError: for the first unknown one, with the nearest name
+    """
+    for key in given:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), list(known), 1)
+            meant = f"; did you mean {near[0]!r}?" if near else "."
+            takes = f"takes {sorted(known)}" if known else "takes none"
+            raise ValueError(f"{where} has an unknown key {key!r}{meant} {of} {takes}.")
 
 
 #: Default rollout, in env steps over all envs together. PPO's 2048 *per env* starves the policy of updates.

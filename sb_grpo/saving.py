@@ -15,16 +15,19 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 from sb_grpo import files
+from sb_grpo.moved import MOVED
 from sb_grpo.normalization import statistics_to_bytes
 from sb_grpo.plain import NotPlain, from_plain, to_plain
 
 #: What is built anew after loading.
 NOT_SAVED = (
-    "slots", "_batch", "_task", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
-    "last_figures",
+    "slots", "_prepared", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
+    "last_figures", "last_update", "estimator", "options", "_loop_callback", "_rows_checked",
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
-OPTIONAL_MODULES = ("state_baseline", "ref_policy", "grouper", "group_weighting", "bonus")
+OPTIONAL_MODULES = ("estimator", "ref_policy", "grouper", "group_weighting", "bonus")
+#: What version 0.1 called some of them.
+FORMER_NAMES = {"state_baseline": "estimator"}
 #: What a training begins anew, or the model makes of its arguments: not needed from a file that is not trusted.
 MADE_ANEW = (
     "_last_obs", "_last_episode_starts", "_last_original_obs", "ep_info_buffer", "ep_success_buffer", "lr_schedule",
@@ -35,10 +38,10 @@ NOT_FROM_FILES = ("env", "device")
 #: What a model saves beside its constructor's arguments.
 STATE = (
     "policy_class", "observation_space", "action_space", "n_envs", "vf_coef", "num_timesteps", "start_time",
-    "interruptions", "curriculum_level", "moving_gamma", "state_baseline", "ref_policy", "_total_timesteps",
+    "interruptions", "curriculum_level", "moving_gamma", "ref_policy", "_total_timesteps",
     "_num_timesteps_at_start", "_episode_num", "_current_progress_remaining", "_stats_window_size", "_n_updates",
     "_base_seed", "_next_group", "_n_rollouts", "_n_gradient_steps", "_steps_trained", "_steps_dropped", "_time_limit",
-    "_restart_groups",
+    "_restart_groups", "_derived",
 )  # fmt: skip
 #: Entries of the zip beside SB3's: what SB3 pickles, as JSON, and the statistics that the weights have learnt with.
 PLAIN, STATISTICS = "plain.json", "vecnormalize.npz"
@@ -64,7 +67,7 @@ def with_fitting_modules(saved: Mapping[str, Any], modules: Mapping[str, Any]) -
     :param saved: state by name, ``"policy"`` among them
     :param modules: optional modules by name; what is no module has no state
     """
-    states = dict(saved)
+    states = {FORMER_NAMES.get(name, name): state for name, state in saved.items()}
     for name, module in modules.items():
         if not isinstance(module, nn.Module):
             states.pop(name, None)
@@ -167,7 +170,7 @@ def without_pickle(
     """
     source = _opened(path)
     data = json.loads(read_entry(source, "data") or b"{}")
-    known = {name: data[name] for name in data if name in {*arguments, *STATE, *MADE_ANEW} - {*NOT_FROM_FILES}}
+    known = {name: data[name] for name in data if name in {*arguments, *STATE, *MADE_ANEW, *MOVED} - {*NOT_FROM_FILES}}
     plain = json.loads(read_entry(source, PLAIN) or b"{}")
     objects: dict[str, Any] = {}
     refused = []

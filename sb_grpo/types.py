@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -27,11 +29,17 @@ class Rollout(NamedTuple):
     final_observations: TensorOrDict  #: [E, ...] after the last step; zeros where terminated
     n_groups: int
     max_length: int  #: no episode in here has more steps
-    # What follows is None unless an option asks for it (see sb_grpo.collect.columns).
+    # What follows is None, or not there, unless an option asks for it (see sb_grpo.collect.columns).
     task: th.Tensor | None = None  #: [E] int64, 0 to the number of declared tasks - 1
     objectives: th.Tensor | None = None  #: [M, K] float32, the reward by objective
     episode_return: th.Tensor | None = None  #: [E] undiscounted return since the reset, steps of earlier rollouts included
     seed_group: th.Tensor | None = None  #: [E] int64, number of the episode's same-seed group in the model's stream of them
+    extra: Mapping[str, th.Tensor] = NOTHING  #: further columns of the steps by name, [M, ...]; minibatches have them too
+
+
+#: Fields of a rollout with one row per step, and with one per episode.
+PER_STEP = ("observations", "actions", "log_probs", "rewards", "t", "objectives", "extra")
+PER_EPISODE = ("terminated", "truncated", "final_observations", "task", "episode_return", "seed_group")
 
 
 def select_episodes(rollout: Rollout, episodes: th.Tensor) -> tuple[Rollout, th.Tensor]:
@@ -51,11 +59,9 @@ def select_episodes(rollout: Rollout, episodes: th.Tensor) -> tuple[Rollout, th.
     def of_episodes(column: Any) -> Any:
         return None if column is None else map_obs(lambda x: x.index_select(0, kept), column)
 
-    by_row = ("observations", "actions", "log_probs", "rewards", "t", "objectives")
-    by_episode = ("terminated", "truncated", "final_observations", "task", "episode_return", "seed_group")
     part = rollout._replace(
-        **{name: of_rows(getattr(rollout, name)) for name in by_row},
-        **{name: of_episodes(getattr(rollout, name)) for name in by_episode},
+        **{name: of_rows(getattr(rollout, name)) for name in PER_STEP},
+        **{name: of_episodes(getattr(rollout, name)) for name in PER_EPISODE},
         episode=(episodes.cumsum(0) - 1)[rollout.episode[rows]],
         group=group,
         n_groups=len(groups),
@@ -64,14 +70,26 @@ def select_episodes(rollout: Rollout, episodes: th.Tensor) -> tuple[Rollout, th.
 
 
 class AdvantageOptions(NamedTuple):
-    """What the constructor of GRPO says about advantages."""
+    """What every estimator goes by."""
 
     gamma: float = 0.995  #: discount, in [0, 1]
     gae_lambda: float = 0.95  #: lambda of the lambda-return, in [0, 1]; used by ``"state"``
-    #: ``"mean"``, ``"leave_one_out"``, ``"median"`` (of the group) or ``"global"`` (mean of all groups)
-    baseline: str = "mean"
     normalize: str = "group"  #: divide by the spread of the ``"group"``, of the ``"batch"``, or not at all: ``"none"``
-    ended_members: str = "zero"  #: ``"step"``: a member that has ended counts as return 0 (``"zero"``) or not (``"drop"``)
+
+
+class Features(NamedTuple):
+    """What the policy makes of a rollout's observations."""
+
+    steps: th.Tensor  #: [M, d] before each step
+    final: th.Tensor  #: [E, d] after each episode's last step
+
+
+class Estimate(NamedTuple):
+    """What an estimator says of a rollout."""
+
+    advantages: th.Tensor  #: [M]
+    explained: float | None = None  #: explained variance of the values, where it has any (mean over its parts)
+    figures: Mapping[str, float] = NOTHING  #: what else it has to log, by key
 
 
 class Minibatch(NamedTuple):
@@ -83,10 +101,39 @@ class Minibatch(NamedTuple):
     advantages: th.Tensor
     weights: th.Tensor
     episode: th.Tensor
+    extra: Mapping[str, th.Tensor] = NOTHING  #: further columns by name
+
+    def map(self, fn: Callable[[th.Tensor], th.Tensor]) -> Minibatch:
+        """The same function applied to every column."""
+        return Minibatch(*(map_obs(fn, column) for column in self))
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What an update did, and the rollout that it was made with. Figures are nan where there is nothing to tell."""
+
+    policy_loss: float = math.nan  #: surrogate of the last rollout under the updated policy
+    entropy_loss: float = math.nan  #: negative mean entropy, by the rows' weights
+    kl_penalty: float = math.nan  #: k3 KL to the reference policy; 0 without one
+    total_loss: float = math.nan
+    grad_norm: float = math.nan  #: mean over gradient steps, before clipping
+    mean_entropy: float = math.nan
+    approx_kl: float = math.nan  #: k3 KL between the policy that collected and the updated one
+    clip_fraction: float = math.nan  #: share of the rows whose ratio is outside the clip range
+    clip_fraction_low: float = math.nan
+    clip_fraction_high: float = math.nan
+    group_baseline: float = math.nan  #: mean return of a group
+    mean_reward: float = math.nan
+    reward_std: float = math.nan
+    mean_advantage: float = math.nan
+    advantage_std: float = math.nan
+    n_epochs: int = 0  #: begun
+    n_gradient_steps: int = 0
+    stopped_early: bool = False  #: by ``target_kl``
 
 
 def map_obs(fn: Any, *obs: Any) -> Any:
     """Apply ``fn`` to observations, key by key where they are dicts."""
-    if isinstance(obs[0], dict):
+    if isinstance(obs[0], Mapping):
         return {key: fn(*(o[key] for o in obs)) for key in obs[0]}
     return fn(*obs)

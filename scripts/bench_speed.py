@@ -51,8 +51,8 @@ def learn_rate(algorithm: Any, env: Any, n_timesteps: int, settings: dict[str, i
 def fit_share(env_id: str, n_timesteps: int) -> float:
     """Share of an iteration that the closed-form baseline takes (fit, prediction and advantages together)."""
     model = GRPO("MlpPolicy", make_vec_env(env_id, 8, seed=0), seed=0, device="cpu", **SETTINGS)
-    assert model.state_baseline is not None
-    compute, spent = model.state_baseline.advantages, []
+    assert model.estimator is not None
+    compute, spent = model.estimator.advantages, []
 
     def timed(*args: Any) -> Any:
         start = time.perf_counter()
@@ -60,7 +60,7 @@ def fit_share(env_id: str, n_timesteps: int) -> float:
         spent.append(time.perf_counter() - start)
         return result
 
-    model.state_baseline.advantages = timed  # type: ignore[method-assign]
+    model.estimator.advantages = timed  # type: ignore[method-assign]
     start = time.perf_counter()
     model.learn(n_timesteps)
     return sum(spent) / (time.perf_counter() - start)

@@ -150,8 +150,8 @@ def warmed_up(model: Any) -> tuple[Any, float]:
     saved = {name: _copied(state) for name, state in parameters.items()}
     model.learn(1)
     model.set_parameters(saved)
-    if model.state_baseline is not None:
-        model.state_baseline._moments = None
+    if model.estimator is not None:
+        model.estimator._moments = None
     return model, time.perf_counter() - start
 
 

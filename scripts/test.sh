@@ -6,11 +6,11 @@ if [[ $# -gt 1 || "${1:---slow}" != --slow ]]; then
     echo "usage: bash scripts/test.sh [--slow] (given: $*)" >&2
     exit 2
 fi
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh" zoo,envs,sim,tests
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh" zoo,envs,sim,tests,docs
 export OMP_NUM_THREADS=1
 ruff check .
 mypy
-python -m pytest -n 2 --dist loadfile --durations=10 --cov --cov-report=term --cov-fail-under=95
+python -m pytest -n 2 --dist loadfile -rs --durations=10 --cov --cov-report=term --cov-fail-under=95
 if [ "${1:-}" = "--slow" ]; then
-    python -m pytest -n 2 -m slow --durations=10
+    python -m pytest -n 2 --dist loadfile -rs -m slow --durations=10
 fi

@@ -51,12 +51,12 @@ def test_outcome_is_the_z_score_of_the_group_on_every_step():
 )
 def test_group_baselines_of_outcome(baseline, expected):
     rollout = make_rollout([[0.0], [1.0], [8.0], [5.0], [5.5], [6.0]], [0, 0, 0, 1, 1, 1])
-    close(estimators.outcome(rollout, PLAIN._replace(baseline=baseline))[:3], expected)
+    close(estimators.outcome(rollout, PLAIN, baseline)[:3], expected)
 
 
 def test_global_baseline_is_the_mean_of_all_groups():
     rollout = make_rollout([[0.0], [2.0], [4.0], [10.0]], [0, 0, 1, 1])
-    close(estimators.outcome(rollout, PLAIN._replace(baseline="global")), [-4, -2, 0, 6])
+    close(estimators.outcome(rollout, PLAIN, "global"), [-4, -2, 0, 6])
 
 
 def test_batch_normalisation_uses_one_spread_for_all():
@@ -81,7 +81,7 @@ def test_process_leave_one_out_leaves_the_member_out():
     # baselines: member 0: (4+2+1)/3, member 1: (0+2+1)/3, member 2: (0+2+4+2)/4
     b = [7 / 3, 7 / 3, 1.0, 1.0, 2.0]
     expected = [(0 - b[0]) + (2 - b[1]), 2 - b[1], (4 - b[2]) + (2 - b[3]), 2 - b[3], 1 - b[4]]
-    close(estimators.process(rollout, PLAIN._replace(baseline="leave_one_out")), expected)
+    close(estimators.process(rollout, PLAIN, "leave_one_out"), expected)
 
 
 @pytest.mark.parametrize(
@@ -97,13 +97,13 @@ def test_process_leave_one_out_leaves_the_member_out():
 )
 def test_step_compares_members_at_the_same_time(ended, baseline, expected):
     rollout = make_rollout([[1.0, 1.0, 1.0], [1.0]], [0, 0])
-    close(estimators.step(rollout, PLAIN._replace(ended_members=ended, baseline=baseline)), expected)
+    close(estimators.step(rollout, PLAIN, baseline, ended), expected)
 
 
 def test_step_with_global_baseline_compares_across_groups():
     rollout = make_rollout([[2.0], [2.0], [4.0, 1.0], [3.0]], [0, 0, 1, 1])
     # t=0: rewards-to-go 2 2 5 3, mean 3; t=1: 1 and three ended members' 0, mean 0.25. Group 0 has no spread of its own.
-    close(estimators.step(rollout, PLAIN._replace(baseline="global")), [0, 0, 2, 0.75, 0])
+    close(estimators.step(rollout, PLAIN, "global"), [0, 0, 2, 0.75, 0])
 
 
 @pytest.mark.parametrize("estimator", [estimators.outcome, estimators.process, estimators.step])
@@ -118,7 +118,7 @@ def test_groups_without_spread_get_exactly_zero(estimator, normalize):
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "median"])
 def test_a_group_of_one_has_no_peers(estimator, baseline):
     rollout = make_rollout([[1.0, 2.0]], [0])
-    assert (estimator(rollout, PLAIN._replace(baseline=baseline)) == 0).all()
+    assert (estimator(rollout, PLAIN, baseline) == 0).all()
 
 
 def test_segment_median_of_odd_even_and_empty_segments():

@@ -93,7 +93,7 @@ def test_the_ridge_follows_the_noise():
 )
 def test_bad_settings_are_named(kwargs):
     name, value = next(iter(kwargs.items()))
-    with pytest.raises(ValueError, match=f"baseline_kwargs: {name}={value} must"):
+    with pytest.raises(ValueError, match=f"advantage_kwargs: {name}={value} must"):
         StateBaseline(3, **kwargs)
 
 
@@ -242,5 +242,5 @@ def test_systems_that_are_not_finite_are_refused_and_singular_ones_solved():
 
 @pytest.mark.parametrize(("name", "value"), [("n_features", 10.5), ("folds", 2.5), ("memory", "a"), ("scale", None)])
 def test_types_of_its_arguments(name, value):
-    with pytest.raises(ValueError, match=f"baseline_kwargs: {name}={value!r} must be a"):
+    with pytest.raises(ValueError, match=f"advantage_kwargs: {name}={value!r} must be a"):
         StateBaseline(3, **{name: value})

@@ -6,6 +6,7 @@ import torch as th
 from gymnasium import spaces
 
 from sb_grpo.collect.buffer import GroupRolloutBuffer
+from sb_grpo.collect.columns import Column
 
 OBS = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
@@ -105,7 +106,8 @@ def test_further_columns_stay_with_their_steps(whole_groups):
     """Task = job modulo 3, objectives = (job, t), return so far = t: also where rows wait for their group."""
     lengths, group_size, n_envs, seen = [3, 7, 2, 5, 4, 9, 1, 6] * 20, 2, 2, 0
     buffer = GroupRolloutBuffer(2, OBS, spaces.Discrete(3), device="cpu", n_envs=n_envs)
-    buffer.add_columns({"task": ((), th.int64), "objectives": ((2,), th.float32), "episode_return": ((), th.float32)})
+    forms = (("task", (), th.int64, True), ("objectives", (2,), th.float32, False), ("episode_return", (), th.float32, True))
+    buffer.add_columns([Column(*form, host=None, tensor=None) for form in forms])
     jobs = iter(range(1000))
     job, t = np.array([next(jobs) for _ in range(n_envs)]), np.zeros(n_envs, dtype=np.int64)
     for _ in range(6):

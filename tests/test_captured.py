@@ -15,7 +15,7 @@ from sb_grpo.collect.device_loop import env_steps
 from sb_grpo.collect.slots import TensorSlots
 from sb_grpo.envs import random
 from sb_grpo.envs.native import make_tensor_env
-from sb_grpo.learn.captured import Graph, Loss, adam_moments, pad, update
+from sb_grpo.learn.captured import Graph, adam_moments, pad, update
 from sb_grpo.maths.chunks import CHUNK, in_chunks
 from sb_grpo.types import Minibatch
 from tests.helpers import ProbeEnv
@@ -39,9 +39,9 @@ def minibatch_of(model, rows):
 
 OPTIONS = [
     {},
-    dict(ent_coef=0.1, aggregation="episode"),
-    dict(kl_coef=0.3, ratio_cap=1.5, clip_range=0.1, clip_range_high=0.3),
-    dict(surrogate="cispo", max_grad_norm=0.01),
+    dict(ent_coef=0.1, loss_kwargs=dict(aggregation="episode")),
+    dict(kl_coef=0.3, loss_kwargs=dict(ratio_cap=1.5, clip_range_high=0.3), clip_range=0.1),
+    dict(loss="cispo", max_grad_norm=0.01),
     dict(policy_kwargs=dict(net_arch=[8], normalize_obs=True, optimizer_kwargs=dict(betas=(0.5, 0.9), eps=1e-3))),
 ]
 
@@ -59,16 +59,20 @@ def test_the_update_written_out_is_the_eager_update(env_id, options):
         norms = [step(model, minibatch, (0.1, 0.3), parameters) for _ in range(4)]
         return weights(model), th.stack(norms), model.policy.optimizer.state_dict()
 
+    def eagerly(model, minibatch, clip, parameters):
+        return model.updater(model.objective()).gradient_step(minibatch, clip, parameters)
+
     def written_out(model, minibatch, clip, parameters):
         group = model.policy.optimizer.param_groups[0]
         moments = adam_moments(model.policy.optimizer, parameters)
         scalars = th.tensor([*clip, group["lr"], model.max_grad_norm])
-        if model.aggregation == "step":
+        if model.options.loss.aggregation == "step":
             minibatch = minibatch._replace(weights=th.ones_like(minibatch.weights))
         with th.no_grad():
-            return update(Loss(model), parameters, moments, pad(minibatch, 16), scalars, group["betas"], group["eps"])
+            loss = model.objective().looking_at_weights()
+            return update(loss, parameters, moments, pad(minibatch, 16), scalars, group["betas"], group["eps"])
 
-    (eager, eager_norms, eager_state), (ours, norms, state) = trained(GRPO._gradient_step), trained(written_out)
+    (eager, eager_norms, eager_state), (ours, norms, state) = trained(eagerly), trained(written_out)
     th.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-6)
     th.testing.assert_close(norms, eager_norms, rtol=1e-4, atol=1e-6)
     for key in ("step", "exp_avg", "exp_avg_sq"):
@@ -105,7 +109,7 @@ def test_captured_starts_are_the_eager_starts():
 def test_the_captured_baseline_is_the_baseline():
     """Full chunks of rows go through the graph, the rest does not; both say the same."""
     model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4), compile=True, **SMALL)
-    baseline, x = model.state_baseline, th.randn(CHUNK + 100, 4)
+    baseline, x = model.estimator, th.randn(CHUNK + 100, 4)
     baseline.phi.normalizer.update(x)
     baseline.weights.normal_()
     with th.no_grad():
@@ -159,10 +163,10 @@ def test_captured_training_equals_eager_training(env_id, tmp_path):
     [
         (
             lambda: make_tensor_env("CartPoleTasks-v0", 4),
-            dict(tasks=4, grouping="hierarchical", group_weights="balanced"),
+            dict(multitask=dict(tasks=4, grouping="hierarchical", weights="balanced")),
         ),
-        (lambda: make_tensor_env("CartPole-v1", 4), dict(exploration_bonus=RNDBonus())),
-        (lambda: TensorGoals(4), dict(objectives={"win": 2.0, "cost": 0.5}, objective_normalization="each")),
+        (lambda: make_tensor_env("CartPole-v1", 4), dict(rewards=dict(bonus=RNDBonus()))),
+        (lambda: TensorGoals(4), dict(rewards=dict(objectives={"win": 2.0, "cost": 0.5}, normalization="each"))),
     ],
 )
 def test_what_plugs_into_the_core_is_captured_too(env, options):
@@ -215,11 +219,11 @@ class Peeking(nn.Tanh):
     [
         (
             probes,
-            dict(importance_level="episode"),
+            dict(loss_kwargs=dict(importance_level="episode")),
             ["envs are not tensor envs", "importance_level='episode'"],
         ),
         (lambda: make_tensor_env("Pendulum-v1", 4), dict(use_sde=True), ["rollout runs eagerly.*use_sde", "update.*use_sde"]),
-        (probes, dict(micro_batch_size=8), ["envs are not tensor envs", "micro_batch_size=8"]),
+        (probes, dict(update_kwargs=dict(micro_batch_size=8)), ["envs are not tensor envs", "micro_batch_size=8"]),
         (
             probes,
             dict(policy_kwargs=dict(optimizer_class=th.optim.SGD)),
@@ -278,7 +282,7 @@ def test_graphs_do_not_hold_the_seed():
         th.compiler.reset()
         with th.no_grad():
             steps = th.compile(env_steps, backend=note, fullgraph=True, dynamic=False)
-            steps(model.policy, model.env, model.slots, lambda actions: actions, model.policy.noise(2, 4))
+            steps(model.policy, model.env, model.slots, (), lambda actions: actions, model.policy.noise(2, 4))
     assert len(traced) == 2 and traced[0] == traced[1]
 
 

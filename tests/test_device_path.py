@@ -239,9 +239,10 @@ def test_a_buffer_that_does_not_go_with_the_env_is_refused(make, buffer):
         GRPO("MlpPolicy", make(), rollout_buffer_class=buffer, **SMALL)
 
 
-@pytest.mark.parametrize("options", [{}, {"grouping": "task"}, {"grouping": "task", "advantage": "outcome"}])
-def test_tasks_that_nobody_declared_are_named(options):
-    model = GRPO("MlpPolicy", make_tensor_env("CartPoleTasks-v0", 8), tasks=2, **{**SMALL, **options})
+@pytest.mark.parametrize(("grouping", "advantage"), [("seed", "state"), ("task", "state"), ("task", "outcome")])
+def test_tasks_that_nobody_declared_are_named(grouping, advantage):
+    multitask = dict(tasks=2, grouping=grouping)
+    model = GRPO("MlpPolicy", make_tensor_env("CartPoleTasks-v0", 8), multitask=multitask, advantage=advantage, **SMALL)
     with pytest.raises(ValueError, match=r"Task [23] of slot \d at step \d+ .* is not declared: there are 2"):
         model.learn(1024)
 

@@ -14,7 +14,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
 from sb_grpo import GRPO, SeededResetWrapper
-from sb_grpo.collect import host_loop
+from sb_grpo.collect import plan
 from sb_grpo.envs.gymnasium_vector import GymnasiumVectorEnv
 from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.envs.time_limits import limit_of
@@ -86,7 +86,7 @@ def test_the_adapter_of_vector_envs_finds_it_too(kind: type[VectorEnv]) -> None:
 
 
 def test_whole_episode_estimators_know_a_limit_that_no_spec_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_loop, "ENDLESS", 30)
+    monkeypatch.setattr(plan, "ENDLESS", 30)
     known = gym.wrappers.TimeLimit(unregistered(), 50)
     kwargs = dict(advantage="outcome", n_steps=64, n_epochs=1, group_size=2, batch_size=32, device="cpu")
     model = GRPO("MlpPolicy", known, **kwargs).learn(100)

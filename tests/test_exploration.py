@@ -83,7 +83,7 @@ def test_rnd_bonuses_have_the_unit_of_their_discounted_sum():
 def test_returns_are_logged_without_the_bonus(env, bonus):
     venv = make_tensor_env("CartPole-v1", 4) if env == "tensor" else make_vec_env("CartPole-v1", 4)
     venv = VecNormalize(venv) if env == "normalized" else venv
-    model = GRPO("MlpPolicy", venv, exploration_bonus=bonus, **SMALL)
+    model = GRPO("MlpPolicy", venv, rewards=dict(bonus=bonus), **SMALL)
     dumps = record(model)
     model.learn(3000)
     for d in dumps:
@@ -100,8 +100,17 @@ def action_one(rollout):
 
 @pytest.mark.parametrize("advantage", ["outcome", "process", "step", "state"])
 def test_a_bonus_alone_teaches(advantage):
-    model = GRPO("MlpPolicy", ProbeEnv("constant"), advantage=advantage, exploration_bonus=action_one,
-                 learning_rate=3e-3, n_steps=256, group_size=8, seed=0, device="cpu").learn(2560)  # fmt: skip
+    model = GRPO(
+        "MlpPolicy",
+        ProbeEnv("constant"),
+        advantage=advantage,
+        rewards=dict(bonus=action_one),
+        learning_rate=3e-3,
+        n_steps=256,
+        group_size=8,
+        seed=0,
+        device="cpu",
+    ).learn(2560)
     obs = th.tensor([[1.0, 0.0], [-1.0, 0.5]])
     assert (model.policy.get_distribution(obs).distribution.probs[:, 1] > 0.9).all()
 
@@ -112,16 +121,16 @@ def nothing(rollout):
 
 def test_none_and_a_bonus_of_zero_give_the_same_weights():
     env = make_vec_env("CartPole-v1", 2)
-    off, zero = (weights(GRPO("MlpPolicy", env, exploration_bonus=b, **SMALL).learn(512)) for b in (None, nothing))
+    off, zero = (weights(GRPO("MlpPolicy", env, rewards=dict(bonus=b), **SMALL).learn(512)) for b in (None, nothing))
     assert (off == zero).all()
 
 
 @pytest.mark.parametrize("bonus", BONUSES)
 def test_a_saved_bonus_goes_on_where_it_was(bonus, tmp_path):
-    model = GRPO("MlpPolicy", make_vec_env("Pendulum-v1", 2), exploration_bonus=bonus, **SMALL).learn(512)
+    model = GRPO("MlpPolicy", make_vec_env("Pendulum-v1", 2), rewards=dict(bonus=bonus), **SMALL).learn(512)
     model.save(tmp_path / "m")
     loaded = GRPO.load(tmp_path / "m", env=make_vec_env("Pendulum-v1", 3), device="cpu")
-    assert loaded.exploration_bonus == bonus
+    assert loaded.options.rewards.bonus == bonus
     for twice in range(2):  # the second round also compares the optimiser, which the first has used
         probe = rollout_of(th.rand(64, 3, generator=th.Generator().manual_seed(twice)))
         values = []
@@ -130,19 +139,19 @@ def test_a_saved_bonus_goes_on_where_it_was(bonus, tmp_path):
             values.append(m.bonus(probe))
         assert (values[0] == values[1]).all()
     loaded.learn(300)
-    assert GRPO.load(tmp_path / "m", exploration_bonus=None, device="cpu").bonus is None
+    assert GRPO.load(tmp_path / "m", rewards=dict(bonus=None), device="cpu").bonus is None
 
 
 def test_a_model_saved_without_a_bonus_can_be_given_one(tmp_path):
     GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL).learn(128).save(tmp_path / "m")
-    loaded = GRPO.load(tmp_path / "m", env=make_vec_env("CartPole-v1", 2), exploration_bonus=CountBonus(), device="cpu")
+    loaded = GRPO.load(tmp_path / "m", env=make_vec_env("CartPole-v1", 2), rewards=dict(bonus=CountBonus()), device="cpu")
     loaded.learn(256)
     assert int(loaded.bonus.counts.sum()) == 256
 
 
 @pytest.mark.parametrize("bonus", BONUSES)
 def test_one_settings_object_serves_two_models(bonus):
-    models = [GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), exploration_bonus=bonus, **SMALL) for _ in range(2)]
+    models = [GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), rewards=dict(bonus=bonus), **SMALL) for _ in range(2)]
     models[0].learn(256)
     assert models[0].bonus is not models[1].bonus
     untouched = models[1].bonus.counts if isinstance(bonus, CountBonus) else models[1].bonus.obs_normalizer.count
@@ -163,7 +172,7 @@ SPACES = [
 def test_every_observation_space(space, bonus):
     kind = "MultiInputPolicy" if isinstance(space, spaces.Dict) else "CnnPolicy" if space.shape == (3, 36, 36) else "MlpPolicy"
     env = make_vec_env(lambda: SpaceEnv(space, spaces.Discrete(2)), 2)
-    model = GRPO(kind, env, exploration_bonus=bonus, **{**SMALL, "n_steps": 32}).learn(128)
+    model = GRPO(kind, env, rewards=dict(bonus=bonus), **{**SMALL, "n_steps": 32}).learn(128)
     assert model._n_gradient_steps > 0
 
 
@@ -190,7 +199,7 @@ def nan_at_a_step(rollout):
     ],
 )
 def test_bad_bonuses_stop_before_the_update(bonus, says):
-    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), exploration_bonus=bonus, **SMALL)
+    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), rewards=dict(bonus=bonus), **SMALL)
     before = weights(model)
     with pytest.raises(ValueError, match=says):
         model.learn(128)
@@ -200,8 +209,8 @@ def test_bad_bonuses_stop_before_the_update(bonus, says):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: GRPO("MlpPolicy", "CartPole-v1", exploration_bonus=0.1), "exploration_bonus=0.1 is no bonus: pass Count"),
-        (lambda: GRPO("MlpPolicy", "CartPole-v1", exploration_bonus=CountBonus), r"is no bonus: pass CountBonus\(\)"),
+        (lambda: GRPO("MlpPolicy", "CartPole-v1", rewards=dict(bonus=0.1)), "rewards: bonus=0.1 is no bonus: pass Count"),
+        (lambda: GRPO("MlpPolicy", "CartPole-v1", rewards=dict(bonus=CountBonus)), r"is no bonus: pass CountBonus\(\)"),
         (lambda: CountBonus(scale=0.0), "CountBonus: scale=0.0 must be a positive number"),
         (lambda: CountBonus(scale=float("nan")), "CountBonus: scale=nan must be"),
         (lambda: CountBonus(bits=63), "CountBonus: bits=63 must lie between 1 and 62"),
@@ -225,7 +234,7 @@ def test_mountain_car_needs_the_bonus():
             "MlpPolicy",
             make_vec_env("MountainCar-v0", 8),
             advantage="outcome",
-            exploration_bonus=bonus,
+            rewards=dict(bonus=bonus),
             policy_kwargs=dict(normalize_obs=True),
             seed=100,
             device="cpu",
@@ -243,5 +252,5 @@ def test_states_are_told_apart_whatever_bounds_are_declared(bound):
             return self.np_random.standard_normal(3).astype(np.float32)
 
     env = Wide(spaces.Box(-bound, bound, (3,), np.float32), spaces.Discrete(2))
-    model = GRPO("MlpPolicy", env, exploration_bonus=CountBonus(), **SMALL).learn(256)
+    model = GRPO("MlpPolicy", env, rewards=dict(bonus=CountBonus()), **SMALL).learn(256)
     assert int((model.bonus.counts > 0).sum()) > 10

@@ -129,7 +129,7 @@ def test_the_generator_makes_it_reproducible():
 def test_surgery_trains_and_logs_its_conflicts(path, tmp_path):
     env = make_tensor_env("CartPoleTasks-v0", 4) if path == "device" else make_vec_env("CartPoleTasks-v0", 4, seed=0)
     kwargs = dict(n_steps=64, batch_size=64, n_epochs=2, group_size=2, seed=0, device="cpu")
-    model = GRPO("MlpPolicy", env, tasks=4, grouping="task", gradient_surgery=True, **kwargs)
+    model = GRPO("MlpPolicy", env, multitask=dict(tasks=4, grouping="task", surgery=True), **kwargs)
     before, rates = weights(model), []
     original = model.gradient.metrics
     model.gradient.metrics = lambda: rates.append(original()) or original()
@@ -144,13 +144,11 @@ def test_surgery_trains_and_logs_its_conflicts(path, tmp_path):
 
 def test_captured_execution_says_that_surgery_stays_eager():
     env = make_tensor_env("CartPoleTasks-v0", 4)
-    with pytest.warns(
-        UserWarning, match="the update runs eagerly, because gradient_surgery=True computes one gradient per task"
-    ):
-        GRPO("MlpPolicy", env, tasks=4, gradient_surgery=True, compile=True, device="cpu")
+    with pytest.warns(UserWarning, match="the update runs eagerly, because surgery=True computes one gradient per task"):
+        GRPO("MlpPolicy", env, multitask=dict(tasks=4, surgery=True), compile=True, device="cpu")
 
 
 @pytest.mark.parametrize("tasks", [None, 1])
 def test_surgery_needs_tasks(tasks):
-    with pytest.raises(ValueError, match=f"gradient_surgery=True settles conflicts between tasks, but tasks={tasks}"):
-        GRPO("MlpPolicy", "CartPole-v1", gradient_surgery=True, tasks=tasks)
+    with pytest.raises(ValueError, match=f"surgery=True settles conflicts between tasks, but tasks={tasks}"):
+        GRPO("MlpPolicy", "CartPole-v1", multitask=dict(surgery=True, tasks=tasks))

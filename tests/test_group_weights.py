@@ -104,15 +104,15 @@ def test_a_function_of_shares_is_checked():
 @pytest.mark.parametrize("path", ["host", "device"])
 def test_weights_train_are_logged_and_survive_save_and_load(kind, path, tmp_path):
     env = make_tensor_env("CartPoleTasks-v0", 4) if path == "device" else make_vec_env("CartPoleTasks-v0", 4, seed=0)
-    model = GRPO("MlpPolicy", env, tasks=4, grouping="task", group_weights=kind, device="cpu", **SMALL)
+    model = GRPO("MlpPolicy", env, multitask=dict(tasks=4, grouping="task", weights=kind), device="cpu", **SMALL)
     batches, shares = [], []
     original = model._prepare
 
     def prepare(rollout):
-        batch = original(rollout)
-        batches.append(batch)
+        prepared = original(rollout)
+        batches.append(prepared.batch)
         shares.append({k: v for k, v in model.logger.name_to_value.items() if k.startswith(("share/", "group/weight"))})
-        return batch
+        return prepared
 
     model._prepare = prepare
     model.learn(2_000)
@@ -134,13 +134,13 @@ def test_the_weights_reach_the_loss():
     found = []
     for kind in (None, lambda r, labels: th.tensor([1.0, 0.0, 0.0, 0.0])):
         env = make_vec_env("CartPoleTasks-v0", 4, seed=0)
-        model = GRPO("MlpPolicy", env, tasks=4, grouping="task", group_weights=kind, **SMALL)
+        model = GRPO("MlpPolicy", env, multitask=dict(tasks=4, grouping="task", weights=kind), **SMALL)
         found.append(weights(model.learn(250)))
     assert (found[0] != found[1]).any()
 
 
 def test_same_seed_groups_can_be_balanced():
-    model = GRPO("MlpPolicy", "CartPole-v1", group_weights="balanced", normalize_advantage="group", **SMALL)
+    model = GRPO("MlpPolicy", "CartPole-v1", multitask=dict(weights="balanced"), normalize_advantage="group", **SMALL)
     before = weights(model)
     assert (weights(model.learn(200)) != before).any()
 
@@ -148,23 +148,23 @@ def test_same_seed_groups_can_be_balanced():
 @pytest.mark.parametrize(
     ("kwargs", "says"),
     [
-        (dict(group_weights="equal"), "group_weights='equal' is unknown; use one of .'balanced'"),
-        (dict(group_weights_kwargs=dict(floor=0.1)), "no effect without group_weights"),
-        (dict(group_weights="performance"), "same-seed groups never come back.*group_weights='balanced'"),
-        (dict(group_weights="adaptive", grouping=lambda r: r.group), "labels have no lasting meaning.*n_labels"),
+        (dict(multitask=dict(weights="equal")), "weights='equal' is unknown; use one of .'balanced'"),
+        (dict(multitask=dict(weights_kwargs=dict(floor=0.1))), "no effect without weights"),
+        (dict(multitask=dict(weights="performance")), "same-seed groups never come back.*weights='balanced'"),
+        (dict(multitask=dict(weights="adaptive", grouping=lambda r: r.group)), "labels have no lasting meaning.*n_labels"),
         (
-            dict(group_weights="balanced", group_weights_kwargs=dict(decay=1)),
-            "unknown keys .'decay'.; there are .'temperature'",
+            dict(multitask=dict(weights="balanced", weights_kwargs=dict(decay=1))),
+            "unknown key 'decay'.*weights='balanced' takes .'floor'",
         ),
-        (dict(group_weights="balanced", group_weights_kwargs=dict(temperature=0)), "temperature=0 must be positive"),
-        (dict(group_weights="balanced", group_weights_kwargs=dict(floor=0.0)), r"floor=0.0 must lie in \(0, 1\]"),
-        (dict(group_weights="balanced", group_weights_kwargs=dict(max_weight=0.5)), "max_weight=0.5 must be at least 1"),
+        (dict(multitask=dict(weights="balanced", weights_kwargs=dict(temperature=0))), "temperature=0 must be positive"),
+        (dict(multitask=dict(weights="balanced", weights_kwargs=dict(floor=0.0))), r"floor=0.0 must lie in \(0, 1\]"),
+        (dict(multitask=dict(weights="balanced", weights_kwargs=dict(max_weight=0.5))), "max_weight=0.5 must be at least 1"),
         (
-            dict(group_weights="performance", tasks=2, grouping="task", group_weights_kwargs=dict(ranges=[(0, 1)])),
+            dict(multitask=dict(weights="performance", tasks=2, grouping="task", weights_kwargs=dict(ranges=[(0, 1)]))),
             "ranges has 1 pairs for 2 groups",
         ),
         (
-            dict(group_weights="performance", tasks=1, grouping="task", group_weights_kwargs=dict(ranges=[(1, 1)])),
+            dict(multitask=dict(weights="performance", tasks=1, grouping="task", weights_kwargs=dict(ranges=[(1, 1)]))),
             "the second return must be the larger",
         ),
     ],

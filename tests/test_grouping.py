@@ -25,7 +25,7 @@ from sb_grpo.extras.grouping import (
     to_one_scale,
     undiscounted_returns,
 )
-from sb_grpo.maths.estimators import ESTIMATORS, outcome
+from sb_grpo.maths.estimators import outcome, process, step
 from sb_grpo.maths.returns import episode_returns
 from sb_grpo.types import AdvantageOptions, select_episodes
 from tests.helpers import ProbeEnv, make_rollout
@@ -92,17 +92,17 @@ def see(model):
 # ---------------------------------------------------------------- the numbers
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("estimator", [outcome, process, step])
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "median"])
 @pytest.mark.parametrize("normalize", ["group", "batch", "none"])
-def test_no_estimator_minds_the_order_of_the_groups(name, baseline, normalize):
+def test_no_estimator_minds_the_order_of_the_groups(estimator, baseline, normalize):
     """Same groups under other numbers, in any order: the same advantages."""
     rollout = random_rollout()
-    options = AdvantageOptions(baseline=baseline, normalize=normalize)
+    options = AdvantageOptions(normalize=normalize)
     order = th.tensor([2, 0, 3, 1])
     assert (rollout.group.diff() < 0).any()
     renumbered = rollout._replace(group=order[rollout.group])
-    th.testing.assert_close(ESTIMATORS[name](renumbered, options), ESTIMATORS[name](rollout, options))
+    th.testing.assert_close(estimator(renumbered, options, baseline), estimator(rollout, options, baseline))
 
 
 def test_by_task_every_scale_counts_alike():
@@ -242,14 +242,14 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sklearn", None)
     monkeypatch.setitem(__import__("sys").modules, "sklearn.cluster", None)
     with pytest.raises(ValueError, match=r"needs scikit-learn.*pip install 'sb_grpo\[grouping\]'"):
-        GRPO("MlpPolicy", "CartPole-v1", grouping="auto")
+        GRPO("MlpPolicy", "CartPole-v1", multitask=dict(grouping="auto"))
 
 
 # ---------------------------------------------------------------- from the env to the weights
 
 
 @pytest.mark.parametrize(
-    ("env", "kwargs"),
+    ("env", "tasks"),
     [
         (lambda: TaskEnv(), dict(tasks=3)),
         (lambda: TaskEnv(name=lambda i: TASKS[i]), dict(tasks=TASKS)),
@@ -261,11 +261,11 @@ def test_without_scikit_learn_the_extra_is_named(monkeypatch):
 )
 @pytest.mark.parametrize("advantage", ["outcome", "state"])
 @pytest.mark.parametrize("normalize", [False, True])
-def test_tasks_arrive_from_infos_and_observations(env, kwargs, advantage, normalize):
-    policy = "MlpPolicy" if "task_key" not in kwargs else "MultiInputPolicy"
+def test_tasks_arrive_from_infos_and_observations(env, tasks, advantage, normalize):
+    policy = "MlpPolicy" if "task_key" not in tasks else "MultiInputPolicy"
     venv = DummyVecEnv([env] * 3)
     venv = VecNormalize(venv, norm_obs_keys=None) if normalize and policy == "MlpPolicy" else venv
-    model = GRPO(policy, venv, grouping="task", advantage=advantage, **kwargs, **SMALL)
+    model = GRPO(policy, venv, multitask=dict(grouping="task", **tasks), advantage=advantage, **SMALL)
     seen = see(model)
     model.learn(500)
     for rollout, labels in seen:
@@ -278,7 +278,7 @@ def test_tasks_arrive_from_infos_and_observations(env, kwargs, advantage, normal
 def test_per_task_normalisation_learns_the_task_that_pays_least():
     """The task that pays 1 is learnt beside one that pays 10,000."""
     fast = dict(n_steps=128, batch_size=64, n_epochs=10, learning_rate=3e-3, group_size=2, seed=0)
-    model = GRPO("MlpPolicy", DummyVecEnv([SeesItsTask] * 4), tasks=3, grouping="task", **fast).learn(16_000)
+    model = GRPO("MlpPolicy", DummyVecEnv([SeesItsTask] * 4), multitask=dict(tasks=3, grouping="task"), **fast).learn(16_000)
     env, right = SeesItsTask(), []
     for seed in range(40):
         obs, _ = env.reset(seed=seed)
@@ -312,7 +312,7 @@ def test_groupings_train_and_survive_save_and_load(grouping, path, advantage, tm
     if grouping == "auto":
         pytest.importorskip("sklearn")
     env = make_tensor_env("CartPoleTasks-v0", 4) if path == "device" else make_vec_env("CartPoleTasks-v0", 4, seed=0)
-    model = GRPO("MlpPolicy", env, tasks=4, grouping=grouping, advantage=advantage, device="cpu", **SMALL)
+    model = GRPO("MlpPolicy", env, multitask=dict(tasks=4, grouping=grouping), advantage=advantage, device="cpu", **SMALL)
     before = weights(model)
     model.learn(1_200)
     assert (weights(model) != before).any() and model.slots.start_mismatches == 0
@@ -323,37 +323,43 @@ def test_groupings_train_and_survive_save_and_load(grouping, path, advantage, tm
         th.testing.assert_close(loaded.grouper.state_dict(), model.grouper.state_dict())
         assert int(loaded.grouper.n_fits) > 0
     if advantage == "state":
-        th.testing.assert_close(loaded.state_baseline.state_dict(), model.state_baseline.state_dict())
+        th.testing.assert_close(loaded.estimator.state_dict(), model.estimator.state_dict())
     loaded.learn(500, reset_num_timesteps=False)
     assert loaded.num_timesteps > model.num_timesteps
 
 
 def test_state_fits_one_baseline_per_task():
     """A baseline per task predicts each task's returns; their sizes differ by a factor of 10,000."""
-    model = GRPO("MlpPolicy", make_vec_env("CartPoleTasks-v0", 4, seed=0), tasks=4, grouping="task", **SMALL).learn(2_000)
-    sizes = [float(part.weights.abs().max()) for part in model.state_baseline]
+    model = GRPO(
+        "MlpPolicy", make_vec_env("CartPoleTasks-v0", 4, seed=0), multitask=dict(tasks=4, grouping="task"), **SMALL
+    ).learn(2_000)
+    sizes = [float(part.weights.abs().max()) for part in model.estimator]
     assert len(sizes) == 4 and sizes[1] > 10 * sizes[0] > 100 * sizes[2]
 
 
 def test_loading_with_another_grouping_starts_its_baselines_anew(tmp_path):
     env = make_vec_env("CartPoleTasks-v0", 2, seed=0)
-    model = GRPO("MlpPolicy", env, tasks=4, grouping="task", **SMALL).learn(300)
+    model = GRPO("MlpPolicy", env, multitask=dict(tasks=4, grouping="task"), **SMALL).learn(300)
     model.save(tmp_path / "m")
-    loaded = GRPO.load(tmp_path / "m", env=env, grouping="seed", normalize_advantage="batch")
-    assert not hasattr(loaded.state_baseline, "n_tasks") and float(loaded.state_baseline.weights.abs().sum()) == 0
+    loaded = GRPO.load(tmp_path / "m", env=env, multitask=dict(grouping="seed"), normalize_advantage="batch")
+    assert not hasattr(loaded.estimator, "n_tasks") and float(loaded.estimator.weights.abs().sum()) == 0
     loaded.learn(300)
 
 
 def test_tasks_arrive_from_other_processes():
     env = make_vec_env("CartPoleTasks-v0", 2, vec_env_cls=SubprocVecEnv, wrapper_class=SeededResetWrapper, seed=0)
-    model = GRPO("MlpPolicy", env, tasks=4, grouping="task", **SMALL).learn(300)
+    model = GRPO("MlpPolicy", env, multitask=dict(tasks=4, grouping="task"), **SMALL).learn(300)
     assert model.slots.start_mismatches == 0
     env.close()
 
 
 def test_groups_of_one_are_enough_where_tasks_are_the_groups():
     GRPO(
-        "MlpPolicy", DummyVecEnv([TaskEnv] * 2), tasks=3, grouping="task", advantage="outcome", **{**SMALL, "group_size": 1}
+        "MlpPolicy",
+        DummyVecEnv([TaskEnv] * 2),
+        multitask=dict(tasks=3, grouping="task"),
+        advantage="outcome",
+        **{**SMALL, "group_size": 1},
     ).learn(200)
 
 
@@ -362,7 +368,7 @@ def test_same_seed_same_weights():
     found = []
     for _ in range(2):
         env = make_vec_env("CartPoleTasks-v0", 3, seed=1)
-        model = GRPO("MlpPolicy", env, tasks=4, grouping="auto", group_weights="balanced", gradient_surgery=True, **SMALL)
+        model = GRPO("MlpPolicy", env, multitask=dict(tasks=4, grouping="auto", weights="balanced", surgery=True), **SMALL)
         found.append(weights(model.learn(600)))
     assert (found[0] == found[1]).all()
 
@@ -393,7 +399,7 @@ class Wrong(TaskEnv):
     ids=["missing", "number", "name", "list", "changes"],
 )
 def test_tasks_that_make_no_sense(told, says):
-    model = GRPO("MlpPolicy", DummyVecEnv([lambda: Wrong(told)] * 2), tasks=3, grouping="task", **SMALL)
+    model = GRPO("MlpPolicy", DummyVecEnv([lambda: Wrong(told)] * 2), multitask=dict(tasks=3, grouping="task"), **SMALL)
     before = weights(model)
     with pytest.raises(ValueError, match=says):
         model.learn(200)
@@ -409,7 +415,9 @@ def test_an_undeclared_task_in_the_observation():
         (lambda: Half("one_hot"), 3, "Task .0.5, 0.5, 0.0. in observation.'which'. of env 0 is not declared"),
         (lambda: TaskEnv("integer"), 2, "is not declared: there are 2 tasks, given as an integer from 0 to 1"),
     ):
-        model = GRPO("MultiInputPolicy", DummyVecEnv([env] * 2), tasks=n, task_key="which", grouping="task", **SMALL)
+        model = GRPO(
+            "MultiInputPolicy", DummyVecEnv([env] * 2), multitask=dict(tasks=n, task_key="which", grouping="task"), **SMALL
+        )
         with pytest.raises(ValueError, match=says):
             model.learn(500)
 
@@ -417,24 +425,39 @@ def test_an_undeclared_task_in_the_observation():
 @pytest.mark.parametrize(
     ("kwargs", "says"),
     [
-        (dict(grouping="kind"), "grouping='kind' is unknown; use one of .'seed', 'task'"),
-        (dict(grouping="task"), "grouping='task' needs to know the tasks: declare them with tasks="),
-        (dict(grouping="hierarchical"), "grouping='hierarchical' needs to know the tasks"),
-        (dict(tasks=0), "tasks=0 must be at least 1"),
-        (dict(tasks="abc"), "tasks='abc' must be a number of tasks or a list of their names"),
-        (dict(tasks=[1, 2]), "must be a number of tasks or a list of their names"),
-        (dict(tasks=["a", "a"]), "at least one name, and each only once"),
-        (dict(task_key="level"), "task_key='level' has no effect without tasks"),
-        (dict(grouping_kwargs=dict(n_clusters=3)), "unknown keys .'n_clusters'.; for grouping='seed' there are .."),
-        (dict(grouping="length", grouping_kwargs=dict(window=3)), "for grouping='length' there are .'n_quantiles'."),
-        (dict(grouping="auto", advantage="outcome", n_groups=1, group_size=3), "n_clusters=4 is more than the 3 episodes"),
-        (dict(grouping="auto", grouping_kwargs=dict(n_clusters=5, window=4)), "n_clusters=5 is more than window=4"),
-        (dict(grouping="auto", grouping_kwargs=dict(n_clusters=1)), "n_clusters=1 must be at least 2"),
-        (dict(grouping="length", normalize_advantage="batch"), "grouping='length' has no effect with advantage='state'"),
+        (dict(multitask=dict(grouping="kind")), "grouping='kind' is unknown; use one of .'seed', 'task'"),
+        (dict(multitask=dict(grouping="task")), "grouping='task' needs to know the tasks: declare them with tasks="),
+        (dict(multitask=dict(grouping="hierarchical")), "grouping='hierarchical' needs to know the tasks"),
+        (dict(multitask=dict(tasks=0)), "tasks=0 must be at least 1"),
+        (dict(multitask=dict(tasks="abc")), "tasks='abc' must be a number of tasks or a list of their names"),
+        (dict(multitask=dict(tasks=[1, 2])), "must be a number of tasks or a list of their names"),
+        (dict(multitask=dict(tasks=["a", "a"])), "at least one name, and each only once"),
+        (dict(multitask=dict(task_key="level")), "task_key='level' has no effect without tasks"),
+        (
+            dict(multitask=dict(grouping_kwargs=dict(n_clusters=3))),
+            "unknown key 'n_clusters'.*grouping='seed' takes none",
+        ),
+        (
+            dict(multitask=dict(grouping="length", grouping_kwargs=dict(window=3))),
+            "unknown key 'window'.*grouping='length' takes .'n_quantiles'.",
+        ),
+        (
+            dict(multitask=dict(grouping="auto"), advantage="outcome", n_groups=1, group_size=3),
+            "n_clusters=4 is more than the 3 episodes",
+        ),
+        (
+            dict(multitask=dict(grouping="auto", grouping_kwargs=dict(n_clusters=5, window=4))),
+            "n_clusters=5 is more than window=4",
+        ),
+        (dict(multitask=dict(grouping="auto", grouping_kwargs=dict(n_clusters=1))), "n_clusters=1 must be at least 2"),
+        (
+            dict(multitask=dict(grouping="length"), normalize_advantage="batch"),
+            "grouping='length' has no effect with advantage='state'",
+        ),
     ],
 )
 def test_arguments(kwargs, says):
-    if kwargs.get("grouping") == "auto":
+    if kwargs.get("multitask", {}).get("grouping") == "auto":
         pytest.importorskip("sklearn")
     with pytest.raises(ValueError, match=says):
         GRPO("MlpPolicy", "CartPole-v1", **kwargs)
@@ -442,13 +465,13 @@ def test_arguments(kwargs, says):
 
 def test_arguments_with_tensor_envs():
     with pytest.raises(ValueError, match="CartPole has one task only: its property tasks is None"):
-        GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 2), tasks=2, device="cpu")
+        GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 2), multitask=dict(tasks=2), device="cpu")
     with pytest.raises(ValueError, match="task_key='x' has no effect with a tensor env"):
-        GRPO("MlpPolicy", make_tensor_env("CartPoleTasks-v0", 2), tasks=4, task_key="x", device="cpu")
+        GRPO("MlpPolicy", make_tensor_env("CartPoleTasks-v0", 2), multitask=dict(tasks=4, task_key="x"), device="cpu")
 
 
 def test_returns_by_task_are_logged():
-    model = GRPO("MlpPolicy", make_vec_env("CartPoleTasks-v0", 4, seed=0), tasks=["a", "b", "c", "d"], **SMALL)
+    model = GRPO("MlpPolicy", make_vec_env("CartPoleTasks-v0", 4, seed=0), multitask=dict(tasks=["a", "b", "c", "d"]), **SMALL)
     records = []
     original = model._prepare
     model._prepare = lambda rollout: (original(rollout), records.append(dict(model.logger.name_to_value)))[0]

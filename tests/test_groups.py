@@ -117,7 +117,9 @@ def test_independent_noise_keeps_the_start_and_changes_the_rest():
     np.testing.assert_array_equal(start_a, start_c)
     np.testing.assert_array_equal(a, b)  # common random numbers
     assert (a != c).any()
-    model = GRPO("MlpPolicy", "LunarLander-v3", n_steps=300, n_epochs=1, shared_noise=False, seed=0).learn(300)
+    model = GRPO("MlpPolicy", "LunarLander-v3", n_steps=300, n_epochs=1, group_kwargs=dict(shared_noise=False), seed=0).learn(
+        300
+    )
     assert model.slots.start_mismatches == 0
 
 

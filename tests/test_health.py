@@ -61,7 +61,7 @@ WILD = dict(learning_rate=0.02, clip_range=5.0)  # steps far too large, and no c
 FAST = dict(learning_rate=3e-2)
 OUTCOME = dict(advantage="outcome")
 RAW = dict(normalize_advantage="none")
-PAST = dict(baseline_kwargs=dict(folds=1))  # cross-fitting would see the turn in the other episodes of the rollout
+PAST = dict(advantage_kwargs=dict(folds=1))  # cross-fitting would see the turn in the other episodes of the rollout
 #: By rule: what breaks it, and what does not: env, settings, rollouts.
 CASES = {
     "start_mismatch": ((lambda: target(seeded=False), {}, 2), (target, {}, 2)),

@@ -71,11 +71,11 @@ def test_it_goes_with_the_other_options(kwargs):
 
 
 def test_it_is_saved_with_the_model(tmp_path):
-    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=64, baseline_kwargs=dict(horizons=True), seed=0, device="cpu")
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=64, advantage_kwargs=dict(horizons=True), seed=0, device="cpu")
     model.learn(256)
     model.save(tmp_path / "model")
     loaded, x = GRPO.load(tmp_path / "model", device="cpu"), th.randn(5, 4)
-    mine, other = model.state_baseline, loaded.state_baseline
+    mine, other = model.estimator, loaded.estimator
     th.testing.assert_close(other.horizons(x), mine.horizons(x))
     th.testing.assert_close(other.predict(other.horizons(x)), mine.predict(mine.horizons(x)))
     loaded.set_env(model.get_env())

@@ -33,6 +33,8 @@ ORDER = (
 LAYERS = {
     "": "package",
     "types": "types",
+    "moved": "types",
+    "options": "types",
     "rules": "types",
     "files": "types",
     "plain": "types",
@@ -44,119 +46,40 @@ LAYERS = {
     "collect": "collect",
     "learn": "learn",
     "extras": "extras",
-    "envs.causal": "extras",
-    "envs.goal_car": "extras",
-    "envs.tasks": "extras",
+    "envs.causal.policy": "extras",
     "arguments": "algorithm",
     "evaluation": "algorithm",
+    "export": "algorithm",
     "figures": "algorithm",
+    "given": "algorithm",
     "group_arguments": "algorithm",
+    "grouped": "algorithm",
     "grpo": "algorithm",
+    "preparing": "algorithm",
     "saving": "algorithm",
+    "slotted": "algorithm",
     "callbacks": "callbacks",
 }
 
 #: Imports that run upwards: (from, to).
-UPWARD: set[tuple[str, str]] = {
-    ("learn.captured", "grpo"),
-    ("collect.columns", "grpo"),
-    ("collect.device_loop", "grpo"),
-    ("envs", "envs.causal"),
-    ("envs", "envs.tasks"),
-    ("envs.native_tasks", "envs.tasks"),
-    ("baselines.estimation", "extras.grouping"),
-    ("baselines.estimation", "grpo"),
-    ("baselines.estimation", "arguments"),
-    ("extras.exploration", "grpo"),
-    ("extras.exploration", "arguments"),
-    ("collect.host_loop", "grpo"),
-}
+UPWARD: set[tuple[str, str]] = set()
 #: Modules that import each other in a circle, imports for annotations included.
-CIRCLE: set[str] = {
-    "learn.captured",
-    "collect.columns",
-    "collect.device_loop",
-    "figures",
-    "baselines.estimation",
-    "extras.exploration",
-    "group_arguments",
-    "extras.grouping",
-    "grpo",
-    "collect.host_loop",
-    "arguments",
-}
+CIRCLE: set[str] = set()
 #: Pairs of layers in one line that import each other.
 BESIDE: set[tuple[str, str]] = set()
 #: Modules above 350 lines, and how many they may have.
-LONG: dict[str, int] = {"grpo": 724, "arguments": 360}
+LONG: dict[str, int] = {}
 #: Functions that take the model.
-TAKES_MODEL: set[str] = {
-    "learn.captured.Captured.__init__",
-    "learn.captured.Captured._rollout_obstacle",
-    "learn.captured.Captured._update_obstacle",
-    "learn.captured.Captured.env_steps",
-    "learn.captured.Captured.gradient_step",
-    "learn.captured.Loss.__init__",
-    "collect.columns.HostColumns.__init__",
-    "collect.columns.column_shapes",
-    "collect.device_loop.collect_tensors",
-    "collect.device_loop.env_actions",
-    "figures.note",
-    "figures.record_hparams",
-    "figures.record_parts",
-    "figures.record_rollout",
-    "figures.record_update",
-    "figures.record_weights",
-    "baselines.estimation._estimator",
-    "baselines.estimation.estimate",
-    "baselines.estimation.make_state_baseline",
-    "extras.exploration.BonusSettings.build",
-    "extras.exploration.CountBonus.build",
-    "extras.exploration.RNDBonus.build",
-    "extras.exploration.make_bonus",
-    "extras.exploration.with_bonus",
-    "group_arguments._check_grouping",
-    "group_arguments._check_objectives",
-    "group_arguments._check_tasks",
-    "group_arguments._check_weights",
-    "group_arguments.check_groups",
-    "collect.host_loop.check_endless",
-    "collect.host_loop.collect",
-    "collect.host_loop.rollout_is_complete",
-    "collect.host_loop.to_env_actions",
-    "arguments._check_branching",
-    "arguments._check_buffer",
-    "arguments._check_grouping",
-    "arguments._check_groups",
-    "arguments._check_ranges",
-    "arguments._check_sizes",
-    "arguments._check_types",
-    "arguments._check_without_effect",
-    "arguments._plain_integers",
-    "arguments.check_arguments",
-    "arguments.check_rollout_size",
-}
+TAKES_MODEL: set[str] = set()
 #: Private members of other objects of ours: (function, expression).
-PRIVATE: set[tuple[str, str]] = {
-    ("learn.captured.Captured.gradient_step.eager", "model._gradient_step"),
-    ("learn.captured.Loss.__init__", "model._loss"),
-    ("figures.record_rollout", "model._steps_dropped"),
-    ("figures.record_rollout", "model._steps_trained"),
-    ("figures.record_update", "model._n_gradient_steps"),
-    ("figures.record_update", "model._n_updates"),
-    ("collect.host_loop.check_endless", "model._time_limit"),
-    ("collect.host_loop.collect", "model._last_episode_starts"),
-    ("collect.host_loop.collect", "model._last_obs"),
-    ("collect.host_loop.collect", "model._update_info_buffer"),
-    ("collect.host_loop.collect", "model._vec_normalize_env"),
-}
+PRIVATE: set[tuple[str, str]] = set()
 #: Private members of libraries that offer no other way, and that may stay.
 OF_LIBRARIES = {
     ("callbacks.gamma.GammaCallback._on_rollout_start", "model._total_timesteps"),
     ("learn.captured.Captured.gradient_step", "th._dynamo"),
     ("learn.captured.Graph.__init__", "th._inductor"),
     ("envs.brax.make_brax_env", "envs._envs"),
-    ("grpo.GRPO._wrap_env", "OnPolicyAlgorithm._wrap_env"),
+    ("grouped.GroupedAlgorithm._wrap_env", "OnPolicyAlgorithm._wrap_env"),
     ("learn.onednn.tall_product", "th.ops.mkldnn._linear_pointwise"),
     ("learn.gradients.clip_gradients", "th._foreach_mul_"),
     ("learn.gradients.clip_gradients", "th._foreach_norm"),

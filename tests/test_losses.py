@@ -7,6 +7,7 @@ import pytest
 import torch as th
 
 from sb_grpo import GRPO, AdvantageOptions
+from sb_grpo.baselines.estimators import OfFunction
 from sb_grpo.maths import losses
 from sb_grpo.maths.estimators import outcome
 from tests.helpers import ProbeEnv, make_rollout
@@ -94,10 +95,10 @@ def test_the_models_own_loss_equals_equation_3_with_default_aggregation():
     """One collected group through GRPO itself; episodes of one length, where the mean over steps is the paper's."""
     model = GRPO("MlpPolicy", ProbeEnv("observation"), advantage="outcome", n_groups=1, group_size=5, gamma=1.0, kl_coef=0.04)
     rewards = []
-    model.advantage = lambda rollout, options: rewards.append(rollout.rewards) or outcome(rollout, options)
+    model.estimator = OfFunction(lambda rollout, options: rewards.append(rollout.rewards) or outcome(rollout, options))
     _, callback = model._setup_learn(100)
     model.collect_rollouts(model.env, callback, model.rollout_buffer, None)
-    batch = model._batch
+    batch = model._prepared[1].batch
     with th.no_grad():
         for i, parameter in enumerate(model.policy.parameters()):
             parameter.add_(0.3 * th.randn(parameter.shape, generator=th.Generator().manual_seed(i)))
@@ -111,4 +112,4 @@ def test_the_models_own_loss_equals_equation_3_with_default_aggregation():
             k = 4 * i + t
             ratio, d = math.exp(log_new[k] - batch.old_log_probs[k]), float(log_ref[k] - log_new[k])
             objective += (min(ratio * advantage, np.clip(ratio, 0.8, 1.2) * advantage) - 0.04 * (math.exp(d) - d - 1)) / 4 / 5
-    assert float(model._loss(batch, (0.2, 0.2)).detach()) == pytest.approx(-objective, rel=1e-4)
+    assert float(model.objective()(batch, (0.2, 0.2)).detach()) == pytest.approx(-objective, rel=1e-4)

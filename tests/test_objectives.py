@@ -9,11 +9,15 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb_grpo import GRPO, CountBonus
-from sb_grpo.baselines.estimation import Estimate, estimate, weighted_rewards
+from sb_grpo.baselines.estimators import Outcome
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.random import uniform
+from sb_grpo.extras.grouping import BySeed
+from sb_grpo.learn.losses import Clipped
 from sb_grpo.maths.estimators import outcome
-from sb_grpo.types import AdvantageOptions
+from sb_grpo.options import Rewards
+from sb_grpo.preparing import Preparation, weighted_rewards
+from sb_grpo.types import AdvantageOptions, Estimate
 from tests.helpers import ProbeEnv, make_rollout
 from tests.test_grouping import weights
 
@@ -55,14 +59,11 @@ class TensorGoals(FunctionalTensorEnv):
         return state, th.zeros_like(win), th.zeros_like(win, dtype=th.bool)
 
 
-class Model:
-    """What estimate() asks of a model whose baseline is no regression."""
-
-    state_baseline, advantage = None, "outcome"
-    reward_scaling, reward_clip = "none", 10.0
-
-    def __init__(self, objective_normalization):
-        self.objective_normalization = objective_normalization
+def judged(rollout, weight, normalization="each", estimator=None, **rewards):
+    """What outcome supervision says of a rollout with these weights of its objectives."""
+    settings = Rewards(objectives=dict(enumerate(weight)), normalization=normalization, **rewards)
+    preparation = Preparation("outcome", estimator or Outcome(), BySeed(), None, None, settings, th.tensor(weight), Clipped())
+    return preparation(rollout, None, AdvantageOptions(), lambda _: 1).estimate
 
 
 def one_step_rollout(objectives):
@@ -73,20 +74,19 @@ def one_step_rollout(objectives):
 def test_sum_then_normalise_and_normalise_then_sum():
     """Rewards (0, 0), (0, 1000), (2, 0), (2, 1000), weights 1 and 1: the sum only sees the thousands; z-scores see both."""
     rollout = one_step_rollout([[0.0, 0.0], [0.0, 1000.0], [2.0, 0.0], [2.0, 1000.0]])
-    weight = th.tensor([1.0, 1.0])
-    summed = weighted_rewards(rollout, weight)
+    summed = weighted_rewards(rollout, th.tensor([1.0, 1.0]))
     assert summed.rewards.tolist() == [0.0, 1000.0, 2.0, 1002.0]
-    by_sum = estimate(Model("sum"), summed, AdvantageOptions(), weight).advantages
+    by_sum = judged(rollout, [1.0, 1.0], "sum").advantages
     th.testing.assert_close(by_sum, outcome(summed, AdvantageOptions()))
     assert float((by_sum[0] - by_sum[2]).abs()) < 0.005
-    each = estimate(Model("each"), summed, AdvantageOptions(), weight).advantages
+    each = judged(rollout, [1.0, 1.0]).advantages
     # z-scores (-1, -1), (-1, 1), (1, -1), (1, 1): sums -2, 0, 0, 2, over the root mean square of those that are not 0
     th.testing.assert_close(each, th.tensor([-1.0, 0.0, 0.0, 1.0]))
 
 
 def test_weights_are_weights_of_normalised_advantages():
     rollout = one_step_rollout([[0.0, 0.0], [0.0, 1000.0], [2.0, 0.0], [2.0, 1000.0]])
-    got = estimate(Model("each"), rollout, AdvantageOptions(), th.tensor([3.0, 1.0])).advantages
+    got = judged(rollout, [3.0, 1.0]).advantages
     expected = th.tensor([-4.0, -2.0, 2.0, 4.0]) / math.sqrt(10.0)
     th.testing.assert_close(got, expected)
 
@@ -95,26 +95,23 @@ def test_an_objective_without_spread_and_a_group_without_any_stay_silent():
     rollout = one_step_rollout([[0.0, 5.0], [2.0, 5.0], [1.0, 5.0], [1.0, 5.0]])._replace(
         group=th.tensor([0, 0, 1, 1]), n_groups=2
     )
-    got = estimate(Model("each"), rollout, AdvantageOptions(), th.tensor([1.0, 1.0])).advantages
+    got = judged(rollout, [1.0, 1.0]).advantages
     th.testing.assert_close(got, th.tensor([-1.0, 1.0, 0.0, 0.0]))
 
 
 def test_bounds_apply_to_every_objective():
-    model = Model("each")
-    model.reward_scaling, model.reward_clip = "clip", 1.0
     rollout = one_step_rollout([[0.0], [3.0], [1.0]])
-    got = estimate(model, rollout, AdvantageOptions(normalize="group"), th.tensor([1.0])).advantages
+    got = judged(rollout, [1.0], scaling="clip", clip=1.0).advantages
     th.testing.assert_close(got[1], got[2])
 
 
-def test_explained_variance_is_the_mean_over_objectives(monkeypatch):
-    model = Model("each")
+def test_explained_variance_is_the_mean_over_objectives():
+    class Known(Outcome):
+        def estimate(self, rollout, options, features=None, objective=0):
+            return Estimate(rollout.rewards - 0.5, [0.2, 0.6][objective])
+
     rollout = one_step_rollout([[0.0, 1.0], [1.0, 0.0]])
-    explained = iter([0.2, 0.6])
-    monkeypatch.setattr(
-        "sb_grpo.baselines.estimation._estimator", lambda *args: lambda part, k: Estimate(part.rewards - 0.5, next(explained))
-    )
-    assert math.isclose(estimate(model, rollout, AdvantageOptions(), th.ones(2)).explained, 0.4)
+    assert math.isclose(judged(rollout, [1.0, 1.0], estimator=Known()).explained, 0.4)
 
 
 @pytest.mark.parametrize("form", [dict, list])
@@ -122,7 +119,9 @@ def test_explained_variance_is_the_mean_over_objectives(monkeypatch):
 @pytest.mark.parametrize("normalization", ["sum", "each"])
 def test_objectives_train_and_survive_save_and_load(form, advantage, normalization, tmp_path):
     env = DummyVecEnv([lambda: TwoGoals(form)] * 3)
-    kwargs = dict(objectives={"win": 1.0, "cost": 1e-3}, objective_normalization=normalization, advantage=advantage, **SMALL)
+    kwargs = dict(
+        rewards=dict(objectives={"win": 1.0, "cost": 1e-3}, normalization=normalization), advantage=advantage, **SMALL
+    )
     model, seen = GRPO("MlpPolicy", env, **kwargs), []
     original = model._prepare
 
@@ -146,13 +145,13 @@ def test_objectives_train_and_survive_save_and_load(form, advantage, normalizati
     model.save(tmp_path / "m")
     loaded = GRPO.load(tmp_path / "m", env=env)
     if advantage == "state":
-        th.testing.assert_close(loaded.state_baseline.state_dict(), model.state_baseline.state_dict())
-        assert (len(loaded.state_baseline) == 2) if normalization == "each" else not hasattr(loaded.state_baseline, "n_tasks")
+        th.testing.assert_close(loaded.estimator.state_dict(), model.estimator.state_dict())
+        assert (len(loaded.estimator) == 2) if normalization == "each" else not hasattr(loaded.estimator, "n_tasks")
     loaded.learn(200, reset_num_timesteps=False)
 
 
 def test_objectives_arrive_from_tensor_envs():
-    model = GRPO("MlpPolicy", TensorGoals(8), objectives={"win": 2.0, "cost": 0.0}, device="cpu", **SMALL)
+    model = GRPO("MlpPolicy", TensorGoals(8), rewards=dict(objectives={"win": 2.0, "cost": 0.0}), device="cpu", **SMALL)
     seen = []
     original = model._prepare
     model._prepare = lambda rollout: seen.append(rollout) or original(rollout)
@@ -176,10 +175,10 @@ def test_only_the_normalised_sum_learns_the_small_objective():
             group_size=8,
             seed=0,
             advantage="step",
-            shared_noise=False,
+            group_kwargs=dict(shared_noise=False),
         )
         env = DummyVecEnv([TwoGoals] * 8)
-        model = GRPO("MlpPolicy", env, objectives={"win": 1.0, "cost": 1.0}, objective_normalization=normalization, **fast)
+        model = GRPO("MlpPolicy", env, rewards=dict(objectives={"win": 1.0, "cost": 1.0}, normalization=normalization), **fast)
         model.learn(10_000)
         bits = th.tensor([[-1.0, 0.25], [1.0, 0.25], [-1.0, 0.75], [1.0, 0.75]])
         with th.no_grad():
@@ -209,7 +208,9 @@ class Told(ProbeEnv):
     ],
 )
 def test_rewards_that_make_no_sense(told, says):
-    model = GRPO("MlpPolicy", DummyVecEnv([lambda: Told(told)] * 2), objectives={"win": 1.0, "cost": 0.1}, **SMALL)
+    model = GRPO(
+        "MlpPolicy", DummyVecEnv([lambda: Told(told)] * 2), rewards=dict(objectives={"win": 1.0, "cost": 0.1}), **SMALL
+    )
     before = weights(model)
     with pytest.raises(ValueError, match=says):
         model.learn(100)
@@ -217,7 +218,9 @@ def test_rewards_that_make_no_sense(told, says):
 
 
 def test_a_tensor_env_whose_objectives_are_not_finite():
-    model = GRPO("MlpPolicy", TensorGoals(4, broken=True), objectives={"win": 1.0, "cost": 1.0}, device="cpu", **SMALL)
+    model = GRPO(
+        "MlpPolicy", TensorGoals(4, broken=True), rewards=dict(objectives={"win": 1.0, "cost": 1.0}), device="cpu", **SMALL
+    )
     with pytest.raises(ValueError, match="reward by objective of slot 0 is not finite at step 0"):
         model.learn(100)
 
@@ -225,20 +228,20 @@ def test_a_tensor_env_whose_objectives_are_not_finite():
 @pytest.mark.parametrize(
     ("kwargs", "says"),
     [
-        (dict(objectives=["win"]), r"objectives=\['win'\] must be a dict of weights by name"),
-        (dict(objectives={}), "must be a dict of weights by name"),
-        (dict(objectives={"win": "1"}), r"objectives\['win'\]='1': names must be strings, and weights numbers"),
-        (dict(objectives={"win": math.inf}), r"objectives\['win'\]=inf must be finite"),
-        (dict(objectives={"win": 0.0}), "are all 0: there would be nothing to learn from"),
-        (dict(objectives={"win": 1.0}, objective_normalization="both"), "objective_normalization='both' is unknown"),
-        (dict(objective_normalization="each"), "objective_normalization='each' has no effect without objectives"),
+        (dict(rewards=dict(objectives=["win"])), r"objectives=\['win'\] must be a dict of weights by name"),
+        (dict(rewards=dict(objectives={})), "must be a dict of weights by name"),
+        (dict(rewards=dict(objectives={"win": "1"})), r"objectives\['win'\]='1': names must be strings, and weights numbers"),
+        (dict(rewards=dict(objectives={"win": math.inf})), r"objectives\['win'\]=inf must be finite"),
+        (dict(rewards=dict(objectives={"win": 0.0})), "are all 0: there would be nothing to learn from"),
+        (dict(rewards=dict(objectives={"win": 1.0}, normalization="both")), "normalization='both' is unknown"),
+        (dict(rewards=dict(normalization="each")), "normalization='each' has no effect without objectives"),
         (
-            dict(objectives={"win": 1.0}, objective_normalization="each", normalize_advantage="none"),
+            dict(rewards=dict(objectives={"win": 1.0}, normalization="each"), normalize_advantage="none"),
             "'each' has no effect with normalize_advantage='none'",
         ),
         (
-            dict(objectives={"win": 1.0}, objective_normalization="each", exploration_bonus=CountBonus()),
-            "exploration_bonus= is added to the one reward of a step",
+            dict(rewards=dict(objectives={"win": 1.0}, normalization="each", bonus=CountBonus())),
+            "bonus= is added to the one reward of a step",
         ),
     ],
 )
@@ -251,4 +254,4 @@ def test_a_weight_for_an_objective_that_a_tensor_env_does_not_have():
     with pytest.raises(
         ValueError, match=r"weights for \['win', 'style'\], but TensorGoals.objective_names is \['win', 'cost'\]"
     ):
-        GRPO("MlpPolicy", TensorGoals(2), objectives={"win": 1.0, "style": 1.0}, device="cpu")
+        GRPO("MlpPolicy", TensorGoals(2), rewards=dict(objectives={"win": 1.0, "style": 1.0}), device="cpu")

@@ -219,16 +219,16 @@ class Dice(gym.Env):
         return np.full(1, self.t / 20, np.float32), float(self.np_random.normal() + 0.1 * action), False, self.t == 20, {}
 
 
-def dice_model(shared_noise: bool = True, **kwargs) -> GRPO:
-    kwargs = dict(baseline_kwargs=dict(paired=True), n_steps=40, group_size=4, seed=0, device="cpu") | kwargs
-    return GRPO("MlpPolicy", make_vec_env(Dice, 8), shared_noise=shared_noise, **kwargs)
+def dice_model(**kwargs) -> GRPO:
+    kwargs = dict(advantage_kwargs=dict(paired=True), n_steps=40, group_size=4, seed=0, device="cpu") | kwargs
+    return GRPO("MlpPolicy", make_vec_env(Dice, 8), **kwargs)
 
 
 def test_only_what_members_share_can_be_subtracted() -> None:
     """The causal test: the same env, luck shared or drawn by every member for itself."""
     shared = dice_model().learn(1600).last_figures
     with pytest.warns(UserWarning, match="nothing is left to pair"):
-        own = dice_model(shared_noise=False)
+        own = dice_model(group_kwargs=dict(shared_noise=False))
     own_figures = own.learn(1600).last_figures
     assert shared["group/paired_fraction"] == own_figures["group/paired_fraction"] == 1.0
     assert shared["group/paired_variance"] < 0.05 and shared["group/paired_coef"] > 0.95
@@ -236,8 +236,17 @@ def test_only_what_members_share_can_be_subtracted() -> None:
 
 
 def test_one_slot_has_pairs_with_earlier_rollouts() -> None:
-    model = GRPO("MlpPolicy", make_vec_env(Dice, 1), n_steps=20, batch_size=20, group_size=4, n_epochs=1, seed=0,
-                 baseline_kwargs=dict(paired=True), device="cpu")  # fmt: skip
+    model = GRPO(
+        "MlpPolicy",
+        make_vec_env(Dice, 1),
+        n_steps=20,
+        batch_size=20,
+        group_size=4,
+        n_epochs=1,
+        seed=0,
+        advantage_kwargs=dict(paired=True),
+        device="cpu",
+    )
     fractions = []
     for _ in range(8):
         model.learn(20, reset_num_timesteps=False)
@@ -249,8 +258,8 @@ def test_one_slot_has_pairs_with_earlier_rollouts() -> None:
     "kwargs",
     [
         dict(n_groups=2, n_steps=None),
-        dict(objectives={"a": 1.0, "b": 1.0}, objective_normalization="each"),
-        dict(tasks=1, grouping="hierarchical"),
+        dict(rewards=dict(objectives={"a": 1.0, "b": 1.0}, normalization="each")),
+        dict(multitask=dict(tasks=1, grouping="hierarchical")),
     ],
 )
 def test_goes_with_other_options(kwargs: dict) -> None:
@@ -260,7 +269,7 @@ def test_goes_with_other_options(kwargs: dict) -> None:
             return obs, reward, terminated, truncated, {"rewards": {"a": reward, "b": -0.5 * reward}, "task": 0}
 
     model = GRPO("MlpPolicy", make_vec_env(Vector, 8), seed=0, device="cpu", batch_size=32,
-                 **(dict(n_steps=40, group_size=4, baseline_kwargs=dict(paired=True)) | kwargs))  # fmt: skip
+                 **(dict(n_steps=40, group_size=4, advantage_kwargs=dict(paired=True)) | kwargs))  # fmt: skip
     figures = model.learn(1200).last_figures
     assert figures["group/paired_fraction"] == 1.0
     assert figures["group/paired_variance"] < 0.1
@@ -270,26 +279,29 @@ def test_what_is_learnt_is_saved_and_may_come_and_go(tmp_path) -> None:
     model = dice_model().learn(640)
     model.save(tmp_path / "model")
     again = GRPO.load(tmp_path / "model", env=model.get_env())
-    assert th.equal(again.state_baseline.pairing.memory, model.state_baseline.pairing.memory)
-    assert bool((again.state_baseline.pairing.memory[0] != 0).any())
-    without = GRPO.load(tmp_path / "model", env=model.get_env(), baseline_kwargs=dict(paired=False))
-    assert without.state_baseline.pairing is None
-    assert th.equal(without.state_baseline.weights, model.state_baseline.weights)
+    assert th.equal(again.estimator.pairing.memory, model.estimator.pairing.memory)
+    assert bool((again.estimator.pairing.memory[0] != 0).any())
+    without = GRPO.load(tmp_path / "model", env=model.get_env(), advantage_kwargs=dict(paired=False))
+    assert without.estimator.pairing is None
+    assert th.equal(without.estimator.weights, model.estimator.weights)
     without.save(tmp_path / "without")
-    paired = GRPO.load(tmp_path / "without", env=model.get_env(), baseline_kwargs=dict(paired=True))
-    assert th.equal(paired.state_baseline.weights, model.state_baseline.weights)
-    assert bool((paired.state_baseline.pairing.memory == 0).all())
+    paired = GRPO.load(tmp_path / "without", env=model.get_env(), advantage_kwargs=dict(paired=True))
+    assert th.equal(paired.estimator.weights, model.estimator.weights)
+    assert bool((paired.estimator.pairing.memory == 0).all())
 
 
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
         (dict(group_size=1), "group_size=1 gives a member no peers. Use group_size >= 2, or paired=False"),
-        (dict(grouping="length", normalize_advantage="group"), "grouping='length' compares episodes of different seeds"),
-        (dict(baseline_kwargs=dict(paired=1.5)), r"paired=1.5 must be True .*, False, or a number in \[0, 1\]"),
-        (dict(baseline_kwargs=dict(paired="yes")), "paired='yes' must be"),
-        (dict(baseline_kwargs=dict(paired=float("nan"))), "paired=nan must be"),
-        (dict(advantage="step"), "baseline_kwargs=.* has no effect with advantage='step'"),
+        (
+            dict(multitask=dict(grouping="length"), normalize_advantage="group"),
+            "grouping='length' compares episodes of different seeds",
+        ),
+        (dict(advantage_kwargs=dict(paired=1.5)), r"paired=1.5 must be True .*, False, or a number in \[0, 1\]"),
+        (dict(advantage_kwargs=dict(paired="yes")), "paired='yes' must be"),
+        (dict(advantage_kwargs=dict(paired=float("nan"))), "paired=nan must be"),
+        (dict(advantage="step"), "unknown key 'paired'.*advantage='step' takes"),
     ],
 )
 def test_bad_input(kwargs: dict, message: str) -> None:
@@ -303,14 +315,14 @@ def test_an_env_that_cannot_seed_has_no_pairs() -> None:
     env = make_tensor_env("CartPole-v1", 4)
     env.grouping = "state"
     with pytest.raises(ValueError, match="CartPole cannot seed its resets"):
-        GRPO("MlpPolicy", env, baseline_kwargs=dict(paired=True), n_steps=32, device="cpu")
+        GRPO("MlpPolicy", env, advantage_kwargs=dict(paired=True), n_steps=32, device="cpu")
 
 
 def test_members_of_a_tensor_env_have_no_noise_of_their_own() -> None:
     from sb_grpo.envs.native import make_tensor_env
 
     with pytest.raises(ValueError, match=r"shared_noise=False .* CartPole cannot do: its luck follows from the reset seed"):
-        GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 8), shared_noise=False, n_steps=32, device="cpu")
+        GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 8), group_kwargs=dict(shared_noise=False), n_steps=32, device="cpu")
 
 
 def test_the_pages_snippet_runs_as_it_stands() -> None:

@@ -32,7 +32,7 @@ class Actions(BaseCallback):
         self.actions, self.jobs = [], []
 
     def _on_step(self) -> bool:
-        self.actions.append(self.locals["action_tensor"].clone())
+        self.actions.append(th.as_tensor(self.locals["actions"]).clone())
         self.jobs.append(self.model.slots.job.copy())
         return True
 

@@ -94,7 +94,16 @@ def test_half_of_the_groups_branch_off_from_running_slots():
 @pytest.mark.parametrize("advantage", ["outcome", "state"])
 def test_branching_trains_on_whole_groups(advantage):
     env = Unseeded(8) if advantage == "state" else CartPole(8)
-    model = GRPO("MlpPolicy", env, restart="branch", advantage=advantage, group_size=4, n_steps=64, batch_size=64, seed=0)
+    model = GRPO(
+        "MlpPolicy",
+        env,
+        group_kwargs=dict(restart="branch"),
+        advantage=advantage,
+        group_size=4,
+        n_steps=64,
+        batch_size=64,
+        seed=0,
+    )
     model.learn(4000)
     assert model._n_gradient_steps > 0 and model.slots.start_mismatches == 0
     assert model._steps_trained + model.rollout_buffer.n_kept == model.num_timesteps
@@ -103,7 +112,7 @@ def test_branching_trains_on_whole_groups(advantage):
 def test_branching_needs_states_that_can_be_copied():
     for env in ("CartPole-v1", Together(4)):
         with pytest.raises(ValueError, match=r"restart='branch' copies states between slots, which .* cannot"):
-            GRPO("MlpPolicy", env, restart="branch", group_size=4)
+            GRPO("MlpPolicy", env, group_kwargs=dict(restart="branch"), group_size=4)
 
 
 def test_streams_keep_their_slots():

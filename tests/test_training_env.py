@@ -711,7 +711,7 @@ def test_policies_are_compared_on_a_batched_vec_env(wrap):
 
 def test_noise_of_its_own_needs_a_seed_for_it():
     with pytest.raises(ValueError, match=r"shared_noise=False.*SeedOnly.*noise_seed"):
-        GRPO("MlpPolicy", SeedOnly(), group_size=4, shared_noise=False, **SMALL).learn(256)
+        GRPO("MlpPolicy", SeedOnly(), group_size=4, group_kwargs=dict(shared_noise=False), **SMALL).learn(256)
 
 
 def test_a_set_next_seed_of_the_users_own_works_in_processes_too():

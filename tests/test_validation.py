@@ -5,11 +5,13 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticPolicy as PPOPolicy
+from stable_baselines3.common.utils import FloatSchedule
 
-from sb_grpo import GRPO
+from sb_grpo import GRPO, CountBonus
 from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
 
 
@@ -20,7 +22,7 @@ from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
         (dict(group_size=1, normalize_advantage="group"), "group_size=1 .*normalize_advantage='batch'"),
         (dict(group_size=1, advantage="outcome", normalize_advantage="none"), "no peers.*baseline='global'"),
         (dict(advantage="outcomes"), "advantage='outcomes' is unknown.*'state'"),
-        (dict(baseline="modus"), "baseline='modus' is unknown.*median"),
+        (dict(advantage="outcome", advantage_kwargs=dict(baseline="modus")), "baseline='modus' is unknown.*median"),
         (dict(normalize_advantage="std"), "normalize_advantage='std' is unknown.*'group'"),
         (dict(group_size=2.5), "group_size=2.5 must be an integer"),
         (dict(n_groups=1.5), "n_groups=1.5 must be an integer, or None"),
@@ -32,36 +34,34 @@ from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
         (dict(clip_range=None), "clip_range=None must be a number or a function"),
         (dict(learning_rate="linear"), "learning_rate='linear' must be a number or a function"),
         (dict(learning_rate=-1.0), "learning_rate=-1.0"),
-        (dict(batch_size=4096), "n_steps=None .so 2048."),
         (dict(policy=PPOPolicy), "ActorCriticPolicy has a critic"),
         (dict(policy="MultiInputPolicy"), "MultiInputPolicy is for Dict observations"),
-        (dict(surrogate="ppo"), "surrogate='ppo' is unknown"),
-        (dict(aggregation="token"), "aggregation='token' is unknown"),
-        (dict(importance_level="sequence"), "importance_level='sequence' is unknown"),
-        (dict(reward_scaling="log"), "reward_scaling='log' is unknown"),
-        (dict(ended_members="keep"), "ended_members='keep' is unknown"),
-        (dict(n_steps=32), "32 steps, too few for one minibatch of batch_size=64"),
+        (dict(loss="ppo"), "loss='ppo' is unknown"),
+        (dict(loss_kwargs=dict(aggregation="token")), "aggregation='token' is unknown"),
+        (dict(loss_kwargs=dict(importance_level="sequence")), "importance_level='sequence' is unknown"),
+        (dict(rewards=dict(scaling="log")), "rewards: scaling='log' is unknown"),
+        (dict(advantage="step", advantage_kwargs=dict(ended_members="keep")), "ended_members='keep' is unknown"),
         (dict(n_steps=128, n_groups=2), "pass one of them"),
         (dict(n_groups=0), "n_groups=0"),
         (dict(ent_coef=-0.1), "ent_coef=-0.1"),
         (dict(kl_coef=-1.0), "kl_coef=-1.0"),
         (dict(clip_range=-0.2), "clip_range=-0.2"),
-        (dict(clip_range_high=-0.2), "clip_range_high=-0.2"),
-        (dict(ratio_cap=0.0), "ratio_cap=0.0 must be positive"),
+        (dict(loss_kwargs=dict(clip_range_high=-0.2)), "clip_range_high=-0.2"),
+        (dict(loss_kwargs=dict(ratio_cap=0.0)), "ratio_cap=0.0 must be positive"),
         (dict(target_kl=0.0), "target_kl=0.0 must be positive"),
         (dict(max_grad_norm=0.0), "max_grad_norm=0.0 must be positive"),
-        (dict(reward_clip=-1.0), "reward_clip=-1.0"),
+        (dict(rewards=dict(clip=-1.0)), "rewards: clip=-1.0"),
         (dict(gamma=1.1), "gamma=1.1 must lie"),
         (dict(gae_lambda=-0.1), "gae_lambda=-0.1 must lie"),
         (dict(n_epochs=0), "n_epochs=0"),
-        (dict(micro_batch_size=128), "micro_batch_size=128 is larger than batch_size=64"),
-        (dict(micro_batch_size=8, importance_level="episode"), "lower batch_size"),
-        (dict(ref_sync_interval=0), "ref_sync_interval=0"),
-        (dict(ref_sync_interval=2), "no effect with kl_coef=0"),
-        (dict(ratio_cap=3.0, surrogate="cispo"), "no effect with surrogate='cispo'"),
-        (dict(ratio_cap=1.1), "ratio_cap=1.1 must be larger than .* 1.2"),
-        (dict(baseline_kwargs=dict(memory=0.5), advantage="step"), "no effect with advantage='step'"),
-        (dict(baseline_kwargs=dict(window=2)), "unknown keys .'window'.; there are .'n_features'"),
+        (dict(update_kwargs=dict(micro_batch_size=128)), "micro_batch_size=128 is larger than batch_size=64"),
+        (dict(update_kwargs=dict(micro_batch_size=8), loss_kwargs=dict(importance_level="episode")), "lower batch_size"),
+        (dict(loss_kwargs=dict(ref_sync_interval=0)), "ref_sync_interval=0"),
+        (dict(loss_kwargs=dict(ref_sync_interval=2)), "no effect with kl_coef=0"),
+        (dict(loss_kwargs=dict(ratio_cap=3.0), loss="cispo"), "unknown key 'ratio_cap'.*loss='cispo' takes"),
+        (dict(loss_kwargs=dict(ratio_cap=1.1)), "ratio_cap=1.1 must be larger than .* 1.2"),
+        (dict(advantage_kwargs=dict(memory=0.5), advantage="step"), "unknown key 'memory'.*='step' takes .'baseline', 'ended"),
+        (dict(advantage_kwargs=dict(window=2)), "unknown key 'window'.*advantage='state' takes .'anchor'"),
     ],
     ids=lambda x: "-".join(f"{k}={v}" for k, v in x.items()) if isinstance(x, dict) else "",
 )
@@ -202,3 +202,102 @@ def test_advantages_that_are_not_finite_are_located():
     model = GRPO("MlpPolicy", env, advantage=lambda rollout, options: rollout.rewards / 0.0, n_steps=64)
     with pytest.raises(ValueError, match=r"advantage .* of step 0 of an episode in group 0"):
         model.learn(100)
+
+
+def test_a_rollout_that_does_not_fill_a_minibatch_is_one(recwarn):
+    with pytest.warns(UserWarning, match="n_steps=32 x n_envs=1 gives 32 steps, too few for one minibatch of batch_size=64"):
+        model = GRPO("MlpPolicy", "CartPole-v1", n_steps=32, n_epochs=2)
+    recwarn.clear()
+    model.learn(64)
+    assert model.last_update.n_gradient_steps == 2
+    assert [w for w in recwarn if "too few" in str(w.message)] == []  # said once
+
+
+class Cards(gym.Env):
+    """Counts from 2; with ``parts`` in a Dict beside a MultiDiscrete that counts from 5 and 0."""
+
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, parts: bool = False) -> None:
+        one = spaces.Discrete(19, start=2)
+        two = spaces.MultiDiscrete([3, 4], start=[5, 0])
+        self.observation_space = spaces.Dict(one=one, two=two) if parts else one
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        self.observation_space.seed(int(self.np_random.integers(2**31)))
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.observation_space.sample(), float(action), self.t == 10, False, {}
+
+
+@pytest.mark.parametrize("parts", [False, True])
+def test_observations_that_count_from_another_number(parts):
+    policy = "MultiInputPolicy" if parts else "MlpPolicy"
+    model = GRPO(policy, Cards(parts), n_steps=128, rewards=dict(bonus=CountBonus())).learn(256)
+    low = {"one": np.array([2]), "two": np.array([[5, 0]])} if parts else np.array([2])
+    features = model.policy.features(model.policy.obs_to_tensor(low)[0])
+    assert features.sum() == (3 if parts else 1) and features[0, 0] == 1  # one-hot, at the first place
+    model.predict(low)
+
+
+def test_forms_of_net_arch():
+    with pytest.warns(UserWarning, match="form before version 1.8"):
+        old = GRPO("MlpPolicy", "CartPole-v1", policy_kwargs=dict(net_arch=[dict(pi=[8, 4], vf=[16])]))
+    assert old.policy.net_arch == [8, 4]
+    with pytest.warns(UserWarning, match="there is no critic to share it with"):
+        GRPO("MlpPolicy", "CartPole-v1", policy_kwargs=dict(share_features_extractor=False))
+    for wrong in ([0], [8, -1], ["8"], 64):
+        with pytest.raises(ValueError, match=r"net_arch=.* must be a list of layer sizes from 1 on"):
+            GRPO("MlpPolicy", "CartPole-v1", policy_kwargs=dict(net_arch=wrong))
+
+
+def test_numpy_numbers_and_flags_are_numbers_and_flags():
+    numbers = dict(
+        seed=np.int64(5), learning_rate=np.float32(1e-3), n_steps=np.int32(64), use_sde=np.False_, gamma=np.float64(0.9)
+    )
+    model = GRPO("MlpPolicy", "CartPole-v1", **numbers).learn(64)
+    assert type(model.seed) is int and type(model.gamma) is float and model.use_sde is False
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("clip_range", FloatSchedule(0.01)),
+        ("clip_range", 0.01),
+        ("ent_coef", 0.5),
+        ("n_epochs", 1),
+        ("lr_schedule", lambda _: 1e-2),
+        ("target_kl", 1e-6),
+        ("kl_coef", 5.0),
+        ("max_grad_norm", 1e-3),
+        ("batch_size", 16),
+        ("gamma", 0.5),
+        ("gae_lambda", 0.1),
+    ],
+)
+def test_what_is_changed_between_updates_counts(name, value):
+    """By a callback or by hand, as with SB3's PPO: the update before the change is the same, the one after it is not."""
+
+    class Change(BaseCallback):
+        def _on_rollout_start(self):
+            after.append(th.cat([p.detach().flatten().clone() for p in self.model.policy.parameters()]))
+            if self.change and len(after) == 2:
+                setattr(self.model, name, value)
+
+        def _on_step(self):
+            return True
+
+    found = []
+    for change in (False, True):
+        after, callback = [], Change()
+        callback.change = change
+        model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), n_steps=64, batch_size=64, seed=0, device="cpu")
+        model.learn(3 * 128, callback)
+        after.append(th.cat([p.detach().flatten() for p in model.policy.parameters()]))
+        found.append(after)
+    plain, changed = found
+    assert plain[1].equal(changed[1]) and not plain[-1].equal(changed[-1])

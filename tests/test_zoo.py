@@ -14,6 +14,7 @@ import rl_zoo3
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+import zoo.schedules
 from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, wait_for
 from zoo.common.command_line import run
@@ -127,11 +128,13 @@ def test_bad_input_of_the_real_command(tmp_path):
         ({"seed": 3}, "seed is not a hyperparameter but an option: --seed"),
         ({"learning_rate": "3e-4"}, "YAML takes 3e-4 for text: write 0.0003 or !!float 3e-4"),
         ({"learning_rate": "step_3"}, "'step_3' is no schedule"),
-        ({"clip_range_high": [0.2]}, "clip_range_high=[0.2] is list, but must be a number, lin_3e-4"),
+        ({"clip_range": [0.2]}, "clip_range=[0.2] is list, but must be a number, lin_3e-4"),
+        ({"baseline_kwargs": {"paired": True}}, "baseline_kwargs is advantage_kwargs now"),
+        ({"clip_range_high": 0.3}, "clip_range_high is loss_kwargs: {clip_range_high: ...} now"),
         ({"gamma": "high"}, "gamma='high' is str, but must be a number"),
         ({"n_steps": 12.5}, "n_steps=12.5 is float, but must be an integer or null"),
         ({"use_sde": 1}, "use_sde=1 is int, but must be True or False"),
-        ({"baseline_kwargs": "dict(memory=1)"}, "is str, but must be a mapping or null"),
+        ({"advantage_kwargs": "dict(memory=1)"}, "is str, but must be a mapping or null"),
         ({"n_envs": "8"}, "n_envs='8' is str, but must be an integer"),
     ],
 )
@@ -163,14 +166,20 @@ def test_a_schedule_warms_up_is_saved_and_loaded(tmp_path):
             make_schedule(wrong)
     small = {"n_steps": 32, "n_envs": 2, "n_epochs": 1, "batch_size": 32}
     model, _ = build(
-        "CartPole-v1", 0, str(tmp_path), n_timesteps=256, learning_rate="cos_1e-3_0.5", clip_range_high="lin_0.3", **small
+        "CartPole-v1",
+        0,
+        str(tmp_path),
+        n_timesteps=256,
+        learning_rate="cos_1e-3_0.5",
+        loss_kwargs=dict(clip_range_high="lin_0.3"),
+        **small,
     ).setup_experiment()
     model.learn(256)
     assert model.policy.optimizer.param_groups[0]["lr"] == pytest.approx(0.0)
     model.save(tmp_path / "model")
     loaded = GRPO.load(tmp_path / "model")
     assert loaded.lr_schedule(0.75) == pytest.approx(5e-4) and loaded.lr_schedule(0.5) == pytest.approx(1e-3)
-    assert loaded.clip_range_high(0.5) == pytest.approx(0.15)
+    assert loaded.options.loss.clip_range_high(0.5) == pytest.approx(0.15)
 
 
 def test_a_profile_lies_between_entry_and_command_line_and_is_tracked(tmp_path):
@@ -217,6 +226,7 @@ def test_every_entry_of_the_yaml_builds_a_model(tmp_path):
     assert model.n_envs == entries["default"]["n_envs"]
 
 
-def test_saved_models_find_their_schedule_where_it_always_was():
-    """Models that were saved with one name its function by module: it must not move."""
-    assert make_schedule("cos_3e-4").func.__module__ == "zoo.schedules"
+def test_saved_models_find_their_schedule_from_a_checkout_and_from_a_wheel():
+    """Models name its function by module: one that both have. The name in models saved before 0.2 stays as well."""
+    assert make_schedule("cos_3e-4").func.__module__ == "sb_grpo.maths.schedules"
+    assert zoo.schedules.warm_up_cosine is make_schedule("cos_3e-4").func

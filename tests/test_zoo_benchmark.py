@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -21,10 +22,12 @@ from sb_grpo import GRPO
 from sb_grpo.rules import steps_per_env
 from tests.helpers import heed_ctrl_c, wait_for
 from zoo import benchmark, compare, workflow
+from zoo.benchmark import make_specs
 from zoo.benchmarking import worker
 from zoo.benchmarking.results import read_content, read_run
 from zoo.benchmarking.specs import Spec, Variant, read_variants, settings_for
 from zoo.benchmarking.worker import RandomPolicy, evaluate, evaluation_seed
+from zoo.common.command_line import BadInput
 
 ROOT = Path(__file__).parents[1]
 TINY = {
@@ -313,7 +316,7 @@ def test_the_control_has_the_settings_of_grpos_entries():
     assert len(envs) == 20  # ten tasks of the study, ten input-driven ones
     for env in envs:
         ppo, grpo = settings_for(control, env)[0], settings_for(entry, env)[0]
-        for key in ("advantage", "baseline_kwargs", "normalize_advantage"):
+        for key in ("advantage", "advantage_kwargs", "normalize_advantage"):
             grpo.pop(key, None)
         normalize = grpo.pop("normalize", None)
         assert ppo.pop("normalize", None) == (True if normalize else None)
@@ -408,3 +411,26 @@ def test_evaluations_do_not_change_the_training(algo, tmp_path):
 def test_result_files_are_json_of_one_key_per_line(finished):
     text = (finished[0] / RUNS[0]).read_text()
     assert json.loads(text)["spec"]["label"] == "ppo-tiny" and 15 < text.count("\n") < 25
+
+
+def test_a_sweep_makes_labelled_variants_of_the_product(tmp_path, capsys):
+    base = ["--envs", "CartPole-v1", "--steps", "100", "--out", str(tmp_path), "--seeds", "0"]
+    sweep = ["--algos", "grpo", "ppo", "--sweep", "learning_rate=3e-4,1e-3", "n_steps=32,64"]
+    specs = make_specs([*base, *sweep])[0]
+    assert len(specs) == 8 and len({spec.label for spec in specs}) == 8
+    (one,) = [spec for spec in specs if spec.label == "ppo-learning_rate=0.001-n_steps=64"]
+    assert one.algo == "ppo" and one.hyperparams["learning_rate"] == 1e-3 and one.hyperparams["n_steps"] == 64
+    for wrong, says in (("gama=0.9,1", "no hyperparameter 'gama'. Did you mean gamma?"), ("gamma=x", "must be a number")):
+        with pytest.raises(BadInput, match=re.escape(says)):
+            make_specs([*base, "--algos", "grpo", "--sweep", wrong])
+    with pytest.raises(BadInput, match="random has no settings"):
+        make_specs([*base, "--algos", "random", "--sweep", "gamma=0.9,0.99"])
+
+
+def test_runs_of_version_0_1_count_as_done_under_the_new_names():
+    settings = {"advantage_kwargs": {"paired": True}, "rewards": {"clip": 5.0}}
+    before = {"baseline_kwargs": {"paired": True}, "reward_clip": 5.0}
+    now = Spec("CartPole-v1", "a", "grpo", 0, 100, 1, 1, 1, settings, "here")
+    recorded = json.loads(json.dumps(now.__dict__))
+    assert now.difference({**recorded, "hyperparams": before}) == ""
+    assert "rewards" in now.difference({**recorded, "hyperparams": {**before, "reward_clip": 4.0}})

@@ -12,13 +12,16 @@ import pytest
 import yaml
 from optuna.trial import TrialState
 from stable_baselines3 import PPO
+from torch import nn
 
 from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, wait_for
 from zoo import tune
 from zoo.common.command_line import run
+from zoo.common.literals import parse
 from zoo.tuning.objective import Objective
-from zoo.tuning.search_space import grpo_space, grpo_start, with_net
+from zoo.tuning.search_space import grpo_space, with_net
+from zoo.tuning.start import grpo_start, widened
 from zoo.tuning.study import SAMPLERS, open_storage, settings_of_trial
 
 ROOT = Path(__file__).parents[1]
@@ -112,7 +115,12 @@ def test_ctrl_c_reports_and_keeps_the_trial_for_later(tmp_path):
     assert process.returncode == 130 and "Interrupted: trials [0] will be tried again" in said
     cut, waiting = trials_of(str(storage), "cut")
     assert (cut.state, waiting.state) == (TrialState.FAIL, TrialState.WAITING)
-    assert waiting.system_attrs["fixed_params"] == cut.params and waiting.user_attrs == {"first_try": 0, "retry_of": 0}
+    assert waiting.system_attrs["fixed_params"] == cut.params
+    assert waiting.user_attrs == {
+        "first_try": 0,
+        "retry_of": 0,
+        "entry": True,
+    }
 
 
 def test_two_processes_share_a_study(tmp_path):
@@ -171,7 +179,8 @@ def test_every_draw_of_the_space_is_accepted_by_the_model(env_id, n_envs):
         seen.add(drawn["advantage"])
         model.get_env().close()
     model = objective.build(base, 0)[1]
-    first = grpo_space(optuna.trial.FixedTrial({"n_groups": 1} | grpo_start(model, base)), base, {})
+    space, start, _ = widened(grpo_start(model, base))
+    first = grpo_space(optuna.trial.FixedTrial({"n_groups": 1} | start), base, {}, space)
     assert all(first[name] == pytest.approx(base[name]) for name in ("gae_lambda", "gamma", "n_epochs") if name in base)
     assert str(first["learning_rate"]) == str(base.get("learning_rate", "3e-4")).replace("3e-4", "0.0003").replace(
         "1e-3", "0.001"
@@ -186,7 +195,7 @@ def test_settings_that_are_fixed_are_not_searched():
     assert drawn["batch_size"] == 16  # no larger than the rollout
     assert not drawn.keys() & fixed.keys() and not drawn.keys() & {"n_groups", "gae_lambda", "clip_range_high"}
     assert not {"learning_rate", "schedule", "clip_range", "advantage"} & trial.params.keys()
-    assert eval(with_net("dict(activation_fn=int)", "tiny")) == {"activation_fn": int, "net_arch": [64]}
+    assert parse(with_net("dict(activation_fn=nn.ReLU)", "tiny")) == {"activation_fn": nn.ReLU, "net_arch": [64]}
 
 
 def test_another_trial_than_the_best_can_be_trained(tmp_path, capsys):
@@ -233,7 +242,7 @@ def test_ppo_is_searched_in_the_space_of_rl_zoo3(tmp_path):
     assert tune_here(tmp_path, *TINY, "--algo", "ppo", "--n-trials", "2", "--no-optim-plots") == 0
     path = tmp_path / "tune" / "ppo_CartPole-v1_256" / "best.yml"
     best = yaml.safe_load(path.read_text())["CartPole-v1"]
-    assert best["policy_kwargs"].startswith("dict(net_arch={'pi':") and best["n_steps"] == 32  # fixed by TINY
+    assert best["policy_kwargs"].startswith("{'net_arch': {'pi':") and best["n_steps"] == 32  # fixed by TINY
     train = [sys.executable, "-m", "zoo.train", "--algo", "ppo", "--conf-file", str(path), "-f", str(tmp_path), "-tb", ""]
     result = subprocess.run([*train, "--num-threads", "1"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr

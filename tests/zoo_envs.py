@@ -20,4 +20,20 @@ class FragileEnv(ProbeEnv):
         return super().step(action)
 
 
+class PayingEnv(ProbeEnv):
+    """Pays the same at every step, and notes in a file that it was made."""
+
+    def __init__(self, pays: float = 1.0, made: str = "", render_mode: str | None = None) -> None:
+        super().__init__("constant")
+        self.pays = pays
+        if made:
+            with open(made, "a") as file:
+                file.write("made\n")
+
+    def step(self, action):
+        obs, _, terminated, truncated, info = super().step(action)
+        return obs, self.pays, terminated, truncated, info
+
+
 gym.register("Fragile-v0", FragileEnv)
+gym.register("Paying-v0", PayingEnv)

@@ -16,11 +16,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from zoo.benchmarking.results import lines_file, read_all
-from zoo.benchmarking.scheduler import DONE, LEFT, table, work
-from zoo.benchmarking.specs import Spec, read_variants, settings_for
-from zoo.benchmarking.worker import BAD_SETTINGS
-from zoo.common.command_line import BadInput, Parser, check_env_id, run
+from .benchmarking.results import lines_file, read_all
+from .benchmarking.scheduler import DONE, LEFT, table, work
+from .benchmarking.specs import Spec, read_variants, settings_for, swept
+from .benchmarking.worker import BAD_SETTINGS
+from .common.command_line import BadInput, Parser, call, check_env_id, run
+from .common.grids import parse_grid
 
 LOG_WIDTH = 200  # a table in a log file need not fit a terminal
 
@@ -34,6 +35,7 @@ def parser() -> Parser:
     add("--algos", nargs="+", default=[], metavar="NAME", help=algos)
     variants = "YAML: label -> {algo, conf_file, hyperparams}; conf_file 'sb3-defaults': the constructor's defaults"
     add("--variants", type=Path, metavar="FILE", help=variants)
+    add("--sweep", nargs="+", default=[], metavar="NAME=V,V", help="every algorithm with every combination of these settings")
     add("--seeds", default="0-9", help="such as 0-9, 3 or 0,2,5-7")
     add("--steps", nargs="+", required=True, metavar="N", help="env steps per run: one number, or ID:N for each env")
     add("--out", type=Path, required=True, metavar="FOLDER", help="for FOLDER/<env>/<label>/seed_<s>.json")
@@ -109,7 +111,8 @@ def make_specs(arguments: Sequence[str]) -> tuple[list[Spec], Path, int, dict[st
     envs = list(dict.fromkeys(args.envs))
     for env in envs:
         check_env_id(env, args.gym_packages)
-    steps, variants = parse_steps(args.steps, envs, args.evaluations), read_variants(args.variants, args.algos)
+    steps = parse_steps(args.steps, envs, args.evaluations)
+    variants = swept(read_variants(args.variants, args.algos), parse_grid("--sweep", args.sweep))
     settings = {(env, v.label): settings_for(v, env) for env in envs for v in variants}
     size = (args.evaluations, args.eval_episodes, args.final_episodes)
     specs = [
@@ -121,7 +124,7 @@ def make_specs(arguments: Sequence[str]) -> tuple[list[Spec], Path, int, dict[st
     for (env, label), (_, source) in settings.items():
         if ": " in source and not source.endswith(f": {env}"):
             print(f"{env} {label}: settings of {source}")
-    command = shlex.join(["python", "-m", "zoo.benchmark", *arguments])
+    command = f"{call('benchmark')} {shlex.join(arguments)}"
     options = {"command": command, "keep": args.keep_models, "device": args.device, "gym_packages": args.gym_packages}
     return specs, args.out, args.jobs, {"out": str(args.out), **options}
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import pandas as pd
 
 from sb_grpo import files
-from zoo.common.command_line import BadInput, Parser, check_has_runs, run
-from zoo.common.yaml_files import read_mapping
-from zoo.comparing import figures, pairs, tables
-from zoo.comparing.comparison import Comparison, compare_runs, load
+
+from .common.command_line import BadInput, Parser, check_has_runs, run
+from .common.yaml_files import read_mapping
+from .comparing import figures, pairs, tables
+from .comparing.comparison import Comparison, compare_runs, load
 
 #: Section -> (what it says, tables in the text, figures). Curves, profile and single runs stand in their CSV files only.
 SECTIONS: dict[str, tuple[str, list[str], list[str]]] = {

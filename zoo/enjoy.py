@@ -30,10 +30,11 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 from tqdm import tqdm
 
 from sb_grpo import files
-from zoo.common.command_line import BadInput, Parser, Settings, check_env_id, did_you_mean, run
-from zoo.training.checkpoints import read_facts, statistics_of
-from zoo.training.experiment import register
-from zoo.training.run_files import check_wrappers, env_kwargs, read_values
+
+from .common.command_line import BadInput, Parser, Settings, check_env_id, default_threads, did_you_mean, run
+from .training.checkpoints import read_facts, statistics_of
+from .training.experiment import register
+from .training.run_files import check_wrappers, env_kwargs, read_values
 
 VIDEOS = (".gif", ".mp4")
 
@@ -63,7 +64,7 @@ def make_parser() -> Parser:
     add("--gym-packages", nargs="+", default=[], help="packages to import that register envs")
     add("--reward-log", default="", help="folder for a monitor file of the episodes")
     add("--device", default="auto", help="of torch")
-    add("--num-threads", type=int, default=1, help="threads of torch; -1: its own choice")
+    add("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
     add("--verbose", type=int, default=1, help="0: only the mean; 1: every episode")
     add("-P", "--progress", action="store_true", help="progress bar")
     return parser

@@ -20,9 +20,10 @@ from matplotlib.ticker import EngFormatter
 from stable_baselines3.common.monitor import load_results
 
 from sb_grpo import files
-from zoo.common.command_line import BadInput, Parser, check_has_runs, run
-from zoo.comparing import curves as reading
-from zoo.comparing import figures
+
+from .common.command_line import BadInput, Parser, check_has_runs, run
+from .comparing import curves as reading
+from .comparing import figures
 
 TRAINING, EVALUATION = "#0072B2", "#D55E00"  # Okabe-Ito: told apart by colour-blind readers
 

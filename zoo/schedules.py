@@ -1,33 +1,36 @@
 """Schedules that a YAML or the command line can name: ``lin_3e-4``, ``cos_3e-4``, ``cos_3e-4_0.05``.
 
-Saved models name these functions by their module, so this file stays where it is.
+Models that were saved before 0.2 name ``zoo.schedules.warm_up_cosine``, so that name stays here.
 """
 
 from __future__ import annotations
 
-import math
 from functools import partial
+from typing import Any
 
 from rl_zoo3.utils import SimpleLinearSchedule
 from stable_baselines3.common.type_aliases import Schedule
 
+from sb_grpo.maths.schedules import warm_up_cosine
+
+__all__ = ["SCHEDULED", "SYNTAX", "make_schedule", "warm_up_cosine"]
+
 #: Hyperparameters that may be a schedule.
-SCHEDULED = ("learning_rate", "clip_range", "clip_range_high", "clip_range_vf", "delta_std")
+SCHEDULED = ("learning_rate", "clip_range", "clip_range_vf", "delta_std")
 SYNTAX = "a number, lin_3e-4 (linear to 0), cos_3e-4 or cos_3e-4_0.1 (cosine to 0 after warming up for that share of the run)"
 WARM_UP = 0.1
 
 
-def warm_up_cosine(progress_remaining: float, peak: float, warm_up: float) -> float:
-    """Rise linearly from 0 to the peak, then fall to 0 along half a cosine.
+def with_schedules(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings in which the names of schedules have become functions, those within ``loss_kwargs`` too.
 
-    :param progress_remaining: 1 at the start of training, 0 at its end
-    :param peak: the largest value
-    :param warm_up: share of the training that the rise takes
+    :raises ValueError: for text that is none
     """
-    done = 1.0 - progress_remaining
-    if done < warm_up:
-        return peak * done / warm_up
-    return 0.5 * peak * (1.0 + math.cos(math.pi * (done - warm_up) / (1.0 - warm_up)))
+    made: dict[str, Any] = {k: make_schedule(v) if k in SCHEDULED and isinstance(v, str) else v for k, v in settings.items()}
+    high = (made.get("loss_kwargs") or {}).get("clip_range_high")
+    if isinstance(high, str):
+        made["loss_kwargs"] = {**made["loss_kwargs"], "clip_range_high": make_schedule(high)}
+    return made
 
 
 def make_schedule(text: str) -> Schedule:

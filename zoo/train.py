@@ -18,10 +18,9 @@ from typing import Any
 
 import rl_zoo3.train
 
-from zoo.common.command_line import BadInput, Parser, Settings, check_env_id, run
-from zoo.common.yaml_files import read_sections
-from zoo.training.experiment import HEALTH, HYPERPARAMS, Experiment, register
-from zoo.tuning.study import settings_of_trial
+from .common.command_line import BadInput, Parser, Settings, call, check_env_id, default_threads, run
+from .common.yaml_files import HYPERPARAMS, read_sections
+from .training.experiment import HEALTH, Experiment, register
 
 PROFILES = HYPERPARAMS.with_name("profiles.yml")
 
@@ -43,13 +42,15 @@ class TrainParser(Parser):
         self.add_argument("--untrusted", action="store_true", help="run nothing that --trained-agent holds (docs/security.md)")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self.set_defaults(algo="grpo", tensorboard_log="logs/tensorboard")
+        self.set_defaults(algo="grpo", tensorboard_log="logs/tensorboard", num_threads=default_threads())
         given = super().parse_args(args, namespace)
         check_env_id(given.env, given.gym_packages)
         _check_options(given)
         if given.conf_file is None and given.algo == "grpo":
             given.conf_file = str(HYPERPARAMS)
         if given.trial_id is not None:
+            from .tuning.study import settings_of_trial  # with the database drivers
+
             found = settings_of_trial(given.storage, given.study_name, given.trial_id)
             given.hyperparams, given.trial_id = {**found, **(given.hyperparams or {})}, None
         if given.profile:
@@ -63,7 +64,7 @@ def _check_options(given: Any) -> None:
     :raises BadInput: naming what to do instead
     """
     if given.optimize_hyperparameters:
-        raise BadInput("--optimize-hyperparameters: the search is a command of its own, python -m zoo.tune.")
+        raise BadInput(f"--optimize-hyperparameters: the search is a command of its own, {call('tune')}.")
     if given.n_timesteps == 0 or given.n_timesteps < -1:
         raise BadInput(f"--n-timesteps {given.n_timesteps}: at least 1; without it, the settings' own number.")
     if given.profile and given.algo != "grpo":
@@ -110,7 +111,7 @@ def main(arguments: Sequence[str]) -> int:
     rl_zoo3.train.argparse = SimpleNamespace(ArgumentParser=TrainParser)  # type: ignore
     rl_zoo3.train.StoreDict = Settings  # type: ignore[attr-defined]
     rl_zoo3.train.ExperimentManager = experiment  # type: ignore
-    sys.argv = ["python -m zoo.train", *arguments]
+    sys.argv = [call("train"), *arguments]
     before = signal.signal(signal.SIGTERM, stop)
     try:
         rl_zoo3.train.train()

@@ -8,23 +8,31 @@ The same command once more adds 30 trials; ``--max-total-trials 30`` stops at 30
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import optuna
 import torch as th
+from optuna.samplers import GridSampler
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from sb_grpo import GRPO
-from zoo.common.command_line import BadInput, Parser, Settings, check_env_id, run
-from zoo.training.experiment import HYPERPARAMS, Experiment, register
-from zoo.tuning.objective import Objective
-from zoo.tuning.report import write_report
-from zoo.tuning.search_space import SPACES, grpo_start
-from zoo.tuning.study import (
+
+from .common.command_line import BadInput, Parser, Settings, check_env_id, default_threads, run
+from .common.grids import parse_grid
+from .common.yaml_files import HYPERPARAMS
+from .training.checks import check_settings
+from .training.experiment import Experiment, register
+from .tuning.objective import Objective
+from .tuning.report import write_report
+from .tuning.search_space import SPACES, grid_space, grpo_space
+from .tuning.start import AS_IT_STANDS, grpo_start, widened
+from .tuning.study import (
     PRUNERS,
     SAMPLERS,
     SeededByTrial,
@@ -35,18 +43,24 @@ from zoo.tuning.study import (
     retire_abandoned,
 )
 
+GRID = "grid"
+#: Algorithms whose space is numbers without conditions, where a Gaussian process is at its best.
+NUMBERS_ONLY = {"ars"}
+
 
 def make_parser() -> Parser:
     parser = Parser("zoo.tune", __doc__)
     add = parser.add_argument
-    add("--algo", default="grpo", choices=list(SPACES), help="grpo, or ppo with rl_zoo3's space")
+    add("--algo", default="grpo", choices=list(SPACES), help="grpo, or another with rl_zoo3's space of it")
     add("--env", default="CartPole-v1", help="env id")
     add("-n", "--n-timesteps", type=int, default=-1, help="steps of a training (-1: the YAML's)")
     add("--n-seeds", type=int, default=5, help="trainings in a trial; its value is their mean")
     add("--n-trials", type=int, default=30, help="trials that this process adds")
     add("--max-total-trials", type=int, help="trials of the whole study, whoever runs them; goes before --n-trials")
     add("--n-jobs", type=int, default=1, help="trials at once, in threads; processes that share a storage are faster")
-    add("--sampler", default="tpe", choices=list(SAMPLERS), help="who draws the settings")
+    samplers = "who draws the settings; auto: grid with --grid, else gp where the space is numbers only, else tpe"
+    add("--sampler", default="auto", choices=[*SAMPLERS, GRID, "auto"], help=samplers)
+    add("--grid", nargs="+", default=[], metavar="NAME=V,V", help="settings to search, every combination of their values")
     add("--pruner", default="median", choices=list(PRUNERS), help="who stops hopeless trials")
     add("--n-startup-trials", type=int, default=10, help="random trials before sampler and pruner begin to judge")
     add("--n-evaluations", type=int, default=4, help="evaluations in a training, the last at its end")
@@ -58,24 +72,36 @@ def make_parser() -> Parser:
     add("-conf", "--conf-file", help="YAML (or Python) with the settings that are not searched; default: the algorithm's own")
     add("-params", "--hyperparams", nargs="+", action=Settings, default={}, help="settings to fix: name:value, not searched")
     add("--env-kwargs", nargs="+", action=Settings, default={}, help="arguments of the env")
+    add(
+        "--eval-env-kwargs", nargs="+", action=Settings, help="arguments of the env in evaluations; default: those of training"
+    )
     add("--gym-packages", nargs="+", default=[], help="packages to import that register envs")
     add("--vec-env", default="dummy", choices=["dummy", "subproc"], help="envs in this process or in their own")
     add("--device", default="auto", help="of torch")
-    add("--num-threads", type=int, default=1, help="threads of torch; -1: its own choice")
+    add("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
     add("--no-optim-plots", action="store_true", help="no plots")
     return parser
 
 
-def prepare(args: Any) -> tuple[Objective, dict[str, Any] | None]:
+def prepare(args: Any, grid: dict[str, list[Any]]) -> tuple[Objective, dict[str, Any] | None]:
     """The objective, tried once without training, so that what is wrong in general is said before the first trial.
 
-    :return: the objective, and the entry's own settings in the terms of the space, if it can say them
+    :param grid: values by name, if a grid is searched
+    :return: the objective, and the parameters of the first trial, if the space can say the entry's own settings
     :raises BadInput: if a setting is refused
     """
     config = args.conf_file or (str(HYPERPARAMS) if args.algo == "grpo" else None)
-    options = {"env_kwargs": args.env_kwargs, "vec_env_type": args.vec_env, "device": args.device, "config": config}
+    options = {
+        "env_kwargs": args.env_kwargs, "eval_env_kwargs": args.eval_env_kwargs, "vec_env_type": args.vec_env,
+        "device": args.device, "config": config,
+    }  # fmt: skip
     entry = Experiment(argparse.Namespace(), args.algo, args.env, "", hyperparams=args.hyperparams, verbose=0, **options)
-    base, _ = entry.read_hyperparameters()
+    _, base = entry.read_hyperparameters()
+    for name, values in grid.items():
+        if name in args.hyperparams:
+            raise BadInput(f"--grid searches {name}, which --hyperparams fixes.")
+        for value in values:
+            check_settings(args.algo, {**base, name: value}, lambda name: "--grid" if name in grid else str(config))
     n_timesteps = args.n_timesteps if args.n_timesteps > 0 else int(base["n_timesteps"])
     objective = Objective(
         args.algo, args.env, dict(base), args.hyperparams, n_timesteps, args.n_seeds, args.n_evaluations, args.eval_episodes,
@@ -85,24 +111,63 @@ def prepare(args: Any) -> tuple[Objective, dict[str, Any] | None]:
     env = model.get_env()
     assert env is not None
     env.close()
-    return objective, grpo_start(model, objective.base) if isinstance(model, GRPO) else None
+    if grid:
+        objective.draw = partial(grid_space, grid=grid)
+    elif isinstance(model, GRPO):
+        space, start, said = widened(grpo_start(model, objective.base))
+        objective.draw = partial(grpo_space, space=space)
+        print(f"The first trial is the entry as it stands. {'; '.join(said)}".strip())
+        return objective, start
+    else:
+        print(f"The entry's own settings are no trial: rl_zoo3's space of {args.algo} cannot say them.")
+    return objective, None
 
 
-def open_study(args: Any, objective: Objective, start: dict[str, Any] | None) -> Study:
+def sampler_of(args: Any, grid: dict[str, list[Any]]) -> SeededByTrial:
+    """Who draws.
+
+    :raises BadInput: for a grid without a grid sampler, or the other way round
+    """
+    name = args.sampler
+    if name == "auto":
+        name = GRID if grid else "gp" if args.algo in NUMBERS_ONLY else "tpe"
+    if (name == GRID) != bool(grid):
+        raise BadInput("--sampler grid and --grid NAME=VALUE,VALUE need each other.")
+    if name == GRID:
+        # Its seed numbers the points, so all trials need the same one.
+        return SeededByTrial(lambda _: GridSampler(grid, seed=args.seed), args.seed)
+    return SeededByTrial(lambda seed: SAMPLERS[name](seed, args.n_startup_trials), args.seed)
+
+
+def train_options(args: Any) -> list[str]:
+    """What ``zoo.train`` must be told to train as the trials did, apart from their settings."""
+    options = ["--algo", args.algo, "--env", args.env]
+    for name in ("env_kwargs", "eval_env_kwargs"):
+        if getattr(args, name):
+            options += [f"--{name.replace('_', '-')}", *(f"{k}:{v!r}" for k, v in getattr(args, name).items())]
+    if args.gym_packages:
+        options += ["--gym-packages", *args.gym_packages]
+    for name, default in (("vec_env", "dummy"), ("device", "auto"), ("num_threads", default_threads())):
+        if getattr(args, name) != default:
+            options += [f"--{name.replace('_', '-')}", str(getattr(args, name))]
+    return options
+
+
+def open_study(args: Any, objective: Objective, start: dict[str, Any] | None, grid: dict[str, list[Any]]) -> Study:
     """Create the study, or continue it.
 
     :param start: parameters of a new study's first trial
+    :param grid: values by name, if a grid is searched
     :raises BadInput: if a study of this name is about something else
     """
-    storage = open_storage(args.storage)
-    sampler = SeededByTrial(lambda seed: SAMPLERS[args.sampler](seed, args.n_startup_trials), args.seed)
+    storage, sampler = open_storage(args.storage), sampler_of(args, grid)
     pruner = PRUNERS[args.pruner](args.n_startup_trials, args.n_seeds * args.n_evaluations)
     try:
         study = optuna.create_study(
             storage=storage, study_name=args.study_name, sampler=sampler, pruner=pruner, direction="maximize"
         )
         if start is not None:  # by the one process that has created it
-            study.enqueue_trial(start)
+            study.enqueue_trial(start, user_attrs={AS_IT_STANDS: True})
     except optuna.exceptions.DuplicatedStudyError:
         study = optuna.load_study(study_name=args.study_name, storage=storage, sampler=sampler, pruner=pruner)
     about = {
@@ -113,16 +178,31 @@ def open_study(args: Any, objective: Objective, start: dict[str, Any] | None) ->
         "n_evaluations": args.n_evaluations,
         "eval_episodes": args.eval_episodes,
         "fixed": {name: str(value) for name, value in args.hyperparams.items()},
+        "env_kwargs": args.env_kwargs,
+        "eval_env_kwargs": args.eval_env_kwargs,
+        "entry": objective.base,
+        "grid": grid,
     }
+    about = json.loads(json.dumps(about, default=str))  # as the storage gives it back
     for name, value in about.items():
-        if study.user_attrs.get(name, value) != value:
+        there = study.user_attrs.get(name, value)
+        if there != value:
             raise BadInput(
-                f"study {args.study_name} in {args.storage} was begun with {name}={study.user_attrs[name]!r}, not {value!r}: "
+                f"study {args.study_name} in {args.storage} was begun with {difference(name, there, value)}: "
                 "values would not be comparable. Choose another --study-name."
             )
         study.set_user_attr(name, value)
+    study.set_user_attr("train_options", train_options(args))
     study.set_user_attr("command", "python " + " ".join(sys.orig_argv[1:]))
     return study
+
+
+def difference(name: str, there: Any, here: Any) -> str:
+    """What of a study's attribute differs; of a mapping, the entries that do."""
+    if isinstance(there, dict) and isinstance(here, dict):
+        names = [k for k in {**there, **here} if there.get(k) != here.get(k)]
+        there, here = ({k: x[k] for k in names if k in x} for x in (there, here))
+    return f"{name}={there!r}, not {here!r}"
 
 
 class Progress:
@@ -181,12 +261,16 @@ def main(arguments: Sequence[str]) -> int:
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # Progress speaks
-    objective, start = prepare(args)
+    grid = parse_grid("--grid", args.grid)
+    objective, start = prepare(args, grid)
     args.study_name = args.study_name or f"{args.algo}_{args.env.replace('/', '-')}_{objective.n_timesteps}"
     folder = Path(args.log_folder, "tune", args.study_name)
     args.storage = args.storage or str(folder / "journal.log")
-    study = open_study(args, objective, start)
-    finished = search(study, objective, args)
+    study = open_study(args, objective, start, grid)
+    try:
+        finished = search(study, objective, args)
+    finally:
+        objective.evaluation_envs.close()
     completed = write_report(study, args.storage, folder, plots=not args.no_optim_plots)
     return 130 if not finished else 0 if completed else 1
 

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from zoo import benchmark, compare, plot
-from zoo.common.command_line import BadInput, Parser, run
+from . import benchmark, compare, plot
+from .common.command_line import BadInput, Parser, run
 
 
 def parser() -> Parser:

@@ -4,28 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any
 
 import torch as th
 from torch import nn
 
-from sb_grpo.arguments import check_features
 from sb_grpo.baselines.state import StateBaseline
-from sb_grpo.extras.grouping import Grouping, to_one_scale
 from sb_grpo.maths.chunks import in_chunks
-from sb_grpo.maths.estimators import ESTIMATORS, shape_rewards
-from sb_grpo.types import NOTHING, AdvantageOptions, Rollout, select_episodes
+from sb_grpo.maths.estimators import to_one_scale
+from sb_grpo.types import AdvantageOptions, Estimate, Features, Rollout, select_episodes
 
-if TYPE_CHECKING:
-    from sb_grpo.grpo import GRPO
-
-
-class Estimate(NamedTuple):
-    """What an estimator says of a rollout."""
-
-    advantages: th.Tensor  #: [M]
-    explained: float | None  #: explained variance of the ``"state"`` baseline (mean over its parts)
-    figures: Mapping[str, float] = NOTHING  #: what else it has to log
+#: An input of values whose square, summed over a rollout, is still a float32.
+LARGEST_FEATURE = 1e17
 
 
 class Baselines(nn.ModuleList):
@@ -39,20 +29,20 @@ class Baselines(nn.ModuleList):
     :param n_objectives: number of reward columns
     """
 
+    uses_values, whole_episodes, needs_peers = True, False, False
+
     def __init__(self, make: Callable[[], StateBaseline], n_tasks: int, n_objectives: int) -> None:
         super().__init__(make() for _ in range(n_tasks * n_objectives))
         self.n_tasks = n_tasks
 
-    def estimate(
-        self, rollout: Rollout, options: AdvantageOptions, features: th.Tensor, final_features: th.Tensor, objective: int
-    ) -> Estimate:
+    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
         """Advantages under the baselines of one objective, each task by itself.
 
         :param rollout: with ``task`` where there are several
-        :param features: ``[M, d]`` of each step's observation
-        :param final_features: ``[E, d]`` of the observation after each episode's last step
+        :param features: of its observations
         :param objective: which reward column the rollout's rewards are
         """
+        assert features is not None
         advantages, explained, figures = th.zeros_like(rollout.rewards), [], []
         task = rollout.task if self.n_tasks > 1 and rollout.task is not None else th.zeros_like(rollout.group)
         for label in th.unique(task).tolist():
@@ -60,7 +50,7 @@ class Baselines(nn.ModuleList):
             part, rows = select_episodes(rollout, episodes)
             baseline = self[objective * self.n_tasks + label]
             assert isinstance(baseline, StateBaseline)
-            advantages[rows], share = baseline.advantages(part, options, features[rows], final_features[episodes])
+            advantages[rows], share = baseline.advantages(part, options, features.steps[rows], features.final[episodes])
             explained.append(share)
             figures.append(baseline.figures)
         finite = [x for x in explained if math.isfinite(x)]
@@ -73,39 +63,32 @@ def mean_figures(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
-def make_state_baseline(model: GRPO, grouping: Grouping) -> StateBaseline | Baselines:
-    """The baseline of ``advantage="state"`` for a model's tasks and objectives."""
+def features_of(policy: Any, rollout: Rollout) -> Features:
+    """What the policy makes of a rollout's observations: what values are fitted on.
 
-    def make() -> StateBaseline:
-        return StateBaseline(model.policy.features_dim, **(model.baseline_kwargs or {}))
+    :raises ValueError: for a feature that is not finite, or whose square is not
+    """
+    features = in_chunks(policy.features, rollout.observations)
+    final = in_chunks(policy.features, rollout.final_observations)
+    check_features(features, final, rollout)
+    return Features(features, final)
 
-    n_tasks = len(grouping.names) if grouping.by_task else 1
-    n_objectives = len(model.objectives or {}) if model.objective_normalization == "each" else 1
-    return make() if n_tasks * n_objectives == 1 else Baselines(make, n_tasks, n_objectives)
 
+def estimate_each(
+    estimator: Any,
+    rollout: Rollout,
+    options: AdvantageOptions,
+    features: Features | None,
+    columns: Sequence[th.Tensor],
+    weights: th.Tensor,
+) -> Estimate:
+    """Every objective is estimated, and normalised, by itself; then they are summed by weight and brought to a spread of 1
+    over the rollout (GDPO, arXiv 2601.05242, section 3; rows without signal stay 0).
 
-def weighted_rewards(rollout: Rollout, weights: th.Tensor | None) -> Rollout:
-    """The rollout whose reward is the weighted sum of its objectives, where it has any.
-
+    :param columns: K rewards of the steps, ``[M]`` each
     :param weights: ``[K]``
     """
-    return rollout if weights is None or rollout.objectives is None else rollout._replace(rewards=rollout.objectives @ weights)
-
-
-def estimate(model: GRPO, rollout: Rollout, options: AdvantageOptions, weights: th.Tensor | None) -> Estimate:
-    """Advantages of a rollout by the model's estimator.
-
-    With ``objective_normalization="each"`` every objective is estimated, and normalised, by itself; then they are summed
-    by weight and brought to a spread of 1 over the rollout (GDPO, arXiv 2601.05242, section 3; rows without signal stay 0).
-
-    :param weights: ``[K]`` weights of the objectives; None: there is one reward
-    """
-    one = _estimator(model, rollout, options)
-    if weights is None or model.objective_normalization == "sum":
-        return one(rollout, 0)
-    assert rollout.objectives is not None
-    columns = shape_rewards(rollout.objectives, model.reward_scaling, model.reward_clip).unbind(1)
-    parts = [one(rollout._replace(rewards=rewards), k) for k, rewards in enumerate(columns)]
+    parts = [estimator.estimate(rollout._replace(rewards=rewards), options, features, k) for k, rewards in enumerate(columns)]
     total = th.stack([part.advantages for part in parts], dim=1) @ weights
     explained = [part.explained for part in parts if part.explained is not None]
     return Estimate(
@@ -115,20 +98,21 @@ def estimate(model: GRPO, rollout: Rollout, options: AdvantageOptions, weights: 
     )
 
 
-def _estimator(model: GRPO, rollout: Rollout, options: AdvantageOptions) -> Callable[[Rollout, int], Estimate]:
-    """From a rollout and the number of its objective to advantages. The policy's features are computed once for all."""
-    baseline = model.state_baseline
-    if baseline is None:
-        function = model.advantage if callable(model.advantage) else ESTIMATORS[model.advantage]
-        return lambda part, objective: Estimate(function(part, options), None)
-    features = in_chunks(model.policy.features, rollout.observations)
-    final = in_chunks(model.policy.features, rollout.final_observations)
-    check_features(features, final, rollout)
-    if isinstance(baseline, Baselines):
-        return lambda part, objective: baseline.estimate(part, options, features, final, objective)
-    predict = model.captured.predict(baseline)
+def check_features(features: th.Tensor, final_features: th.Tensor, rollout: Rollout) -> None:
+    """Check that the state baseline can standardise its inputs: finite, and with squares that are.
 
-    def of_one(part: Rollout, objective: int) -> Estimate:
-        return Estimate(*baseline.advantages(part, options, features, final, predict), baseline.figures)
-
-    return of_one
+    :param features: ``[M, d]`` what the policy makes of each step's observation
+    :param final_features: ``[E, d]`` of the observation after each episode's last step
+    :raises ValueError: naming the step, the component and its value
+    """
+    for values, group, t in ((features, rollout.group[rollout.episode], rollout.t), (final_features, rollout.group, None)):
+        bad = ~(values.abs() <= LARGEST_FEATURE)
+        if bool(bad.any()):
+            row, component = bad.nonzero()[0].tolist()
+            when = f"of step {int(t[row])}" if t is not None else "after the last step"
+            raise ValueError(
+                f"Feature {component} {when} of an episode in group {int(group[row])} of this rollout is "
+                f"{float(values[row, component]):g}, but the fit of values needs it within +-{LARGEST_FEATURE:g}. The "
+                "policy has not been updated. Features are what its features extractor makes of an observation (float32): "
+                "bound or scale the observation in the env or with a wrapper, or check the extractor."
+            )

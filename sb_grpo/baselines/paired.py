@@ -54,7 +54,7 @@ def check_paired(paired: bool | float) -> None:
         return
     if not isinstance(paired, Real) or not 0 <= paired <= 1:
         raise ValueError(
-            f"baseline_kwargs: paired={paired!r} must be True (the share of luck is fitted), False, or a number in [0, 1] "
+            f"advantage_kwargs: paired={paired!r} must be True (the share of luck is fitted), False, or a number in [0, 1] "
             "that takes the place of the fitted share."
         )
 

@@ -23,7 +23,7 @@ from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.returns import Residuals, explained_variance, gae, residuals_of, rewards_to_go
 from sb_grpo.maths.ridge import factorise, solve_each
 from sb_grpo.rules import AT_LEAST_ONE, BELOW_ONE, POSITIVE, SHARE, check_numbers
-from sb_grpo.types import AdvantageOptions, Rollout
+from sb_grpo.types import AdvantageOptions, Estimate, Features, Rollout
 
 RIDGE_RANGE = (0.1, 1000.0)
 RIDGE_FACTORS = (0.1, 1.0, 10.0)
@@ -75,6 +75,9 @@ class StateBaseline(nn.Module):
 
     ridge: th.Tensor
     weights: th.Tensor
+    uses_values, whole_episodes, needs_peers = True, False, False
+    #: In place of :meth:`predict`, to compute the same faster.
+    fast_predict: Predict | None = None
 
     def __init__(
         self,
@@ -95,7 +98,7 @@ class StateBaseline(nn.Module):
     ) -> None:
         super().__init__()
         given = dict(sweeps=sweeps, fit_rows=fit_rows, folds=folds, scale=scale, memory=memory, anchor=anchor)
-        check_numbers("baseline_kwargs", given if n_features is None else dict(given, n_features=n_features), RULES)
+        check_numbers("advantage_kwargs", given if n_features is None else dict(given, n_features=n_features), RULES)
         dim = Horizons.size if horizons else input_dim
         n_features = usual_n_features(dim, 256 if learn_metric else 512) if n_features is None else n_features
         check_paired(paired)
@@ -111,23 +114,22 @@ class StateBaseline(nn.Module):
         self._fits = 0
         self.pairing = None if paired is False else Pairing(None if paired is True else float(paired))
 
+    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
+        """Advantages of a rollout, and what there is to log of them; see :meth:`advantages`."""
+        assert features is not None
+        return Estimate(*self.advantages(rollout, options, *features), self.figures)
+
     @th.no_grad()
     def advantages(
-        self,
-        rollout: Rollout,
-        options: AdvantageOptions,
-        features: th.Tensor,
-        final_features: th.Tensor,
-        predict: Predict | None = None,
+        self, rollout: Rollout, options: AdvantageOptions, features: th.Tensor, final_features: th.Tensor
     ) -> tuple[th.Tensor, float]:
         """Advantages of a rollout under a baseline that no episode had a part in itself; then refit with all of it.
 
         :param features: ``[M, input_dim]`` of each step's observation
         :param final_features: ``[E, input_dim]`` of the observation after each episode's last step
-        :param predict: in place of :meth:`predict`, to compute the same faster
         :return: ``[M]`` advantages, and the explained variance of the baseline that they were computed with
         """
-        residuals, values, target = self._residuals(rollout, options, features, final_features, predict or self.predict)
+        residuals, values, target = self._residuals(rollout, options, features, final_features)
         advantages = residuals.own if self.pairing is None else self.pairing(residuals, rollout)
         return centre_and_scale(advantages, target, rollout, options), explained_variance(values, target)
 
@@ -149,7 +151,7 @@ class StateBaseline(nn.Module):
         return x, x_final
 
     def _residuals(
-        self, rollout: Rollout, options: AdvantageOptions, features: th.Tensor, final_features: th.Tensor, predict: Predict
+        self, rollout: Rollout, options: AdvantageOptions, features: th.Tensor, final_features: th.Tensor
     ) -> tuple[Residuals, th.Tensor, th.Tensor]:
         """Lambda-advantages under values that no episode had a part in itself; then the fit to all of the rollout.
 
@@ -161,6 +163,7 @@ class StateBaseline(nn.Module):
         x_fit = x[rows]
         if first:
             self._begin(x_fit, rewards_to_go(rollout, options.gamma)[rows])
+        predict = self.fast_predict or self.predict
         predictions, final_predictions = in_chunks(predict, x), in_chunks(predict, x_final)
         best = 1 if first else self._best_ridge(rollout, options, predictions, final_predictions)
         fold = th.zeros_like(rollout.group)

@@ -80,7 +80,7 @@ RULES: tuple[Rule, ...] = (
         "dead_groups",
         "group/frac_zero_std",
         "In {value:.0%} of the groups all members earn the same and teach nothing: unless the task is solved, raise "
-        "group_size or ent_coef, add an exploration_bonus, or check that the reward depends on the actions.",
+        "group_size or ent_coef, add an exploration bonus, or check that the reward depends on the actions.",
         "Above one half most of what was collected is thrown away; where returns have grown, a solved task looks the same.",
         high=0.5,
         excused_by="group/baseline",
@@ -89,7 +89,7 @@ RULES: tuple[Rule, ...] = (
         "advantage_spread",
         "group/advantage_std",
         "The advantages have a standard deviation of {value:.3g}, where clipping and learning rates expect about 1: set "
-        "normalize_advantage='group' or 'batch', or bound the rewards with reward_scaling='clip'.",
+        "normalize_advantage='group' or 'batch', or bound the rewards with rewards=dict(scaling='clip').",
         "Normalised advantages have 1; sums of normalised step rewards ('process') a few times that.",
         high=20.0,
     ),

@@ -6,7 +6,7 @@ works on that one form, whatever the number of envs, the group size, or where an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,8 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb_grpo.collect.columns import Column
+from sb_grpo.maths.chunks import in_chunks
 from sb_grpo.types import NOTHING, Rollout, TensorOrDict, map_obs
 
 
@@ -45,6 +47,7 @@ class GroupRolloutBuffer(BaseBuffer):
         self._kept: dict[str, Any] | None = None
         self._obs_dtypes: dict[str, th.dtype] = {}
         self.extra: dict[str, th.Tensor] = {}  #: columns that :meth:`add_columns` declared
+        self._of_episodes: set[str] = set()
         self._allocate(buffer_size)
 
     @property
@@ -90,13 +93,14 @@ class GroupRolloutBuffer(BaseBuffer):
             self.extra[name] = self._grown(column, size, column.shape[2:], column.dtype, self.column_device)
         self.buffer_size = size
 
-    def add_columns(self, columns: dict[str, tuple[tuple[int, ...], th.dtype]]) -> None:
+    def add_columns(self, columns: Sequence[Column]) -> None:
         """Make room for further columns of every step.
 
-        :param columns: shape and dtype of one value, by name: ``task``, ``objectives``, ``episode_return``
+        :param columns: of the schema
         """
-        for name, (shape, dtype) in columns.items():
-            self.extra[name] = self._grown(None, self.buffer_size, shape, dtype, self.column_device)
+        for column in columns:
+            self.extra[column.name] = self._grown(None, self.buffer_size, column.shape, column.dtype, self.column_device)
+        self._of_episodes = {column.name for column in columns if column.of_episodes}
 
     def reset(self) -> None:
         """Forget the steps of this rollout; rows kept for later stay."""
@@ -184,6 +188,13 @@ class GroupRolloutBuffer(BaseBuffer):
     def new_rows(self) -> tuple[TensorOrDict, th.Tensor]:
         """Observations and actions of this rollout's steps, ``[time * slots, ...]`` views."""
         return map_obs(lambda o: o[: self.pos].flatten(0, 1), self.observations), self.actions[: self.pos].flatten(0, 1)
+
+    def log_probs_of(self, policy_log_prob: Callable[..., th.Tensor]) -> th.Tensor:
+        """``[time * slots]`` log-probabilities of :meth:`new_rows`, under the policy that collected them.
+
+        :param policy_log_prob: from observations and actions
+        """
+        return in_chunks(policy_log_prob, *self.new_rows())
 
     def seen_observations(self) -> TensorOrDict:
         """Observations of this rollout's steps, those of idle slots left out once :meth:`pack` has counted them."""
@@ -279,10 +290,11 @@ class GroupRolloutBuffer(BaseBuffer):
         end = rows["ends"].index_select(0, last)
         groups, group = th.unique_consecutive(jobs // group_size, return_inverse=True)
         extra = {name: rows[name].to(self.device) for name in self.extra}
-        for name in extra.keys() & {"task", "episode_return"}:
+        for name in self._of_episodes:
             extra[name] = extra[name].index_select(0, last.to(self.device))
         if "task" in extra:
             self._check_one_task(rows["task"], extra["task"].to(rows["task"].device), episode)
+        fields = {name: extra.pop(name) for name in set(extra) & set(Rollout._fields)}
         return Rollout(
             observations=rows["obs"],
             actions=rows["actions"],
@@ -297,7 +309,8 @@ class GroupRolloutBuffer(BaseBuffer):
             n_groups=len(groups),
             max_length=int(lengths.max()),
             seed_group=(jobs // group_size).to(self.device),
-            **extra,
+            extra=extra,
+            **fields,
         )
 
     @staticmethod

@@ -1,92 +1,128 @@
-"""Columns beside the reward: the task that each step belongs to, its reward by objective, and the return so far."""
+"""The schema of the columns that a rollout may have beside observations, actions and rewards.
+
+A column is one entry here: its name, the form of a value, whether steps or episodes have it, and where it comes from, on the
+host and on the device. Buffers, packing, rollouts and minibatches carry whatever the schema lists.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from sb_grpo.types import NOTHING
-
-if TYPE_CHECKING:
-    from sb_grpo.grpo import GRPO
+from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.options import Multitask, Rewards
 
 #: Key of an info that holds the rewards by objective.
 REWARDS_KEY = "rewards"
 
 
-def task_names(tasks: int | Sequence[str] | None) -> tuple[str, ...]:
-    """Names of the declared tasks; their places are the task ids.
+class HostStep(NamedTuple):
+    """One step of every slot of host envs, as a column sees it."""
 
-    :param tasks: how many, or their names; None: no tasks
+    raw_obs: Any  #: [n_envs, ...] that the step was taken from, before any normalisation
+    infos: list[dict[str, Any]]
+    raw_rewards: np.ndarray  #: [n_envs]
+    t: np.ndarray  #: [n_envs] number of the step in its episode
+
+
+class Wanted(NamedTuple):
+    """What decides which columns there are."""
+
+    multitask: Multitask
+    rewards: Rewards
+    observation_space: spaces.Space
+    n_envs: int
+
+
+class Column(NamedTuple):
+    """One entry of the schema."""
+
+    name: str
+    shape: tuple[int, ...]  #: of one value
+    dtype: th.dtype
+    of_episodes: bool  #: one value per episode, that of its last step; False: one per step
+    #: From one step of every slot to ``[n_envs, *shape]``.
+    host: Callable[[HostStep], np.ndarray]
+    #: From a tensor env after a step, and the returns of the slots' episodes so far ``[n_envs]``, to ``[n_envs, *shape]``;
+    #: None where the env does not say.
+    tensor: Callable[[TensorVecEnv, th.Tensor], th.Tensor | None]
+
+
+def task_column(wanted: Wanted) -> Column | None:
+    """The task that each episode belongs to."""
+    if wanted.multitask.tasks is None:
+        return None
+    read = TaskReader(wanted.multitask, wanted.observation_space)
+    return Column("task", (), th.int64, True, read, lambda env, returns: env.tasks)
+
+
+def objectives_column(wanted: Wanted) -> Column | None:
+    """The reward of each step by objective."""
+    objectives = wanted.rewards.objectives
+    if objectives is None:
+        return None
+    shape = (len(objectives),)
+    return Column("objectives", shape, th.float32, False, ObjectiveReader(objectives), lambda env, returns: env.objectives)
+
+
+def return_column(wanted: Wanted) -> Column | None:
+    """The return of each episode so far, of the env's own reward."""
+    if wanted.multitask.tasks is None and wanted.multitask.weights is None:
+        return None
+    return Column("episode_return", (), th.float32, True, ReturnsSoFar(wanted.n_envs), lambda env, returns: returns)
+
+
+#: What makes the columns, in this order; each returns None where nothing asks for it.
+SCHEMA: list[Callable[[Wanted], Column | None]] = [task_column, objectives_column, return_column]
+
+
+def make_columns(wanted: Wanted) -> tuple[Column, ...]:
+    """The columns that a model's arguments ask for; none with the default ones."""
+    return tuple(column for make in SCHEMA if (column := make(wanted)) is not None)
+
+
+def read_host(columns: Sequence[Column], step: HostStep) -> Mapping[str, np.ndarray]:
+    """The values of one step of every slot, by name.
+
+    :raises ValueError: for a task or an objective that is missing, unknown or not finite
     """
-    if tasks is None:
-        return ()
-    return tuple(f"task_{i}" for i in range(tasks)) if isinstance(tasks, int | np.integer) else tuple(tasks)
+    return {column.name: column.host(step) for column in columns}
 
 
-def column_shapes(model: GRPO) -> dict[str, tuple[tuple[int, ...], th.dtype]]:
-    """The columns that a model's options ask for; none with the default ones."""
-    columns: dict[str, tuple[tuple[int, ...], th.dtype]] = {}
-    if model.tasks is not None:
-        columns["task"] = ((), th.int64)
-    if model.objectives is not None:
-        columns["objectives"] = ((len(model.objectives),), th.float32)
-    if model.tasks is not None or model.group_weights is not None:
-        columns["episode_return"] = ((), th.float32)
-    return columns
+class ReturnsSoFar:
+    """Adds up the rewards of each slot's episode.
 
-
-class HostColumns:
-    """Reads the columns from what an SB3 VecEnv reports.
-
-    A task comes from the observation where that is a Dict with the key ``task_key``, otherwise from ``info[task_key]``;
-    rewards by objective come from ``info["rewards"]``, a dict by name or a vector in the order of ``objectives``. The
-    return so far is of the env's own reward.
-
-    :param model: with its env
+    :param n_envs: number of slots
     """
 
-    def __init__(self, model: GRPO) -> None:
-        self.columns = column_shapes(model)
-        self.key, self.names = model.task_key, task_names(model.tasks)
+    def __init__(self, n_envs: int) -> None:
+        self.returns = np.zeros(n_envs, dtype=np.float32)
+
+    def __call__(self, step: HostStep) -> np.ndarray:
+        self.returns = np.where(step.t == 0, 0.0, self.returns) + step.raw_rewards
+        return self.returns
+
+
+class TaskReader:
+    """Reads the task from the observation where that is a Dict with the key ``task_key``, otherwise from ``info[task_key]``.
+
+    :param multitask: names and key
+    :param space: of observations
+    """
+
+    def __init__(self, multitask: Multitask, space: spaces.Space) -> None:
+        self.key, self.names = multitask.task_key, multitask.names
         self.ids: dict[Any, int] = {**{i: i for i in range(len(self.names))}, **{name: i for i, name in enumerate(self.names)}}
-        space = model.observation_space
         self.in_observation = isinstance(space, spaces.Dict) and self.key in space.spaces
-        self.objectives = list(model.objectives or {})
-        self.returns = np.zeros(model.n_envs, dtype=np.float32)
 
-    def read(
-        self, raw_obs: Any, infos: list[dict[str, Any]], raw_rewards: np.ndarray, t: np.ndarray
-    ) -> Mapping[str, np.ndarray]:
-        """The columns of one step of every slot.
-
-        :param raw_obs: ``[n_envs, ...]`` that the step was taken from, before any normalisation
-        :param infos: of the step
-        :param raw_rewards: ``[n_envs]``
-        :param t: ``[n_envs]`` number of the step in its episode
-        :return: ``[n_envs, ...]`` by name; empty where no option asks for any
-        :raises ValueError: for a task or an objective that is missing, unknown or not finite
-        """
-        if not self.columns:
-            return NOTHING
-        extra: dict[str, np.ndarray] = {}
-        if "task" in self.columns:
-            extra["task"] = (
-                self._from_observation(np.asarray(raw_obs[self.key]))
-                if self.in_observation
-                else self._ids([self._of_info(slot, info) for slot, info in enumerate(infos)])
-            )
-        if "objectives" in self.columns:
-            extra["objectives"] = np.array([self._rewards(slot, info) for slot, info in enumerate(infos)], dtype=np.float32)
-            self._check_finite(extra["objectives"])
-        if "episode_return" in self.columns:
-            self.returns = np.where(t == 0, 0.0, self.returns) + raw_rewards
-            extra["episode_return"] = self.returns
-        return extra
+    def __call__(self, step: HostStep) -> np.ndarray:
+        if self.in_observation:
+            return self._from_observation(np.asarray(step.raw_obs[self.key]))
+        return self._ids([self._of_info(slot, info) for slot, info in enumerate(step.infos)])
 
     def _of_info(self, slot: int, info: dict[str, Any]) -> Any:
         if self.key not in info:
@@ -125,6 +161,21 @@ class HostColumns:
                 f"tasks, given as an integer from 0 to {n - 1} or as a one-hot vector. Declare all of them with tasks=."
             )
         return ids
+
+
+class ObjectiveReader:
+    """Reads the rewards by objective from ``info["rewards"]``: a dict by name, or a vector in the order of ``objectives``.
+
+    :param objectives: weights by name
+    """
+
+    def __init__(self, objectives: Mapping[str, float]) -> None:
+        self.objectives = list(objectives)
+
+    def __call__(self, step: HostStep) -> np.ndarray:
+        values = np.array([self._rewards(slot, info) for slot, info in enumerate(step.infos)], dtype=np.float32)
+        self._check_finite(values)
+        return values
 
     def _rewards(self, slot: int, info: dict[str, Any]) -> Any:
         if REWARDS_KEY not in info:

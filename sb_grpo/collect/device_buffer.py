@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch as th
 
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.types import TensorOrDict
-
-#: What an env reports of itself, whether it is asked for or not.
-OPTIONAL_COLUMNS = ("task", "objectives")
 
 
 class TensorRolloutBuffer(GroupRolloutBuffer):
@@ -37,22 +35,18 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
 
         :param n: how many; the buffer's size is a multiple of it
         :param columns: ``observations``, ``actions``, ``log_probs``, ``rewards``, ``jobs``, ``t``, ``ends``,
-            ``next_observations`` and ``finished_return`` (return of the episode where it ended), ``[n, n_envs, ...]`` each;
-            ``task`` and ``objectives`` are passed over where nobody asked for them
+            ``next_observations`` and ``finished_return`` (return of the episode where it ended), and those that
+            :meth:`add_columns` declared, ``[n, n_envs, ...]`` each
         """
         if self.pos == self.buffer_size:
             self._allocate(2 * self.buffer_size)
         for name, values in columns.items():
-            column = self.extra.get(name) if name in OPTIONAL_COLUMNS else getattr(self, name)
-            if column is not None:
-                column[self.pos : self.pos + n] = values
-        if "episode_return" in self.extra:
-            self.extra["episode_return"][self.pos : self.pos + n] = columns["finished_return"]
+            column = self.extra[name] if name in self.extra else getattr(self, name)
+            column[self.pos : self.pos + n] = values
         self.pos += n
 
-    @property
-    def new_log_probs(self) -> th.Tensor:
-        """``[time * slots]`` log-probabilities that :meth:`new_rows` had when they were drawn."""
+    def log_probs_of(self, policy_log_prob: Callable[..., th.Tensor]) -> th.Tensor:
+        """Those that :meth:`new_rows` had when they were drawn."""
         return self.log_probs[: self.pos].flatten()
 
     def _new_final_observations(self) -> th.Tensor:

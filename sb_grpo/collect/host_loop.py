@@ -3,40 +3,36 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb_grpo.collect.buffer import GroupRolloutBuffer
+from sb_grpo.collect.columns import Column, HostStep, read_host
 from sb_grpo.collect.interruption import check_hopeless
+from sb_grpo.collect.plan import Plan, Taken, check_endless, is_complete
 from sb_grpo.collect.slots import GroupSlots
-from sb_grpo.types import map_obs
-
-if TYPE_CHECKING:
-    from sb_grpo.grpo import GRPO
-
-#: With whole-episode estimators and no known time limit, an episode may run this long before we call it endless.
-ENDLESS = 10_000
+from sb_grpo.policies import ActorPolicy
+from sb_grpo.types import NOTHING, map_obs
 
 
-def to_env_actions(model: GRPO, actions: np.ndarray) -> np.ndarray:
+def to_env_actions(policy: ActorPolicy, actions: np.ndarray) -> np.ndarray:
     """Actions in the env's own bounds: unsquashed or clipped where the space is a Box.
 
     :param actions: ``[n_envs]`` or ``[n_envs, n]`` as sampled
     :return: ``[n_envs, *action_space.shape]``
     """
-    space = model.action_space
+    space = policy.action_space
     if not isinstance(space, spaces.Box):
         return actions
     actions = actions.reshape((-1, *space.shape))
-    return model.policy.unscale_action(actions) if model.policy.squash_output else np.clip(actions, space.low, space.high)
+    return policy.unscale_action(actions) if policy.squash_output else np.clip(actions, space.low, space.high)
 
 
 def check_finite(env: VecEnv, what: str, value: Any, step: int) -> None:
@@ -92,38 +88,6 @@ def note_ends(buffer: GroupRolloutBuffer, jobs: np.ndarray, dones: np.ndarray, i
     return ends
 
 
-def check_endless(model: GRPO) -> None:
-    """Whole-episode estimators would wait for ever for an episode that does not end.
-
-    :raises ValueError: if one has gone on for ``ENDLESS`` steps and no time limit is known
-    """
-    assert model.slots is not None
-    longest = int(model.slots.t.max())
-    if longest >= ENDLESS and longest > (model._time_limit or 0):  # a limit that a registration promises may not be kept
-        reason, way_out = (
-            (f"n_groups={model.n_groups}", "set n_steps instead of n_groups")
-            if model.advantage == "state"
-            else (f"advantage={model.advantage!r}", "use advantage='state'")
-        )
-        raise ValueError(
-            f"No end after {ENDLESS} steps of an episode, and the env has no time limit, but {reason} needs whole episodes. "
-            f"Set a limit with gymnasium.make(..., max_episode_steps=1000) or gymnasium.wrappers.TimeLimit, or {way_out}."
-        )
-
-
-def rollout_is_complete(model: GRPO, n_steps: int, completed: int) -> bool:
-    """After ``n_steps`` steps per env; whole-episode estimators also want complete groups.
-
-    :param n_steps: steps per env so far
-    :param completed: groups completed so far
-    """
-    if not model.whole_episodes:
-        return n_steps >= model.steps_per_env
-    assert model.slots is not None
-    check_endless(model)
-    return completed >= model.n_groups if model.n_groups else n_steps >= model.steps_per_env and completed > 0
-
-
 @contextmanager
 def unspoilt(vec_normalize: VecNormalize | None) -> Iterator[None]:
     """Put VecNormalize's running statistics back when an env fails: once they have seen a NaN they never recover."""
@@ -137,63 +101,67 @@ def unspoilt(vec_normalize: VecNormalize | None) -> Iterator[None]:
         raise
 
 
-def collect(model: GRPO, env: VecEnv, callback: BaseCallback, buffer: GroupRolloutBuffer) -> bool:
+def collect(
+    env: VecEnv,
+    policy: ActorPolicy,
+    buffer: GroupRolloutBuffer,
+    columns: Sequence[Column],
+    plan: Plan,
+    slots: GroupSlots,
+    obs: Any,
+    vec_normalize: VecNormalize | None,
+    start_over: Callable[[], Any],
+) -> Iterator[Taken]:
     """Fill the buffer with one rollout. Mirrors ``OnPolicyAlgorithm.collect_rollouts`` of SB3 2.9 without its critic.
 
-    Stops after ``n_steps`` steps per env, or, for whole-episode estimators, when enough groups are complete.
+    Stops after ``steps_per_env`` steps per env, or, for whole-episode estimators, when enough groups are complete. A step is
+    handed out when the env has taken it, and stored when the next one is asked for.
 
-    :return: False when a callback asked to stop
+    :param env: training env, outermost
+    :param obs: its last observations
+    :param vec_normalize: among its wrappers, whose running scale rewards do not need
+    :param start_over: begins every slot's episode again, as somebody else has taken the envs; the observations after it
     """
-    assert model._last_obs is not None, "No previous observation was provided"
-    slots, device, vec_normalize = model.slots, model.device, model._vec_normalize_env
-    assert isinstance(slots, GroupSlots)
-    n_steps, completed, interruptions_before = 0, 0, model.interruptions
-    rollout_buffer, n_rollout_steps = buffer, model.steps_per_env  # names that callbacks know from SB3
-    raw_obs = model.raw_last_obs
-    callback.on_rollout_start()
+    n_steps, completed, interruptions = 0, 0, 0
+    device = policy.device
+    raw_obs = obs if vec_normalize is None else vec_normalize.old_obs
     while True:
         if not slots.in_step_with(env):
-            model.start_over()
-            raw_obs = model.raw_last_obs
-        if model.use_sde and model.sde_sample_freq > 0 and n_steps % model.sde_sample_freq == 0:
-            model.policy.reset_noise(env.num_envs)
+            obs = start_over()
+            interruptions += 1
+            raw_obs = obs if vec_normalize is None else vec_normalize.old_obs
+        if plan.draws_noise(n_steps):
+            policy.reset_noise(env.num_envs)
         with th.inference_mode():
-            obs_tensor = obs_as_tensor(model._last_obs, device)  # type: ignore[arg-type]
-            action_tensor = model.policy.act(obs_tensor)
+            obs_tensor = obs_as_tensor(obs, device)
+            action_tensor = policy.act(obs_tensor)
         actions = action_tensor.cpu().numpy()
-        clipped_actions = to_env_actions(model, actions)
+        clipped_actions = to_env_actions(policy, actions)
 
         raw_obs_before = raw_obs
         new_obs, rewards, dones, infos = slots.step_envs(env, clipped_actions)
         n_steps += 1
-        model.num_timesteps += env.num_envs
         raw_obs, raw_rewards = (
             (new_obs, rewards) if vec_normalize is None else (vec_normalize.old_obs, vec_normalize.old_reward)
         )
-        step = model.num_timesteps // env.num_envs
         check_reward_wrappers(env, vec_normalize, rewards)
-        check_finite(env, "reward", raw_rewards, step)
-        check_finite(env, "observation", raw_obs, step)
-        starts = slots.starts(env, dones, raw_obs)  # before the callback, which may reset the envs
-
-        callback.update_locals({**locals(), "self": model})
-        if not callback.on_step():
-            return False
-        model._update_info_buffer(infos, dones)
+        check_finite(env, "reward", raw_rewards, plan.steps_before + n_steps)
+        check_finite(env, "observation", raw_obs, plan.steps_before + n_steps)
+        starts = slots.starts(env, dones, raw_obs)  # before any callback, which may reset the envs
+        yield Taken(n_steps, obs_tensor, actions, clipped_actions, new_obs, rewards, dones, infos)
 
         ends = note_ends(buffer, slots.job, dones, infos)
-        extra = model.columns.read(raw_obs_before, infos, raw_rewards, slots.t)
+        extra = read_host(columns, HostStep(raw_obs_before, infos, raw_rewards, slots.t)) if columns else NOTHING
         buffer.add(obs_tensor, action_tensor, raw_rewards, slots.job, slots.t, ends, extra)
         completed += slots.step(env, dones, starts)
-        if model.use_sde and dones.any():
-            model.policy.renew_noise(th.as_tensor(dones, device=device))
-        model._last_obs, model._last_episode_starts = new_obs, dones  # type: ignore[assignment]
-        if rollout_is_complete(model, n_steps, completed):
+        if plan.use_sde and dones.any():
+            policy.renew_noise(th.as_tensor(dones, device=device))
+        obs = new_obs
+        if plan.whole_episodes:
+            check_endless(slots.t, plan)
+        if is_complete(plan, n_steps, completed):
             break
-        check_hopeless(model.interruptions - interruptions_before, n_steps, completed)
-    if not model.whole_episodes:  # episodes are cut here: what comes next is needed to judge their last steps
+        check_hopeless(interruptions, n_steps, completed)
+    if not plan.whole_episodes:  # episodes are cut here: what comes next is needed to judge their last steps
         for slot, job in enumerate(slots.job.tolist()):
-            buffer.add_final_observation(job, map_obs(lambda o: o[slot], new_obs))  # noqa: B023
-    callback.update_locals({**locals(), "self": model})
-    callback.on_rollout_end()
-    return True
+            buffer.add_final_observation(job, map_obs(lambda o: o[slot], obs))  # noqa: B023

@@ -8,22 +8,26 @@ from typing import Any
 import torch as th
 
 from sb_grpo.collect.buffer import GroupRolloutBuffer
-from sb_grpo.collect.slots import GroupSlots
+from sb_grpo.collect.slots import GroupSlots, TensorSlots
 from sb_grpo.types import map_obs
 
 #: Steps per env in which no group becomes complete, because somebody else keeps taking the envs.
 HOPELESS = 10_000
 
 
-def give_up(slots: GroupSlots, buffer: GroupRolloutBuffer, last_obs: Any, whole_episodes: bool) -> int:
+def give_up(
+    slots: GroupSlots | TensorSlots, buffer: GroupRolloutBuffer, last_obs: Any, whole_episodes: bool
+) -> tuple[int, bool]:
     """End the running episodes, whose envs are no longer where the slots left them.
 
     Estimators that use parts of episodes keep what the slots had done: the episodes end here, and the next jobs begin.
     Whole-episode estimators lose the running episodes; they run once more.
 
-    :param last_obs: ``[n_envs, ...]`` array or dict of arrays, after the slots' last steps
-    :return: how many steps are dropped
+    :param last_obs: ``[n_envs, ...]`` array or dict of arrays, after the slots' last steps of host envs
+    :return: how many steps are dropped; whether these slots can go on (those of tensor envs cannot run a job again)
     """
+    if isinstance(slots, TensorSlots):
+        return (buffer.drop_jobs(buffer.unfinished_jobs(slots.group_size)) if whole_episodes else 0), False
     dropped = 0
     if whole_episodes:
         dropped = buffer.drop_jobs(th.as_tensor(slots.job))
@@ -31,7 +35,7 @@ def give_up(slots: GroupSlots, buffer: GroupRolloutBuffer, last_obs: Any, whole_
         for slot, job in enumerate(slots.job.tolist()):
             buffer.add_final_observation(job, map_obs(lambda o: o[slot], last_obs))  # noqa: B023
     slots.give_up(again=whole_episodes)
-    return dropped
+    return dropped, True
 
 
 def warn_of_interruption(whole_episodes: bool, num_timesteps: int) -> None:

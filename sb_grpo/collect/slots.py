@@ -18,6 +18,7 @@ from sb_grpo.envs.hold import Hold, hold_of
 from sb_grpo.envs.installing import facts, install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.types import Rollout
 
 NO_JOB = -1
 
@@ -126,6 +127,9 @@ class GroupSlots:
                 self._end(job)
         self._given_back = sorted([*self._given_back, *self._queued[self._queued != NO_JOB].tolist()])
 
+    def note_starts(self, rollout: Rollout) -> None:
+        """Starts were compared when they were made; here for the same interface as tensor slots."""
+
     def _end(self, job: int) -> bool:
         """Count a member that has ended; True if it was the last of its group."""
         group = job // self.group_size
@@ -210,6 +214,15 @@ class TensorSlots:
     def in_step_with(self, env: VecEnv) -> bool:
         """Nobody has reset or stepped this env through SB3's interface since the slots were started."""
         return isinstance(env, TensorVecEnv) and self._left_at == (env, env.calls)
+
+    def note_starts(self, rollout: Rollout) -> None:
+        """Count the episodes whose first observation differs from that of the first one of their group in this rollout."""
+        assert isinstance(rollout.observations, th.Tensor)
+        rows = (rollout.t == 0).nonzero().squeeze(1)
+        group = rollout.group[rollout.episode[rows]]
+        first = th.full((rollout.n_groups,), len(rollout.t), device=rows.device).scatter_reduce(0, group, rows, "amin")
+        differs = rollout.observations[rows] != rollout.observations[first[group]]
+        self.start_mismatches += int(differs.flatten(1).any(dim=1).sum())
 
     def step(self, env: TensorVecEnv, done: th.Tensor) -> None:
         """Advance every slot by one step and start the next jobs where episodes ended.

@@ -266,3 +266,8 @@ def check_actions(actions: np.ndarray, space: spaces.Space) -> None:
     if bad_slots.any():
         slot = int(np.flatnonzero(bad_slots)[0])
         raise ValueError(f"Action {actions[slot]} of slot {slot} is outside {space}.")
+
+
+def is_tensor_env(env: Any) -> bool:
+    """Whether an env's data are tensors on one device."""
+    return isinstance(env, TensorVecEnv)

@@ -1,8 +1,8 @@
 """Exploration bonuses: a reward for visiting what is new, added to the env's own before advantages are computed.
 
-What the constructor of GRPO is given (``exploration_bonus=``) are settings; :meth:`build` makes of them the module that counts
-or learns, which belongs to one model, lives on its device and is saved with it. The members of a group are judged by the
-same bonus: one rollout is given its bonuses at once.
+What GRPO is given (``rewards=dict(bonus=...)``) are settings; :meth:`build` makes of them the module that counts or learns,
+which belongs to one model, lives on its device and is saved with it. The members of a group are judged by the same bonus: one
+rollout is given its bonuses at once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch as th
@@ -19,16 +19,13 @@ from stable_baselines3.common.preprocessing import get_flattened_obs_dim, prepro
 from stable_baselines3.common.torch_layers import create_mlp
 from torch import nn
 
-from sb_grpo.arguments import check_bonus
 from sb_grpo.envs.random import mix_tensor
 from sb_grpo.maths.chunks import in_chunks
 from sb_grpo.maths.normalizer import RunningNormalizer
+from sb_grpo.maths.per_step import check_per_step
 from sb_grpo.maths.returns import rewards_to_go
-from sb_grpo.maths.segments import segment_sum
+from sb_grpo.policies.observations import from_zero, starts_of
 from sb_grpo.types import Rollout, TensorOrDict, map_obs
-
-if TYPE_CHECKING:
-    from sb_grpo.grpo import GRPO
 
 #: What a rollout is handed to: M bonuses for M steps.
 Bonus = Callable[[Rollout], th.Tensor]
@@ -42,7 +39,7 @@ LARGEST_BOUND = 1e4
 class BonusSettings(Protocol):
     """What makes a bonus for one model."""
 
-    def build(self, model: GRPO) -> Bonus:
+    def build(self, place: Place) -> Bonus:
         """A bonus of this model's own, an ``nn.Module`` where it keeps anything."""
 
 
@@ -68,9 +65,9 @@ class CountBonus:
         _check(self, "scale", "be a positive number", 0 < self.scale < math.inf)
         _check(self, "bits", "lie between 1 and 62: they are packed into one integer", 1 <= self.bits <= 62)
 
-    def build(self, model: GRPO) -> StateCounts:
-        space = model.observation_space
-        box = isinstance(space, spaces.Box) and is_scale(space) and model.get_vec_normalize_env() is None
+    def build(self, place: Place) -> StateCounts:
+        space = place.observation_space
+        box = isinstance(space, spaces.Box) and is_scale(space) and not place.vec_normalized
         return StateCounts(space, self, bounded=box or not isinstance(space, spaces.Box | spaces.Dict))
 
 
@@ -109,8 +106,8 @@ class RNDBonus:
         for name in ("hidden", "outputs", "n_epochs", "batch_size"):
             _check(self, name, "be at least 1", getattr(self, name) >= 1)
 
-    def build(self, model: GRPO) -> RandomDistillation:
-        return RandomDistillation(model.observation_space, self, model.gamma)
+    def build(self, place: Place) -> RandomDistillation:
+        return RandomDistillation(place.observation_space, self, place.gamma)
 
 
 def _check(settings: Any, name: str, rule: str, fine: bool) -> None:
@@ -228,7 +225,7 @@ class RandomDistillation(nn.Module):
 
 def flat(obs: TensorOrDict, space: spaces.Space) -> th.Tensor:
     """``[M, size]`` observations as vectors: one-hot where discrete, images in [0, 1], the parts of a Dict side by side."""
-    ready = preprocess_obs(obs, space)
+    ready = preprocess_obs(from_zero(obs, starts_of(space)), space)
     parts = ready.values() if isinstance(ready, dict) else [ready]
     return th.cat([part.float().flatten(1) for part in parts], dim=1)
 
@@ -238,23 +235,32 @@ def no_zeros(width: th.Tensor) -> th.Tensor:
     return th.where(width > 1e-6, width, 1.0)
 
 
-def make_bonus(model: GRPO) -> Bonus | None:
-    """The bonus of a model, as its ``exploration_bonus`` argument says; None without one."""
-    given: Any = model.exploration_bonus
-    bonus: Any = given.build(model) if hasattr(given, "build") else given
-    return bonus.to(model.device) if isinstance(bonus, nn.Module) else bonus
+class Place(NamedTuple):
+    """What a bonus is built for."""
+
+    observation_space: spaces.Space
+    vec_normalized: bool  #: a VecNormalize is between env and model
+    gamma: float
+    device: th.device
 
 
-def with_bonus(model: GRPO, rollout: Rollout) -> Rollout:
-    """The rollout that advantages are computed from: its rewards plus the model's bonus, which is logged apart.
+def make_bonus(given: Any, place: Place) -> Bonus | None:
+    """The bonus of a model; None without one.
 
+    :param given: settings, or a function
+    """
+    bonus: Any = given.build(place) if hasattr(given, "build") else given
+    return bonus.to(place.device) if isinstance(bonus, nn.Module) else bonus
+
+
+def bonus_of(bonus: Bonus, rollout: Rollout, given: Any) -> th.Tensor:
+    """What the steps of a rollout are worth beside their rewards.
+
+    :param given: what the user gave, for the message
+    :return: ``[M]``
     :raises ValueError: if the bonus is no tensor of the right shape, or not finite
     """
-    if model.bonus is None:
-        return rollout
-    bonus = model.bonus(rollout)
-    check_bonus(model.exploration_bonus, bonus, rollout)
-    per_episode = segment_sum(bonus, rollout.episode, len(rollout.group))
-    for name, value in (("mean", bonus.mean()), ("max", bonus.max()), ("return", per_episode.mean())):
-        model.logger.record(f"rollout/bonus_{name}", value.item())
-    return rollout._replace(rewards=rollout.rewards + bonus)
+    values = bonus(rollout)
+    remedy = "Check the function, and lower its scale or learning_rate if it has one."
+    check_per_step(f"rewards: bonus={given!r}", f"exploration bonus ({given!r})", remedy, values, rollout)
+    return values

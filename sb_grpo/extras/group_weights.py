@@ -99,7 +99,7 @@ class GroupWeights(nn.Module):
             ("max_weight", max_weight, "be at least 1", max_weight >= 1),
         ):
             if not fine:
-                raise ValueError(f"group_weights_kwargs: {name}={value} must {rule}.")
+                raise ValueError(f"weights_kwargs: {name}={value} must {rule}.")
         self._check_ranges(ranges, n_labels)
         self.kind, self.n_labels, self.max_weight = kind, n_labels, max_weight
         self.temperature, self.ranges, self.floor = temperature, ranges, floor
@@ -112,10 +112,10 @@ class GroupWeights(nn.Module):
         if ranges is None:
             return
         if len(ranges) != n_labels:
-            raise ValueError(f"group_weights_kwargs: ranges has {len(ranges)} pairs for {n_labels} groups: give one for each.")
+            raise ValueError(f"weights_kwargs: ranges has {len(ranges)} pairs for {n_labels} groups: give one for each.")
         for low, high in ranges:
             if not low < high:
-                raise ValueError(f"group_weights_kwargs: ranges has ({low}, {high}): the second return must be the larger.")
+                raise ValueError(f"weights_kwargs: ranges has ({low}, {high}): the second return must be the larger.")
 
     @th.no_grad()
     def observe(self, rollout: Rollout, labels: th.Tensor) -> None:
@@ -178,10 +178,10 @@ class GroupWeights(nn.Module):
     def _checked(self, shares: Any, n: int) -> th.Tensor:
         if not isinstance(shares, th.Tensor) or shares.shape != (n,):
             got = tuple(shares.shape) if hasattr(shares, "shape") else type(shares).__name__
-            raise ValueError(f"group_weights={self.kind!r} returned {got}; it must return one share per group: tensor ({n},).")
+            raise ValueError(f"weights={self.kind!r} returned {got}; it must return one share per group: tensor ({n},).")
         if not bool((th.isfinite(shares) & (shares >= 0)).all()) or not bool(shares.sum() > 0):
             raise ValueError(
-                f"group_weights={self.kind!r} returned {shares.tolist()}; shares must be finite, 0 or more, and not all 0."
+                f"weights={self.kind!r} returned {shares.tolist()}; shares must be finite, 0 or more, and not all 0."
             )
         return shares.float()
 

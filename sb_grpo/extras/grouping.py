@@ -7,26 +7,24 @@ the estimators then run unchanged. ``normalize_advantage="group"`` means z-score
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from torch import nn
 
-from sb_grpo.collect.columns import task_names
 from sb_grpo.envs.random import mix
+from sb_grpo.maths.estimators import to_one_scale
 from sb_grpo.maths.returns import episode_returns
 from sb_grpo.maths.segments import segment_mean, segment_std, segment_sum
+from sb_grpo.options import Multitask
 from sb_grpo.types import Rollout
 
 
 class Grouping:
-    """Base of all groupings.
+    """Base of all groupings."""
 
-    :param names: names of the labels, where a label means the same in every rollout; () where it does not
-    """
-
+    #: Names of the labels, where a label means the same in every rollout; () where it does not.
     names: tuple[str, ...] = ()
     #: Labels are the declared tasks: ``"state"`` then fits one baseline per task.
     by_task = False
@@ -84,19 +82,6 @@ class Hierarchical(ByTask):
 
     def rescale(self, advantages: th.Tensor, row_labels: th.Tensor) -> th.Tensor:
         return to_one_scale(advantages, row_labels, len(self.names))
-
-
-def to_one_scale(advantages: th.Tensor, label: th.Tensor, n: int) -> th.Tensor:
-    """Divide by the root mean square of the label's advantages, rows without signal (exactly 0) not counted.
-
-    :param advantages: ``[M]``, centred already
-    :param label: ``[M]`` int64 in [0, n)
-    :param n: number of labels
-    :return: ``[M]``
-    """
-    rows = segment_sum((advantages != 0).to(advantages.dtype), label, n).clamp_(min=1.0)
-    size = (segment_sum(advantages.square(), label, n) / rows).sqrt()
-    return advantages / size.clamp(min=th.finfo(size.dtype).tiny)[label]
 
 
 class ByQuantile(Grouping):
@@ -259,19 +244,18 @@ class Clusters(nn.Module, Grouping):
 GROUPINGS = ("seed", "task", "hierarchical", "difficulty", "length", "auto")
 
 
-def make_grouping(grouping: Any, kwargs: dict[str, Any], tasks: Any, observation_space: spaces.Space, seed: int) -> Grouping:
+def make_grouping(multitask: Multitask, observation_space: spaces.Space, seed: int) -> Grouping:
     """The grouping that a model's arguments describe.
 
-    :param grouping: one of ``GROUPINGS``, or a function
-    :param kwargs: of :class:`ByQuantile` or :class:`Clusters`
-    :param tasks: the model's tasks
+    :param multitask: the argument of GRPO
     :param observation_space: of the env
     :param seed: of the model
     """
+    grouping, kwargs = multitask.grouping, multitask.grouping_kwargs or {}
     if callable(grouping):
         return ByFunction(grouping)
     if grouping in ("task", "hierarchical"):
-        return (ByTask if grouping == "task" else Hierarchical)(task_names(tasks))
+        return (ByTask if grouping == "task" else Hierarchical)(multitask.names)
     if grouping in ("difficulty", "length"):
         return ByQuantile(undiscounted_returns if grouping == "difficulty" else lengths, **kwargs)
     if grouping == "auto":

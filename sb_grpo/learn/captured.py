@@ -9,7 +9,7 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch as th
 from torch import nn
@@ -18,12 +18,10 @@ from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.collect.device_loop import env_steps
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.learn.gradients import gradient_scale
+from sb_grpo.learn.losses import Objective
 from sb_grpo.maths.chunks import chunk_rows
 from sb_grpo.maths.losses import Clip
-from sb_grpo.types import Minibatch, map_obs
-
-if TYPE_CHECKING:
-    from sb_grpo.grpo import GRPO
+from sb_grpo.types import Minibatch
 
 #: Env steps in one graph. More of them compile longer and run hardly faster.
 MAX_STEPS = 8
@@ -77,67 +75,80 @@ def warn(message: str) -> None:
     warnings.warn(f"compile: {message}.", UserWarning, stacklevel=2)
 
 
-class Captured:
-    """Hands a model its hot functions: captured where it asked for that and it can be had, eager otherwise.
+def rollout_obstacle(env: Any, branch: bool, use_sde: bool) -> str | None:
+    """Why the step loop cannot be captured; None where it can.
 
-    :param model: with its policy and optimiser built
+    :param branch: groups start in states that the policy is visiting
+    :param use_sde: gSDE
+    """
+    if not isinstance(env, TensorVecEnv):
+        return "its envs are not tensor envs"
+    if not env.capturable:
+        return f"{type(env).__name__} is not made of tensor functions (capturable=False)"
+    if env.grouping != "seeds":
+        return f"slots wait for the device to start groups where {type(env).__name__}.grouping={env.grouping!r}"
+    if branch:
+        return "slots wait for the device to copy states (restart='branch')"
+    return "gSDE keeps its noise in an object (use_sde=True)" if use_sde else None
+
+
+def update_obstacle(
+    optimizer: th.optim.Optimizer,
+    device: th.device,
+    importance_level: str,
+    micro_batch_size: int | None,
+    surgery: bool,
+    use_sde: bool,
+) -> str | None:
+    """Why the gradient step cannot be captured; None where it can."""
+    group = optimizer.param_groups[0]
+    if type(optimizer) is not th.optim.Adam or group["amsgrad"] or group["maximize"] or group["weight_decay"] != 0:
+        return f"{type(optimizer).__name__} with these options is not plain Adam"
+    if len(optimizer.param_groups) > 1 or not (group["fused"] or device.type == "cpu"):
+        return "Adam has several parameter groups or lacks fused=True"
+    if importance_level == "episode":
+        return "importance_level='episode' makes minibatches of unequal size"
+    if micro_batch_size is not None:
+        return f"micro_batch_size={micro_batch_size} splits minibatches"
+    if surgery:
+        return "surgery=True computes one gradient per task"
+    return "gSDE's distribution is an object (use_sde=True)" if use_sde else None
+
+
+class Captured:
+    """Hands out the hot functions of a training: captured where that was asked for and can be had, eager otherwise.
+
+    :param mode: the argument ``compile``
+    :param rollout_obstacle: of :func:`rollout_obstacle`
+    :param update_obstacle: of :func:`update_obstacle`
     """
 
-    def __init__(self, model: GRPO) -> None:
-        self.mode = model.compile
+    def __init__(self, mode: bool | str, rollout_obstacle: str | None, update_obstacle: str | None) -> None:
+        self.mode = mode
         self._steps: Graph | None = None
         self._update: Graph | None = None
         self._predict: Graph | None = None
+        self._objective: Objective | None = None
         if not self.mode:
             return
         self._predict = Graph(predict, self.mode, "baseline")
-        obstacle = self._rollout_obstacle(model)
-        if obstacle is None:
+        if rollout_obstacle is None:
             self._steps = Graph(env_steps, self.mode, "rollout")
         else:
-            warn(f"the rollout runs eagerly, because {obstacle}")
-        obstacle = self._update_obstacle(model)
-        if obstacle is None:
+            warn(f"the rollout runs eagerly, because {rollout_obstacle}")
+        if update_obstacle is None:
             self._update = Graph(update, self.mode, "update")
-            self._loss = Loss(model)
         else:
-            warn(f"the update runs eagerly, because {obstacle}")
+            warn(f"the update runs eagerly, because {update_obstacle}")
 
-    @staticmethod
-    def _rollout_obstacle(model: GRPO) -> str | None:
-        if not isinstance(model.env, TensorVecEnv):
-            return "its envs are not tensor envs"
-        if not model.env.capturable:
-            return f"{type(model.env).__name__} is not made of tensor functions (capturable=False)"
-        if model.env.grouping != "seeds":
-            return (
-                f"slots wait for the device to start groups where {type(model.env).__name__}.grouping={model.env.grouping!r}"
-            )
-        if model.restart == "branch":
-            return "slots wait for the device to copy states (restart='branch')"
-        return "gSDE keeps its noise in an object (use_sde=True)" if model.use_sde else None
+    def env_steps(self, steps_per_env: int) -> tuple[Callable[..., dict[str, th.Tensor]], int]:
+        """The function that takes env steps (:func:`env_steps`), and how many it takes per call.
 
-    @staticmethod
-    def _update_obstacle(model: GRPO) -> str | None:
-        optimizer = model.policy.optimizer
-        group = optimizer.param_groups[0]
-        if type(optimizer) is not th.optim.Adam or group["amsgrad"] or group["maximize"] or group["weight_decay"] != 0:
-            return f"{type(optimizer).__name__} with these options is not plain Adam"
-        if len(optimizer.param_groups) > 1 or not (group["fused"] or model.device.type == "cpu"):
-            return "Adam has several parameter groups or lacks fused=True"
-        if model.importance_level == "episode":
-            return "importance_level='episode' makes minibatches of unequal size"
-        if model.micro_batch_size is not None:
-            return f"micro_batch_size={model.micro_batch_size} splits minibatches"
-        if model.gradient_surgery:
-            return "gradient_surgery=True computes one gradient per task"
-        return "gSDE's distribution is an object (use_sde=True)" if model.use_sde else None
-
-    def env_steps(self, model: GRPO) -> tuple[Callable[..., dict[str, th.Tensor]], int]:
-        """The function that takes env steps (:func:`env_steps`), and how many it takes per call."""
+        :param steps_per_env: of a rollout
+        """
         if self._steps is None or self._steps.compiled is None:
             return env_steps, 1
-        return self._run_steps, max(k for k in range(1, MAX_STEPS + 1) if model.steps_per_env % k == 0)
+        return self._run_steps, max(k for k in range(1, MAX_STEPS + 1) if steps_per_env % k == 0)
 
     def _run_steps(self, policy: Any, env: TensorVecEnv, slots: Any, *args: Any) -> Any:
         assert self._steps is not None
@@ -158,43 +169,40 @@ class Captured:
 
         return captured
 
-    def gradient_step(self, model: GRPO, clip: Clip, parameters: list[nn.Parameter]) -> Callable[[Minibatch], th.Tensor]:
-        """``GRPO._gradient_step`` for the minibatches of one update, in one graph where there is one."""
+    def gradient_step(
+        self,
+        eager: Callable[[Minibatch], th.Tensor],
+        objective: Objective,
+        parameters: list[nn.Parameter],
+        clip: Clip,
+        batch_size: int,
+        max_grad_norm: float,
+    ) -> Callable[[Minibatch], th.Tensor]:
+        """A gradient step for the minibatches of one update, in one graph where there is one.
 
-        def eager(minibatch: Minibatch) -> th.Tensor:
-            return model._gradient_step(minibatch, clip, parameters)
-
+        :param eager: the same step by step; from a minibatch to ``[P]`` gradient norms
+        :param objective: what is minimised
+        :param parameters: of its policy
+        """
         if self._update is None or self._update.compiled is None:
             return eager
-        graph, group = self._update, model.policy.optimizer.param_groups[0]
-        moments = adam_moments(model.policy.optimizer, parameters)
+        if self._objective is None or self._objective.settings != objective.settings:
+            if self._objective is not None:  # its numbers are part of the graph
+                self._update = Graph(update, self.mode, "update")
+            self._objective = objective.looking_at_weights()
+        graph, loss, group = self._update, self._objective, objective.policy.optimizer.param_groups[0]
+        moments = adam_moments(objective.policy.optimizer, parameters)
         for tensor in (*parameters, *(x for column in moments for x in column)):
             th._dynamo.mark_static_address(tensor, guard=False)
-        scalars = th.tensor([*clip, group["lr"], model.max_grad_norm], device=model.device)
+        scalars = th.tensor([*clip, group["lr"], max_grad_norm], device=objective.policy.device)
 
         def captured(minibatch: Minibatch) -> th.Tensor:
-            padded = pad(minibatch, -(-model.batch_size // 4))
-            with th.no_grad(), model.autocasting():
-                norms = graph(self._loss, parameters, moments, padded, scalars, group["betas"], group["eps"])
+            padded = pad(minibatch, -(-batch_size // 4))
+            with th.no_grad(), objective.autocasting():
+                norms = graph(loss, parameters, moments, padded, scalars, group["betas"], group["eps"])
             return eager(minibatch) if norms is None else norms.clone()
 
         return captured
-
-
-class Loss(nn.Module):
-    """The model's loss as a module, so that its parameters can be an argument.
-
-    :param model: with its policy built
-    """
-
-    def __init__(self, model: GRPO) -> None:
-        super().__init__()
-        self.policy, self._loss = model.policy, model._loss
-        self.names = [f"policy.{name}" for name, p in model.policy.named_parameters() if p.requires_grad]
-
-    def forward(self, minibatch: Minibatch, clip: Clip) -> th.Tensor:
-        loss: th.Tensor = self._loss(minibatch, clip, weighted=True)
-        return loss
 
 
 def adam_moments(optimizer: th.optim.Optimizer, parameters: list[nn.Parameter]) -> tuple[list[th.Tensor], ...]:
@@ -221,7 +229,7 @@ def pad(minibatch: Minibatch, granule: int) -> Minibatch:
     if size == rows:
         return minibatch
     index = th.arange(size, device=minibatch.advantages.device)
-    filled = Minibatch(*(map_obs(lambda x: x.index_select(0, index.clamp(max=rows - 1)), column) for column in minibatch))
+    filled = minibatch.map(lambda x: x.index_select(0, index.clamp(max=rows - 1)))
     return filled._replace(weights=filled.weights * (index < rows) * (size / rows))
 
 
@@ -240,7 +248,7 @@ def column_major(weight: th.Tensor) -> th.Tensor:
 
 
 def update(
-    loss: Loss,
+    loss: Objective,
     parameters: list[th.Tensor],
     moments: tuple[list[th.Tensor], list[th.Tensor], list[th.Tensor]],
     minibatch: Minibatch,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch as th
 from torch import nn
 
-from sb_grpo.types import Minibatch, map_obs
+from sb_grpo.types import Minibatch
 
 #: From a minibatch to its loss, the mean over its rows.
 LossFunction = Callable[[Minibatch], th.Tensor]
@@ -44,7 +44,7 @@ class PlainGradient:
         for parameter in parameters:  # what optimizer.zero_grad() does, without its bookkeeping
             parameter.grad = None
         for i in range(0, rows, size):
-            part = minibatch if size >= rows else Minibatch(*(map_obs(lambda x: x[i : i + size], x) for x in minibatch))  # noqa: B023
+            part = minibatch if size >= rows else minibatch.map(lambda x: x[i : i + size])  # noqa: B023
             (loss(part) * (len(part.advantages) / rows)).backward()  # type: ignore[no-untyped-call]
 
 
@@ -105,7 +105,7 @@ class SurgicalGradient(PlainGradient):
         rows, gradients = len(task), []
         for label in th.unique(task).tolist():
             own = (task == label).nonzero().squeeze(1)
-            part = Minibatch(*(map_obs(lambda x: x.index_select(0, own), column) for column in minibatch))  # noqa: B023
+            part = minibatch.map(lambda x: x.index_select(0, own))  # noqa: B023
             super().__call__(loss, part, parameters)
             # The parts' losses are means over their own rows: weighted like this they add up to the minibatch's.
             flat = [th.zeros_like(p) if p.grad is None else p.grad for p in parameters]

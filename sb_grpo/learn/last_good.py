@@ -38,5 +38,5 @@ class LastGood:
         raise ValueError(
             f"The gradient of {self.names[tensor]} was not finite in gradient step {step} of epoch {epoch}. The weights are "
             "back at their values before this update and can be saved. Lower learning_rate or max_grad_norm, or bound the "
-            "rewards with reward_scaling='clip'."
+            "rewards with rewards=dict(scaling='clip')."
         )

@@ -31,14 +31,10 @@ def minibatches(batch: Minibatch, batch_size: int, whole_episodes: bool = False)
         k = max(1, round(n / batch_size))
         splits = [n // k + (i < n % k) for i in range(k)]
     # The small columns are shuffled at once; observations, which may be images, one minibatch at a time.
-    small = ("actions", "old_log_probs", "advantages", "weights", "episode")
-    shuffled = batch._replace(
-        observations=order,
-        **{name: getattr(batch, name).index_select(0, order) for name in small},
-    )
+    shuffled = batch._replace(observations={}).map(lambda x: x.index_select(0, order))._replace(observations=order)
     start = 0
     for size in splits:
-        part = Minibatch(*(map_obs(lambda x: x[start : start + size], column) for column in shuffled))  # noqa: B023
+        part = shuffled.map(lambda x: x[start : start + size])  # noqa: B023
         start += size
         rows, weights = part.observations, part.weights
         if whole_episodes:

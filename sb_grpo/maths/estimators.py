@@ -25,7 +25,7 @@ RESIDUAL_TOLERANCE = 1e-3
 #: level which all states share: at gamma 0.9999 a good baseline leaves less than a thousandth of it.
 LONGEST_HORIZON = 100.0
 
-AdvantageEstimator = Callable[[Rollout, AdvantageOptions], th.Tensor]
+AdvantageEstimator = Callable[..., th.Tensor]
 
 
 def peer_baseline(values: th.Tensor, key: th.Tensor, n: int, kind: str) -> th.Tensor:
@@ -75,63 +75,67 @@ def scale(
     return th.where(alive, centred, th.zeros_like(centred))
 
 
-def outcome(rollout: Rollout, options: AdvantageOptions) -> th.Tensor:
+def outcome(rollout: Rollout, options: AdvantageOptions, baseline: str = "mean") -> th.Tensor:
     """Outcome supervision (DeepSeekMath, arXiv 2402.03300, eq. 3): A_{i,t} = (R_i - mean R) / std R for every step.
 
     R_i is the discounted return of the whole episode; ``gamma=1`` gives the paper's plain sum.
 
+    :param baseline: of the group: ``"mean"``, ``"leave_one_out"``, ``"median"``; or ``"global"``, the mean of all groups
     :return: ``[M]``
     """
     returns = episode_returns(rollout, options.gamma)
-    centred = returns - _baseline(returns, rollout.group, rollout.n_groups, options)
+    centred = returns - _baseline(returns, rollout.group, rollout.n_groups, baseline)
     return scale(centred, returns, returns, rollout.group, rollout.n_groups, options.normalize)[rollout.episode]
 
 
-def process(rollout: Rollout, options: AdvantageOptions) -> th.Tensor:
+def process(rollout: Rollout, options: AdvantageOptions, baseline: str = "mean") -> th.Tensor:
     """Process supervision (DeepSeekMath, section 4.1.3): step rewards normalised over the group, then summed to go.
 
     The sum is discounted by gamma; ``gamma=1`` gives the paper's. Where every step pays the same (CartPole) it has
     nothing to compare and every group counts as one without spread.
 
+    :param baseline: as of :func:`outcome`
     :return: ``[M]``
     """
     row_group = rollout.group[rollout.episode]
-    if options.baseline == "leave_one_out":
+    if baseline == "leave_one_out":
         n_episodes = len(rollout.group)
         ones = th.ones_like(rollout.rewards)
         total, count = (segment_sum(x, row_group, rollout.n_groups)[row_group] for x in (rollout.rewards, ones))
         own, own_count = (segment_sum(x, rollout.episode, n_episodes)[rollout.episode] for x in (rollout.rewards, ones))
-        baseline = th.where(count > own_count, (total - own) / (count - own_count).clamp(min=1.0), own / own_count)
+        expected = th.where(count > own_count, (total - own) / (count - own_count).clamp(min=1.0), own / own_count)
     else:
-        baseline = _baseline(rollout.rewards, row_group, rollout.n_groups, options)
+        expected = _baseline(rollout.rewards, row_group, rollout.n_groups, baseline)
     rewards = rollout.rewards
-    normalised = scale(rewards - baseline, rewards, rewards, row_group, rollout.n_groups, options.normalize)
+    normalised = scale(rewards - expected, rewards, rewards, row_group, rollout.n_groups, options.normalize)
     return rewards_to_go(rollout._replace(rewards=normalised), options.gamma)
 
 
-def step(rollout: Rollout, options: AdvantageOptions) -> th.Tensor:
+def step(rollout: Rollout, options: AdvantageOptions, baseline: str = "mean", ended_members: str = "zero") -> th.Tensor:
     """Time-aligned group baseline (GPG with f = t, arXiv 2510.03679): A_{i,t} = (G_{i,t} - b_t) / std.
 
     b_t is taken over the members at the same step t. A member that has ended counts as return 0, its true value, or is
-    left out (``ended_members``); then the last survivor has no peers and gets 0.
+    left out; then the last survivor has no peers and gets 0.
 
+    :param baseline: as of :func:`outcome`, over the members at the same step
+    :param ended_members: ``"zero"`` or ``"drop"``
     :return: ``[M]``
     """
     to_go, row_group = rewards_to_go(rollout, options.gamma), rollout.group[rollout.episode]
     horizon = rollout.max_length
     key, n_keys = row_group * horizon + rollout.t, rollout.n_groups * horizon
-    if options.baseline == "global":
+    if baseline == "global":
         key, n_keys = rollout.t, horizon
         members = th.full((n_keys,), len(rollout.group), device=key.device)
     else:
         per_group = segment_sum(th.ones_like(rollout.group), rollout.group, rollout.n_groups)
         members = per_group.repeat_interleave(horizon)
     values, keys = to_go, key
-    if options.ended_members == "zero":
+    if ended_members == "zero":
         ended = members - segment_sum(th.ones_like(key), key, n_keys)
         keys = th.cat([key, th.arange(n_keys, device=key.device).repeat_interleave(ended)])
         values = th.cat([to_go, to_go.new_zeros(len(keys) - len(key))])
-    kind = "mean" if options.baseline == "global" else options.baseline
+    kind = "mean" if baseline == "global" else baseline
     advantages = to_go - peer_baseline(values, keys, n_keys, kind)[: len(to_go)]
     return scale(advantages, advantages, to_go, row_group, rollout.n_groups, options.normalize)
 
@@ -156,10 +160,23 @@ def centre_and_scale(advantages: th.Tensor, targets: th.Tensor, rollout: Rollout
     return scale(centred, advantages, targets, row_group, n, "group", tolerance)
 
 
-def _baseline(values: th.Tensor, group: th.Tensor, n_groups: int, options: AdvantageOptions) -> th.Tensor:
-    if options.baseline == "global":
+def to_one_scale(advantages: th.Tensor, label: th.Tensor, n: int) -> th.Tensor:
+    """Divide by the root mean square of the label's advantages, rows without signal (exactly 0) not counted.
+
+    :param advantages: ``[M]``, centred already
+    :param label: ``[M]`` int64 in [0, n)
+    :param n: number of labels
+    :return: ``[M]``
+    """
+    rows = segment_sum((advantages != 0).to(advantages.dtype), label, n).clamp_(min=1.0)
+    size = (segment_sum(advantages.square(), label, n) / rows).sqrt()
+    return advantages / size.clamp(min=th.finfo(size.dtype).tiny)[label]
+
+
+def _baseline(values: th.Tensor, group: th.Tensor, n_groups: int, kind: str) -> th.Tensor:
+    if kind == "global":
         return values.mean().expand_as(values)
-    return peer_baseline(values, group, n_groups, options.baseline)
+    return peer_baseline(values, group, n_groups, kind)
 
 
 def shape_rewards(rewards: th.Tensor, scaling: str, limit: float) -> th.Tensor:
@@ -175,6 +192,3 @@ def shape_rewards(rewards: th.Tensor, scaling: str, limit: float) -> th.Tensor:
     if scaling == "tanh":
         return limit * th.tanh(rewards / limit)
     return rewards
-
-
-ESTIMATORS: dict[str, AdvantageEstimator] = {"outcome": outcome, "process": process, "step": step}

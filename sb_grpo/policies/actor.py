@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,22 @@ from torch import nn
 
 from sb_grpo.maths.normalizer import RunningNormalizer
 from sb_grpo.policies.heads import ActionHead, GaussianHead, StateDependentNoiseHead, make_discrete_head
+from sb_grpo.policies.observations import from_zero, starts_of
+
+
+def layers_of_the_actor(net_arch: Any) -> list[int]:
+    """Hidden layer sizes of the actor, from any of the forms that SB3 has had.
+
+    :param net_arch: ``[64, 64]``, ``dict(pi=[64, 64], vf=...)``, or that dict in a list as before SB3 1.8
+    :raises ValueError: for sizes that are no whole numbers from 1 on
+    """
+    if isinstance(net_arch, list) and len(net_arch) == 1 and isinstance(net_arch[0], dict):
+        warnings.warn(f"net_arch={net_arch} is SB3's form before version 1.8: pass {net_arch[0]}.", UserWarning, stacklevel=3)
+        net_arch = net_arch[0]
+    layers = net_arch.get("pi", []) if isinstance(net_arch, dict) else net_arch
+    if not isinstance(layers, list | tuple) or not all(isinstance(n, int | np.integer) and n >= 1 for n in layers):
+        raise ValueError(f"policy_kwargs: net_arch={net_arch!r} must be a list of layer sizes from 1 on, or a dict with 'pi'.")
+    return [int(n) for n in layers]
 
 
 class ActorPolicy(BasePolicy):
@@ -58,7 +75,7 @@ class ActorPolicy(BasePolicy):
         observation_space: spaces.Space,
         action_space: spaces.Space,
         lr_schedule: Schedule,
-        net_arch: list[int] | dict[str, list[int]] | None = None,
+        net_arch: list[Any] | dict[str, list[int]] | None = None,
         activation_fn: type[nn.Module] = nn.Tanh,
         ortho_init: bool = True,
         use_sde: bool = False,
@@ -70,6 +87,7 @@ class ActorPolicy(BasePolicy):
         features_extractor_kwargs: dict[str, Any] | None = None,
         normalize_images: bool = True,
         normalize_obs: bool = False,
+        share_features_extractor: bool | None = None,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
     ) -> None:
@@ -89,7 +107,14 @@ class ActorPolicy(BasePolicy):
         )
         if net_arch is None:
             net_arch = [] if features_extractor_class is NatureCNN else [64, 64]
-        self.net_arch: list[int] = net_arch.get("pi", []) if isinstance(net_arch, dict) else net_arch
+        self.net_arch: list[int] = layers_of_the_actor(net_arch)
+        if share_features_extractor is not None:
+            warnings.warn(
+                f"share_features_extractor={share_features_extractor} is left aside: there is no critic to share it with.",
+                UserWarning,
+                stacklevel=2,
+            )
+        self._starts = starts_of(observation_space)
         self.activation_fn, self.ortho_init = activation_fn, ortho_init
         self.use_sde, self.log_std_init = use_sde, log_std_init
         self.full_std, self.use_expln = full_std, use_expln
@@ -176,7 +201,7 @@ class ActorPolicy(BasePolicy):
         if self._obs_is_features:
             flat = self.flat_observations(obs)
             return self.obs_normalizer(flat) if self.normalize_obs else flat  # type: ignore[no-any-return]
-        return super().extract_features(obs, self.features_extractor)  # type: ignore[no-any-return]
+        return super().extract_features(from_zero(obs, self._starts), self.features_extractor)  # type: ignore[no-any-return]
 
     def _head_input(self, obs: PyTorchObs) -> th.Tensor:
         latent = self.policy_net(self.features(obs))

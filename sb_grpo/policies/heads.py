@@ -171,7 +171,8 @@ class StateDependentNoiseHead:
         return self._at(out).sample()
 
     def mode(self, out: th.Tensor) -> th.Tensor:
-        return self._at(out).mode()
+        mean = out[:, : self.dist.action_dim]  # without the distribution object, which no exported graph can hold
+        return mean if self.dist.bijector is None else self.dist.bijector.forward(mean)
 
     def log_prob(self, out: th.Tensor, actions: th.Tensor) -> th.Tensor:
         return self._at(out).log_prob(actions)

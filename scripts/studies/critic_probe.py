@@ -10,7 +10,6 @@ rewards to go they leave unexplained, one rollout ahead. One makes the advantage
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from sb_grpo import GRPO
 from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.returns import explained_variance, gae
-from sb_grpo.types import AdvantageOptions, Rollout
+from sb_grpo.types import AdvantageOptions, Estimate, Features, Rollout
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, evaluate_normalized, probe_parser, run_probe
 from zoo.common.provenance import commit, versions
@@ -82,24 +81,18 @@ class Critic(nn.Module):
 class Probe(nn.Module):
     """Stands where the model has its baseline: one of them decides, the others look on."""
 
+    uses_values, whole_episodes = True, False
+
     def __init__(self, dim: int, driver: str) -> None:
         super().__init__()
         self.critic, self.driver = Critic(dim), driver
         self.baselines = {name: StateBaseline(dim, **kwargs) for name, kwargs in BASELINES.items()}
         self.unexplained: dict[str, list[float]] = {name: [] for name in ("critic", *BASELINES)}
 
-    def predict(self, x: th.Tensor) -> th.Tensor:
-        return self.baselines["state"].predict(x)
-
-    def advantages(
-        self,
-        rollout: Rollout,
-        options: AdvantageOptions,
-        features: th.Tensor,
-        final_features: th.Tensor,
-        predict: Callable[[th.Tensor], th.Tensor] | None = None,
-    ) -> tuple[th.Tensor, float]:
-        """As :meth:`sb_grpo.baselines.state.StateBaseline.advantages`, by the driver."""
+    def estimate(self, rollout: Rollout, options: AdvantageOptions, seen: Features | None, objective: int = 0) -> Estimate:
+        """Advantages by the driver; the others are fitted beside it."""
+        assert seen is not None
+        features, final_features = seen
         values, final_values = self.critic(features), self.critic(final_features)
         to_go = gae(rollout, values, final_values, options.gamma, 1.0) + values
         guesses = {"critic": values} | {name: b.predict(features)[:, 1] for name, b in self.baselines.items()}
@@ -110,8 +103,8 @@ class Probe(nn.Module):
         target = raw + values
         self.critic.fit(features, target)
         if self.driver == "state":
-            return found[0]
-        return centre_and_scale(raw, target, rollout, options), explained_variance(values, target)
+            return Estimate(*found[0])
+        return Estimate(centre_and_scale(raw, target, rollout, options), explained_variance(values, target))
 
 
 def path(env_id: str, driver: str) -> Path:
@@ -123,7 +116,7 @@ def run(env_id: str, driver: str, seed: int) -> None:
     maker, gamma = DRIVERS[driver]
     env = VecNormalize(make_vec_env(env_id, 8, seed=seed), norm_reward=False)
     model = GRPO("MlpPolicy", env, gamma=gamma, seed=seed, device="cpu")
-    model.state_baseline = probe = Probe(model.policy.features_dim, maker)  # type: ignore[assignment]
+    model.estimator = probe = Probe(model.policy.features_dim, maker)
     start = time.process_time()
     model.learn(STEPS)
     seconds = time.process_time() - start

@@ -30,7 +30,7 @@ def _variant(base: str, bonus: str) -> Variant:
 
     def make(seed: int) -> GRPO:
         env = make_vec_env("MountainCar-v0", 8)
-        return GRPO("MlpPolicy", env, exploration_bonus=BONUSES[bonus], seed=seed, device="cpu", **settings)
+        return GRPO("MlpPolicy", env, rewards=dict(bonus=BONUSES[bonus]), seed=seed, device="cpu", **settings)
 
     return Variant(f"{base}-{bonus}", f"{name}: {NAMES[bonus]}", STEPS, make, "MountainCar-v0")
 

@@ -28,7 +28,7 @@ from sb_grpo import GRPO
 from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.maths.returns import gae
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.types import AdvantageOptions, Rollout
+from sb_grpo.types import AdvantageOptions, Estimate, Features, Rollout
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA
 from scripts.studies.critic_probe import Critic
@@ -109,7 +109,9 @@ def agreement(gradients: th.Tensor, expected: th.Tensor) -> float:
 
 
 class Study(nn.Module):
-    """Stands where the model has its baseline: the critic drives, the others are fitted beside it."""
+    """The model's estimator: the critic drives, the others are fitted beside it."""
+
+    uses_values, whole_episodes = True, False
 
     def __init__(self, model: GRPO, stops: list[int]) -> None:
         super().__init__()
@@ -120,20 +122,17 @@ class Study(nn.Module):
         self.estimators |= {name: StateAdvantages(dim, **kwargs) for name, kwargs in FITS.items()}
         self.frozen: Frozen | None = None
 
-    def predict(self, x: th.Tensor) -> th.Tensor:
-        raise NotImplementedError("never asked: advantages() is replaced")
-
-    def advantages(
-        self, rollout: Rollout, options: AdvantageOptions, x: th.Tensor, x_final: th.Tensor, predict: object = None
-    ) -> tuple[th.Tensor, float]:
-        """As :meth:`sb_grpo.baselines.state.StateBaseline.advantages`; while the policy is frozen nothing is fitted."""
+    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
+        """Advantages by the critic; while the policy is frozen nothing is fitted."""
+        assert features is not None
+        x, x_final = features
         if self.frozen is not None:
             self.frozen.append((rollout, x, x_final))
-            return th.zeros_like(rollout.rewards), float("nan")
+            return Estimate(th.zeros_like(rollout.rewards), float("nan"))
         self.fitted += 1
         with th.enable_grad():
             made = {name: estimate(rollout, options, x, x_final) for name, estimate in self.estimators.items()}
-        return (made["critic"] - made["critic"].mean()) / made["critic"].std(), float("nan")
+        return Estimate((made["critic"] - made["critic"].mean()) / made["critic"].std(), float("nan"))
 
     def after_update(self) -> None:
         """Freeze after the rollouts of ``stops``; thaw and judge when enough are there."""
@@ -161,7 +160,7 @@ def run(env_id: str, seed: int, steps: int) -> None:
     model = GRPO("MlpPolicy", env, seed=seed, device="cpu", **kwargs)
     size = model.steps_per_env * model.n_envs
     study = Study(model, sorted({max(1, round(share * steps / size)) for share in SHARES}))
-    model.state_baseline, train = study, model.train  # type: ignore[assignment]
+    model.estimator, train = study, model.train  # type: ignore[assignment]
 
     def train_unless_frozen() -> None:
         if study.frozen is None:

@@ -24,10 +24,10 @@ from scripts.studies.common.runs import DATA, IMG
 TASKS, PAY, ODDS = ("a", "b", "c"), (1.0, 100.0, 10_000.0), (0.05, 0.20)
 STEPS, EVERY = 8_192, 1024
 FOLDER, PICTURE = DATA / "grouping", IMG / "grouping.png"
-COMMON = dict(
+COMMON: dict[str, Any] = dict(
     **dict(n_steps=EVERY // 16, batch_size=256, n_epochs=10, learning_rate=3e-3, gamma=0.99),
     **dict(group_size=4, seed=0, device="cpu"),
-    baseline_kwargs=dict(with_time=True),  # what is still to come shrinks with every step, and the observation hides the time
+    advantage_kwargs=dict(with_time=True),  # what is still to come shrinks with every step, and the observation hides the time
 )
 VARIANTS: dict[str, dict[str, Any]] = {
     "seed, batch": {},
@@ -35,10 +35,10 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "hierarchical": dict(grouping="hierarchical"),
     "difficulty": dict(grouping="difficulty"),
     "auto": dict(grouping="auto"),
-    "task, balanced": dict(grouping="task", group_weights="balanced"),
-    "task, performance": dict(grouping="task", group_weights="performance"),
-    "task, adaptive": dict(grouping="task", group_weights="adaptive"),
-    "task, surgery": dict(grouping="task", gradient_surgery=True),
+    "task, balanced": dict(grouping="task", weights="balanced"),
+    "task, performance": dict(grouping="task", weights="performance"),
+    "task, adaptive": dict(grouping="task", weights="adaptive"),
+    "task, surgery": dict(grouping="task", surgery=True),
 }
 
 
@@ -83,9 +83,9 @@ def p_right(model: GRPO) -> list[float]:
     return result
 
 
-def run(kwargs: dict[str, Any], seed: int) -> dict[str, Any]:
+def run(multitask: dict[str, Any], seed: int) -> dict[str, Any]:
     """Train, and look every ``EVERY`` steps."""
-    model = GRPO("MlpPolicy", Contradiction(16), tasks=TASKS, **{**COMMON, **kwargs, "seed": seed})
+    model = GRPO("MlpPolicy", Contradiction(16), multitask=dict(tasks=TASKS, **multitask), **{**COMMON, "seed": seed})
     curve, conflicts = [], []
     for _ in range(STEPS // EVERY):
         model.learn(EVERY, reset_num_timesteps=model.num_timesteps == 0)

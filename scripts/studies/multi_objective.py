@@ -25,10 +25,10 @@ COMMON: dict[str, Any] = dict(
     n_steps=64, batch_size=256, n_epochs=10, learning_rate=3e-3, group_size=4, gamma=0.99, device="cpu"
 )
 VARIANTS: dict[str, dict[str, Any]] = {
-    "sum": dict(objectives={"balance": 1.0, "still": 1.0}),
-    "sum, 1 : 0.2": dict(objectives={"balance": 1.0, "still": 0.2}),
-    "each": dict(objectives={"balance": 1.0, "still": 1.0}, objective_normalization="each"),
-    "each, 1 : 0.2": dict(objectives={"balance": 1.0, "still": 0.2}, objective_normalization="each"),
+    "sum": dict(rewards=dict(objectives={"balance": 1.0, "still": 1.0})),
+    "sum, 1 : 0.2": dict(rewards=dict(objectives={"balance": 1.0, "still": 0.2})),
+    "each": dict(rewards=dict(objectives={"balance": 1.0, "still": 1.0}, normalization="each")),
+    "each, 1 : 0.2": dict(rewards=dict(objectives={"balance": 1.0, "still": 0.2}, normalization="each")),
 }
 
 

@@ -56,9 +56,9 @@ class Variant(NamedTuple):
 
 #: Of GRPO, ``tasks`` is added where one policy learns all.
 VARIANTS = {
-    "grpo_task": Variant("GRPO, grouping=task", GRPO, dict(group_size=1, grouping="task")),
+    "grpo_task": Variant("GRPO, grouping=task", GRPO, dict(group_size=1, multitask=dict(grouping="task"))),
     "grpo_task_constant": Variant(
-        "GRPO, grouping=task, constant rate", GRPO, dict(group_size=1, grouping="task", learning_rate=3e-4)
+        "GRPO, grouping=task, constant rate", GRPO, dict(group_size=1, multitask=dict(grouping="task"), learning_rate=3e-4)
     ),
     "grpo_global": Variant("GRPO, global normalisation", GRPO, dict(group_size=1, normalize_advantage="batch")),
     "ppo": Variant("PPO", PPO, {}),
@@ -110,7 +110,7 @@ def train(suite: str, variant: Variant, tasks: list[str], seed: int) -> dict[str
     """One policy for these tasks: its returns by task."""
     kwargs = settings(suite, variant)
     if variant.algorithm is GRPO and variant.together:
-        kwargs["tasks"] = tasks
+        kwargs["multitask"] = {**kwargs.get("multitask", {}), "tasks": tasks}
     if isinstance(kwargs["learning_rate"], str):
         kwargs["learning_rate"] = make_schedule(kwargs["learning_rate"])
     env, start = make_env(suite, tasks, seed), time.perf_counter()

@@ -88,29 +88,41 @@ GOALS = {"win": 1.0, "cost": 1e-3}
 CONFIGURATIONS: dict[str, Callable[[], GRPO]] = {
     "defaults": lambda: GRPO("MlpPolicy", host("CartPole-v1", 4), seed=0, device="cpu").learn(4096),
     "outcome": lambda: train(host("CartPole-v1"), 512, advantage="outcome"),
-    "outcome_leave_one_out": lambda: train(host("CartPole-v1"), 512, advantage="outcome", baseline="leave_one_out"),
+    "outcome_leave_one_out": lambda: train(
+        host("CartPole-v1"), 512, advantage="outcome", advantage_kwargs=dict(baseline="leave_one_out")
+    ),
     "process": lambda: train(host("Pendulum-v1"), 800, advantage="process", n_steps=None, n_groups=1),
     "step": lambda: train(host("CartPole-v1"), 512, advantage="step", group_size=4),
-    "step_drop": lambda: train(host("CartPole-v1"), 512, advantage="step", ended_members="drop", baseline="median"),
+    "step_drop": lambda: train(
+        host("CartPole-v1"), 512, advantage="step", advantage_kwargs=dict(ended_members="drop", baseline="median")
+    ),
     "function": lambda: train(host("CartPole-v1"), 512, advantage=double_outcome, normalize_advantage=False),
     "state_n_groups": lambda: train(host("CartPole-v1"), 512, n_steps=None, n_groups=4),
-    "state_grouped_by_length": lambda: train(host("CartPole-v1"), 512, grouping="length"),
+    "state_grouped_by_length": lambda: train(host("CartPole-v1"), 512, multitask=dict(grouping="length")),
     "state_options": lambda: train(
         host("Pendulum-v1"),
         1024,
-        baseline_kwargs=dict(memory=0.5, follow_level=True, with_time=True, fit_rows=100, n_features=32, folds=2),
+        advantage_kwargs=dict(memory=0.5, follow_level=True, with_time=True, fit_rows=100, n_features=32, folds=2),
     ),
-    "horizons": lambda: train(host("CartPole-v1"), 1024, baseline_kwargs=dict(horizons=True)),
-    "learn_metric": lambda: train(host("CartPole-v1"), 1024, baseline_kwargs=dict(learn_metric=True)),
-    "kl_reference": lambda: train(host("CartPole-v1"), 768, kl_coef=0.3, ref_sync_interval=2, ent_coef=0.01, target_kl=0.02),
+    "horizons": lambda: train(host("CartPole-v1"), 1024, advantage_kwargs=dict(horizons=True)),
+    "learn_metric": lambda: train(host("CartPole-v1"), 1024, advantage_kwargs=dict(learn_metric=True)),
+    "kl_reference": lambda: train(
+        host("CartPole-v1"), 768, kl_coef=0.3, loss_kwargs=dict(ref_sync_interval=2), ent_coef=0.01, target_kl=0.02
+    ),
     "cispo_constant": lambda: train(
-        host("CartPole-v1"), 512, surrogate="cispo", aggregation="constant", clip_range_high=0.3, advantage="step"
+        host("CartPole-v1"), 512, loss="cispo", loss_kwargs=dict(aggregation="constant", clip_range_high=0.3), advantage="step"
     ),
     "sequence_ratio": lambda: train(
-        host("CartPole-v1"), 512, importance_level="episode", aggregation="episode", advantage="outcome", ratio_cap=3.0
+        host("CartPole-v1"),
+        512,
+        loss_kwargs=dict(importance_level="episode", aggregation="episode", ratio_cap=3.0),
+        advantage="outcome",
     ),
     "scaled_rewards_in_micro_batches": lambda: train(
-        host("Pendulum-v1"), 512, reward_scaling="tanh", reward_clip=5.0, micro_batch_size=24, autocast=True
+        host("Pendulum-v1"),
+        512,
+        rewards=dict(scaling="tanh", clip=5.0),
+        update_kwargs=dict(micro_batch_size=24, autocast=True),
     ),
     "normalize_obs": lambda: train(host("Pendulum-v1"), 512, policy_kwargs=dict(net_arch=[8], normalize_obs=True)),
     "gsde": lambda: train(host("Pendulum-v1"), 768, use_sde=True, sde_sample_freq=8),
@@ -122,15 +134,18 @@ CONFIGURATIONS: dict[str, Callable[[], GRPO]] = {
     "subprocesses": subprocesses,
     "loaded_and_continued": loaded_and_continued,
     "tasks": lambda: train(
-        host("CartPoleTasks-v0", 4), 1024, tasks=4, grouping="task", group_weights="balanced", gradient_surgery=True
+        host("CartPoleTasks-v0", 4), 1024, multitask=dict(tasks=4, grouping="task", weights="balanced", surgery=True)
     ),
     "tasks_hierarchical": lambda: train(
-        host("CartPoleTasks-v0", 4), 1024, tasks=4, grouping="hierarchical", group_weights="performance", advantage="outcome"
+        host("CartPoleTasks-v0", 4),
+        1024,
+        multitask=dict(tasks=4, grouping="hierarchical", weights="performance"),
+        advantage="outcome",
     ),
-    "objectives_sum": lambda: train(goals(dict), 512, objectives=GOALS, advantage="outcome"),
-    "objectives_each": lambda: train(goals(list), 512, objectives=GOALS, objective_normalization="each"),
-    "rnd_bonus": lambda: train(host("CartPole-v1"), 512, exploration_bonus=RNDBonus()),
-    "count_bonus": lambda: train(host("CartPole-v1"), 512, exploration_bonus=CountBonus(), advantage="outcome"),
+    "objectives_sum": lambda: train(goals(dict), 512, rewards=dict(objectives=GOALS), advantage="outcome"),
+    "objectives_each": lambda: train(goals(list), 512, rewards=dict(objectives=GOALS, normalization="each")),
+    "rnd_bonus": lambda: train(host("CartPole-v1"), 512, rewards=dict(bonus=RNDBonus())),
+    "count_bonus": lambda: train(host("CartPole-v1"), 512, rewards=dict(bonus=CountBonus()), advantage="outcome"),
     "gamma_callback": lambda: train(host("CartPole-v1"), 512, callback=GammaCallback(0.5)),
     "causal": lambda: train(
         host("CausalIntervention-v0", env_kwargs=dict(n_variables=3)), 256, policy=InterventionPolicy, policy_kwargs=None
@@ -140,11 +155,13 @@ CONFIGURATIONS: dict[str, Callable[[], GRPO]] = {
     "tensor_step": lambda: train(make_tensor_env("CartPole-v1", 4), 1024, advantage="step"),
     "tensor_gsde": lambda: train(make_tensor_env("Pendulum-v1", 4), 1024, use_sde=True),
     "tensor_tasks": lambda: train(
-        make_tensor_env("CartPoleTasks-v0", 4), 1024, tasks=4, grouping="task", group_weights="adaptive", gradient_surgery=True
+        make_tensor_env("CartPoleTasks-v0", 4),
+        1024,
+        multitask=dict(tasks=4, grouping="task", weights="adaptive", surgery=True),
     ),
-    "tensor_objectives": lambda: train(TensorGoals(4), 768, objectives=GOALS, objective_normalization="each"),
-    "tensor_rnd_bonus": lambda: train(make_tensor_env("CartPole-v1", 4), 768, exploration_bonus=RNDBonus()),
-    "tensor_branch": lambda: train(CartPole(4), 1024, restart="branch"),
+    "tensor_objectives": lambda: train(TensorGoals(4), 768, rewards=dict(objectives=GOALS, normalization="each")),
+    "tensor_rnd_bonus": lambda: train(make_tensor_env("CartPole-v1", 4), 768, rewards=dict(bonus=RNDBonus())),
+    "tensor_branch": lambda: train(CartPole(4), 1024, group_kwargs=dict(restart="branch")),
     "tensor_copied_states": lambda: train(Unseeded(4), 1024),
     "tensor_synchronous": lambda: train(Together(4), 1024, advantage="outcome"),
     "tensor_curriculum": lambda: train(
@@ -152,7 +169,12 @@ CONFIGURATIONS: dict[str, Callable[[], GRPO]] = {
     ),
     "captured": lambda: train(make_tensor_env("CartPole-v1", 4), 744, n_steps=62, batch_size=62, compile=True),
     "captured_kl_tasks": lambda: train(
-        make_tensor_env("CartPoleTasks-v0", 4), 732, tasks=4, grouping="hierarchical", kl_coef=0.1, n_steps=61, compile=True
+        make_tensor_env("CartPoleTasks-v0", 4),
+        732,
+        multitask=dict(tasks=4, grouping="hierarchical"),
+        kl_coef=0.1,
+        n_steps=61,
+        compile=True,
     ),
     "captured_update_of_host_envs": lambda: train(host("CartPole-v1"), 512, compile=True, advantage="outcome"),
 }
@@ -162,7 +184,8 @@ SLOW = ("captured", "captured_kl_tasks", "captured_update_of_host_envs")
 
 def learnt(model: GRPO) -> dict[str, list[th.Tensor]]:
     """Everything that a model has learnt, by part: tensors in the order in which their modules hold them."""
-    parts = {name: getattr(model, name) for name in ("policy", "state_baseline", "ref_policy", "bonus", "group_weighting")}
+    parts = {name: getattr(model, name) for name in ("policy", "ref_policy", "bonus", "group_weighting")}
+    parts["state_baseline"] = model.estimator
     return {name: tensors(part.state_dict()) for name, part in parts.items() if isinstance(part, th.nn.Module)}
 
 
@@ -183,18 +206,15 @@ ZIPPED: dict[str, Callable[[], GRPO]] = {
     "tasks": lambda: train(
         host("CartPoleTasks-v0", 2),
         256,
-        tasks=4,
-        grouping="task",
-        group_weights="adaptive",
-        gradient_surgery=True,
-        baseline_kwargs=dict(n_features=16),
+        multitask=dict(tasks=4, grouping="task", weights="adaptive", surgery=True),
+        advantage_kwargs=dict(n_features=16),
     ),
-    "objectives_each": lambda: train(goals(dict), 256, objectives=GOALS, objective_normalization="each"),
+    "objectives_each": lambda: train(goals(dict), 256, rewards=dict(objectives=GOALS, normalization="each")),
     "tensor": lambda: train(make_tensor_env("CartPole-v1", 4), 256),
     "kl_reference": lambda: train(host("CartPole-v1"), 256, kl_coef=0.1),
-    "horizons": lambda: train(host("CartPole-v1"), 256, baseline_kwargs=dict(horizons=True, n_features=16)),
-    "learn_metric": lambda: train(host("CartPole-v1"), 512, baseline_kwargs=dict(learn_metric=True, n_features=16)),
-    "rnd_bonus": lambda: train(host("CartPole-v1"), 256, exploration_bonus=RNDBonus(hidden=8, outputs=4)),
+    "horizons": lambda: train(host("CartPole-v1"), 256, advantage_kwargs=dict(horizons=True, n_features=16)),
+    "learn_metric": lambda: train(host("CartPole-v1"), 512, advantage_kwargs=dict(learn_metric=True, n_features=16)),
+    "rnd_bonus": lambda: train(host("CartPole-v1"), 256, rewards=dict(bonus=RNDBonus(hidden=8, outputs=4))),
     "dict_observations": lambda: train(of_spaces(mixed), 256, policy="MultiInputPolicy"),
     "vec_normalize": lambda: train(VecNormalize(host("CartPole-v1")), 256),
 }

@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     """
     threading.Thread(target=end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the benchmark decides what it means
-    from zoo.benchmarking.worker import main as work
+    from ..benchmarking.worker import main as work
 
     return work(arguments)
 

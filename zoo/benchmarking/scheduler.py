@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from zoo.benchmarking.results import read_run
-from zoo.benchmarking.specs import Spec
+from ..benchmarking.results import read_run
+from ..benchmarking.specs import Spec
+from ..common.command_line import PACKAGE
 
 POLL_S = 0.2
 DONE, RUNNING, FAILED, LEFT = "done", "running", "failed", "left"
@@ -40,7 +41,7 @@ class Worker:
         self.log.unlink(missing_ok=True)
         self.folder.mkdir(parents=True, exist_ok=True)
         one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        command = [sys.executable, "-m", "zoo.benchmarking.lifeline", json.dumps(asdict(spec))]
+        command = [sys.executable, "-m", f"{PACKAGE}.benchmarking.lifeline", json.dumps(asdict(spec))]
         with (self.folder / "log.txt").open("w") as log:
             self.process = subprocess.Popen(
                 [*command, json.dumps({**options, "folder": str(self.folder)})],

@@ -5,18 +5,22 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import rl_zoo3
 from rl_zoo3.exp_manager import ExperimentManager
 
-from zoo.benchmarking.results import RANDOM, env_folder, seed_file
-from zoo.common.command_line import BadInput, did_you_mean
-from zoo.common.yaml_files import read_sections
-from zoo.training.experiment import HYPERPARAMS, register
+from sb_grpo.moved import modern
+
+from ..benchmarking.results import RANDOM, env_folder, seed_file
+from ..common.command_line import BadInput, did_you_mean
+from ..common.yaml_files import HYPERPARAMS, read_sections
+from ..training.checks import check_settings
+from ..training.experiment import register
 
 CONSTRUCTOR_DEFAULTS = ("defaults", "sb3-defaults")
 VARIANT_KEYS = ("algo", "conf_file", "hyperparams")
@@ -70,9 +74,15 @@ class Spec:
 
 
 def _flat(spec: dict[str, Any]) -> dict[str, Any]:
-    """A spec's fields, each hyperparameter as one of them."""
+    """A spec's fields, each hyperparameter as one of them, by the names of today."""
     fields = {name: value for name, value in spec.items() if name not in ("source", "hyperparams")}
-    return {**fields, **spec.get("hyperparams", {})}
+    return {**fields, **todays_settings(spec)}
+
+
+def todays_settings(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The hyperparameters of a recorded spec: those of GRPO's version 0.1 in their new places."""
+    settings = spec.get("hyperparams", {})
+    return modern(settings, {}) if spec.get("algo") == "grpo" else dict(settings)
 
 
 def known_algos() -> list[str]:
@@ -97,6 +107,29 @@ def read_variants(path: Path | None, names: Sequence[str]) -> list[Variant]:
                 f"unknown algorithm {name!r}.{did_you_mean(name, [*table, *known])} (known: {', '.join([*table, *known])})"
             )
     return [table.get(name) or Variant(name, name, "", {}) for name in dict.fromkeys(names)] or list(table.values())
+
+
+def swept(variants: Sequence[Variant], grid: dict[str, list[Any]]) -> list[Variant]:
+    """Every variant with every combination of a grid's settings, under a label that says which.
+
+    :param variants: to repeat
+    :param grid: values by name; empty: the variants as they are
+    :raises BadInput: for a name or type that an algorithm does not take, or labels that cannot be told apart
+    """
+    made = []
+    for variant in variants:
+        if grid and variant.algo == RANDOM:
+            raise BadInput(f"--sweep: {variant.label} has no settings; run it on its own, into the same --out.")
+        for values in product(*grid.values()):
+            changes = dict(zip(grid, values, strict=True))
+            plain = {"policy": "MlpPolicy", "n_timesteps": 1.0}
+            if changes:
+                check_settings(variant.algo, {**plain, **changes}, lambda name: "--sweep")
+            parts = [variant.label, *(f"{name}={re.sub(r'[^A-Za-z0-9_.+=-]+', '_', str(x))}" for name, x in changes.items())]
+            made.append(replace(variant, label="-".join(parts), hyperparams={**variant.hyperparams, **changes}))
+    if len({variant.label for variant in made}) < len(made):
+        raise BadInput("--sweep: two combinations have the same label; write them as entries of --variants.")
+    return made
 
 
 def settings_for(variant: Variant, env_id: str) -> tuple[dict[str, Any], str]:

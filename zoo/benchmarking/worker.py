@@ -24,10 +24,11 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sb_grpo import files
-from zoo.benchmarking.results import RANDOM, write_result
-from zoo.benchmarking.specs import Spec
-from zoo.common import provenance
-from zoo.training.experiment import Experiment, build, sync
+
+from ..benchmarking.results import RANDOM, write_result
+from ..benchmarking.specs import Spec
+from ..common import provenance
+from ..training.experiment import Experiment, build, sync
 
 BAD_SETTINGS = 2
 NO_SETTINGS = ("self", "env", "policy", "tensorboard_log", "verbose", "_init_setup_model", "monitor_wrapper")

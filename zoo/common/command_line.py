@@ -5,12 +5,39 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 import gymnasium as gym
 from rl_zoo3.utils import StoreDict
+
+#: ``zoo`` in a checkout, ``sb_grpo_zoo`` where the wheel is installed.
+PACKAGE = __name__.split(".")[0]
+
+
+def program(name: str = "") -> str:
+    """What a command is called in its messages.
+
+    :param name: such as ``zoo.train`` or ``train``; empty: all of them
+    """
+    name = name.removeprefix("zoo.")
+    return f"sb-grpo {name}".strip() if PACKAGE != "zoo" else f"zoo.{name}" if name else "python -m zoo"
+
+
+def call(name: str) -> str:
+    """What a user types to run a command.
+
+    :param name: such as ``train``
+    """
+    return program(name) if PACKAGE != "zoo" else f"python -m zoo.{name}"
+
+
+def default_threads() -> int:
+    """Threads of torch unless the user says otherwise: 1, as small networks are many times slower with more on a busy
+    machine; -1, which leaves torch alone, where OMP_NUM_THREADS says how many."""
+    return -1 if os.environ.get("OMP_NUM_THREADS") else 1
 
 
 class BadInput(ValueError):
@@ -24,8 +51,8 @@ class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFo
 class Parser(argparse.ArgumentParser):
     """An argument parser whose errors are one line, without the list of all options."""
 
-    def __init__(self, program: str, description: str | None) -> None:
-        super().__init__(prog=program, description=description, formatter_class=Help)
+    def __init__(self, name: str, description: str | None) -> None:
+        super().__init__(prog=program(name), description=description, formatter_class=Help)
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {one_line(message)}\n")
@@ -93,15 +120,15 @@ def check_env_id(env_id: str, packages: Collection[str] = ()) -> None:
         )
 
 
-def run(program: str, main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
+def run(name: str, main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
     """Call a command's ``main``; bad input becomes one line on stderr and exit code 2.
 
-    :param program: name in front of the message
+    :param name: of the command, in front of the message
     :param main: takes the arguments, returns the exit code
     :param arguments: command line without the program's name
     """
     try:
         return main(arguments)
     except BadInput as error:
-        print(f"{program}: {one_line(error)}", file=sys.stderr)
+        print(f"{program(name)}: {one_line(error)}", file=sys.stderr)
         return 2

@@ -12,6 +12,7 @@ from pathlib import Path
 PACKAGES = ("sb_grpo", "stable_baselines3", "sb3_contrib", "rl_zoo3", "gymnasium", "torch", "numpy")
 #: Come with an extra, and decide what an env does.
 PHYSICS = ("mujoco", "Box2D")
+CHECKOUT = Path(__file__).parents[2]
 
 
 def versions() -> dict[str, str]:
@@ -26,8 +27,8 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Commit of the checkout, with ``+changes`` where tracked files differ from it; None outside of git."""
-    if shutil.which("git") is None:
+    """Commit of the checkout, with ``+changes`` where tracked files differ from it; None where this is none."""
+    if shutil.which("git") is None or not (CHECKOUT / ".git").exists():
         return None
     head = _git("rev-parse", "HEAD")
     return head and head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
@@ -44,6 +45,5 @@ def machine() -> dict[str, str | int | None]:
 
 
 def _git(*arguments: str) -> str | None:
-    folder = Path(__file__).parent
-    done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+    done = subprocess.run(["git", *arguments], cwd=CHECKOUT, capture_output=True, text=True, check=False)
     return done.stdout.strip() or None

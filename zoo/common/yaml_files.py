@@ -7,7 +7,10 @@ from typing import Any
 
 import yaml
 
-from zoo.common.command_line import BadInput, one_line
+from ..common.command_line import BadInput, one_line
+
+#: Settings of GRPO by env.
+HYPERPARAMS = Path(__file__).parents[1] / "hyperparams" / "grpo.yml"
 
 
 def read_mapping(path: str | Path, example: str) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from zoo.benchmarking.results import RANDOM, Run, find_results, read_all
-from zoo.common.command_line import BadInput, check_has_runs, did_you_mean
-from zoo.comparing import statistics
+from ..benchmarking.results import RANDOM, Run, find_results, read_all
+from ..common.command_line import BadInput, check_has_runs, did_you_mean
+from ..comparing import statistics
 
 BUDGET_TOLERANCE = 0.02  # of the steps really taken, which whole vector steps can exceed the budget by
 

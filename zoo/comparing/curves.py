@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 from stable_baselines3.common.monitor import load_results
 
-from zoo.benchmarking.results import RANDOM, find_results, read_all
-from zoo.common.command_line import BadInput, did_you_mean
-from zoo.comparing import statistics
+from ..benchmarking.results import RANDOM, find_results, read_all
+from ..common.command_line import BadInput, did_you_mean
+from ..comparing import statistics
 
 EVALUATION, TRAINING = "evaluation", "training"
 GRID = 100  # points of the mean over runs that were measured at different steps

@@ -13,9 +13,9 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from zoo.benchmarking.results import Run
-from zoo.comparing import statistics
-from zoo.comparing.comparison import Comparison
+from ..benchmarking.results import Run
+from ..comparing import statistics
+from ..comparing.comparison import Comparison
 
 NAMED = 3  # of the pairs of algorithms that a note lists
 

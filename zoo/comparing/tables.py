@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from zoo.benchmarking.results import Run
-from zoo.comparing import statistics
-from zoo.comparing.comparison import Comparison
-from zoo.comparing.pairs import paired
+from ..benchmarking.results import Run
+from ..comparing import statistics
+from ..comparing.comparison import Comparison
+from ..comparing.pairs import paired
 
 PROFILE_POINTS, PROFILE_RANGE = 81, (-1.0, 3.0)
 NONE = "-"  # cannot be computed, or does not apply

@@ -11,18 +11,24 @@ from stable_baselines3.common.logger import HParam
 METRICS = ("eval/mean_reward", "rollout/ep_rew_mean")
 
 
-class HParamsCallback(BaseCallback):
-    """Write the settings of a run to TensorBoard's HParams tab when training starts.
+def as_json(settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings by name; what neither TensorBoard nor JSON can show as it is becomes text."""
+    return {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in settings.items()}
 
-    :param settings: of the run; what TensorBoard cannot show as it is becomes text
+
+class HParamsCallback(BaseCallback):
+    """Write the settings of a run to TensorBoard's HParams tab when training starts: all arguments of a GRPO model among them.
+
+    :param settings: of the run
     """
 
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__()
-        self.settings = {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in settings.items()}
+        self.settings = settings
 
     def _on_training_start(self) -> None:
-        hparam = HParam(self.settings, {name: 0.0 for name in METRICS})
+        settings = as_json({**getattr(self.model, "settings", {}), **self.settings})
+        hparam = HParam(settings, {name: 0.0 for name in METRICS})
         self.logger.record("hparams", hparam, exclude=("stdout", "log", "json", "csv"))
 
     def _on_step(self) -> bool:

@@ -10,8 +10,10 @@ from typing import Any
 
 import rl_zoo3
 
-from zoo.common.command_line import BadInput, did_you_mean
-from zoo.schedules import SCHEDULED, SYNTAX, make_schedule
+from sb_grpo.moved import MOVED
+
+from ..common.command_line import BadInput, did_you_mean
+from ..schedules import SCHEDULED, SYNTAX, make_schedule
 
 #: Settings of a run that are none of the algorithm's.
 RUN_SETTINGS: dict[str, Any] = {
@@ -43,6 +45,10 @@ def check_settings(algo: str, settings: dict[str, Any], where: Callable[[str], s
     for name, value in settings.items():
         if name in OPTIONS:
             raise BadInput(f"{where(name)}: {name} is not a hyperparameter but an option: --{name.replace('_', '-')}.")
+        if algo == "grpo" and name in MOVED:
+            argument, key = MOVED[name]
+            now = argument if key is None else f"{argument}: {{{key}: ...}}"
+            raise BadInput(f"{where(name)}: {name} is {now} now: arguments have moved since version 0.1 (docs/names.md).")
         if name not in known:
             raise BadInput(f"{where(name)}: {algo} has no hyperparameter {name!r}.{did_you_mean(name, known)}")
         _check_type(name, value, hints.get(name, Any), where(name))

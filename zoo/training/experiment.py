@@ -22,19 +22,20 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
 
 from sb_grpo import GRPO, SeededResetWrapper, files
 from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback
-from zoo.common.command_line import BadInput
-from zoo.common.folders import new_folder
-from zoo.common.pictures import drawn
-from zoo.common.provenance import commit, versions
-from zoo.common.yaml_files import read_sections
-from zoo.plot import plot_learning_curve
-from zoo.schedules import SCHEDULED, make_schedule
-from zoo.training.callbacks import HParamsCallback
-from zoo.training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, save, statistics_of
-from zoo.training.checks import check_settings
-from zoo.training.run_files import read_values, write_values
 
-HYPERPARAMS = Path(__file__).parents[1] / "hyperparams" / "grpo.yml"
+from ..common.command_line import BadInput
+from ..common.folders import new_folder
+from ..common.literals import without_texts
+from ..common.pictures import drawn
+from ..common.provenance import commit, versions
+from ..common.yaml_files import HYPERPARAMS, read_sections
+from ..schedules import with_schedules
+from ..training.callbacks import HParamsCallback, as_json
+from ..training.card import write_card
+from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, save, statistics_of
+from ..training.checks import check_settings
+from ..training.run_files import read_values, write_values
+
 FINAL_EPISODES = 20
 #: Rules of ``--health``.
 HEALTH = {"default": RULES, "strict": STRICT_RULES}
@@ -66,14 +67,19 @@ class Experiment(ExperimentManager):
             read_sections(self.config)
         hyperparams, saved = super().read_hyperparameters()
         custom = self.custom_hyperparams or {}
-        check_settings(self.algo, hyperparams, lambda name: "--hyperparams" if name in custom else self.config)
+
+        def where(name: str) -> str:
+            return "--hyperparams" if name in custom else self.config
+
+        check_settings(self.algo, hyperparams, where)
         self.settings = saved
-        return hyperparams, saved
+        return without_texts(hyperparams, where), saved
 
     @staticmethod
     def _preprocess_schedules(hyperparams: dict[str, Any]) -> dict[str, Any]:
         """Make schedules of their names; rl_zoo3 takes every name for a linear one, and knows none for clip_range_high."""
-        named = {k: make_schedule(v) for k, v in hyperparams.items() if k in SCHEDULED and isinstance(v, str)}
+        made = with_schedules(hyperparams)
+        named = {k: v for k, v in made.items() if v is not hyperparams[k]}
         others = {k: v for k, v in hyperparams.items() if k not in named}
         return {**ExperimentManager._preprocess_schedules(others), **named}
 
@@ -207,14 +213,24 @@ class Experiment(ExperimentManager):
         :param n_episodes: episodes, spread over as many envs as training used
         :return: one raw return per episode
         """
-        env = self.create_envs(min(self.n_envs, n_episodes), eval_env=True, no_log=True)
+        env = self.evaluation_env(n_episodes)
+        try:
+            return self.returns_in(env, model, n_episodes)
+        finally:
+            env.close()
+
+    def evaluation_env(self, n_episodes: int) -> VecEnv:
+        """Where so many episodes are evaluated, in as many envs as training used, if there are enough episodes for them."""
+        return self.create_envs(min(self.n_envs, n_episodes), eval_env=True, no_log=True)
+
+    def returns_in(self, env: VecEnv, model: BaseAlgorithm, n_episodes: int) -> list[float]:
+        """As :meth:`evaluate`, in an env that is there and stays: the same starts every time."""
         # A VecEnv seeds its envs with consecutive numbers: hashed, so that the runs of neighbouring seeds do not share starts.
         env.seed(int(np.random.SeedSequence([self.seed, 1]).generate_state(1)[0]) >> 1)
         sync(model, env)
         returns, _ = evaluate_policy(
             model, env, n_episodes, deterministic=self.deterministic_eval, return_episode_rewards=True
         )
-        env.close()
         return [float(r) for r in returns]  # type: ignore[union-attr]
 
     def save_model(self, model: BaseAlgorithm) -> None:
@@ -243,12 +259,15 @@ class Experiment(ExperimentManager):
             "gradient_steps": self.gradient_steps,
             "wall_time_s": round(self.wall_time, 2),
             "final_returns": returns,
+            "settings": as_json(getattr(model, "settings", self.settings)),
             "mean_return": float(np.mean(returns)),
             "std_return": float(np.std(returns)),
             "commit": commit(),
             "versions": versions(),
         }
         files.write(folder / "metrics.json", json.dumps(metrics, indent=2) + "\n")
+        from ..plot import plot_learning_curve  # with SciPy
+
         title = f"{self.algo.upper()} on {self.env_name.gym_id}"
         picture = drawn("learning curve", lambda: plot_learning_curve(folder, title))
         if model.num_timesteps < self.n_timesteps:  # Ctrl-C, or a callback
@@ -260,6 +279,7 @@ class Experiment(ExperimentManager):
         if picture is not None:
             print(f"Learning curve: {picture}")
         print(f"Metrics:        {folder / 'metrics.json'}")
+        print(f"Model card:     {write_card(folder)}")
 
 
 def sync(model: BaseAlgorithm, env: VecEnv) -> None:

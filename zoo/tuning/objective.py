@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import traceback
 from argparse import Namespace
 from collections import OrderedDict
@@ -16,9 +17,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from zoo.training.experiment import Experiment, register
-from zoo.tuning.search_space import SPACES
-from zoo.tuning.study import derived_seed, worker
+from ..common.literals import without_texts
+from ..training.experiment import Experiment, register
+from ..tuning.search_space import SPACES, Draw
+from ..tuning.start import AS_IT_STANDS
+from ..tuning.study import derived_seed, worker
 
 #: SB3 trains on whole rollouts, so beyond the budget. Some rollouts of whole episodes are larger than the budget itself:
 #: what lies this far beyond is not trained on, or the study would find that more steps are better.
@@ -30,7 +33,7 @@ class TrialRun(Experiment):
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         self.settings = deepcopy(self.custom_hyperparams or {})
-        return self.settings, OrderedDict(sorted(self.settings.items()))
+        return without_texts(self.settings, lambda name: "settings"), OrderedDict(sorted(self.settings.items()))
 
     def create_log_folder(self) -> None:
         """None: two trials at once would choose the same one."""
@@ -42,8 +45,38 @@ class TrialRun(Experiment):
         return super().create_envs(n_envs, eval_env, no_log=True)
 
 
+class EvaluationEnvs:
+    """Envs that stay from one evaluation to the next, a VecEnv per thread: starting workers can outlast training."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+        self._idle: list[VecEnv] = []
+
+    def returns(self, run: TrialRun, model: BaseAlgorithm, n_episodes: int) -> list[float]:
+        """As ``run.evaluate``."""
+        env: VecEnv = getattr(self._of_thread, "env", None) or run.evaluation_env(n_episodes)
+        self._of_thread.env = None  # whoever crashes in it leaves it in a state that nobody knows
+        try:
+            returns = run.returns_in(env, model, n_episodes)
+        except BaseException:
+            self._idle = [other for other in self._idle if other is not env]
+            env.close()
+            raise
+        self._of_thread.env = env
+        self._idle = [*(other for other in self._idle if other is not env), env]
+        return returns
+
+    def close(self) -> None:
+        """End their workers."""
+        while self._idle:
+            self._idle.pop().close()
+        self._of_thread = threading.local()
+
+
 class ReportCallback(BaseCallback):
     """Evaluate at even distances, except at the end, which is the objective's affair, and hold the trial to its budget.
+
+    Nothing is evaluated before the first update: what the untrained policy is worth says nothing about settings.
 
     :param n_evaluations: evaluations in a run, the one at the end counted in
     :param evaluate: is given the number of the evaluation, from 1
@@ -58,7 +91,8 @@ class ReportCallback(BaseCallback):
         due = min(self.num_timesteps * self.n_evaluations // self.n_timesteps, self.n_evaluations - 1)
         if due > self.done:
             self.done = due
-            self.evaluate(due)
+            if getattr(self.model, "_n_updates", 1) > 0:
+                self.evaluate(due)
         return self.num_timesteps <= OVERSHOOT * self.n_timesteps
 
 
@@ -78,6 +112,7 @@ class Objective:
     :param eval_episodes: episodes of each
     :param seed: of the study; each training's is derived from it and the trial's number
     :param run_options: further arguments of rl_zoo3's ExperimentManager
+    :param draw: a trial's settings; None: from the space of the algorithm
     """
 
     algo: str
@@ -90,12 +125,15 @@ class Objective:
     eval_episodes: int
     seed: int
     run_options: dict[str, Any] = field(default_factory=dict)
+    draw: Draw | None = None
+    evaluation_envs: EvaluationEnvs = field(default_factory=EvaluationEnvs)
 
     def __call__(self, trial: optuna.Trial) -> float:
         trial.set_user_attr("worker", worker())
         try:
-            drawn = SPACES[self.algo](trial, self.base, self.fixed)
-            settings = {**self.base, **drawn, "n_timesteps": self.n_timesteps}
+            drawn = (self.draw or SPACES[self.algo])(trial, self.base, self.fixed)
+            as_it_stands = trial.user_attrs.get(AS_IT_STANDS, False)
+            settings = {**self.base, **({} if as_it_stands else drawn), "n_timesteps": self.n_timesteps}
             number = trial.user_attrs.get("first_try", trial.number)
             seeds = [derived_seed(self.seed, number, i) for i in range(self.n_seeds)]
             trial.set_user_attr("settings", settings)
@@ -121,7 +159,9 @@ class Objective:
         before = len(earlier) * self.n_evaluations
 
         def evaluate(number: int) -> float:
-            value = float(np.mean(run.evaluate(model, self.eval_episodes)))
+            value = float(np.mean(self.evaluation_envs.returns(run, model, self.eval_episodes)))
+            if not np.isfinite(value):
+                raise ValueError(f"evaluation {number} of {self.n_evaluations} with seed {seed}: the mean return is {value}")
             step = before + number
             trial.report(float(np.mean([*earlier, value])), step)
             if step < self.n_seeds * self.n_evaluations and trial.should_prune():

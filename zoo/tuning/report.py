@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,9 @@ from optuna.visualization import (
 from plotly.offline import get_plotlyjs
 
 from sb_grpo import files
-from zoo.tuning.study import failure
+
+from ..common.command_line import call
+from ..tuning.study import failure
 
 #: Parameters that slice and parallel-coordinate plots, and contour plots, show: the most important ones.
 SHOWN, SHOWN_IN_CONTOUR = 6, 3
@@ -53,8 +56,7 @@ def write_report(study: Study, storage: str, folder: Path, plots: bool = True) -
     if completed:
         path = files.write(folder / "best.yml", best_as_yaml(study))
         print(f"Best:      trial {study.best_trial.number}, {VALUE} {study.best_value:.1f}")
-        print(f"Train it:  python -m zoo.train --algo {study.user_attrs['algo']} --env {study.user_attrs['env']} "
-              f"--conf-file {path}")  # fmt: skip
+        print(f"Train it:  {call('train')} {shlex.join([*study.user_attrs['train_options'], '--conf-file', str(path)])}")
     if plots and len(completed) > 1:
         with warnings.catch_warnings():  # of few trials per parameter, and of plots that may change
             warnings.simplefilter("ignore")

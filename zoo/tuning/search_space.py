@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
 
-from sb_grpo import GRPO
+from ..common.literals import parse, to_text
+
+#: What draws settings: from a trial, the env's entry, and the settings that are fixed.
+Draw = Callable[[optuna.Trial, dict[str, Any], dict[str, Any]], dict[str, Any]]
 
 NETS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
+ENTRY = "entry"  #: the net of the env's entry, where it is none of these
 SCHEDULES = {"constant": "{}", "linear": "lin_{}", "cosine": "cos_{}"}
 #: Names are those of the constructor; where a logarithm, a complement or a distance is searched, the name says so.
 #: The smallest rollout is as large as the largest minibatch, so that no minibatch is larger than its rollout.
@@ -40,9 +45,9 @@ def rounded(value: float) -> float:
     return float(f"{value:.3g}")
 
 
-def suggest(trial: optuna.Trial, name: str) -> Any:
+def suggest(trial: optuna.Trial, space: dict[str, BaseDistribution], name: str) -> Any:
     """A value of the space's distribution of that name."""
-    among = GRPO_SPACE[name]
+    among = space[name]
     if isinstance(among, CategoricalDistribution):
         return trial.suggest_categorical(name, among.choices)
     if isinstance(among, IntDistribution):
@@ -51,99 +56,115 @@ def suggest(trial: optuna.Trial, name: str) -> Any:
     return rounded(trial.suggest_float(name, among.low, among.high, log=among.log, step=among.step))
 
 
-def grpo_space(trial: optuna.Trial, base: dict[str, Any], fixed: dict[str, Any]) -> dict[str, Any]:
+def grpo_space(
+    trial: optuna.Trial,
+    base: dict[str, Any],
+    fixed: dict[str, Any],
+    space: dict[str, BaseDistribution] = GRPO_SPACE,
+) -> dict[str, Any]:
     """Settings of GRPO for one trial.
 
     :param trial: draws the numbers
     :param base: the env's entry, ``fixed`` in it
     :param fixed: settings that are not searched
+    :param space: distributions by name
     :return: the searched settings
     """
     drawn: dict[str, Any] = {}
+    draw_from = partial(suggest, trial, space)
 
     def search(name: str, draw: Callable[[], Any] | None = None) -> Any:
         if name not in fixed:
-            drawn[name] = draw() if draw is not None else suggest(trial, name)
+            drawn[name] = draw() if draw is not None else draw_from(name)
         return fixed.get(name, drawn.get(name))
 
     advantage = search("advantage")
     for name in ("group_size", "normalize_advantage", "n_epochs", "ent_coef"):
         search(name)
-    search("learning_rate", lambda: _learning_rate(trial))
-    search("gamma", lambda: rounded(1.0 - suggest(trial, "one_minus_gamma")))
+    search("learning_rate", lambda: _learning_rate(draw_from))
+    search("gamma", lambda: rounded(1.0 - draw_from("one_minus_gamma")))
     rows = fixed["n_steps"] * base.get("n_envs", 1) if fixed.get("n_steps") else math.inf
-    search("batch_size", lambda: min(2 ** suggest(trial, "log2_batch_size"), rows))
+    search("batch_size", lambda: min(2 ** draw_from("log2_batch_size"), rows))
     low = search("clip_range")
     if isinstance(low, float):  # a schedule has no fixed distance to it
-        search("clip_range_high", lambda: rounded(low + suggest(trial, "clip_range_extra")))
+        search("loss_kwargs", lambda: with_clip_range_high(base, rounded(low + draw_from("clip_range_extra"))))
     if advantage == "state":
-        search("gae_lambda", lambda: rounded(1.0 - suggest(trial, "one_minus_lambda")))
-    elif base.get("baseline_kwargs"):
-        drawn["baseline_kwargs"] = None  # they belong to "state", and are refused elsewhere
+        search("gae_lambda", lambda: rounded(1.0 - draw_from("one_minus_lambda")))
+    elif base.get("advantage_kwargs"):
+        drawn["advantage_kwargs"] = None  # they belong to "state", and are refused elsewhere
     if not fixed.keys() & {"n_steps", "n_groups"}:
-        drawn.update(_rollout(trial, advantage, base.get("n_envs", 1), fixed.get("batch_size", 1)))
+        drawn.update(_rollout(draw_from, advantage, base.get("n_envs", 1), fixed.get("batch_size", 1)))
     if "policy_kwargs" not in fixed:
-        drawn["policy_kwargs"] = with_net(base.get("policy_kwargs"), suggest(trial, "net"))
+        drawn["policy_kwargs"] = with_net(base.get("policy_kwargs"), draw_from("net"))
     return drawn
 
 
-def _learning_rate(trial: optuna.Trial) -> float | str:
-    peak, schedule = suggest(trial, "learning_rate"), suggest(trial, "schedule")
+def with_clip_range_high(base: dict[str, Any], high: float) -> dict[str, Any]:
+    """The entry's arguments of the loss with another upper clip range."""
+    return {**(base.get("loss_kwargs") or {}), "clip_range_high": high}
+
+
+def _learning_rate(draw_from: Callable[[str], Any]) -> float | str:
+    peak, schedule = draw_from("learning_rate"), draw_from("schedule")
     return float(peak) if schedule == "constant" else SCHEDULES[schedule].format(peak)
 
 
-def _rollout(trial: optuna.Trial, advantage: Any, n_envs: int, at_least: int) -> dict[str, int | None]:
+def _rollout(draw_from: Callable[[str], Any], advantage: Any, n_envs: int, at_least: int) -> dict[str, int | None]:
     """The rollout's size: steps where episodes can be cut, groups where they must be complete. One excludes the other."""
     if advantage == "state":
-        return {"n_steps": math.ceil(max(2 ** suggest(trial, "log2_rollout"), at_least) / n_envs), "n_groups": None}
-    return {"n_steps": None, "n_groups": suggest(trial, "n_groups")}
+        return {"n_steps": math.ceil(max(2 ** draw_from("log2_rollout"), at_least) / n_envs), "n_groups": None}
+    return {"n_steps": None, "n_groups": draw_from("n_groups")}
 
 
 def with_net(policy_kwargs: dict[str, Any] | str | None, net: str) -> dict[str, Any] | str:
-    """The entry's policy arguments with another net; where they are Python text (rl_zoo3 evaluates it), text again."""
+    """The entry's policy arguments with another net; where they are text, text again."""
+    if net == ENTRY:
+        return policy_kwargs or {}
     if isinstance(policy_kwargs, str):
-        return f"{{**{policy_kwargs}, 'net_arch': {NETS[net]}}}"
+        return to_text({**parse(policy_kwargs), "net_arch": NETS[net]})
     return {**(policy_kwargs or {}), "net_arch": list(NETS[net])}
 
 
-def grpo_start(model: GRPO, base: dict[str, Any]) -> dict[str, Any]:
-    """The entry's own settings in the terms of the space, as far as it has them: what a study tries first.
+def rl_zoo3_space(trial: optuna.Trial, base: dict[str, Any], fixed: dict[str, Any], algo: str) -> dict[str, Any]:
+    """rl_zoo3's own space of an algorithm, its values as a YAML can hold them.
 
-    :param model: built with ``base``
-    :param base: the env's entry
+    :param trial: draws the numbers
+    :param base: the env's entry, ``fixed`` in it
+    :param fixed: settings that are not searched
+    :param algo: that rl_zoo3 has a space for
     """
-    kind, *numbers = str(base.get("learning_rate", model.learning_rate)).split("_")
-    low = model._clip_range_schedule(1.0)
-    start = {name: getattr(model, name) for name in ("advantage", "group_size", "n_groups", "n_epochs", "normalize_advantage")}
-    start |= {
-        "log2_rollout": round(math.log2(model.steps_per_env * model.n_envs)),
-        "log2_batch_size": round(math.log2(model.batch_size)),
-        "learning_rate": float(numbers[0] if numbers else kind),
-        "schedule": {"lin": "linear", "cos": "cosine"}.get(kind, "constant"),
-        "one_minus_gamma": rounded(1.0 - model.gamma),
-        "one_minus_lambda": rounded(1.0 - model.gae_lambda),
-        "ent_coef": max(model.ent_coef, 1e-6),
-        "clip_range": low,
-        "clip_range_extra": rounded(model._clip_range_high_schedule(1.0) - low),
-        "net": next((name for name, sizes in NETS.items() if sizes == model.policy.net_arch), None),
+    her = {
+        "using_her_replay_buffer": "replay_buffer_class" in base,
+        "her_kwargs": read_kwargs(base.get("replay_buffer_kwargs")),
     }
-    return {name: value for name, value in start.items() if _contains(GRPO_SPACE[name], value)}
-
-
-def _contains(among: BaseDistribution, value: Any) -> bool:
-    if isinstance(among, CategoricalDistribution):
-        return value in among.choices
-    assert isinstance(among, IntDistribution | FloatDistribution)
-    return value is not None and among.low <= value <= among.high
-
-
-def ppo_space(trial: optuna.Trial, base: dict[str, Any], fixed: dict[str, Any]) -> dict[str, Any]:
-    """rl_zoo3's own space for PPO, so that both algorithms can be searched for a comparison."""
-    drawn = HYPERPARAMS_SAMPLER["ppo"](trial, 0, base.get("n_envs", 1), {})
-    network = drawn["policy_kwargs"]
-    # As text: a YAML cannot hold the class of the activation.
-    drawn["policy_kwargs"] = f"dict(net_arch={network['net_arch']}, activation_fn=nn.{network['activation_fn'].__name__})"
+    drawn = HYPERPARAMS_SAMPLER[algo](trial, 1, base.get("n_envs", 1), her)
+    if "noise_type" in trial.params:  # rl_zoo3 makes an object of them
+        drawn = {name: value for name, value in drawn.items() if name != "action_noise"}
+        drawn |= {"noise_type": trial.params["noise_type"], "noise_std": trial.params["noise_std"]}
+        if drawn["noise_type"] is None:
+            drawn = {name: value for name, value in drawn.items() if not name.startswith("noise_")}
+    if "policy_kwargs" in drawn:  # as text: a YAML cannot hold the class of the activation
+        drawn["policy_kwargs"] = to_text({**read_kwargs(base.get("policy_kwargs")), **drawn["policy_kwargs"]})
     return {k: rounded(v) if isinstance(v, float) else v for k, v in drawn.items() if k not in fixed}
 
 
-SPACES = {"grpo": grpo_space, "ppo": ppo_space}
+def read_kwargs(value: dict[str, Any] | str | None) -> dict[str, Any]:
+    """Arguments that a YAML writes as a mapping, as text, or not at all."""
+    found: dict[str, Any] = parse(value) if isinstance(value, str) else value or {}
+    return found
+
+
+def grid_space(trial: optuna.Trial, base: dict[str, Any], fixed: dict[str, Any], grid: dict[str, list[Any]]) -> dict[str, Any]:
+    """A point of a grid; everything else is the entry's.
+
+    :param trial: of a study with a grid sampler
+    :param grid: values by name of a setting
+    """
+    return {name: trial.suggest_categorical(name, values) for name, values in grid.items()}
+
+
+#: Algorithm -> its space.
+SPACES: dict[str, Draw] = {
+    "grpo": grpo_space,
+    **{algo: partial(rl_zoo3_space, algo=algo) for algo in sorted(HYPERPARAMS_SAMPLER)},
+}

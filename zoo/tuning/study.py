@@ -23,11 +23,15 @@ from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from zoo.common.command_line import BadInput, did_you_mean
+from ..common.command_line import BadInput, did_you_mean
+from ..tuning.journal import mend
+from ..tuning.start import AS_IT_STANDS
 
 warnings.simplefilter("ignore", ExperimentalWarning)  # heartbeats and the grouped TPE are, by name, since 2020
 
 MAX_RETRIES = 2
+#: Evaluations of a trial, counted from 1, that the median pruner lets pass.
+UNJUDGED = 1
 #: Seconds after which a trial without a worker's name counts as abandoned: naming it is the first thing a worker does.
 NAMING = 60.0
 
@@ -39,7 +43,7 @@ SAMPLERS: dict[str, Callable[[int, int], BaseSampler]] = {
     "random": lambda seed, startup: RandomSampler(seed=seed),
 }
 PRUNERS: dict[str, Callable[[int, int], BasePruner]] = {
-    "median": lambda startup, n_reports: MedianPruner(startup, n_warmup_steps=1),
+    "median": lambda startup, n_reports: MedianPruner(startup, n_warmup_steps=1 + UNJUDGED),
     "halving": lambda startup, n_reports: SuccessiveHalvingPruner(min_resource=1, reduction_factor=4),
     "hyperband": lambda startup, n_reports: HyperbandPruner(min_resource=1, max_resource=n_reports),
     "none": lambda startup, n_reports: NopPruner(),
@@ -98,6 +102,8 @@ def open_storage(storage: str) -> BaseStorage:
             return _open_database(storage)
         if storage.endswith(".log"):
             Path(storage).parent.mkdir(parents=True, exist_ok=True)
+            if lost := mend(Path(storage)):
+                print(f"{storage} was cut inside its last line: {lost} bytes dropped, all before them kept.")
             return JournalStorage(JournalFileBackend(storage))
     except Exception as error:  # each driver has its own
         raise BadInput(f"--storage {storage}: {error}") from error
@@ -139,7 +145,8 @@ def enqueue_again(study: Study, trial: FrozenTrial) -> None:
     """Put an abandoned trial's settings back into the queue, unless it took its process with it several times."""
     first = trial.user_attrs.get("first_try", trial.number)
     if len([t for t in study.get_trials(deepcopy=False) if t.user_attrs.get("first_try") == first]) < MAX_RETRIES:
-        study.enqueue_trial(trial.params, user_attrs={"first_try": first, "retry_of": trial.number})
+        kept = {AS_IT_STANDS: True} if AS_IT_STANDS in trial.user_attrs else {}
+        study.enqueue_trial(trial.params, user_attrs={"first_try": first, "retry_of": trial.number, **kept})
 
 
 def retire_abandoned(study: Study) -> list[int]:
@@ -204,4 +211,6 @@ def settings_of_trial(storage: str, study_name: str, number: int) -> dict[str, A
     if not 0 <= number < len(trials) or "settings" not in trials[number].user_attrs:
         raise BadInput(f"--trial-id {number}: {study_name} has no such trial with settings of zoo.tune.")
     settings: dict[str, Any] = trials[number].user_attrs["settings"]
+    if not isinstance(settings, dict):
+        raise BadInput(f"--trial-id {number}: the settings of {study_name} are {type(settings).__name__}, not a mapping.")
     return settings

@@ -38,7 +38,7 @@ def rollout() -> None:
 
     run = next(run for run in _runs() if run.env == LEAD)
     model = _model(run)
-    model.state_baseline.pairing.register_forward_hook(keep)
+    model.estimator.pairing.register_forward_hook(keep)
     model.learn(int(LEAD_AT * run.steps))
     ROLLOUT.write_text(json.dumps({name: [round(x, 4) for x in values] for name, values in kept.items()}) + "\n")
 
@@ -56,12 +56,14 @@ def _runs() -> list[Run]:
 def _model(run: Run) -> Any:
     """A run's model, untrained."""
     import sb_grpo  # noqa: F401  registers the tasks
-    from zoo.benchmarking.specs import Spec
+    from zoo.benchmarking.specs import Spec, todays_settings
     from zoo.benchmarking.worker import make_experiment
 
     th.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        built = make_experiment(Spec(**run.spec), Path(folder), "cpu").setup_experiment()
+        built = make_experiment(
+            Spec(**{**run.spec, "hyperparams": todays_settings(run.spec)}), Path(folder), "cpu"
+        ).setup_experiment()
     assert built is not None
     return built[0]
 
@@ -69,7 +71,7 @@ def _model(run: Run) -> Any:
 def _pairing_of(run: Run) -> dict[str, Any]:
     """What is logged of pairing, by rollout, and the share of the training's processor seconds that it takes."""
     model, figures, seconds = _model(run), [], []
-    pairing = model.state_baseline.pairing
+    pairing = model.estimator.pairing
 
     def note(*_: Any) -> None:
         seconds.append(time.process_time() - started.pop())

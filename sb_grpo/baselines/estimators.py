@@ -1,0 +1,168 @@
+"""The estimators that ``advantage=`` names: each says what it needs of a rollout, and makes advantages of it.
+
+An estimator is an object with ``uses_values`` (it looks at the policy's features of each observation and values what comes
+after a rollout's end), ``whole_episodes`` (it needs groups of which every member has ended) and ``estimate``. One that learns
+is an ``nn.Module``: it is moved to the model's device and saved with the model. One whose size depends on the policy or on
+the tasks has a method ``build`` that makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Protocol
+
+import torch as th
+
+from sb_grpo.baselines.estimation import Baselines
+from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.maths.estimators import outcome, process, step
+from sb_grpo.rules import check_keys
+from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout
+
+BASELINES = ("mean", "leave_one_out", "median", "global")
+ENDED_MEMBERS = ("zero", "drop")
+
+
+class Estimator(Protocol):
+    """From a rollout to one number per step."""
+
+    uses_values: bool
+    whole_episodes: bool
+
+    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
+        """Advantages of a rollout.
+
+        :param features: of its observations, where ``uses_values``
+        :param objective: number of the reward column that the rollout's rewards are
+        """
+
+
+@dataclass(frozen=True)
+class OfReturns:
+    """Base of the estimators that compare the members' returns: they learn nothing, and need whole episodes."""
+
+    #: What is subtracted: ``"mean"``, ``"leave_one_out"`` or ``"median"`` of the group, or ``"global"``: the mean of all.
+    baseline: str = "mean"
+
+    uses_values: ClassVar[bool] = False
+    whole_episodes: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_choice("baseline", self.baseline, BASELINES)
+
+    @property
+    def needs_peers(self) -> bool:
+        """A group of one has no advantages."""
+        return self.baseline != "global"
+
+
+class Outcome(OfReturns):
+    """Outcome supervision (DeepSeekMath, arXiv 2402.03300, eq. 3): :func:`~sb_grpo.maths.estimators.outcome`."""
+
+    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Any = None, objective: int = 0) -> Estimate:
+        return Estimate(outcome(rollout, options, self.baseline))
+
+
+class Process(OfReturns):
+    """Process supervision (DeepSeekMath, section 4.1.3): :func:`~sb_grpo.maths.estimators.process`."""
+
+    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Any = None, objective: int = 0) -> Estimate:
+        return Estimate(process(rollout, options, self.baseline))
+
+
+@dataclass(frozen=True)
+class Step(OfReturns):
+    """Time-aligned group baseline (GPG with f = t, arXiv 2510.03679): :func:`~sb_grpo.maths.estimators.step`."""
+
+    #: Members that have ended count as return 0 (``"zero"``) or not at all (``"drop"``).
+    ended_members: str = "zero"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("ended_members", self.ended_members, ENDED_MEMBERS)
+
+    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Any = None, objective: int = 0) -> Estimate:
+        return Estimate(step(rollout, options, self.baseline, self.ended_members))
+
+
+@dataclass(frozen=True)
+class State:
+    """The state-conditioned group baseline, fitted in closed form: settings of
+    :class:`~sb_grpo.baselines.state.StateBaseline`, which explains them."""
+
+    n_features: int | None = None
+    scale: float = 1.0
+    learn_metric: bool = False
+    horizons: bool = False
+    memory: float = 0.25
+    follow_level: bool = False
+    anchor: float = 0.9
+    sweeps: int = 4
+    with_time: bool = False
+    seed: int = 0
+    fit_rows: int = 4096
+    folds: int = 4
+    paired: bool | float = False
+
+    uses_values: ClassVar[bool] = True
+    whole_episodes: ClassVar[bool] = False
+    needs_peers: ClassVar[bool] = False
+
+    def build(self, features_dim: int, n_tasks: int, n_objectives: int) -> StateBaseline | Baselines:
+        """The baseline of a model, or one for each task and objective."""
+        settings = {f.name: getattr(self, f.name) for f in fields(self)}
+
+        def make() -> StateBaseline:
+            return StateBaseline(features_dim, **settings)
+
+        return make() if n_tasks * n_objectives == 1 else Baselines(make, n_tasks, n_objectives)
+
+
+@dataclass(frozen=True)
+class OfFunction:
+    """A function of one's own: of (:class:`Rollout`, :class:`AdvantageOptions`) and keyword arguments."""
+
+    function: Callable[..., th.Tensor]
+    kwargs: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+
+    uses_values: ClassVar[bool] = False
+    whole_episodes: ClassVar[bool] = True
+    needs_peers: ClassVar[bool] = False
+
+    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Any = None, objective: int = 0) -> Estimate:
+        return Estimate(self.function(rollout, options, **self.kwargs))
+
+
+NAMES: dict[str, Any] = {"outcome": Outcome, "process": Process, "step": Step, "state": State}
+
+
+def make_estimator(advantage: Any, kwargs: Mapping[str, Any] | None) -> Any:
+    """The estimator that the arguments ``advantage`` and ``advantage_kwargs`` describe, not built yet.
+
+    :raises ValueError: for what is no estimator, and for keyword arguments that it does not take
+    """
+    if isinstance(advantage, str) and advantage in NAMES:
+        kind = NAMES[advantage]
+        check_keys("advantage_kwargs", kwargs or {}, [f.name for f in fields(kind)], f"advantage={advantage!r}")
+        return kind(**(kwargs or {}))
+    if hasattr(advantage, "estimate") or hasattr(advantage, "build"):
+        if isinstance(advantage, type):
+            raise ValueError(f"advantage={advantage!r} is a class: pass an object, {advantage.__name__}(...).")
+        check_keys("advantage_kwargs", kwargs or {}, (), f"advantage={advantage!r}, which has its own settings,")
+        for name in ("uses_values", "whole_episodes"):
+            if not hasattr(advantage, name):
+                raise ValueError(f"advantage={advantage!r} must say what it needs: it has no attribute {name} (a bool).")
+        return advantage
+    if callable(advantage):
+        return OfFunction(advantage, dict(kwargs or {}))
+    raise ValueError(
+        f"advantage={advantage!r} is unknown; use one of {list(NAMES)}, an object with a method estimate, or a function of "
+        "(Rollout, AdvantageOptions)."
+    )
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """:raises ValueError: unless the value is one of the choices"""
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown; use one of {list(choices)}.")

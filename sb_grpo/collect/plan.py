@@ -1,0 +1,67 @@
+"""What a rollout is to be, and what a step of its collection tells."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+#: With whole-episode estimators and no known time limit, an episode may run this long before we call it endless.
+ENDLESS = 10_000
+
+
+class Plan(NamedTuple):
+    """How far a rollout goes."""
+
+    group_size: int
+    n_groups: int | None  #: complete groups that are wanted; None: ``steps_per_env`` decides
+    steps_per_env: int
+    whole_episodes: bool  #: rollouts end when groups are complete; otherwise episodes are cut and carried over
+    time_limit: int | None  #: that the env is known to keep
+    whole_because: str  #: which argument asks for whole episodes, for the message
+    cut_instead: str  #: what to do if episodes do not end, for the message
+    use_sde: bool
+    sde_sample_freq: int  #: steps after which gSDE draws new noise; 0 or less: once per rollout
+    steps_before: int  #: steps per env before this rollout, for messages
+
+    def draws_noise(self, n_steps: int) -> bool:
+        """gSDE draws new noise before this step."""
+        return self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0
+
+
+class Taken(NamedTuple):
+    """One step of every slot. Callbacks find these names in their locals, as in SB3."""
+
+    n_steps: int  #: of this rollout, per env
+    obs_tensor: Any  #: before the step
+    actions: Any  #: as sampled
+    clipped_actions: Any  #: as the env got them
+    new_obs: Any
+    rewards: Any
+    dones: Any
+    infos: list[dict[str, Any]]
+    ahead: int = 0  #: steps per env that have been taken beyond this one
+
+
+def check_endless(t: Any, plan: Plan) -> None:
+    """Whole-episode estimators would wait for ever for an episode that does not end.
+
+    :param t: ``[n_envs]`` steps of the running episodes so far
+    :raises ValueError: if one has gone on for ``ENDLESS`` steps and no time limit is known
+    """
+    steps = int(t.max())
+    if steps >= ENDLESS and steps > (plan.time_limit or 0):  # a limit that a registration promises may not be kept
+        raise ValueError(
+            f"No end after {ENDLESS} steps of an episode, and the env has no time limit, but {plan.whole_because} needs whole "
+            "episodes. Set a limit with gymnasium.make(..., max_episode_steps=1000) or gymnasium.wrappers.TimeLimit, or "
+            f"{plan.cut_instead}."
+        )
+
+
+def is_complete(plan: Plan, n_steps: int, completed: int) -> bool:
+    """After ``steps_per_env`` steps per env; whole-episode estimators also want complete groups.
+
+    :param n_steps: steps per env so far
+    :param completed: groups completed so far
+    """
+    if not plan.whole_episodes:
+        return n_steps >= plan.steps_per_env
+    return completed >= plan.n_groups if plan.n_groups else n_steps >= plan.steps_per_env and completed > 0

@@ -1,0 +1,66 @@
+"""One rollout, whatever the env: which buffer gathers it, and which loop fills that."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+
+from sb_grpo.collect.buffer import GroupRolloutBuffer
+from sb_grpo.collect.columns import Column
+from sb_grpo.collect.device_buffer import TensorRolloutBuffer
+from sb_grpo.collect.device_loop import Stepper, check_tasks, collect_tensors, record_episodes
+from sb_grpo.collect.host_loop import collect, unspoilt
+from sb_grpo.collect.plan import Plan, Taken
+from sb_grpo.collect.slots import GroupSlots, TensorSlots
+from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.policies import ActorPolicy
+
+Slots = GroupSlots | TensorSlots
+
+
+def buffer_class(env: Any) -> type[GroupRolloutBuffer]:
+    """What gathers the rollouts of an env."""
+    return TensorRolloutBuffer if isinstance(env, TensorVecEnv) else GroupRolloutBuffer
+
+
+class Source(NamedTuple):
+    """Where the steps come from, and where they go."""
+
+    env: VecEnv
+    policy: ActorPolicy
+    buffer: GroupRolloutBuffer
+    columns: Sequence[Column]
+    slots: Slots
+    obs: Any  #: last observations of host envs
+    vec_normalize: VecNormalize | None
+    stepper: Stepper  #: of tensor envs
+    autocast: bool
+    task_names: Sequence[str]
+
+
+def collecting(
+    source: Source, plan: Plan, start_over: Callable[[], tuple[Slots, Any]], episodes: deque[dict[str, Any]] | None
+) -> Iterator[Taken]:
+    """Fill the buffer with one rollout, step by step.
+
+    :param start_over: begins every slot's episode again, as somebody else has taken the envs: slots and observations after it
+    :param episodes: SB3's statistics, which tensor envs have no infos for
+    :raises ValueError: for NaN or inf from the env
+    """
+    env, policy, buffer, columns, slots = source[:5]
+    if isinstance(env, TensorVecEnv):
+        assert isinstance(buffer, TensorRolloutBuffer) and isinstance(slots, TensorSlots)
+        yield from collect_tensors(
+            env, policy, buffer, columns, plan, slots, source.stepper, source.autocast, lambda: start_over()[0]
+        )
+        check_tasks(buffer, tuple(source.task_names))
+        record_episodes(episodes, buffer)
+        return
+    assert isinstance(slots, GroupSlots)
+    with unspoilt(source.vec_normalize):
+        yield from collect(
+            env, policy, buffer, columns, plan, slots, source.obs, source.vec_normalize, lambda: start_over()[1]
+        )

@@ -1,0 +1,242 @@
+"""What a model is built of: buffer, policy, estimator, grouping, weights, captured execution; and how it is saved."""
+
+from __future__ import annotations
+
+import inspect
+import io
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.utils import FloatSchedule
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb_grpo.arguments import check_arguments, check_env
+from sb_grpo.collect.rollouts import buffer_class
+from sb_grpo.envs.installing import install_seeded_reset, time_limit
+from sb_grpo.envs.tensor_env import is_tensor_env
+from sb_grpo.export import export_policy
+from sb_grpo.extras.exploration import Place, make_bonus
+from sb_grpo.extras.group_weights import GroupWeights
+from sb_grpo.extras.grouping import make_grouping
+from sb_grpo.given import Options
+from sb_grpo.learn.captured import Captured, rollout_obstacle, update_obstacle
+from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
+from sb_grpo.maths.discount import discount_for
+from sb_grpo.moved import DEFAULTS_0_1, MOVED, check_moved, modern
+from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
+from sb_grpo.saving import NOT_SAVED, OPTIONAL_MODULES, saying_what_moved, with_fitting_modules, without_pickle, write_model
+from sb_grpo.slotted import SlottedAlgorithm
+
+SelfGrouped = TypeVar("SelfGrouped", bound="GroupedAlgorithm")
+#: Defaults that follow from other arguments: of a loaded model they are found anew where one of those is replaced.
+FOLLOWS_FROM = {"gamma": {"advantage"}, "normalize_advantage": {"advantage", "multitask"}}
+
+
+class GroupedAlgorithm(SlottedAlgorithm):
+    """The part of :class:`~sb_grpo.grpo.GRPO` that is not the algorithm: set-up and saving."""
+
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": ActorPolicy,
+        "CnnPolicy": ActorCnnPolicy,
+        "MultiInputPolicy": ActorMultiInputPolicy,
+    }
+
+    # ---------------------------------------------------------------- set-up
+
+    @staticmethod
+    def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
+        check_env(env)
+        if is_tensor_env(env):
+            return env  # type: ignore[return-value]
+        venv = OnPolicyAlgorithm._wrap_env(env, verbose, monitor_wrapper)
+        install_seeded_reset(venv)
+        return venv
+
+    def _setup_model(self) -> None:
+        former = {name: self.__dict__.pop(name) for name in MOVED if name in self.__dict__}
+        self.__dict__.update(modern({**self.__dict__, **former}, DEFAULTS_0_1) if former else {})  # a zip of version 0.1
+        self.options = Options.read(self.__dict__)
+        self._derive()
+        check_arguments(self._arguments())
+        self._setup_lr_schedule()
+        self.set_random_seed(self.seed)
+        if self.seed is not None:
+            self._base_seed = self.seed
+        elif self._base_seed is None:
+            self._base_seed = int(np.random.randint(2**31))
+        self.clip_range = FloatSchedule(self.clip_range)
+        self._make_buffer()
+        self.policy = self._make_policy()
+        self._setup_groups()
+        if self.kl_coef > 0:
+            self._sync_reference()
+        place = Place(self.observation_space, self.get_vec_normalize_env() is not None, self.gamma, self.device)
+        self.bonus = make_bonus(self.options.rewards.bonus, place)
+        self._capture()
+
+    def _derive(self) -> None:
+        """Find the defaults that follow from other arguments."""
+        replaced = self.__dict__.pop("_replaced", set())  # by GRPO.load(..., name=value)
+        for name, value in self._derived.items():
+            if name not in replaced and FOLLOWS_FROM[name] & replaced and getattr(self, name) == value:
+                setattr(self, name, None)
+        uses_values = self.options.estimator.uses_values
+        if self.gamma is None:  # only values make returns go on beyond an episode's end
+            self.gamma = discount_for(time_limit(self.env) if self.env is not None and uses_values else None)
+            self._derived["gamma"] = self.gamma
+        if self.normalize_advantage is None:
+            cut = not self.options.estimator.whole_episodes and self.options.multitask.grouping == "seed"
+            self.normalize_advantage = "batch" if cut else "group"
+            self._derived["normalize_advantage"] = self.normalize_advantage
+        elif isinstance(self.normalize_advantage, bool):  # PPO's way to say it
+            self.normalize_advantage = "group" if self.normalize_advantage else "none"
+
+    def _make_buffer(self) -> None:
+        kind: Any = self.rollout_buffer_class or buffer_class(self.env)
+        self.rollout_buffer = kind(
+            self.steps_per_env,
+            self.observation_space,
+            self.action_space,
+            device=self.device,
+            n_envs=self.n_envs,
+            **self.rollout_buffer_kwargs,
+        )
+        self._make_columns()
+        self.rollout_buffer.add_columns(self.columns)
+
+    def set_env(self, env: GymEnv, force_reset: bool = True) -> None:
+        """As SB3's. The env may be of another kind (host, tensor); what collects its rollouts is then built for it.
+
+        :raises ValueError: if the arguments of the model do not go with the env; the model then keeps the one it has
+        """
+        former = self.env, self._vec_normalize_env, self._last_obs
+        super().set_env(env, force_reset)
+        try:
+            check_arguments(self._arguments())
+        except ValueError:
+            self.env, self._vec_normalize_env, self._last_obs = former
+            raise
+        if not isinstance(self.rollout_buffer, buffer_class(self.env)) or is_tensor_env(former[0]) != is_tensor_env(self.env):
+            self._steps_dropped += self.rollout_buffer.drop_kept()
+            self._make_buffer()
+        self._capture()
+
+    def _setup_groups(self) -> None:
+        """What compares, weighs and reconciles the groups."""
+        assert self._base_seed is not None
+        multitask, rewards = self.options.multitask, self.options.rewards
+        self.grouper = make_grouping(multitask, self.observation_space, self._base_seed)
+        if isinstance(self.grouper, th.nn.Module):
+            self.grouper.to(self.device)
+        n_tasks = len(self.grouper.names) if self.grouper.by_task else 1
+        n_objectives = len(rewards.objectives or {}) if rewards.normalization == "each" else 1
+        estimator = self.options.estimator
+        build = getattr(estimator, "build", None)
+        self.estimator = estimator if build is None else build(self.policy.features_dim, n_tasks, n_objectives)
+        if isinstance(self.estimator, th.nn.Module):
+            self.estimator.to(self.device)
+        if multitask.weights is not None:
+            kwargs = multitask.weights_kwargs or {}
+            self.group_weighting = GroupWeights(multitask.weights, len(self.grouper.names), **kwargs).to(self.device)
+        self._objective_weights: th.Tensor | None = None
+        if rewards.objectives is not None:
+            self._objective_weights = th.tensor(list(rewards.objectives.values()), dtype=th.float32, device=self.device)
+        self.gradient = (SurgicalGradient if multitask.surgery else PlainGradient)(self.options.update.micro_batch_size)
+
+    def _capture(self) -> None:
+        """Captured execution, as far as it can be had with this env and these arguments."""
+        options = self.options
+        self.captured = Captured(
+            self.compile,
+            rollout_obstacle(self.env, options.groups.restart == "branch", self.use_sde),
+            update_obstacle(
+                self.policy.optimizer, self.device, options.loss.importance_level, options.update.micro_batch_size,
+                options.multitask.surgery, self.use_sde,
+            ),
+        )  # fmt: skip
+        if hasattr(self.estimator, "fast_predict"):
+            self.estimator.fast_predict = self.captured.predict(self.estimator)
+
+    def _sync_reference(self) -> None:
+        """The reference policy becomes a frozen copy of the policy (gSDE's distribution object cannot be deep-copied)."""
+        if self.ref_policy is None:
+            self.ref_policy = self._make_policy()
+            self.ref_policy.requires_grad_(False)
+            self.ref_policy.set_training_mode(False)
+            del self.ref_policy.optimizer
+        self.ref_policy.load_state_dict(self.policy.state_dict())
+
+    def _make_policy(self) -> ActorPolicy:
+        policy_class: Any = self.policy_class
+        policy: ActorPolicy = policy_class(
+            self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **self.policy_kwargs
+        ).to(self.device)
+        return policy
+
+    # ---------------------------------------------------------------- save and load
+
+    def _excluded_save_params(self) -> list[str]:
+        return [*super()._excluded_save_params(), *NOT_SAVED]
+
+    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
+        state_dicts, tensors = super()._get_torch_save_params()
+        optional = [name for name in OPTIONAL_MODULES if isinstance(getattr(self, name), th.nn.Module)]
+        return [*state_dicts, *optional], tensors
+
+    def save(self, path: Any, *args: Any, **kwargs: Any) -> None:
+        """As SB3's, whole or not at all, with VecNormalize's statistics in the zip; a model saved in mid-rollout goes on with
+        groups that it has not used."""
+        if self.slots is not None:
+            self._next_group = self.slots.next_group
+        file = io.BytesIO()
+        super().save(file, *args, **kwargs)
+        write_model(path, file.getvalue(), vars(self), self._vec_normalize_env)
+
+    def export(self, path: str | Path) -> Path:
+        """The policy with all that stands before and after it as one file, ``.onnx`` or ``.pt2`` (docs/export.md)."""
+        return export_policy(self.policy, path, self.get_vec_normalize_env())
+
+    @classmethod
+    def load(  # type: ignore[override]
+        cls: type[SelfGrouped],
+        path: Any,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        *args: Any,
+        trusted: bool = True,
+        **kwargs: Any,
+    ) -> SelfGrouped:
+        """As SB3's.
+
+        :param trusted: False: nothing in the file is unpickled, so that none of it can run; what has no plain form is named,
+            and taken from ``custom_objects`` or the further arguments (docs/security.md)
+        :raises ValueError: for what cannot be had without unpickling, and for objects whose class has moved
+        """
+        check_moved(kwargs)
+        source = path
+        if not trusted:
+            given = {**(custom_objects or {}), **kwargs}
+            source, custom_objects = without_pickle(path, inspect.signature(cls).parameters, given, env)
+        if kwargs:
+            kwargs["_replaced"] = set(kwargs)
+        with saying_what_moved(path):
+            return super().load(source, env, device, custom_objects, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def set_parameters(
+        self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
+    ) -> None:
+        """As SB3's; a saved model may be loaded with another ``advantage``, ``kl_coef`` or ``grouping``: what it lacks stays
+        as built, except a missing reference policy, which becomes the loaded policy."""
+        if not isinstance(load_path_or_dict, dict):
+            load_path_or_dict = load_from_zip_file(load_path_or_dict, load_data=False, device=device)[1]
+        if "policy" in load_path_or_dict:
+            modules = {name: getattr(self, name) for name in OPTIONAL_MODULES}
+            load_path_or_dict = with_fitting_modules(load_path_or_dict, modules)
+        super().set_parameters(load_path_or_dict, exact_match, device)

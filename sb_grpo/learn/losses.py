@@ -1,0 +1,161 @@
+"""The losses that ``loss=`` names, and what an update minimises: surrogate + KL to a reference - entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch as th
+from stable_baselines3.common.type_aliases import Schedule
+from torch import nn
+
+from sb_grpo.maths.losses import Clip, cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3
+from sb_grpo.maths.precision import autocasting
+from sb_grpo.policies import ActorPolicy
+from sb_grpo.rules import check_keys
+from sb_grpo.types import Minibatch
+
+AGGREGATIONS = ("step", "episode", "constant")
+LEVELS = ("step", "episode")
+
+
+@dataclass(frozen=True)
+class Loss:
+    """Base of the losses: which ratio they look at, and how rows add up. A loss of one's own has a method ``surrogate``."""
+
+    #: Upper clip range (DAPO); None: as ``clip_range``.
+    clip_range_high: float | Schedule | None = None
+    #: ``"step"``, ``"episode"`` (DeepSeekMath) or ``"constant"`` (Dr. GRPO).
+    aggregation: str = "step"
+    #: Ratio per ``"step"`` or per ``"episode"`` (GSPO; minibatches then hold whole episodes).
+    importance_level: str = "step"
+    #: Rollouts after which the reference policy of ``kl_coef`` becomes the current one; None: never.
+    ref_sync_interval: int | None = None
+
+    def surrogate(self, log_prob: th.Tensor, ratio: th.Tensor, advantages: th.Tensor, clip: Clip) -> th.Tensor:
+        """Loss of each row, to be minimised.
+
+        :param log_prob: ``[B]`` under the policy as it is now
+        :param ratio: ``[B]`` of it to the policy that acted
+        :param advantages: ``[B]``
+        :param clip: lower and upper clip range
+        :return: ``[B]``
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Clipped(Loss):
+    """PPO's: :func:`~sb_grpo.maths.losses.clipped_surrogate`."""
+
+    #: Bound of the ratio where the advantage is negative too (two-sided clip); None: off.
+    ratio_cap: float | None = None
+
+    def surrogate(self, log_prob: th.Tensor, ratio: th.Tensor, advantages: th.Tensor, clip: Clip) -> th.Tensor:
+        return clipped_surrogate(ratio, advantages, *clip, self.ratio_cap)
+
+
+class Cispo(Loss):
+    """CISPO's: :func:`~sb_grpo.maths.losses.cispo_surrogate`."""
+
+    def surrogate(self, log_prob: th.Tensor, ratio: th.Tensor, advantages: th.Tensor, clip: Clip) -> th.Tensor:
+        return cispo_surrogate(log_prob, ratio, advantages, *clip)
+
+
+NAMES: dict[str, type[Loss]] = {"clip": Clipped, "cispo": Cispo}
+
+
+def make_loss(loss: Any, kwargs: Mapping[str, Any] | None) -> Loss:
+    """The loss that the arguments ``loss`` and ``loss_kwargs`` describe.
+
+    :raises ValueError: for what is no loss, and for keyword arguments that it does not take
+    """
+    if isinstance(loss, Loss):
+        check_keys("loss_kwargs", kwargs or {}, (), f"loss={loss!r}, which has its own settings,")
+        return loss
+    if not isinstance(loss, str) or loss not in NAMES:
+        raise ValueError(f"loss={loss!r} is unknown; use one of {list(NAMES)}, or an object of a subclass of sb_grpo.Loss.")
+    kind = NAMES[loss]
+    check_keys("loss_kwargs", kwargs or {}, [f.name for f in fields(kind)], f"loss={loss!r}")
+    return kind(**(kwargs or {}))
+
+
+class Objective(nn.Module):
+    """What an update minimises: surrogate + kl_coef * KL(policy || reference) - ent_coef * entropy, by the rows' weights.
+
+    :param policy: that learns
+    :param reference: frozen; None: no KL term
+    :param loss: the surrogate
+    :param ent_coef: weight of the entropy
+    :param kl_coef: weight of the KL
+    :param weighted: False: the rows' weights are known to be 1
+    :param autocast: run the networks in bfloat16
+    """
+
+    def __init__(
+        self,
+        policy: ActorPolicy,
+        reference: ActorPolicy | None,
+        loss: Loss,
+        ent_coef: float,
+        kl_coef: float,
+        weighted: bool,
+        autocast: bool,
+    ) -> None:
+        super().__init__()
+        self.policy, self.reference, self.loss = policy, reference, loss
+        self.ent_coef, self.kl_coef, self.weighted, self.autocast = ent_coef, kl_coef, weighted, autocast
+        #: Of what learns, as torch.func knows it here.
+        self.names = [f"policy.{name}" for name, p in policy.named_parameters() if p.requires_grad]
+
+    @property
+    def settings(self) -> tuple[Any, ...]:
+        """What a captured graph of it is made for."""
+        return self.reference is None, self.loss, self.ent_coef, self.kl_coef, self.autocast
+
+    def looking_at_weights(self) -> Objective:
+        """The same, for rows whose weights are not known."""
+        return Objective(self.policy, self.reference, self.loss, self.ent_coef, self.kl_coef, True, self.autocast)
+
+    def forward(self, minibatch: Minibatch, clip: Clip) -> th.Tensor:
+        """The loss of some rows, a scalar.
+
+        :param clip: lower and upper clip range
+        """
+        if self.ent_coef == 0.0:
+            log_prob, entropy = self.policy.log_prob(minibatch.observations, minibatch.actions), None
+        else:
+            log_prob, entropy = self.policy.evaluate_actions(minibatch.observations, minibatch.actions)
+        per_step = self.surrogate(log_prob, minibatch, clip)
+        if self.reference is not None:
+            with th.no_grad():
+                ref_log_prob = self.reference.log_prob(minibatch.observations, minibatch.actions)
+            per_step = per_step + self.kl_coef * kl_k3(log_prob, ref_log_prob)
+        if entropy is not None:
+            per_step = per_step - self.ent_coef * entropy
+        return (minibatch.weights * per_step).mean() if self.weighted else per_step.mean()
+
+    def surrogate(self, log_prob: th.Tensor, minibatch: Minibatch, clip: Clip) -> th.Tensor:
+        """The surrogate of each row, without KL and entropy.
+
+        :param log_prob: ``[B]`` under the policy as it is now
+        :return: ``[B]``
+        """
+        ratio = self.ratio(log_prob, minibatch)
+        return self.loss.surrogate(log_prob, ratio, minibatch.advantages, clip)
+
+    def ratio(self, log_prob: th.Tensor, minibatch: Minibatch) -> th.Tensor:
+        """``[B]`` of the policy as it is now to the one that acted."""
+        return importance_ratio(log_prob - minibatch.old_log_probs, self.loss.importance_level, minibatch.episode)
+
+    def autocasting(self) -> th.autocast:
+        """The context of its forward passes."""
+        return autocasting(self.policy.device, self.autocast)
+
+    @th.no_grad()
+    def approximate_kl(self, minibatch: Minibatch) -> float:
+        """k3 KL between the policy that acted and the one as it is now, over some rows."""
+        with self.autocasting():
+            log_prob = self.policy.log_prob(minibatch.observations, minibatch.actions)
+        return kl_k3(minibatch.old_log_probs, log_prob).mean().item()

@@ -1,0 +1,94 @@
+"""Where the arguments of version 0.1 have gone: for those who use the old names, and for zips that hold them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: What arguments of version 0.1 are now: argument, and key in it where it is a dict.
+MOVED: dict[str, tuple[str, str | None]] = {
+    "baseline_kwargs": ("advantage_kwargs", None),
+    "baseline": ("advantage_kwargs", "baseline"),
+    "ended_members": ("advantage_kwargs", "ended_members"),
+    "surrogate": ("loss", None),
+    "clip_range_high": ("loss_kwargs", "clip_range_high"),
+    "ratio_cap": ("loss_kwargs", "ratio_cap"),
+    "aggregation": ("loss_kwargs", "aggregation"),
+    "importance_level": ("loss_kwargs", "importance_level"),
+    "ref_sync_interval": ("loss_kwargs", "ref_sync_interval"),
+    "tasks": ("multitask", "tasks"),
+    "task_key": ("multitask", "task_key"),
+    "grouping": ("multitask", "grouping"),
+    "grouping_kwargs": ("multitask", "grouping_kwargs"),
+    "group_weights": ("multitask", "weights"),
+    "group_weights_kwargs": ("multitask", "weights_kwargs"),
+    "gradient_surgery": ("multitask", "surgery"),
+    "objectives": ("rewards", "objectives"),
+    "objective_normalization": ("rewards", "normalization"),
+    "reward_scaling": ("rewards", "scaling"),
+    "reward_clip": ("rewards", "clip"),
+    "exploration_bonus": ("rewards", "bonus"),
+    "micro_batch_size": ("update_kwargs", "micro_batch_size"),
+    "autocast": ("update_kwargs", "autocast"),
+    "shared_noise": ("group_kwargs", "shared_noise"),
+    "restart": ("group_kwargs", "restart"),
+}
+
+
+def check_moved(given: Mapping[str, Any]) -> None:
+    """Check that no argument has the name that it had in version 0.1.
+
+    :raises ValueError: with the new place
+    """
+    for name in given:
+        if name in MOVED:
+            argument, key = MOVED[name]
+            now = argument if key is None else f"{argument}=dict({key}=...)"
+            raise ValueError(
+                f"{name} is {now} now: GRPO's arguments have moved since version 0.1 (docs/names.md has them all)."
+            )
+
+
+def modern(saved: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of version 0.1 in their new places.
+
+    :param saved: attributes by name, as a zip holds them
+    :param defaults: what version 0.1 had where nobody said anything; such values are left out
+    """
+    now = {name: value for name, value in saved.items() if name not in MOVED}
+    for name in MOVED.keys() & saved.keys():
+        value, (argument, key) = saved[name], MOVED[name]
+        if (value is None and key is not None) or (name in defaults and value == defaults[name]):
+            continue
+        if value is None:
+            now.setdefault(argument, None)
+        elif key is None and argument == "advantage_kwargs":
+            now[argument] = {**value, **(now.get(argument) or {})}
+        elif key is None:
+            now[argument] = value
+        else:
+            now[argument] = {**(now.get(argument) or {}), key: value}
+    return now
+
+
+#: Defaults of version 0.1 that are not None.
+DEFAULTS_0_1: dict[str, Any] = {
+    "baseline": "mean", "ended_members": "zero", "surrogate": "clip", "aggregation": "step", "importance_level": "step",
+    "task_key": "task", "grouping": "seed", "gradient_surgery": False, "objective_normalization": "sum",
+    "reward_scaling": "none", "reward_clip": 10.0, "autocast": False, "shared_noise": True, "restart": "reset",
+}  # fmt: skip
+
+
+def refusing_old_names(init: Callable[P, R]) -> Callable[P, R]:
+    """A constructor that says where an argument of version 0.1 has gone, in place of Python's complaint."""
+
+    @wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        check_moved(kwargs)
+        return init(*args, **kwargs)
+
+    return checked

@@ -1,0 +1,250 @@
+"""Groups in the slots of a model's env: begun, begun anew, given up; and the state that goes with them."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
+from stable_baselines3.common.type_aliases import MaybeCallback
+
+from sb_grpo import figures as log
+from sb_grpo.arguments import check_early_reset, check_rollout_size
+from sb_grpo.collect.buffer import GroupRolloutBuffer
+from sb_grpo.collect.columns import Wanted, make_columns
+from sb_grpo.collect.host_loop import check_finite
+from sb_grpo.collect.interruption import give_up, warn_of_interruption
+from sb_grpo.collect.plan import Plan
+from sb_grpo.collect.rollouts import Slots
+from sb_grpo.collect.simulators import make_slots
+from sb_grpo.envs.installing import time_limit
+from sb_grpo.extras.exploration import Bonus
+from sb_grpo.extras.group_weights import GroupWeights
+from sb_grpo.given import Arguments, Options
+from sb_grpo.maths.precision import autocasting
+from sb_grpo.policies import ActorPolicy
+from sb_grpo.preparing import Prepared
+from sb_grpo.rules import steps_per_env
+from sb_grpo.types import Rollout, UpdateResult
+
+
+class SlottedAlgorithm(OnPolicyAlgorithm):
+    """The part of :class:`~sb_grpo.grpo.GRPO` that runs groups in the slots of its env."""
+
+    policy: ActorPolicy  # type: ignore[assignment]
+    rollout_buffer: GroupRolloutBuffer  # type: ignore[assignment]
+    n_steps: int | None  # type: ignore[assignment]
+    normalize_advantage: str
+    group_size: Any
+    options: Options
+    batch_size: int
+    n_epochs: int
+    clip_range: Any
+    kl_coef: float
+    target_kl: float | None
+    compile: bool | str
+    n_groups: int | None
+    advantage: Any
+
+    def _begin(self) -> None:
+        """What a model has before it is set up."""
+        self.estimator: Any = None
+        self.group_weighting: GroupWeights | None = None
+        self.ref_policy: ActorPolicy | None = None
+        self.bonus: Bonus | None = None
+        self._base_seed: int | None = None
+        self._next_group = 0
+        self._n_rollouts = self._n_gradient_steps = self._steps_trained = self._steps_dropped = 0
+        self.interruptions = 0  #: times that somebody else has taken the training env in mid-rollout
+        self.slots: Slots | None = None
+        self._time_limit: int | None = None
+        self._prepared: tuple[Rollout, Prepared] | None = None
+        self._derived: dict[str, Any] = {}  # defaults that followed from other arguments
+        #: What the last rollout and the update after it logged, by key.
+        self.last_figures: dict[str, float] = {}
+        self.last_update: UpdateResult | None = None
+        #: Where a :class:`CurriculumCallback` stands; here, so that it is saved with the model.
+        self.curriculum_level: int | None = None
+        self.moving_gamma: float | None = None  #: what a GammaCallback has put in gamma's place
+        self._restart_groups = False
+        self._rows_checked: tuple[int, int] | None = None
+        self._loop_callback: BaseCallback | None = None
+
+    @property
+    def steps_per_env(self) -> int:
+        """Steps per env that a rollout aims at."""
+        return steps_per_env(self.n_steps, self.n_envs)
+
+    @property
+    def whole_episodes(self) -> bool:
+        """Rollouts end when groups are complete; otherwise episodes are cut and carried over."""
+        return self.options.estimator.whole_episodes or self.n_groups is not None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every argument of the constructor by name, as it is now."""
+        names = list(inspect.signature(type(self).__init__).parameters)[1:]
+        hidden = ("policy", "env", "_init_setup_model")
+        settings = {name: getattr(self, name, getattr(self, f"_{name}", None)) for name in names if name not in hidden}
+        return {"policy": self.policy_class.__name__, "n_envs": self.n_envs, **settings}
+
+    def _arguments(self) -> Arguments:
+        """What the rules between arguments look at."""
+        own = {name: getattr(self, name, None) for name in Arguments.__dataclass_fields__} | {"group_size": self.members}
+        return Arguments(**{**own, **self.options._asdict()})
+
+    def _make_columns(self) -> None:
+        multitask, rewards = self.options.multitask, self.options.rewards
+        self.columns = make_columns(Wanted(multitask, rewards, self.observation_space, self.n_envs))
+
+    def check_rollout_size(self) -> None:
+        """Say once where a rollout does not fill a minibatch."""
+        rows = self.steps_per_env * self.n_envs, self.batch_size
+        if rows != self._rows_checked:
+            check_rollout_size(self._arguments())
+            self._rows_checked = rows
+
+    def _setup_learn(
+        self,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        reset_num_timesteps: bool = True,
+        tb_log_name: str = "GRPO",
+        progress_bar: bool = False,
+    ) -> tuple[int, BaseCallback]:
+        if self.env is None:
+            raise ValueError("There is no env to learn from: pass one to GRPO.load(..., env=...), or call set_env(env).")
+        self.check_rollout_size()
+        self.moving_gamma = None
+        in_step = self.slots is not None and self.slots.in_step_with(self.env)
+        if not in_step:  # a loaded model, another env, or somebody else has reset this one
+            self._last_obs = None
+        restart = reset_num_timesteps or self._last_obs is None
+        if restart:
+            if self.slots is not None:
+                check_early_reset(self.env, can_continue=self._last_obs is not None)
+            if reset_num_timesteps:
+                self._steps_trained = self._steps_dropped = 0
+            self._queue_new_groups()
+            self._time_limit = time_limit(self.env)
+        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+        if restart:
+            self._groups_started()
+        if self.tensorboard_log is not None:
+            self.logger.record("hparams", log.hparams(self.settings), exclude=log.NOT_PRINTED)
+        return result
+
+    def _queue_new_groups(self) -> None:
+        """The next reset of the env begins groups that no episode has met; what waited for the old ones is dropped."""
+        assert self.env is not None
+        self._steps_dropped += self.rollout_buffer.drop_kept()
+        self._new_slots().queue_all(self.env)
+        self._make_columns()
+
+    def _new_slots(self) -> Slots:
+        """Slots whose jobs belong to groups that no episode has met."""
+        if self.slots is not None:
+            self._next_group = self.slots.next_group
+        assert self._base_seed is not None and self.env is not None
+        self.slots = make_slots(
+            self.env, self.members, self._base_seed, self._next_group, self.device,
+            shared_noise=self.options.groups.shared_noise, branch=self.options.groups.restart == "branch",
+            whole_episodes=self.whole_episodes,
+        )  # fmt: skip
+        return self.slots
+
+    def _groups_started(self) -> None:
+        """The env was reset, and ``_last_obs`` is what it said."""
+        assert self.env is not None and self.slots is not None
+        self.slots.started_all(self.env, self.raw_last_obs)
+        check_finite(self.env, "observation", self.raw_last_obs, step=0)
+
+    @property
+    def members(self) -> int:
+        """Members per group, by the schedule as it stands where ``group_size`` is one.
+
+        :raises ValueError: if the schedule says anything but a whole number from 1 on
+        """
+        if not callable(self.group_size):
+            return self.group_size  # type: ignore[no-any-return]
+        size = self.group_size(self._current_progress_remaining)
+        if not size >= 1 or size != int(size):
+            raise ValueError(
+                f"group_size={self.group_size!r} returned {size!r} at progress {self._current_progress_remaining}: it "
+                "must return a whole number from 1 on."
+            )
+        return int(size)
+
+    @property
+    def raw_last_obs(self) -> Any:
+        """The env's last observation before any normalisation, ``[n_envs, ...]`` array or dict of arrays."""
+        return self._last_obs if self._vec_normalize_env is None else self._vec_normalize_env.old_obs
+
+    def restart_groups(self) -> None:
+        """Before the next rollout, reset every env and begin new groups: for callbacks that change the envs.
+
+        Steps of groups that were not complete are thrown away and counted in ``rollout/useful_fraction``.
+        """
+        self._restart_groups = True
+
+    def start_new_groups(self) -> None:
+        """Reset every env and begin new groups; what waited for the old ones is dropped."""
+        assert self.slots is not None
+        self._steps_dropped += self.rollout_buffer.drop_kept()
+        mismatches = self.slots.start_mismatches
+        self._new_slots().start_mismatches = mismatches
+        self.start_slots()
+        self._restart_groups = False
+
+    def _start_over(self) -> tuple[Slots, Any]:
+        """Begin every slot's episode again, as somebody else has reset or stepped the envs.
+
+        :return: slots and observations from here on
+        """
+        assert self.slots is not None
+        self.interruptions += 1
+        if self.interruptions == 1:
+            warn_of_interruption(self.whole_episodes, self.num_timesteps)
+        dropped, can_go_on = give_up(self.slots, self.rollout_buffer, self._last_obs, self.whole_episodes)
+        self._steps_dropped += dropped
+        if can_go_on:
+            self.start_slots()
+        else:
+            self.start_new_groups()
+        return self.slots, self._last_obs
+
+    def start_slots(self) -> None:
+        """Reset every env; each slot begins the next of the jobs."""
+        assert self.env is not None and self.slots is not None
+        check_early_reset(self.env, can_continue=False)
+        self.slots.queue_all(self.env)
+        self._last_obs = self.env.reset()  # type: ignore[assignment]
+        self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
+        self._groups_started()
+
+    def _plan(self) -> Plan:
+        """How far the next rollout goes."""
+        by_number = self.n_groups is not None and not self.options.estimator.whole_episodes
+        reason = f"n_groups={self.n_groups}" if by_number else f"advantage={self.advantage!r}"
+        way_out = "set n_steps instead of n_groups" if by_number else "use advantage='state'"
+        return Plan(
+            self.members, self.n_groups, self.steps_per_env, self.whole_episodes, self._time_limit, reason, way_out,
+            self.use_sde, self.sde_sample_freq, self.num_timesteps // self.n_envs,
+        )  # fmt: skip
+
+    def _horizon(self, rollout: Rollout) -> int:
+        """Steps of the longest episode possible."""
+        return self._time_limit or rollout.max_length if self.whole_episodes else self.steps_per_env
+
+    def _log(self, figures: log.Figures) -> None:
+        """Log figures, and keep them for who looks at the rollout later; the logger forgets them when it dumps."""
+        for key, value in figures.items():
+            self.logger.record(key, value)
+        self.last_figures.update(figures)
+
+    def autocasting(self) -> th.autocast:
+        """The context of every forward pass that makes log-probabilities: ratios compare like with like."""
+        return autocasting(self.device, self.options.update.autocast)

@@ -1,0 +1,100 @@
+"""MkDocs hooks: pages for what the Markdown links to outside of ``docs/``, and what the explorer needs to run.
+
+The Markdown pages link to files of the repository (``../zoo/hyperparams/grpo.yml``) and to folders of raw data, as one reads
+them in a checkout. A site has neither, so each such target becomes a page of its own: the file's text, or the folder's list.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files, InclusionLevel
+from mkdocs.structure.pages import Page
+
+from scripts.site.sensitivity import surfaces
+from zoo.dashboards.page import ASSETS, PLOTLY
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+#: Target of a Markdown link, without its anchor.
+LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
+LANGUAGES = {".py": "python", ".yml": "yaml", ".sh": "bash", ".cfg": "ini", ".toml": "toml", ".md": "markdown"}
+#: What the explorer shares with the pages of runs.
+SHARED = ("dom.js", "charts.js", "page.css")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the changelog, a page per target outside of the pages, and the explorer's library and figures."""
+    files.append(File.generated(config, "changelog.md", content=(ROOT / "CHANGELOG.md").read_text()))
+    for target in sorted(set(targets(files))):
+        files.append(File.generated(config, page_of(target), content=text_of(target), inclusion=InclusionLevel.NOT_IN_NAV))
+    for path in (PLOTLY, *(ASSETS / name for name in SHARED)):
+        files.append(File.generated(config, f"explorer/{path.name}", abs_src_path=str(path)))
+    files.append(File.generated(config, "explorer/data/sensitivity.json", content=json.dumps(surfaces(), allow_nan=False)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let links to such targets lead to their pages."""
+    here = posixpath.dirname(page.file.src_uri)
+
+    def to_page(target: str) -> str:
+        return posixpath.relpath(page_of(target), here or ".")
+
+    return relinked(markdown, here, to_page)
+
+
+def targets(files: Files) -> Iterator[str]:
+    """Paths in the repository that the pages link to and that are no files of the site."""
+    for file in files.documentation_pages():
+        found: list[str] = []
+        relinked(file.content_string, posixpath.dirname(file.src_uri), lambda target: str(found.append(target)))  # noqa: B023
+        yield from found
+
+
+def relinked(markdown: str, here: str, to_page: Callable[[str], str]) -> str:
+    """Markdown with the links to files outside of ``docs/``, and to folders, changed.
+
+    :param here: folder of the page within ``docs/``
+    :param to_page: from a path in the repository to what to link to
+    """
+
+    def replaced(match: re.Match[str]) -> str:
+        before, link, after = match.groups()
+        if re.match(r"[a-z]+:", link):
+            return match[0]
+        target = posixpath.normpath(posixpath.join("docs", here, link))
+        path = ROOT / target
+        on_site = path.is_file() and target.startswith("docs/") and not target.startswith("docs/examples/")
+        if on_site or not path.exists():  # what does not exist MkDocs complains of
+            return match[0]
+        return f"{before}{to_page(target)}{after if path.is_dir() else ')'}"
+
+    return LINK.sub(replaced, markdown)
+
+
+def page_of(target: str) -> str:
+    """Where the page of a file or folder of the repository stands."""
+    return f"files/{target}.md"
+
+
+def text_of(target: str) -> str:
+    """The page of a file (its text) or of a folder (what is in it)."""
+    path = ROOT / target
+    head = f"---\ntitle: {path.name}\nsearch:\n  exclude: true\n---\n\n# `{target}`\n\n"
+    if path.is_file():
+        return f"{head}````{LANGUAGES.get(path.suffix, 'text')}\n{path.read_text()}\n````\n"
+    rows = [f"| `{p.relative_to(path)}` | {p.stat().st_size:,} |" for p in sorted(path.rglob("*")) if p.is_file()]
+    return f"{head}Raw files in the checkout.\n\n| file | bytes |\n|---|---|\n" + "\n".join(rows) + "\n"
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Let the explorer use the width of the window."""
+    wide: Any = page.meta.get("wide")
+    return output.replace("<body ", '<body class="wide" ', 1) if wide else output

@@ -1,0 +1,118 @@
+"""A run's own page: what it reads from a folder, what it says of what is missing, and that it works in a browser."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import configure
+
+from sb_grpo import GRPO
+from tests.browser import WIDTHS, browser, complaints, faults, requests, resize, wait_until
+from zoo.common.command_line import BadInput
+from zoo.dashboard import main
+from zoo.dashboards.logs import from_csv, quantiles, thinned
+from zoo.dashboards.page import as_script
+from zoo.dashboards.runs import NO_GROUPS, NO_LOG, curve, read_run, read_runs
+from zoo.dashboards.server import make_server
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a real run of GRPO, logged as CSV, and one that only has episodes."""
+    folder = tmp_path_factory.mktemp("runs")
+    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 4, monitor_dir=str(folder / "grpo" / "one")), n_steps=64, seed=0)
+    model.set_logger(configure(str(folder / "grpo" / "one"), ["csv"]))
+    model.learn(1024)
+    (folder / "ppo" / "two").mkdir(parents=True)
+    (folder / "ppo" / "two" / "monitor.csv").write_text(
+        '#{"t_start": 100.0, "env_id": "X"}\nr,l,t\n1.0,2,0.5\n3.0,4,1.5\n5.0,'
+    )
+    return folder
+
+
+def test_numbers_of_a_real_run(runs: Path) -> None:
+    run = read_run(runs / "grpo" / "one", runs, None, runs)
+    assert run["log"]["group/n_groups"]["steps"][-1] == run["log"]["time/total_timesteps"]["values"][-1]
+    assert run["episodes"]["n"] > 10 and run["name"] == "grpo/one" and NO_LOG not in run["notes"]
+    assert f"grpo{'/'}one/progress.csv" in run["files"]
+    json.loads(as_script(read_runs(runs, None)).replace("<\\/", "</"))
+
+
+def test_a_half_written_line_is_passed_over_and_missing_views_are_named(runs: Path, tmp_path: Path) -> None:
+    run = read_run(runs / "ppo" / "two", runs, None, runs)
+    assert run["episodes"]["mean"] == [1.0, 3.0] and run["episodes"]["steps"] == [2.0, 6.0]
+    assert NO_LOG in run["notes"]
+    (tmp_path / "monitor.csv").write_text('#{"t_start": 1.0}\nr,l,t\n1,2,3\n')
+    (tmp_path / "progress.csv").write_text("time/total_timesteps,train/loss\n8,0.5\n16")
+    assert read_run(tmp_path, tmp_path, None, tmp_path)["notes"][0] == NO_GROUPS.format(algo=tmp_path.parent.name)
+    assert from_csv(tmp_path / "progress.csv")["train/loss"] == {"steps": [8.0], "values": [0.5]}
+
+
+def test_a_run_of_a_million_steps_stays_small() -> None:
+    episodes = np.column_stack([np.arange(20_000.0), np.full(20_000, 50.0), np.arange(20_000.0)])
+    found = curve(episodes)
+    assert len(found["steps"]) == 300 and found["steps"][-1] == 1e6 and found["n"] == 20_000
+    assert thinned({"steps": list(range(9999)), "values": [0.0] * 9999})["steps"][-1] == 9998
+
+
+def test_quantiles_of_a_histogram() -> None:
+    assert quantiles([-1.0, 0.0, 1.0, 1.7e308], [10, 40, 50, 0]) == [-1.0, 0.0, 0.0, 1.0, 1.0]
+
+
+def test_bad_places_are_named(tmp_path: Path) -> None:
+    for arguments, rule in (([str(tmp_path)], "holds no run"), ([str(tmp_path / "gone")], "is no folder")):
+        with pytest.raises(BadInput, match=rule):
+            main(arguments)
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Any]:
+    with browser() as running:
+        yield running
+
+
+@pytest.mark.slow
+def test_the_page_in_a_browser(driver: Any, runs: Path) -> None:
+    assert main([str(runs)]) == 0
+    for width in WIDTHS:
+        resize(driver, width)
+        driver.get("about:blank")
+        requests(driver), complaints(driver)
+        driver.get((runs / "dashboard.html").as_uri())
+        wait_until(driver, "document.querySelectorAll('.plot svg').length > 5")
+        for _ in range(2):
+            assert faults(driver) == []
+            driver.find_element("name", "theme").click()
+        assert complaints(driver) == []
+        assert [url for url in requests(driver) if not url.startswith((runs / "dashboard.html").as_uri())] == []
+    before = driver.find_element("tag name", "h1").text
+    driver.execute_script("const s = document.querySelector('[name=run]'); s.selectedIndex = 1 - s.selectedIndex;"
+                          "s.dispatchEvent(new Event('change'))")  # fmt: skip
+    assert driver.find_element("tag name", "h1").text != before
+
+
+@pytest.mark.slow
+def test_a_served_page_follows_the_training(driver: Any, tmp_path: Path) -> None:
+    monitor = tmp_path / "monitor.csv"
+    monitor.write_text('#{"t_start": 1.0}\nr,l,t\n1,2,3\n')
+    server = make_server(lambda: read_runs(tmp_path, None), "run", 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    try:
+        assert json.loads(urllib.request.urlopen(f"{address}/data.json").read())["version"] == 1
+        driver.get(address)
+        wait_until(driver, "window.dashboard?.data.runs[0].episodes.n === 1")
+        with monitor.open("a") as file:
+            file.write("4,5,6\n")
+        wait_until(driver, "document.querySelector('#returns-note').textContent.startsWith('2 training')")
+    finally:
+        server.shutdown()
+        server.server_close()

@@ -1,0 +1,288 @@
+"""The explorer in a real browser: its numbers are Python's, its controls do what they say, nothing leaves the page."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch as th
+
+from tests.browser import WIDTHS, browser, complaints, faults, requests, resize, served, wait_until
+from tests.explorer_reference import advantages, fifty_settings
+from zoo.common.command_line import BadInput
+from zoo.recording.document import read
+
+pytest.importorskip("mkdocs", reason="the docs site needs the extra docs: pip install 'sb_grpo[docs]'")
+
+ROOT = Path(__file__).parent.parent
+DATA = ROOT / "docs" / "explorer" / "data"
+RECORDINGS = ("cartpole", "lunarlander", "loadbalancing", "tasks")
+VIEWS = ("groups", "advantages", "tasks", "sensitivity", "walkthrough")
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of the built site."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    with served(folder) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def driver() -> Iterator[Any]:
+    with browser() as running:
+        yield running
+
+
+def go(driver: Any, address: str, view: str = "groups", recording: str = "cartpole", width: int = 1280) -> None:
+    """Open a view of a recording anew."""
+    resize(driver, width)
+    driver.get("about:blank")
+    complaints(driver), requests(driver)
+    driver.get(f"{address}/explorer/#view={view}&recording={recording}")
+    wait_until(driver, "window.explorer?.ready")
+
+
+def choose(driver: Any, name: str, value: str) -> None:
+    """Use a control as a reader does: a choice of a select, a radio button, a value of a slider, a tick."""
+    script = """
+    const [name, value] = arguments;
+    const all = [...document.querySelectorAll(`[name="${name}"]`)].filter((e) => e.offsetParent !== null);
+    const input = all.find((e) => e.type !== "radio" || e.value === value);
+    if (!input) return false;
+    if (input.type === "radio" || input.type === "checkbox") input.click();
+    else {
+      input.value = value;
+      input.dispatchEvent(new Event("input", { bubbles: true }));
+      input.dispatchEvent(new Event("change", { bubbles: true }));
+    }
+    return input.type === "radio" || input.type === "checkbox" || input.value === value;
+    """
+    assert driver.execute_script(script, name, value), f"no control {name} with {value}"
+
+
+def numbers(driver: Any) -> list[float]:
+    found: list[float] = driver.execute_script("return window.explorer.advantages({})")
+    return found
+
+
+@pytest.mark.parametrize(
+    "recording", [*RECORDINGS[::3], *(pytest.param(name, marks=pytest.mark.slow) for name in RECORDINGS[1:3])]
+)
+def test_fifty_settings_give_pythons_numbers(driver: Any, address: str, recording: str) -> None:
+    document = read(DATA / f"{recording}.json")
+    settings = fifty_settings(len(document["tasks"]), seed=len(recording))
+    for one in settings:
+        if one["labels"] is not None:  # any labels, as clusters would give them
+            one["labels"] = [(7 * e) % 3 for e in range(len(document["episodes"]["length"]))]
+    go(driver, address, recording=recording)
+    found = driver.execute_script("return arguments[0].map((s) => window.explorer.advantages(s))", settings)
+    for one, in_page in zip(settings, found, strict=True):
+        expected = advantages(document, one)
+        size = max(1.0, float(expected.abs().max()))
+        assert float((th.tensor(in_page, dtype=th.float64) - expected).abs().max()) < 1e-6 * size, one
+    assert sum(float(advantages(document, one).abs().max()) > 0 for one in settings) > 35
+
+
+def test_the_controls_change_the_numbers_as_they_say(driver: Any, address: str) -> None:
+    go(driver, address, "advantages", "tasks")
+    document = read(DATA / "tasks.json")
+    now = {**fifty_settings(0, 0)[0], "estimator": "state", "grouping": "seed", "labels": None, "n": 4, "paired": False,
+           "baseline": "mean", "normalize": "group", "ended": "zero", "gamma": 0.99, "lambda": 0.95}  # fmt: skip
+    changes = [("normalize", "batch"), ("paired", True), ("lambda", 0.5), ("gamma", 0.9), ("grouping", "task"),
+               ("grouping", "hierarchical"), ("estimator", "step"), ("ended", "drop"), ("baseline", "leave_one_out"),
+               ("grouping", "difficulty"), ("n", 3), ("estimator", "outcome"), ("normalize", "none")]  # fmt: skip
+    for name, value in changes:
+        choose(driver, name, str(value))
+        now = {**now, name: value}
+        if now["estimator"] != "state":
+            now["paired"] = False
+        expected = advantages(document, now)
+        assert float((th.tensor(numbers(driver), dtype=th.float64) - expected).abs().max()) < 1e-6, (name, value)
+    assert complaints(driver) == []
+
+
+@pytest.mark.slow
+def test_every_page_of_the_site(driver: Any, address: str) -> None:
+    names = re.findall(r": (\S+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = ["/" + re.sub(r"(^|/)(index|README)$", r"\1", name) for name in names]
+    assert len(pages) > 40
+    wrong = {}
+    complaints(driver), requests(driver)
+    for width in WIDTHS[:2]:
+        resize(driver, width)
+        for page in pages:
+            driver.get(f"{address}{page}{'' if page.endswith('/') else '/'}")
+            assert "Error response" not in driver.title, page
+            found = faults(driver) + complaints(driver)
+            if found:
+                wrong[page, width] = found
+    assert wrong == {}
+    assert {url for url in requests(driver) if not url.startswith(address)} == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recording", RECORDINGS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_of_every_recording(driver: Any, address: str, view: str, recording: str) -> None:
+    for width in WIDTHS:
+        go(driver, address, view, recording, width)
+        wait_until(driver, "document.querySelector('[role=tabpanel]:not(.hidden) svg')")
+        assert faults(driver) == [], width
+    assert complaints(driver) == []
+    assert {url for url in requests(driver) if not url.startswith(address)} == set()
+
+
+#: View, control, what to choose, and what must change.
+CONTROLS = [
+    ("groups", "grouping", "difficulty", "#paths"),
+    ("groups", "n", "3", "#sizes"),
+    ("groups", "grouping", "length", "#forming"),
+    ("groups", "grouping", "auto", "#radar"),
+    ("groups", "n", "5", "#forming"),
+    ("groups", "feature mean reward", "", "#forming-note"),
+    ("groups", "weights", "balanced", "#radar"),
+    ("groups", "x", "length", "#forming"),
+    ("groups", "y", "mean reward", "#forming"),
+    ("groups", "time", "20", ".stage"),
+    ("groups", "label", "1", ".stage"),
+    ("advantages", "estimator", "outcome", "#before"),
+    ("advantages", "baseline", "median", "#formula"),
+    ("advantages", "weights", "balanced", "#impact"),
+    ("advantages", "weights", "performance", "#impact-table"),
+    ("advantages", "episode", "3", "#formula"),
+    ("advantages", "step", "7", "#formula"),
+    ("advantages", "gamma", "0.9", "#after"),
+    ("advantages", "normalize", "batch", "#boxes"),
+    ("sensitivity", "across", "n_epochs", "#surface"),
+    ("sensitivity", "up", "ent_coef", "#surface"),
+    ("sensitivity", "width", "0.3", "#surface"),
+]
+
+
+@pytest.mark.slow
+def test_every_control_changes_what_it_should(driver: Any, address: str) -> None:
+    def picture(part: str) -> str:
+        found: str = driver.execute_script("return document.querySelector(arguments[0]).innerHTML", part)
+        return found
+
+    now = ""
+    for view, name, value, part in CONTROLS:
+        if view != now:
+            go(driver, address, view, "lunarlander")  # where return and length are two things
+            wait_until(
+                driver, f"document.querySelector('{part}')?.innerHTML.length > 100 || document.querySelector('#surface svg')"
+            )
+            now = view
+        before = picture(part)
+        choose(driver, name, value)
+        if name.startswith("feature"):
+            assert driver.execute_script("return window.explorer.app.settings.features.length") == 3
+        else:
+            wait_until(driver, f"document.querySelector('{part}').innerHTML !== {json.dumps(before)}")
+    assert complaints(driver) == []
+
+
+@pytest.mark.slow
+def test_a_click_on_the_map_shows_the_formula_with_its_numbers(driver: Any, address: str) -> None:
+    from selenium.webdriver.common.action_chains import ActionChains
+    from selenium.webdriver.common.by import By
+
+    go(driver, address, "advantages")
+    wait_until(driver, "document.querySelector('#heat .nsewdrag')")
+    before = driver.find_element(By.ID, "formula").text
+    cell = driver.find_element(By.CSS_SELECTOR, "#heat .nsewdrag")
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", cell)
+    left = 40 - cell.rect["width"] / 2  # no episode has ended there
+    ActionChains(driver).move_to_element_with_offset(cell, left, 0).click().perform()
+    wait_until(driver, f"document.querySelector('#formula').textContent !== {json.dumps(before)}")
+    text = driver.find_element(By.ID, "formula").text
+    row = int(driver.find_element(By.ID, "formula").get_attribute("data-row"))
+    last = float(text.splitlines()[-1].split("= ")[-1].split("   ")[0])
+    assert last == pytest.approx(numbers(driver)[row], rel=2e-3)
+
+
+@pytest.mark.slow
+def test_play_moves_and_clusters_form(driver: Any, address: str) -> None:
+    go(driver, address, "groups")
+    driver.find_element("name", "play").click()
+    wait_until(driver, "Number(document.querySelector('[name=time]').value) > 42")
+    choose(driver, "grouping", "auto")
+    driver.find_element("name", "form").click()
+    wait_until(driver, "document.querySelector('#forming-note').textContent.includes('Iteration 2')")
+
+
+@pytest.mark.slow
+def test_the_keyboard_reaches_the_views(driver: Any, address: str) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    go(driver, address)
+    driver.execute_script("document.querySelector('#tab-groups').focus()")
+    for view in (*VIEWS[1:], VIEWS[0]):
+        driver.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+        assert driver.switch_to.active_element.get_attribute("id") == f"tab-{view}"
+        assert driver.execute_script(f"return document.querySelector('#view-{view}').offsetParent !== null")
+
+
+@pytest.mark.slow
+def test_the_walkthrough_follows_the_reader(driver: Any, address: str) -> None:
+    go(driver, address, "walkthrough")
+    sizes = []
+    for _ in range(7):
+        driver.find_element("name", "next").click()
+        wait_until(driver, "!document.querySelector('.walk .now') || true")
+        sizes.append(driver.execute_script("return document.querySelector('.walk .stage text:nth-of-type(2)').textContent"))
+    assert len(set(sizes)) >= 6
+    assert driver.execute_script("return document.querySelector('.walk .picture svg').dataset.step") == "7"
+
+
+@pytest.mark.slow
+def test_dark_colours(driver: Any, address: str) -> None:
+    go(driver, address, "advantages")
+    driver.execute_script("document.querySelector('[data-md-component=palette] label:not([hidden])').click()")
+    wait_until(driver, "document.body.dataset.mdColorScheme === 'slate'")
+    assert faults(driver) == []
+    driver.execute_script("localStorage.clear()")
+
+
+def broken_files() -> dict[str, str]:
+    whole = (DATA / "tasks.json").read_text()
+    document = json.loads(whole)
+    cut = {**document, "steps": {**document["steps"], "reward": document["steps"]["reward"][:10]}}
+    return {
+        "is cut or no JSON": whole[:5000],
+        "has version 2": json.dumps({**document, "version": 2}),
+        "not a recording": json.dumps({"some": "thing"}),
+        "10 rewards for": json.dumps(cut),
+        "lacks something": json.dumps({**document, "episodes": {}}),
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sentence", broken_files())
+def test_a_broken_file_becomes_a_sentence(driver: Any, address: str, tmp_path: Path, sentence: str) -> None:
+    file = tmp_path / "rollout.json"
+    file.write_text(broken_files()[sentence])
+    go(driver, address)
+    driver.find_element("name", "file").send_keys(str(file))
+    wait_until(driver, "!document.querySelector('#alert').classList.contains('hidden')")
+    assert sentence in driver.find_element("id", "alert").text
+    assert driver.execute_script("return document.querySelector('#paths svg') !== null")  # what was there stays
+    assert complaints(driver) == []
+
+
+def test_reading_in_python_refuses_the_same_files(tmp_path: Path) -> None:
+    for text in [*broken_files().values()][:4]:
+        file = tmp_path / "rollout.json"
+        file.write_text(text)
+        with pytest.raises(BadInput, match="record"):
+            read(file)

@@ -1,0 +1,142 @@
+"""Exported policies act as ``predict(deterministic=True)`` does: every space and policy, 1,000 observations, both formats."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+
+from sb_grpo import GRPO
+from sb_grpo.export import TOLERANCE, check_exported, export_policy, run_exported, samples
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (3, 36, 36), np.uint8)
+MIXED = spaces.Dict({"vector": VECTOR, "image": IMAGE, "which": spaces.Discrete(4), "bits": spaces.MultiBinary(2)})
+TORQUE = spaces.Box(np.array([-2.0, 0.0], np.float32), np.array([2.0, 5.0], np.float32))
+
+
+class Spaces(gym.Env):
+    """Any spaces; random observations, nothing to learn."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict]:
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict]:
+        assert self.action_space.contains(action)
+        return self.observation_space.sample(), float(self.np_random.random()), False, bool(self.np_random.random() < 0.2), {}
+
+
+def make_model(
+    obs: spaces.Space, act: spaces.Space, policy: str = "MlpPolicy", normalize: Any = None, **kwargs: Any
+) -> tuple[GRPO, VecNormalize | None]:
+    """A model after one rollout, its action layer made large enough for actions to differ and to meet their bounds."""
+    env: Any = DummyVecEnv([lambda: Spaces(obs, act)] * 2)
+    if normalize is not None:
+        env = VecNormalize(env, **normalize)
+    model = GRPO(policy, env, n_steps=16, batch_size=32, n_epochs=1, group_size=2, seed=1, **kwargs)
+    model.learn(32)
+    with th.no_grad():
+        model.policy.action_net.weight.normal_(std=0.5, generator=th.Generator().manual_seed(0))
+    return model, env if normalize is not None else None
+
+
+SDE = {"use_sde": True}
+CASES: dict[str, dict[str, Any]] = {
+    "discrete": {"obs": VECTOR, "act": spaces.Discrete(5)},
+    "box, clipped": {"obs": VECTOR, "act": TORQUE},
+    "box, squashed": {"obs": VECTOR, "act": TORQUE, **SDE, "policy_kwargs": {"squash_output": True}},
+    "vec_normalize": {"obs": VECTOR, "act": TORQUE, "normalize": {"clip_obs": 1.5}},
+    "dict": {"obs": MIXED, "act": spaces.Discrete(3), "policy": "MultiInputPolicy"},
+}
+SLOW: dict[str, dict[str, Any]] = {
+    "multi discrete": {"obs": VECTOR, "act": spaces.MultiDiscrete([3, 2, 4])},
+    "multi binary": {"obs": VECTOR, "act": spaces.MultiBinary(4)},
+    "box, gSDE": {"obs": VECTOR, "act": TORQUE, **SDE},
+    "box of two axes": {"obs": VECTOR, "act": spaces.Box(-1, 1, (2, 2), np.float32)},
+    "normalize_obs": {"obs": VECTOR, "act": TORQUE, "policy_kwargs": {"normalize_obs": True}},
+    "image": {"obs": IMAGE, "act": spaces.Discrete(6), "policy": "CnnPolicy"},
+    "image, flattened": {"obs": IMAGE, "act": spaces.Discrete(6)},
+    "discrete observations": {"obs": spaces.Discrete(7), "act": spaces.Discrete(3)},
+    "multi discrete observations": {"obs": spaces.MultiDiscrete([3, 4]), "act": TORQUE},
+    "multi binary observations": {"obs": spaces.MultiBinary(5), "act": spaces.Discrete(3)},
+    "double precision": {"obs": spaces.Box(-10, 10, (2,), np.float64), "act": TORQUE},
+    "dict, vector normalised": {
+        "obs": MIXED, "act": TORQUE, "policy": "MultiInputPolicy", "normalize": {"norm_obs_keys": ["vector"]}
+    },
+    "vec_normalize of rewards": {"obs": VECTOR, "act": TORQUE, "normalize": {"norm_obs": False}},
+    "another net": {"obs": VECTOR, "act": TORQUE, "policy_kwargs": {"net_arch": [32], "activation_fn": th.nn.ELU}},
+}  # fmt: skip
+
+
+def hold_against_predict(case: dict[str, Any], path: Any) -> None:
+    model, statistics = make_model(**case)
+    assert model.export(path) == path
+    assert check_exported(path, model.policy, statistics, n=1000) <= TOLERANCE
+    drawn = samples(model.observation_space, 50)
+    together = run_exported(path, drawn)
+    one_by_one = np.concatenate([run_exported(path, [x[i : i + 1] for x in drawn]) for i in range(3)])
+    assert np.abs(together[:3] - one_by_one).max() <= TOLERANCE  # any batch size, one included
+    assert len(np.unique(together, axis=0)) > 1  # or equality would say little
+    assert all(model.action_space.contains(action) for action in together.astype(model.action_space.dtype))
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_an_exported_policy_acts_as_predict(case, suffix, tmp_path):
+    hold_against_predict(case, tmp_path / f"policy{suffix}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+@pytest.mark.parametrize("case", SLOW.values(), ids=SLOW)
+def test_every_other_space_and_policy(case, suffix, tmp_path):
+    hold_against_predict(case, tmp_path / f"policy{suffix}")
+
+
+def test_bounds_are_met_exactly_and_the_file_says_what_it_is(tmp_path):
+    import onnx
+
+    model, _ = make_model(VECTOR, TORQUE)
+    path = model.export(tmp_path / "deep" / "policy.onnx")
+    far = np.full((1, 3), 1e6, np.float32)
+    action = run_exported(path, [far])
+    assert np.isin(action, [-2.0, 2.0, 0.0, 5.0]).all() and model.action_space.contains(action[0])
+    about = json.loads({entry.key: entry.value for entry in onnx.load(path).metadata_props}["sb_grpo"])
+    assert about["action_space"] == str(TORQUE) and about["vec_normalize"] is False
+    assert [p.name for p in path.parent.iterdir()] == ["policy.onnx"]  # one file
+
+
+def test_exporting_leaves_the_model_as_it_was(tmp_path):
+    model, _ = make_model(VECTOR, TORQUE, **SDE)
+    before = {name: x.clone() for name, x in model.policy.state_dict().items()}
+    model.policy.set_training_mode(True)
+    model.export(tmp_path / "policy.pt2")
+    assert model.policy.training and all(th.equal(x, before[name]) for name, x in model.policy.state_dict().items())
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
+    model, _ = make_model(VECTOR, TORQUE)
+    with pytest.raises(ValueError, match=r"must end in \.onnx or \.pt2"):
+        model.export(tmp_path / "policy.h5")
+    stacked = VecFrameStack(VecNormalize(DummyVecEnv([lambda: Spaces(VECTOR, TORQUE)])), 4)
+    below = GRPO("MlpPolicy", stacked, n_steps=16, batch_size=16)
+    with pytest.raises(ValueError, match=r"shape \(3,\), but the policy sees \(12,\).*VecFrameStack"):
+        below.export(tmp_path / "policy.pt2")
+    assert export_policy(below.policy, tmp_path / "policy.pt2").exists()
+    monkeypatch.setattr("sb_grpo.export.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'sb_grpo\[onnx\]'"):
+        model.export(tmp_path / "policy.onnx")

@@ -1,0 +1,269 @@
+"""Where something new comes in: an estimator, a loss, a column, a loop of one's own, another group size."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
+from torch import nn
+
+from sb_grpo import GRPO, AdvantageOptions, Clipped, Estimate, Features, Loss, Rollout, Step, UpdateResult
+from sb_grpo.collect import columns
+from sb_grpo.collect.columns import Column, HostStep, Wanted
+from sb_grpo.envs import make_tensor_env
+from sb_grpo.maths.estimators import centre_and_scale
+from sb_grpo.maths.returns import gae
+from sb_grpo.moved import MOVED
+
+SMALL: dict[str, Any] = dict(n_steps=64, batch_size=64, n_epochs=2, group_size=2, seed=0, device="cpu")
+
+
+# ---------------------------------------------------------------- an estimator with values of its own
+
+
+class Critic(nn.Module):
+    """What a critic network would be here: one class."""
+
+    uses_values, whole_episodes = True, False
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(dim, 16), nn.Tanh(), nn.Linear(16, 1))
+        self.optimizer = th.optim.Adam(self.net.parameters(), lr=0.01)
+
+    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
+        assert features is not None
+        with th.no_grad():
+            values, final = (self.net(x).squeeze(1) for x in features)
+        advantages = gae(rollout, values, final, options.gamma, options.gae_lambda)
+        targets = advantages + values
+        for _ in range(5):
+            self.optimizer.zero_grad()
+            (self.net(features.steps).squeeze(1) - targets).square().mean().backward()
+            self.optimizer.step()
+        return Estimate(centre_and_scale(advantages, targets, rollout, options), None, {"train/critic_loss": 0.5})
+
+
+class WithCritic:
+    """Settings; ``build`` knows the size of the features."""
+
+    uses_values, whole_episodes = True, False
+
+    def build(self, features_dim: int, n_tasks: int, n_objectives: int) -> Critic:
+        return Critic(features_dim)
+
+
+@pytest.mark.parametrize("env", ["host", "tensor"])
+def test_a_critic_is_one_class(env: str, tmp_path: Path) -> None:
+    venv = make_vec_env("CartPole-v1", 2, seed=0) if env == "host" else make_tensor_env("CartPole-v1", 2)
+    model = GRPO("MlpPolicy", venv, advantage=WithCritic(), **SMALL)
+    before = [p.clone() for p in model.estimator.parameters()]
+    model.learn(512)
+    assert model.normalize_advantage == "batch" and not model.whole_episodes
+    assert any(not p.equal(q) for p, q in zip(model.estimator.parameters(), before, strict=True))
+    assert model.last_figures["train/critic_loss"] == 0.5
+    model.save(tmp_path / "model")
+    loaded = GRPO.load(tmp_path / "model", env=venv, device="cpu")
+    th.testing.assert_close(loaded.estimator.state_dict(), model.estimator.state_dict())
+
+
+def test_an_estimator_says_what_it_needs() -> None:
+    class Silent:
+        def estimate(self, *args: Any) -> Estimate:
+            raise NotImplementedError
+
+    with pytest.raises(ValueError, match="must say what it needs: it has no attribute uses_values"):
+        GRPO("MlpPolicy", "CartPole-v1", advantage=Silent(), **SMALL)
+    with pytest.raises(ValueError, match="is a class: pass an object, Step"):
+        GRPO("MlpPolicy", "CartPole-v1", advantage=Step, **SMALL)
+    with pytest.raises(ValueError, match="which has its own settings, takes none"):
+        GRPO("MlpPolicy", "CartPole-v1", advantage=Step(), advantage_kwargs=dict(baseline="mean"), **SMALL)
+
+
+def test_names_and_objects_are_the_same_estimators() -> None:
+    def weights(**kwargs: Any) -> th.Tensor:
+        model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), **kwargs, **SMALL).learn(256)
+        return th.cat([p.detach().flatten() for p in model.policy.parameters()])
+
+    by_name = weights(advantage="step", advantage_kwargs=dict(ended_members="drop"), loss_kwargs=dict(ratio_cap=2.0))
+    by_object = weights(advantage=Step(ended_members="drop"), loss=Clipped(ratio_cap=2.0))
+    assert by_name.equal(by_object)
+
+
+def test_a_function_has_keyword_arguments() -> None:
+    seen = []
+
+    def doubled(rollout: Rollout, options: AdvantageOptions, factor: float) -> th.Tensor:
+        seen.append(factor)
+        return factor * th.randn(len(rollout.rewards))
+
+    GRPO("MlpPolicy", "CartPole-v1", advantage=doubled, advantage_kwargs=dict(factor=2.0), **SMALL).learn(64)
+    assert set(seen) == {2.0}
+
+
+# ---------------------------------------------------------------- a loss
+
+
+class Reinforce(Loss):
+    """No ratio at all."""
+
+    def surrogate(self, log_prob: th.Tensor, ratio: th.Tensor, advantages: th.Tensor, clip: Any) -> th.Tensor:
+        return -log_prob * advantages
+
+
+def test_a_loss_is_one_class() -> None:
+    model = GRPO("MlpPolicy", "CartPole-v1", loss=Reinforce(aggregation="episode"), **SMALL).learn(128)
+    assert model.last_update is not None and model.last_update.n_gradient_steps > 0
+
+
+# ---------------------------------------------------------------- a column
+
+
+@pytest.mark.parametrize("env", ["host", "tensor"])
+def test_a_column_is_one_entry_of_the_schema(env: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cart's position before (host) or after (tensor) the step, read back from the rollout and from minibatches."""
+
+    def position(wanted: Wanted) -> Column:
+        def host(step: HostStep) -> np.ndarray:
+            return step.raw_obs[:, :1]
+
+        return Column("position", (1,), th.float32, False, host, lambda env, returns: env.observations[:, :1])
+
+    monkeypatch.setattr(columns, "SCHEMA", [*columns.SCHEMA, position])
+    venv = make_vec_env("CartPole-v1", 2, seed=0) if env == "host" else make_tensor_env("CartPole-v1", 2)
+    seen: list[Any] = []
+
+    class Watching(Clipped):
+        def surrogate(self, log_prob: th.Tensor, ratio: th.Tensor, advantages: th.Tensor, clip: Any) -> th.Tensor:
+            return super().surrogate(log_prob, ratio, advantages, clip)
+
+    model = GRPO("MlpPolicy", venv, loss=Watching(), **SMALL)
+    gradient = model.gradient
+
+    def looking(loss: Any, minibatch: Any, parameters: Any) -> None:
+        seen.append(minibatch)
+        type(gradient).__call__(gradient, loss, minibatch, parameters)
+
+    monkeypatch.setattr(model, "gradient", looking, raising=False)
+    looking.start_update, looking.metrics = gradient.start_update, gradient.metrics  # type: ignore[attr-defined]
+    rollout = model.collect()
+    assert rollout is not None
+    column = 0 if env == "host" else slice(None)
+    if env == "host":
+        assert rollout.extra["position"][:, 0].equal(rollout.observations[:, column])  # type: ignore[call-overload,index]
+    else:  # what the env shows after the step is what the next step of the episode begins with
+        same = rollout.episode[1:] == rollout.episode[:-1]
+        assert rollout.extra["position"][:-1, 0][same].equal(rollout.observations[1:, 0][same])  # type: ignore[call-overload,index]
+    model.update(rollout)
+    assert len(seen) == 4
+    for minibatch in seen:
+        rows = [int((rollout.observations == obs).all(1).nonzero()[0]) for obs in minibatch.observations[:5]]  # type: ignore[union-attr]
+        assert minibatch.extra["position"][:5].equal(rollout.extra["position"][rows])
+
+
+# ---------------------------------------------------------------- a loop of one's own
+
+
+def test_a_loop_of_ones_own_is_learn() -> None:
+    def weights(model: GRPO) -> th.Tensor:
+        return th.cat([p.detach().flatten() for p in model.policy.parameters()])
+
+    ours = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), **SMALL)
+    for _ in range(3):
+        rollout = ours.collect()
+        assert rollout is not None
+        result = ours.update(rollout)
+        assert isinstance(result, UpdateResult) and result is ours.last_update
+    learnt = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), **SMALL).learn(384)
+    assert weights(ours).equal(weights(learnt)) and ours.num_timesteps == learnt.num_timesteps == 384
+    assert result.n_epochs == 2 and result.n_gradient_steps == 4 and 0 <= result.approx_kl < 1
+    assert result.mean_reward == 1.0 and abs(result.mean_advantage) < 1e-5 and abs(result.advantage_std - 1) < 1e-4
+
+
+def test_a_rollout_may_be_used_again_and_changed() -> None:
+    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), **SMALL)
+    rollout = model.collect()
+    assert rollout is not None
+    first, second = model.update(rollout), model.update(rollout)
+    assert second.approx_kl > first.approx_kl  # farther from the policy that collected
+    third = model.update(rollout._replace(rewards=2.0 * rollout.rewards))
+    assert third.mean_reward == 2.0
+
+
+def test_the_pages_loop_runs_as_it_stands() -> None:
+    import re
+
+    page = (Path(__file__).parent.parent / "docs" / "algorithm.md").read_text()
+    loop = next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "model.collect()" in code)
+    assert len(loop.strip().splitlines()) <= 15
+    found: dict[str, Any] = {}
+    exec(compile(loop, "loop", "exec"), found)
+    assert found["model"].num_timesteps > 0
+
+
+# ---------------------------------------------------------------- group size
+
+
+def test_group_size_follows_a_schedule_and_changes_by_hand() -> None:
+    sizes = []
+    model = GRPO(
+        "MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), **{**SMALL, "group_size": lambda left: 2 if left > 0.5 else 4}
+    )
+    prepare = model._prepare
+
+    def look(rollout: Rollout) -> Any:
+        assert rollout.seed_group is not None and model.slots is not None
+        sizes.append(model.slots.group_size)
+        return prepare(rollout)
+
+    model._prepare = look  # type: ignore[method-assign]
+    model.learn(1024)
+    assert sizes == [2, 2, 4, 4]
+    model.group_size = 3
+    model.learn(256, reset_num_timesteps=False)
+    assert sizes[-1] == 3 and model.slots is not None and model.slots.start_mismatches == 0
+
+
+# ---------------------------------------------------------------- names
+
+
+def test_the_constructor_can_be_held() -> None:
+    parameters = inspect.signature(GRPO).parameters
+    assert len(parameters) == 36
+    assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
+    assert not set(parameters) & set(MOVED) and {argument for argument, _ in MOVED.values()} <= set(parameters)
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_old_names_say_where_they_have_gone(name: str) -> None:
+    argument, key = MOVED[name]
+    with pytest.raises(ValueError, match=f"^{name} is {argument}" + (f"=dict.{key}=" if key else " now")):
+        GRPO("MlpPolicy", "CartPole-v1", **{name: None})
+
+
+def test_unknown_keys_get_the_nearest_name() -> None:
+    for kwargs, says in (
+        (dict(advantage_kwargs=dict(horizon=True)), "unknown key 'horizon'; did you mean 'horizons'. advantage='state' takes"),
+        (dict(loss_kwargs=dict(clip_high=0.3)), "unknown key 'clip_high'; did you mean 'clip_range_high'. loss='clip' takes"),
+        (dict(multitask=dict(task=3)), "unknown key 'task'; did you mean 'tasks'. multitask= takes"),
+        (dict(rewards=3), "rewards=3 must be a dict with keys among .'objectives'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            GRPO("MlpPolicy", "CartPole-v1", **kwargs)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'gama'"):
+        GRPO("MlpPolicy", "CartPole-v1", gama=0.9)  # type: ignore[call-arg]
+
+
+def test_settings_are_all_of_them() -> None:
+    model = GRPO("MlpPolicy", gym.make("CartPole-v1"), **SMALL)
+    missing = set(inspect.signature(GRPO).parameters) - set(model.settings)
+    assert missing == {"env", "_init_setup_model"}
+    assert model.settings["group_size"] == 2 and model.settings["gamma"] == 0.995
+    assert isinstance(model.observation_space, spaces.Box)

@@ -1,0 +1,52 @@
+"""All commands under one name: ``sb-grpo train --env CartPole-v1``, or ``python -m zoo train`` in a checkout."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+from .common.command_line import did_you_mean, program, run
+
+#: Command -> what it does. Each is the module of its name, imported when it is called.
+COMMANDS = {
+    "train": "one training run, of GRPO or any algorithm of rl_zoo3",
+    "enjoy": "show a trained agent in a window, a video or a GIF, or print its returns",
+    "tune": "search hyperparameters with Optuna",
+    "benchmark": "train env x algorithm x seed",
+    "compare": "statistics, tables and figures of a benchmark",
+    "plot": "learning curves",
+    "record": "groups of episodes for the explorer, in one file",
+    "dashboard": "one page of a run or a folder of runs",
+    "export": "a policy as one ONNX or .pt2 file, without this library",
+    "workflow": "benchmark, compare and plot in a row",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console script.
+
+    :param arguments: command and its options; None: those of this process
+    :return: exit code
+    """
+    name, *rest = [*(sys.argv[1:] if arguments is None else arguments), ""]
+    if name in ("", "-h", "--help"):
+        width = max(map(len, COMMANDS))
+        print(f"usage: {program()} COMMAND [options]\n")
+        print("\n".join(f"  {command:{width}}  {does}" for command, does in COMMANDS.items()))
+        print(f"\n{program()} COMMAND --help explains a command's options.")
+        return 0 if name else 2
+    if name == "--version":
+        import sb_grpo
+
+        print(sb_grpo.__version__)
+        return 0
+    if name not in COMMANDS:
+        print(f"{program()}: no command {name!r}.{did_you_mean(name, COMMANDS)}", file=sys.stderr)
+        return 2
+    body = importlib.import_module(f".{name}", __package__)
+    return run(f"zoo.{name}", getattr(body, "body", None) or body.main, rest[:-1])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""Settings that YAML files write as Python text, such as ``dict(net_arch=[64], activation_fn=nn.ReLU)``: read, not evaluated.
+
+rl_zoo3 calls ``eval`` on them, so a file, or a study's storage, could run any code. Here a text is a literal, ``dict(...)`` of
+such, or the name of a class from a short list; everything else is refused.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import gymnasium as gym
+import stable_baselines3.common.torch_layers as layers
+import torch as th
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
+from stable_baselines3.common.vec_env import VecEnvWrapper
+
+from ..common.command_line import BadInput, one_line
+
+#: Settings that rl_zoo3 evaluates where they are text.
+TEXTS = ("policy_kwargs", "replay_buffer_class", "replay_buffer_kwargs", "normalize", "monitor_kwargs")
+#: Classes that a text may name as they are.
+CLASSES: dict[str, type] = {
+    "HerReplayBuffer": HerReplayBuffer,
+    "RMSpropTFLike": RMSpropTFLike,
+    **{name: getattr(layers, name) for name in ("FlattenExtractor", "NatureCNN", "CombinedExtractor")},
+}
+#: Module -> (what a text may call it, what its classes must be).
+MODULES: dict[Any, tuple[tuple[str, ...], type]] = {
+    th.nn: (("nn", "th.nn", "torch.nn"), th.nn.Module),
+    th.optim: (("th.optim", "torch.optim", "optim"), th.optim.Optimizer),
+}
+#: Settings that name classes to import -> what these must be.
+NAMED_CLASSES: dict[str, type] = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper, "callback": BaseCallback}
+GRAMMAR = "literals, dict(name=value, ...) and classes such as nn.ReLU"
+
+
+def parse(text: str) -> Any:
+    """The value of a text.
+
+    :raises ValueError: if it is outside of the grammar
+    """
+    try:
+        return _value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError, TypeError) as error:
+        raise ValueError(f"{text!r} is none of {GRAMMAR}: {one_line(error)}") from error
+
+
+def _value(node: ast.expr) -> Any:
+    match node:
+        case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords):
+            return _merged((None if k.arg is None else k.arg, _value(k.value)) for k in keywords)
+        case ast.Dict(keys=keys, values=values):
+            return _merged((None if k is None else _value(k), _value(v)) for k, v in zip(keys, values, strict=True))
+        case ast.List(elts=parts):
+            return [_value(part) for part in parts]
+        case ast.Tuple(elts=parts):
+            return tuple(_value(part) for part in parts)
+        case ast.Name() | ast.Attribute():
+            return _class(ast.unparse(node))
+        case _:
+            try:
+                return ast.literal_eval(node)
+            except ValueError:
+                raise ValueError(f"{ast.unparse(node)!r} is none of {GRAMMAR}") from None
+
+
+def _merged(pairs: Iterator[tuple[Any, Any]]) -> dict[Any, Any]:
+    """A dict; a key of None stands for ``**value``."""
+    merged: dict[Any, Any] = {}
+    for key, value in pairs:
+        merged.update(value if key is None else {key: value})
+    return merged
+
+
+def _class(name: str) -> type:
+    if name in CLASSES:
+        return CLASSES[name]
+    where, _, last = name.rpartition(".")
+    for module, (names, base) in MODULES.items():
+        found = getattr(module, last, None)
+        if where in names and isinstance(found, type) and issubclass(found, base):
+            return found
+    raise ValueError(f"{name!r} is none of {GRAMMAR}")
+
+
+def to_text(value: Any) -> str:
+    """The text that :func:`parse` reads as the value.
+
+    :raises ValueError: if there is none
+    """
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key!r}: {to_text(x)}" for key, x in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(to_text, value)) + "]"
+    if isinstance(value, type):
+        named = next((name for name, known in CLASSES.items() if known is value), "")
+        named = named or f"{'nn' if issubclass(value, th.nn.Module) else 'th.optim'}.{value.__name__}"
+        if _class(named) is value:
+            return named
+    text = repr(value)
+    if parse(text) != value:
+        raise ValueError(f"{value!r} cannot be written as text")
+    return text
+
+
+def without_texts(settings: dict[str, Any], where: Callable[[str], str]) -> dict[str, Any]:
+    """Settings whose texts are read, so that nobody evaluates them, and whose named classes are what they should be.
+
+    :param settings: of a run
+    :param where: tells of a name where the user has written it
+    :raises BadInput: for a text outside of the grammar, or a name that is no class of its kind
+    """
+    read = dict(settings)
+    for name in TEXTS:
+        if isinstance(read.get(name), str):
+            try:
+                read[name] = parse(read[name])
+            except ValueError as error:
+                raise BadInput(
+                    f"{where(name)}: {name}: {error}. Files are not evaluated; code of your own goes into a .py file for "
+                    "--conf-file."
+                ) from error
+    for name, base in NAMED_CLASSES.items():
+        for path in class_names(read.get(name)):
+            _check_class(path, base, f"{where(name)}: {name}: {path}")
+    return read
+
+
+def class_names(value: Any) -> Iterator[str]:
+    """Dotted names in a setting of rl_zoo3's form: a name, ``{name: arguments}``, or a list of these."""
+    for entry in value if isinstance(value, list) else [value]:
+        name = next(iter(entry), None) if isinstance(entry, dict) else entry
+        if isinstance(name, str):
+            yield name
+
+
+def _check_class(path: str, base: type, what: str) -> None:
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise BadInput(f"{what} cannot be imported ({one_line(error)}).") from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise BadInput(f"{what} is no {base.__name__}.")

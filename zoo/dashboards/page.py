@@ -1,0 +1,47 @@
+"""One HTML file that holds all it needs: data, style, scripts and the plotting library."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import plotly
+
+ASSETS = Path(__file__).parent / "assets"
+#: Plotly's own build for browsers, out of its Python package: nothing is fetched when a page is made or seen.
+PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+#: In the order in which they need each other.
+MODULES = ("dom.js", "charts.js", "dashboard.js")
+
+
+def page(data: dict[str, Any], title: str, live: bool = False) -> str:
+    """The page of some runs.
+
+    :param data: of :func:`~zoo.dashboards.runs.read_runs`
+    :param title: of the page
+    :param live: it asks its server for newer data every few seconds
+    """
+    text = (ASSETS / "dashboard.html").read_text()
+    parts = {
+        "TITLE": html.escape(title),
+        "STYLE": (ASSETS / "page.css").read_text(),
+        "PLOTLY": PLOTLY.read_text(),
+        "DATA": as_script(data),
+        "LIVE": json.dumps(live),
+        "SCRIPT": one_script(),
+    }
+    return re.sub(r"@@([A-Z]+)@@", lambda match: parts[match[1]], text)
+
+
+def as_script(data: dict[str, Any]) -> str:
+    """JSON that no ``</script>`` within it can end."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
+
+
+def one_script() -> str:
+    """The modules as one, for a page that may load none: their imports of each other left out."""
+    text = "\n".join((ASSETS / name).read_text() for name in MODULES)
+    return re.sub(r"^export ", "", re.sub(r"^import .*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)

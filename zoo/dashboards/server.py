@@ -1,0 +1,43 @@
+"""The page of a run while it trains: made anew from its folder whenever it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from ..dashboards.page import as_script, page
+
+
+def make_server(read: Callable[[], dict[str, Any]], title: str, port: int) -> ThreadingHTTPServer:
+    """A server of this machine alone.
+
+    :param read: gives the newest data
+    :param title: of the page
+    :param port: 0: any free one
+    """
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/":
+                self._answer("text/html; charset=utf-8", page(read(), title, live=True))
+            elif self.path == "/data.json":
+                self._answer("application/json", as_script(read()))
+            elif self.path == "/favicon.ico":
+                self._answer("image/x-icon", "")
+            else:
+                self.send_error(404)
+
+        def _answer(self, kind: str, text: str) -> None:
+            body = text.encode()
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: Any) -> None:
+            """Requests are no news."""
+
+    return ThreadingHTTPServer(("127.0.0.1", port), Handler)

@@ -1,0 +1,125 @@
+"""Write a trained agent's policy as one file that runs without this library, and hold it against the agent.
+
+``python -m zoo.export logs/grpo/CartPole-v1_1 --out policy.onnx`` takes a run folder of ``zoo.train``,
+or a model's ``.zip``. VecNormalize's statistics that stand beside the model go into the file.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb_grpo import GRPO
+from sb_grpo.export import SUFFIXES, TOLERANCE, check_exported, export_policy
+from sb_grpo.normalization import with_statistics
+from sb_grpo.policies import ActorPolicy
+from sb_grpo.saving import STATISTICS as WITHIN
+from sb_grpo.saving import read_entry
+
+from .common.command_line import BadInput, Parser, run
+
+STATISTICS = "vecnormalize.pkl"
+OBSERVATIONS = 1000
+
+
+def make_parser() -> Parser:
+    parser = Parser("zoo.export", __doc__)
+    add = parser.add_argument
+    add("model", type=Path, help="run folder, or a model's .zip")
+    add("--load-best", action="store_true", help="of a run folder: the best model instead of the last")
+    add("--out", type=Path, default=Path("policy.onnx"), metavar="FILE", help=f"ends in {' or '.join(SUFFIXES)}")
+    add("--vec-normalize", type=Path, metavar="FILE", help="VecNormalize's statistics, where they are not beside the model")
+    return parser
+
+
+def find_model(folder: Path, best: bool) -> tuple[Path, Path | None]:
+    """Model of a run folder, and the statistics that belong to it.
+
+    :param best: the one with the best evaluation
+    :raises BadInput: if the folder holds none
+    """
+    settings = [path.parent for path in folder.glob("*/config.yml")]
+    if len(settings) != 1:
+        raise BadInput(f"{folder} is no run folder: it holds {len(settings)} folders with a config.yml, not one.")
+    model = folder / ("best_model.zip" if best else f"{settings[0].name}.zip")
+    if not model.exists():
+        raise BadInput(f"{folder} holds no {model.name}; there are {sorted(path.name for path in folder.glob('*.zip'))}.")
+    places = [settings[0] / "best" / STATISTICS] * best + [settings[0] / STATISTICS]
+    return model, next((path for path in places if path.exists()), None)
+
+
+class OfSpaces(gym.Env[Any, Any]):
+    """An env that has spaces and nothing else: what statistics are put around."""
+
+    def __init__(self, policy: ActorPolicy) -> None:
+        self.observation_space, self.action_space = policy.observation_space, policy.action_space
+
+
+def statistics_within(model: Path, policy: ActorPolicy) -> VecNormalize | None:
+    """The statistics in a model's own zip, which belong to its weights; None where it has none.
+
+    :raises BadInput: if they are broken
+    """
+    try:
+        content = read_entry(model, WITHIN)
+        return None if content is None else with_statistics(DummyVecEnv([lambda: OfSpaces(policy)]), content, frozen=True)
+    except ValueError as error:
+        raise BadInput(f"cannot read the statistics in {model}: {error}") from error
+
+
+def read_statistics(path: Path) -> VecNormalize:
+    """What VecNormalize has saved. A pickle, as SB3 writes it: it can run code, so it must be your own.
+
+    :raises BadInput: if it is something else
+    """
+    try:
+        found = pickle.loads(path.read_bytes())
+    except Exception as error:  # unpickling raises what it likes
+        raise BadInput(f"cannot read {path}: {error}") from error
+    if not isinstance(found, VecNormalize):
+        raise BadInput(f"{path} holds a {type(found).__name__}, not a VecNormalize.")
+    return found
+
+
+def body(arguments: Sequence[str]) -> int:
+    """The command.
+
+    :param arguments: command line
+    :return: 1 if the file acts otherwise than the agent
+    """
+    args = make_parser().parse_args(arguments)
+    path, beside = find_model(args.model, args.load_best) if args.model.is_dir() else (args.model, None)
+    if not path.exists():
+        raise BadInput(f"{path}: there is no such file.")
+    given = read_statistics(args.vec_normalize) if args.vec_normalize is not None else None
+    try:
+        policy = GRPO.load(path, device="cpu").policy
+    except Exception as error:  # a broken zip, another algorithm's model, missing classes
+        raise BadInput(f"cannot load {path} as a GRPO model: {error}") from error
+    within = statistics_within(path, policy)
+    statistics_path = args.vec_normalize or (path if within is not None else beside)
+    statistics = given or within or (read_statistics(beside) if beside is not None else None)
+    try:
+        export_policy(policy, args.out, statistics)
+    except (ValueError, ImportError) as error:
+        raise BadInput(str(error)) from error
+    print(f"Policy: {args.out} ({args.out.stat().st_size / 1024:.0f} KiB), from {path}")
+    print(f"Inside: normalisation of {statistics_path or 'the policy alone'}, network, action as the env takes it")
+    difference = check_exported(args.out, policy, statistics, OBSERVATIONS)
+    print(f"Largest difference to predict(deterministic=True) over {OBSERVATIONS:,} sampled observations: {difference:.1e}")
+    return int(difference > TOLERANCE)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``python -m zoo.export``."""
+    return run("zoo.export", body, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

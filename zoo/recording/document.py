@@ -1,0 +1,102 @@
+"""The file that the explorer reads: one rollout in columns. docs/recordings.md describes every field."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import torch as th
+
+from sb_grpo import Rollout
+
+from ..common.command_line import BadInput
+
+FORMAT, VERSION = "sb_grpo.rollout", 1
+#: Significant digits of rewards and values, and of what is only drawn.
+DIGITS, DRAWN_DIGITS = 6, 4
+#: Components of an observation that are kept, at most.
+MAX_COLUMNS = 24
+
+
+def rounded(values: th.Tensor, digits: int = DIGITS) -> list[Any]:
+    """A column with few digits; whole numbers without a fraction, what is not finite as None."""
+    return [_short(x, digits) for x in values.tolist()]
+
+
+def _short(x: float, digits: int) -> float | int | None:
+    if not math.isfinite(x):
+        return None
+    short = float(f"{x:.{digits}g}")
+    return int(short) if short.is_integer() else short
+
+
+def columns(values: th.Tensor, at_most: int = MAX_COLUMNS) -> list[list[Any]]:
+    """``[M]`` or ``[M, k]`` as a list of columns."""
+    table = values.unsqueeze(1) if values.ndim == 1 else values.flatten(1)
+    return [rounded(column, DRAWN_DIGITS) for column in table[:, :at_most].unbind(1)]
+
+
+def episodes_of(rollout: Rollout, final_values: th.Tensor) -> dict[str, list[Any]]:
+    """The columns of the episodes."""
+    assert rollout.task is not None
+    return {
+        "group": rollout.group.tolist(),
+        "task": rollout.task.tolist(),
+        "length": th.bincount(rollout.episode).tolist(),
+        "terminated": rollout.terminated.int().tolist(),
+        "final_value": rounded(final_values),
+    }
+
+
+def write(document: dict[str, Any], path: Path) -> None:
+    """Save a recording."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Load a recording.
+
+    :raises BadInput: for what is none, was cut, or is of another version
+    """
+    try:
+        document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} is no whole JSON file ({error}): record it again with python -m zoo.record.") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise BadInput(f"{path} is not a recording of python -m zoo.record.")
+    if document.get("version") != VERSION:
+        raise BadInput(f"{path} has version {document.get('version')} of the format, not {VERSION}: record it again.")
+    lengths = document["episodes"]["length"]
+    if len(document["steps"]["reward"]) != sum(lengths):
+        raise BadInput(f"{path} holds {len(document['steps']['reward'])} steps of {sum(lengths)}: record it again.")
+    return document
+
+
+def rollout_of(document: dict[str, Any], dtype: th.dtype = th.float64) -> tuple[Rollout, th.Tensor, th.Tensor]:
+    """The rollout that a recording holds, its values ``[M]`` and the values after each episode's last step ``[E]``."""
+    episodes, steps = document["episodes"], document["steps"]
+    lengths = th.tensor(episodes["length"])
+    group, task = th.tensor(episodes["group"]), th.tensor(episodes["task"])
+    terminated = th.tensor(episodes["terminated"]).bool()
+    rewards = th.tensor(steps["reward"], dtype=dtype)
+    observations = th.tensor(steps["observation"], dtype=dtype).T
+    rollout = Rollout(
+        observations=observations,
+        actions=th.tensor(steps["action"], dtype=dtype).T,
+        log_probs=th.zeros_like(rewards),
+        rewards=rewards,
+        t=th.cat([th.arange(n) for n in lengths.tolist()]),
+        episode=th.repeat_interleave(th.arange(len(lengths)), lengths),
+        group=group,
+        terminated=terminated,
+        truncated=~terminated,
+        final_observations=th.zeros(len(lengths), observations.shape[1], dtype=dtype),
+        n_groups=int(group.max()) + 1,
+        max_length=int(lengths.max()),
+        task=task,
+        seed_group=group,
+    )
+    return rollout, th.tensor(steps["value"], dtype=dtype), th.tensor(episodes["final_value"], dtype=dtype)

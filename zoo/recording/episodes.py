@@ -1,0 +1,119 @@
+"""Groups of episodes under a trained policy: every member from the group's own reset seed, as GRPO collects them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+
+from sb_grpo import Rollout
+from sb_grpo.policies import ActorPolicy
+
+from ..common.command_line import BadInput
+
+#: Seeds tried per group before giving up on having every task equally often.
+TRIES = 50
+
+
+class Episode(NamedTuple):
+    """One member of a group."""
+
+    observations: np.ndarray  #: [T + 1, d], the last one after the last step
+    actions: list[Any]
+    rewards: list[float]
+    terminated: bool
+    task: int
+
+
+def collect(env: gym.Env, policy: ActorPolicy, n_groups: int, group_size: int, max_steps: int, n_tasks: int) -> Rollout:
+    """Run groups of episodes, one after another.
+
+    :param env: with flat observations; its reset seed decides its randomness
+    :param policy: draws the actions, with torch's generator
+    :param n_groups: groups; where there are tasks, every task gets as many of them as the others, or one more
+    :param group_size: members of a group
+    :param max_steps: episodes are cut after so many steps
+    :param n_tasks: 0: the env has one task
+    """
+    seeds = group_seeds(env, n_groups, n_tasks)
+    return as_rollout([[run(env, policy, seed, max_steps) for _ in range(group_size)] for seed in seeds])
+
+
+def group_seeds(env: gym.Env, n_groups: int, n_tasks: int) -> list[int]:
+    """Reset seeds from 1 on, those left out whose task has had its groups.
+
+    :raises BadInput: where the env hardly ever draws some task
+    """
+    if not n_tasks:
+        return list(range(1, n_groups + 1))
+    found: list[int] = []
+    had: Counter[int] = Counter()
+    for seed in range(1, TRIES * n_groups):
+        task = task_of(env.reset(seed=seed)[1])
+        if had[task] < (n_groups + n_tasks - 1) // n_tasks and len(found) < n_groups:
+            found.append(seed)
+            had[task] += 1
+    if len(found) < n_groups:
+        raise BadInput(
+            f"--groups {n_groups}: {TRIES * n_groups} seeds brought only the tasks {sorted(had)} of {n_tasks}. Ask for fewer."
+        )
+    return found
+
+
+def task_of(info: dict[str, Any]) -> int:
+    """Number of the episode's task; 0 where the env names none."""
+    return int(info.get("task", 0))
+
+
+def run(env: gym.Env, policy: ActorPolicy, seed: int, max_steps: int) -> Episode:
+    """One episode."""
+    obs, info = env.reset(seed=seed)
+    observations, actions, rewards = [obs], [], []
+    terminated = truncated = False
+    for _ in range(max_steps):
+        with th.no_grad():
+            action = policy.act(th.as_tensor(np.asarray(obs)).unsqueeze(0)).squeeze(0).numpy()
+        space = env.action_space
+        taken = np.clip(action, space.low, space.high) if isinstance(space, gym.spaces.Box) else action
+        obs, reward, terminated, truncated, info = env.step(taken)
+        observations.append(obs)
+        actions.append(action)
+        rewards.append(float(reward))
+        if terminated or truncated:
+            break
+    return Episode(np.asarray(observations, dtype=np.float32), actions, rewards, terminated, task_of(info))
+
+
+def as_rollout(groups: list[list[Episode]]) -> Rollout:
+    """The episodes as GRPO's estimators take them; log-probabilities are left at 0."""
+    episodes = [episode for group in groups for episode in group]
+    lengths = th.tensor([len(e.rewards) for e in episodes])
+    number = th.repeat_interleave(th.arange(len(groups)), th.tensor([len(group) for group in groups]))
+    terminated = th.tensor([e.terminated for e in episodes])
+    rewards = th.tensor([r for e in episodes for r in e.rewards])
+    return Rollout(
+        observations=th.from_numpy(np.concatenate([e.observations[:-1] for e in episodes])),
+        actions=th.from_numpy(np.asarray([a for e in episodes for a in e.actions])),
+        log_probs=th.zeros_like(rewards),
+        rewards=rewards,
+        t=th.cat([th.arange(n) for n in lengths.tolist()]),
+        episode=th.repeat_interleave(th.arange(len(episodes)), lengths),
+        group=number,
+        terminated=terminated,
+        truncated=~terminated,
+        final_observations=th.from_numpy(np.stack([e.observations[-1] for e in episodes])),
+        n_groups=len(groups),
+        max_length=int(lengths.max()),
+        task=th.tensor([e.task for e in episodes]),
+        seed_group=number,
+    )
+
+
+def chunks(n: int, size: int, generator: th.Generator) -> Iterator[th.Tensor]:
+    """Row numbers in a random order, a minibatch at a time."""
+    order = th.randperm(n, generator=generator)
+    yield from (order[i : i + size] for i in range(0, n, size))

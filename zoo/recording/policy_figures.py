@@ -1,0 +1,95 @@
+"""What the policy and its baseline say of recorded steps: values, scores, ratios after an update, conflicts between tasks."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch as th
+
+from sb_grpo import GRPO, AdvantageOptions, Rollout
+from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.learn.gradients import clip_gradients
+from sb_grpo.maths.estimators import centre_and_scale
+from sb_grpo.maths.losses import clipped_surrogate
+from sb_grpo.maths.returns import gae
+from sb_grpo.policies import ActorPolicy
+
+from ..recording.episodes import chunks
+
+#: Rows of a minibatch, passes, and the learning rate of the update whose ratios are recorded.
+BATCH, EPOCHS, RATE = 64, 4, 3e-4
+CLIP, MAX_NORM = 0.2, 0.5
+
+
+@th.no_grad()
+def values(model: GRPO, rollout: Rollout) -> tuple[th.Tensor, th.Tensor]:
+    """The state baseline of the past at each step, ``[M]``, and after each episode's last step, ``[E]``.
+
+    :param model: trained with ``advantage="state"``
+    """
+    assert rollout.task is not None and model.estimator is not None
+    baseline: Any = model.estimator
+    single = isinstance(baseline, StateBaseline)
+    parts = [baseline] if single else list(baseline)
+
+    def of(observations: Any, task: th.Tensor) -> th.Tensor:
+        features = model.policy.features(observations)
+        by_part = th.stack([part.predict(features)[:, 1] for part in parts], dim=1)
+        return by_part[:, 0] if single else by_part.gather(1, task.unsqueeze(1)).squeeze(1)
+
+    return of(rollout.observations, rollout.task[rollout.episode]), of(rollout.final_observations, rollout.task)
+
+
+def advantages(rollout: Rollout, of_steps: th.Tensor, after: th.Tensor, options: AdvantageOptions) -> th.Tensor:
+    """State-conditioned advantages, ``[M]``, under given values."""
+    own = gae(rollout, of_steps, after, options.gamma, options.gae_lambda)
+    return centre_and_scale(own, own + of_steps, rollout, options)
+
+
+def scores(policy: ActorPolicy, rollout: Rollout) -> th.Tensor:
+    """Gradient of each action's log-probability by the outputs of the policy network (logits or means), ``[M, n_outputs]``."""
+    outputs: list[th.Tensor] = []
+    handle = policy.action_net.register_forward_hook(lambda module, given, output: outputs.append(output))
+    log_prob = policy.log_prob(rollout.observations, rollout.actions)
+    handle.remove()
+    return th.autograd.grad(log_prob.sum(), outputs[0])[0]
+
+
+def ratios_after_update(policy: ActorPolicy, rollout: Rollout, advantage: th.Tensor, seed: int) -> th.Tensor:
+    """pi_new / pi_old of each row, ``[M]``, once a copy of the policy has been updated with this rollout (clipped surrogate).
+
+    :param seed: of the minibatches
+    """
+    new, generator = copy.deepcopy(policy), th.Generator().manual_seed(seed)
+    parameters = list(new.parameters())
+    optimizer = th.optim.Adam(parameters, lr=RATE, eps=1e-5)
+    with th.no_grad():
+        old = policy.log_prob(rollout.observations, rollout.actions)
+    for _ in range(EPOCHS):
+        for rows in chunks(len(advantage), BATCH, generator):
+            log_prob = new.log_prob(rollout.observations[rows], rollout.actions[rows])  # type: ignore[index]
+            loss = clipped_surrogate((log_prob - old[rows]).exp(), advantage[rows], CLIP, CLIP).mean()
+            optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            clip_gradients(parameters, MAX_NORM)
+            optimizer.step()
+    with th.no_grad():
+        return (new.log_prob(rollout.observations, rollout.actions) - old).exp()
+
+
+def conflicts(policy: ActorPolicy, rollout: Rollout, advantage: th.Tensor, label: th.Tensor, n: int) -> list[list[float]]:
+    """Cosines between the policy gradients of n labels, over all parameters.
+
+    :param label: ``[E]`` int64 in [0, n)
+    :return: ``[n, n]``; 0 where a label has no gradient
+    """
+    parameters = [p for p in policy.parameters() if p.requires_grad]
+    log_prob = policy.log_prob(rollout.observations, rollout.actions)
+    gradients = []
+    for one in range(n):
+        loss = -(log_prob * advantage * (label[rollout.episode] == one)).sum()
+        parts = th.autograd.grad(loss, parameters, retain_graph=True, allow_unused=True, materialize_grads=True)
+        gradients.append(th.cat([part.flatten() for part in parts]))
+    matrix = th.nn.functional.normalize(th.stack(gradients), dim=1)
+    return [[float(x) for x in row] for row in matrix @ matrix.T]

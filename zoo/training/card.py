@@ -1,0 +1,90 @@
+"""The model card of a finished run: a ``README.md`` that says what the model is, how good it is, and how to make it again."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..common.command_line import call
+
+#: Entries of ``metrics.json`` that stand elsewhere in the card.
+LONG = ("final_returns", "versions")
+
+
+def write_card(folder: Path) -> Path:
+    """Write it from what the run has left in its folder.
+
+    :param folder: with ``metrics.json``, ``<env>/config.yml`` and perhaps ``learning_curve.png``
+    :return: its path
+    """
+    metrics = json.loads((folder / "metrics.json").read_text())
+    path = folder / "README.md"
+    path.write_text(f"---\n{_metadata(metrics)}---\n\n{_text(folder, metrics)}")
+    return path
+
+
+def _metadata(metrics: dict[str, Any]) -> str:
+    """The head that the Hugging Face Hub reads."""
+    value = f"{metrics['mean_return']:.2f} +/- {metrics['std_return']:.2f}"
+    result = {
+        "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
+        "dataset": {"name": metrics["env"], "type": metrics["env"]},
+        "metrics": [{"type": "mean_reward", "value": value, "name": "mean_reward", "verified": False}],
+    }
+    head = {
+        "library_name": "stable-baselines3",
+        "tags": [metrics["env"], metrics["algo"], "reinforcement-learning", "stable-baselines3", "sb_grpo"],
+        "model-index": [{"name": metrics["algo"].upper(), "results": [result]}],
+    }
+    return yaml.safe_dump(head, sort_keys=False)
+
+
+def _text(folder: Path, metrics: dict[str, Any]) -> str:
+    algo, env, returns = metrics["algo"], metrics["env"], metrics["final_returns"]
+    (config,) = folder.glob("*/config.yml")
+    command = _command()
+    stopped = metrics["env_steps"] < metrics["planned_steps"]
+    lines = [
+        f"# {algo.upper()} on {env}",
+        "",
+        f"Mean return over {len(returns)} episodes after training: **{metrics['mean_return']:.1f} +- "
+        f"{metrics['std_return']:.1f}** (worst {min(returns):.1f}, best {max(returns):.1f}), seed {metrics['seed']}."
+        + (f" The run was stopped after {metrics['env_steps']:,} of {metrics['planned_steps']:,} steps." if stopped else ""),
+        "",
+        *(["![learning curve](learning_curve.png)", ""] if (folder / "learning_curve.png").exists() else []),
+        *(["Trained with:", "", f"```bash\n{command}\n```", ""] if command else []),
+        "To watch it, with the run's folder below `logs`:",
+        "",
+        f"```bash\n{call('enjoy')} --algo {algo} --env {env}\n```",
+        "",
+        "## Figures",
+        "",
+        "| figure | value |",
+        "|---|---|",
+        *(f"| {name.replace('_', ' ')} | {_cell(value)} |" for name, value in metrics.items() if name not in LONG),
+        "",
+        "## Settings",
+        "",
+        f"```yaml\n{config.read_text().strip()}\n```",
+        "",
+        "## Versions",
+        "",
+        ", ".join(f"{name} {number}" for name, number in metrics["versions"].items()) + ".",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _command() -> str | None:
+    """As the user has typed it; None where the run was started from Python."""
+    return f"{sys.argv[0]} {shlex.join(sys.argv[1:])}" if sys.argv[0] == call("train") else None
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    return "unknown" if value is None else str(value)

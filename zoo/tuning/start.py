@@ -1,0 +1,90 @@
+"""The env's own entry as a study's first trial: it is trained as it stands, and the space is widened to hold it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from stable_baselines3.common.utils import FloatSchedule
+
+from sb_grpo import GRPO
+
+from ..tuning.search_space import ENTRY, GRPO_SPACE, NETS, rounded
+
+#: User attribute of the trial whose settings are the entry's, whatever its parameters round them to.
+AS_IT_STANDS = "entry"
+
+
+def grpo_start(model: GRPO, base: dict[str, Any]) -> dict[str, Any]:
+    """The entry's own settings in the terms of the space.
+
+    :param model: built with ``base``
+    :param base: the env's entry
+    """
+    kind, *numbers = str(base.get("learning_rate", model.learning_rate)).split("_")
+    low, high = FloatSchedule(model.clip_range)(1.0), model.options.loss.clip_range_high
+    clip_high = low if high is None else FloatSchedule(high)(1.0)
+    start = {name: getattr(model, name) for name in ("advantage", "group_size", "n_groups", "n_epochs", "normalize_advantage")}
+    return start | {
+        "log2_rollout": round(math.log2(model.steps_per_env * model.n_envs)),
+        "log2_batch_size": round(math.log2(model.batch_size)),
+        "learning_rate": float(numbers[0] if numbers else kind),
+        "schedule": {"lin": "linear", "cos": "cosine"}.get(kind, "constant"),
+        "one_minus_gamma": rounded(1.0 - model.gamma),
+        "one_minus_lambda": rounded(1.0 - model.gae_lambda),
+        "ent_coef": max(model.ent_coef, 1e-6),
+        "clip_range": low,
+        "clip_range_extra": rounded(clip_high - low),
+        "net": next((name for name, sizes in NETS.items() if sizes == model.policy.net_arch), ENTRY),
+    }
+
+
+def widened(
+    start: dict[str, Any], space: dict[str, BaseDistribution] | None = None
+) -> tuple[dict[str, BaseDistribution], dict[str, Any], list[str]]:
+    """A space that holds a start, and the start in its terms.
+
+    :param start: value by name
+    :param space: to widen; None: that of GRPO
+    :return: the space; the start, as far as it can be said; what was widened or cannot be said, a line each
+    """
+    space, said = dict(GRPO_SPACE if space is None else space), []
+    kept: dict[str, Any] = {}
+    for name, value in start.items():
+        if value is None:  # not in use
+            continue
+        among = space[name]
+        wider = _holding(among, value)
+        if wider is None:
+            said.append(f"{name} {value} is none that can be searched: the first trial alone has it")
+            continue
+        if wider != among:
+            said.append(f"{name} widened to {value}")
+        space[name], kept[name] = wider, _nearest(wider, value)
+    return space, kept, said
+
+
+def _holding(among: BaseDistribution, value: Any) -> BaseDistribution | None:
+    """The distribution, as much wider as the value asks; None where no distribution of its kind holds it."""
+    if isinstance(among, CategoricalDistribution):
+        if not isinstance(value, bool | int | float | str):
+            return None
+        return among if value in among.choices else CategoricalDistribution((*among.choices, value))
+    if isinstance(among, IntDistribution):
+        return IntDistribution(min(among.low, value), max(among.high, value))
+    assert isinstance(among, FloatDistribution)
+    if not math.isfinite(value) or (among.log and value <= 0.0):
+        return None
+    low, high = min(among.low, value), max(among.high, value)
+    if among.step is not None:  # by whole steps
+        low = among.low - math.ceil(round((among.low - low) / among.step, 6)) * among.step
+        high = among.high + math.ceil(round((high - among.high) / among.step, 6)) * among.step
+    return FloatDistribution(rounded(low), rounded(high), log=among.log, step=among.step)
+
+
+def _nearest(among: BaseDistribution, value: Any) -> Any:
+    """The value, on the grid if there is one."""
+    if isinstance(among, FloatDistribution) and among.step is not None:
+        return rounded(among.low + round((value - among.low) / among.step) * among.step)
+    return value
