@@ -200,7 +200,7 @@ def test_a_rollout_may_be_used_again_and_changed() -> None:
 def test_the_pages_loop_runs_as_it_stands() -> None:
     import re
 
-    page = (Path(__file__).parent.parent / "docs" / "algorithm.md").read_text()
+    page = (Path(__file__).parent.parent / "docs" / "own_loop.md").read_text()
     loop = next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "model.collect()" in code)
     assert len(loop.strip().splitlines()) <= 15
     found: dict[str, Any] = {}
