@@ -15,9 +15,8 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """A path to write to; what has been written there takes the file's place at the end of the block, in one step.
 
     Whoever opens the file meets the old content or the new one, also after ``kill -9``, a full disk or an exception: then the
-    old one stays. The unfinished file has the same name in a folder ``.NAME.*.part`` of its own beside it, so that programs
-    which choose a format by the ending can write it, and patterns such as ``*.zip`` do not find it. A killed process leaves
-    that folder behind.
+    old one stays. The unfinished file has the same ending, by which programs choose a format, and lies in a folder
+    ``.NAME.*.part`` of its own beside the file, which a killed process leaves behind.
 
     :param path: of the file; missing folders are made
     :return: where to write
@@ -27,7 +26,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     target.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent))
     try:
-        unfinished = folder / target.name
+        unfinished = folder / f"unfinished{target.suffix}"  # a name that no pattern of finished files finds
         yield unfinished
         move(unfinished, target)
     finally:

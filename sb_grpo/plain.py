@@ -141,7 +141,11 @@ def from_plain(value: Any) -> Any:
         if kind == ":sb_grpo":
             name, fields = content
             return _class_of(name, {"sb_grpo": (object,)}, dataclasses.is_dataclass)(**from_plain(fields))
+        if kind[1:] not in FORMS:
+            raise NotPlain(f"a {kind[1:]}, which nothing that has been imported knows")
         return FORMS[kind[1:]].make(**from_plain(content))
+    except NotPlain:
+        raise
     except (KeyError, TypeError, ValueError, AttributeError, AssertionError) as error:
         raise NotPlain(f"{kind} {content!r:.80}: {error}") from error
 

@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 from sb_grpo import files
+from sb_grpo.maths import schedules  # noqa: F401  # their plain form: models of the zoo have them
 from sb_grpo.moved import MOVED
 from sb_grpo.normalization import statistics_to_bytes
 from sb_grpo.plain import NotPlain, from_plain, to_plain

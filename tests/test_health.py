@@ -11,7 +11,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
-from sb_grpo.callbacks import RULES, HealthCallback, HealthWarning, Rule
+from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, HealthWarning, Rule
 from sb_grpo.callbacks.health import _Watch
 from tests.helpers import ProbeEnv
 from tests.test_grpo import record, weights
@@ -191,3 +191,32 @@ def test_every_logged_rule_is_in_the_glossary():
     glossary = (Path(__file__).parents[1] / "docs/logger.md").read_text()
     page = (Path(__file__).parents[1] / "docs/health.md").read_text()
     assert all(f"`health/{rule.name}`" in glossary and f"| `{rule.name}` | `{rule.key}`" in page for rule in RULES)
+
+
+@pytest.mark.parametrize(
+    ("figures", "broken"),
+    [
+        ({"group/advantage_std": 3.01}, {"advantage_spread"}),
+        ({"group/episode_advantage": -0.11}, {"advantage_mean"}),
+        ({"group/episode_advantage": 0.11, "train/explained_variance": 0.5}, set()),
+        ({"train/mean_entropy": 0.09}, {"entropy"}),
+        ({"train/mean_entropy": 3.1}, {"entropy"}),
+        ({"train/approx_kl": 0.11}, {"kl"}),
+        ({"train/grad_norm": 2.1}, {"grad_norm"}),
+        ({"train/grad_norm": 5.1}, {"grad_norm", "grad_norm_high"}),
+        ({"group/advantage_std": 2.9, "train/mean_entropy": 0.11, "train/approx_kl": 0.09, "train/grad_norm": 1.9}, set()),
+    ],
+    ids=str,
+)
+def test_strict_rules_judge_at_once(figures, broken):
+    found = {rule.name for rule in STRICT_RULES if rule.patience == 1 and rule.is_bad(rule.value(figures), 1.0)}
+    assert found == broken and all(rule.patience == 1 for rule in STRICT_RULES)
+
+
+def test_the_verdict_is_public():
+    health = HealthCallback(STRICT_RULES, verbose=0)
+    assert health.ok and health.broken == ()
+    model = GRPO("MlpPolicy", "CartPole-v1", learning_rate=0.5, n_steps=512, seed=0)
+    with pytest.warns(HealthWarning):
+        model.learn(2048, callback=health)
+    assert not health.ok and "entropy" in health.broken

@@ -43,7 +43,7 @@ def write_runs(folder, env, label, finals, first_seed=0, **options):
     for seed, final in enumerate(finals, first_seed):
         file = folder / env / label / f"seed_{seed}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_result(file, content(env, label, seed, final, **options), scratch=folder)
+        write_result(file, content(env, label, seed, final, **options))
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_what_cannot_be_paired_is_left_out_and_said_once(results, tmp_path, caps
     write_runs(results, "CartPole-v1", "trpo", [450, 460], first_seed=7)
     write_runs(results, "CartPole-v1", "a2c", [310, 420, 505, 430])
     more = content("CartPole-v1", "a2c", 2, 505) | {"final_returns": [500.0, 505.0, 510.0]}
-    write_result(results / "CartPole-v1/a2c/seed_2.json", more, results)
+    write_result(results / "CartPole-v1/a2c/seed_2.json", more)
     assert compare.main([str(results), "--labels", "ppo", "a2c", "trpo", "--out", str(tmp_path)]) == 0
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("Not paired", "Paired"))]
     assert said == [
@@ -146,7 +146,7 @@ def test_without_any_pair_there_is_no_table(seeds, finals, why, tmp_path):
     for seed in (seeds, seeds + 1):
         file = tmp_path / f"CartPole-v1/grpo/seed_{seed}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_result(file, content("CartPole-v1", "grpo", seed, 480) | finals, tmp_path)
+        write_result(file, content("CartPole-v1", "grpo", seed, 480) | finals)
     comparison = compare_runs(load([tmp_path])[0])
     assert len(pairs.paired(comparison)) == 0
     assert pairs.notes(comparison) == [f"Not paired: CartPole-v1 grpo and ppo ({why})."]
@@ -233,7 +233,7 @@ def test_steps_really_taken_count(results, tmp_path, capsys):
 
 
 def test_one_label_with_two_budgets_is_refused_even_then(results, tmp_path, capsys):
-    write_result(results / "CartPole-v1/ppo/seed_7.json", content("CartPole-v1", "ppo", 7, 1.0, steps=500), results)
+    write_result(results / "CartPole-v1/ppo/seed_7.json", content("CartPole-v1", "ppo", 7, 1.0, steps=500))
     assert compare.main([str(results), "--allow-unequal", "--out", str(tmp_path / "report")]) == 2
     assert "runs of ppo have different budgets" in capsys.readouterr().err
 
@@ -264,10 +264,8 @@ def test_a_broken_file_is_named_and_left_out(text, why, results, tmp_path, capsy
 
 def test_an_invalid_result_is_never_written(tmp_path):
     file = tmp_path / "seed_0.json"
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
     with pytest.raises(BrokenResult, match="not finite"):
-        write_result(file, content("CartPole-v1", "ppo", 0, float("inf")), scratch)
+        write_result(file, content("CartPole-v1", "ppo", 0, float("inf")))
     assert not file.exists()
 
 

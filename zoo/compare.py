@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 
+from sb_grpo import files
+
 from .common.command_line import BadInput, Parser, check_has_runs, run
 from .common.yaml_files import read_mapping
 from .comparing import figures, pairs, tables
@@ -124,13 +126,11 @@ def write(comparison: Comparison, broken: Sequence[str], out: Path) -> Path:
     """
     made = {name: table(comparison) for name, table in tables.ALL.items()}
     made = {name: table for name, table in made.items() if len(table)}
-    (out / "tables").mkdir(parents=True, exist_ok=True)
     for name, table in made.items():
-        table.to_csv(out / "tables" / f"{name}.csv", index=False, float_format="%.6g", lineterminator="\n")
+        text = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
+        files.write(out / "tables" / f"{name}.csv", text)
     drawn = figures.write(made, comparison.labels, out / "figures")
-    report = out / "report.md"
-    report.write_text(_report(comparison, broken, made, drawn))
-    return report
+    return files.write(out / "report.md", _report(comparison, broken, made, drawn))
 
 
 def _report(comparison: Comparison, broken: Sequence[str], made: dict[str, pd.DataFrame], drawn: Sequence[str]) -> str:

@@ -29,6 +29,8 @@ from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 from tqdm import tqdm
 
+from sb_grpo import files
+
 from .common.command_line import BadInput, Parser, Settings, check_env_id, default_threads, did_you_mean, run
 from .training.checkpoints import read_facts, statistics_of
 from .training.experiment import register
@@ -192,9 +194,10 @@ class Recorder:
         import imageio.v2 as imageio  # an extra
 
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.unfinished = path, path.with_name(f".{path.stem}.part{path.suffix}")
         fps: Any = env.metadata.get("render_fps", 30)
         options = {"duration": 1000 / fps, "loop": 0} if path.suffix == ".gif" else {"fps": fps, "macro_block_size": 2}
-        self.writer = imageio.get_writer(path, mode="I", **options)
+        self.writer = imageio.get_writer(self.unfinished, mode="I", **options)
 
     def frame(self) -> None:
         if self.writer is None:
@@ -210,6 +213,7 @@ class Recorder:
     def close(self) -> None:
         if self.writer is not None:
             self.writer.close()
+            files.move(self.unfinished, self.path)
 
 
 def play(model: BaseAlgorithm, env: VecEnv, deterministic: bool, args: Any) -> list[tuple[float, int]]:

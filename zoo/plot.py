@@ -19,6 +19,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 from stable_baselines3.common.monitor import load_results
 
+from sb_grpo import files
+
 from .common.command_line import BadInput, Parser, check_has_runs, run
 from .comparing import curves as reading
 from .comparing import figures
@@ -51,7 +53,8 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
     axes.grid(alpha=0.3)
     axes.legend(loc="best")
     path = folder / "learning_curve.png"
-    figure.savefig(path, dpi=120)
+    with files.replacing(path) as unfinished:
+        figure.savefig(unfinished, dpi=120)
     plt.close(figure)
     return path
 

@@ -12,6 +12,9 @@ from rl_zoo3.utils import SimpleLinearSchedule
 from stable_baselines3.common.type_aliases import Schedule
 
 from sb_grpo.maths.schedules import warm_up_cosine
+from sb_grpo.plain import FORMS, attributes
+
+FORMS["SimpleLinearSchedule"] = attributes(SimpleLinearSchedule, "initial_value")
 
 __all__ = ["SCHEDULED", "SYNTAX", "make_schedule", "warm_up_cosine"]
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from functools import partial
+
+from sb_grpo.plain import FORMS, Form
 
 
 def warm_up_cosine(progress_remaining: float, peak: float, warm_up: float) -> float:
@@ -16,3 +19,10 @@ def warm_up_cosine(progress_remaining: float, peak: float, warm_up: float) -> fl
     if done < warm_up:
         return peak * done / warm_up
     return 0.5 * peak * (1.0 + math.cos(math.pi * (done - warm_up) / (1.0 - warm_up)))
+
+
+FORMS["warm_up_cosine"] = Form(
+    lambda value: isinstance(value, partial) and value.func is warm_up_cosine and not value.args,
+    lambda value: dict(value.keywords),
+    partial(partial, warm_up_cosine),
+)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from sb_grpo import files
 
 LINES = ".jsonl"  # one run per line, in the place of folders of files
 RANDOM = "random"  # pseudo-algorithm: uniformly random actions, the lower reference of normalised scores
@@ -112,22 +113,17 @@ def lines_file(out: Path, label: str) -> Path:
     return out / f"{label}{LINES}"
 
 
-def write_result(path: Path, content: dict[str, Any], scratch: Path) -> None:
+def write_result(path: Path, content: dict[str, Any]) -> None:
     """Write a result file so that it is there, complete and valid, or not at all.
 
     :param path: of the file
     :param content: JSON values
-    :param scratch: folder on the same file system, for the unfinished file
     :raises BrokenResult: if :func:`read_run` would refuse it
     """
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
-    unfinished = scratch / path.name
-    with unfinished.open("w") as file:
-        file.write("{\n" + ",\n".join(lines) + "\n}\n")
-        file.flush()
-        os.fsync(file.fileno())
-    read_run(unfinished)
-    os.replace(unfinished, path)
+    with files.replacing(path) as unfinished:
+        unfinished.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+        read_run(unfinished)
 
 
 def read_content(path: Path) -> dict[str, Any]:

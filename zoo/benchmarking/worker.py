@@ -23,6 +23,8 @@ from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from sb_grpo import files
+
 from ..benchmarking.results import RANDOM, write_result
 from ..benchmarking.specs import Spec
 from ..common import provenance
@@ -227,8 +229,8 @@ def make_experiment(spec: Spec, folder: Path, device: str) -> Experiment:
 
     :param folder: for that file and what the run writes
     """
-    config = folder / "hyperparams.yml"
-    config.write_text(yaml.safe_dump({spec.env: {**spec.hyperparams, "n_timesteps": spec.steps}}))
+    settings = {spec.env: {**spec.hyperparams, "n_timesteps": spec.steps}}
+    config = files.write(folder / "hyperparams.yml", yaml.safe_dump(settings))
     return build(spec.env, spec.seed, str(folder), spec.algo, spec.steps, config=str(config), device=device)
 
 
@@ -260,5 +262,5 @@ def main(arguments: list[str]) -> int:
             return BAD_SETTINGS
         assert built is not None
         result = run_training(spec, experiment, built[0], options["keep"])
-    write_result(spec.file(Path(options["out"])), {"spec": spec.__dict__, **result, **origin}, folder)
+    write_result(spec.file(Path(options["out"])), {"spec": spec.__dict__, **result, **origin})
     return 0

@@ -17,6 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from sb_grpo import files
+
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 LINES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
@@ -41,13 +43,12 @@ def save(figure: Figure, path: Path) -> list[Path]:
     :param figure: closed afterwards
     :param path: without suffix
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files = [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
-    with matplotlib.rc_context({"svg.hashsalt": path.name}):
-        figure.savefig(files[0], dpi=120)
-        figure.savefig(files[1], metadata={"Date": None})
+    png, svg = (path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg"))
+    with matplotlib.rc_context({"svg.hashsalt": path.name}), files.replacing(png) as first, files.replacing(svg) as second:
+        figure.savefig(first, dpi=120)
+        figure.savefig(second, metadata={"Date": None})
     plt.close(figure)
-    return files
+    return [png, svg]
 
 
 def band(axes: Axes, x: Any, value: Any, low: Any, high: Any, label: str, style: dict[str, Any]) -> None:

@@ -26,6 +26,9 @@ from optuna.visualization import (
     plot_param_importances,
     plot_slice,
 )
+from plotly.offline import get_plotlyjs
+
+from sb_grpo import files
 
 from ..common.command_line import call
 from ..tuning.study import failure
@@ -41,8 +44,7 @@ def write_report(study: Study, storage: str, folder: Path, plots: bool = True) -
 
     :return: whether any trial has completed
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    study.trials_dataframe().to_csv(folder / "trials.csv", index=False)
+    files.write(folder / "trials.csv", study.trials_dataframe().to_csv(index=False))
     by_state = {state: study.get_trials(deepcopy=False, states=(state,)) for state in TrialState}
     completed, crashed = by_state[TrialState.COMPLETE], [t for t in by_state[TrialState.FAIL] if failure(t)]
     counts = ", ".join(f"{len(trials)} {state.name.lower()}" for state, trials in by_state.items() if trials)
@@ -52,8 +54,7 @@ def write_report(study: Study, storage: str, folder: Path, plots: bool = True) -
         print(f"{len(crashed)} trials FAILED: {'; '.join(reasons[:3])} (tracebacks: user attribute 'traceback' in trials.csv)")
     print(f"Trials:    {folder / 'trials.csv'}")
     if completed:
-        path = folder / "best.yml"
-        path.write_text(best_as_yaml(study))
+        path = files.write(folder / "best.yml", best_as_yaml(study))
         print(f"Best:      trial {study.best_trial.number}, {VALUE} {study.best_value:.1f}")
         print(f"Train it:  {call('train')} {shlex.join([*study.user_attrs['train_options'], '--conf-file', str(path)])}")
     if plots and len(completed) > 1:
@@ -91,8 +92,9 @@ def draw(study: Study, folder: Path) -> None:
         ),
         "contour": (plot_contour, drawn.plot_contour, {"params": contour, "target_name": VALUE}),
     }  # fmt: skip
+    files.write(folder / "plotly.min.js", get_plotlyjs())
     for name, (as_html, as_png, options) in figures.items():
-        as_html(study, **options).write_html(folder / f"{name}.html", include_plotlyjs="directory")
+        files.write(folder / f"{name}.html", as_html(study, **options).to_html(include_plotlyjs="directory"))
         as_png(study, **options)
         figure = plt.gcf()
         figure.set_size_inches(SIZES.get(name, (8.0, 5.0)))
@@ -102,5 +104,6 @@ def draw(study: Study, folder: Path) -> None:
                 axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
                 axes.xaxis.set_major_formatter("{x:g}")
                 axes.xaxis.set_minor_formatter(NullFormatter())
-        figure.savefig(folder / f"{name}.png", dpi=80, bbox_inches="tight")
+        with files.replacing(folder / f"{name}.png") as unfinished:
+            figure.savefig(unfinished, dpi=80, bbox_inches="tight")
         plt.close(figure)

@@ -1,0 +1,212 @@
+"""What a run leaves behind: whole checkpoints in a folder of its own, after signals and errors too."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import yaml
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb_grpo.callbacks import HealthWarning
+from sb_grpo.normalization import with_statistics
+from sb_grpo.saving import PLAIN, STATISTICS, read_entry, with_entries
+from tests.helpers import wait_for
+from zoo import enjoy
+from zoo.common.command_line import BadInput, run
+from zoo.common.folders import new_folder
+from zoo.common.pictures import drawn
+from zoo.train import main
+from zoo.training.checkpoints import FACTS, read_facts, statistics_of
+from zoo.training.run_files import Unreadable, check_wrappers, env_kwargs, read_values, write_values
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["--env", "CartPole-v1", "-tb", "", "--num-threads", "1", "--eval-freq", "-1"]
+NORMALIZED = ["-params", "n_steps:64", "n_envs:2", "n_epochs:1", "normalize:True"]
+
+
+def train(folder: Path, *arguments: str) -> int:
+    return run("zoo.train", main, ["-f", str(folder), *SMALL, *arguments])
+
+
+@pytest.fixture
+def no_arguments(monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+
+
+def count(path: Path) -> float:
+    content = read_entry(path, STATISTICS)
+    assert content is not None
+    return with_statistics(make_vec_env("CartPole-v1"), content).obs_rms.count
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("logs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [])
+        assert train(folder, "-n", "512", "--save-freq", "256", *NORMALIZED) == 0
+    return folder / "grpo" / "CartPole-v1_1"
+
+
+def test_a_checkpoint_holds_its_statistics_and_says_what_it_is(trained):
+    early, last = trained / "rl_model_256_steps.zip", trained / "CartPole-v1.zip"
+    assert 256 <= count(early) < 512 <= count(last)
+    known = read_facts(early)
+    assert known["env_steps"] == 256 and known["step"] == 128 and known["updates"] > 0 and known["mean_return"] > 0
+    assert "torch" in known["versions"] and len(known["settings_sha256"]) == 64 and "commit" in known
+
+
+def test_training_goes_on_with_the_statistics_of_the_weights(trained, tmp_path, no_arguments):
+    early = trained / "rl_model_256_steps.zip"
+    for number, further in enumerate(([], ["--untrusted"]), 1):
+        assert train(tmp_path, "-n", "128", "-i", str(early), *further, *NORMALIZED) == 0
+        again = tmp_path / "grpo" / f"CartPole-v1_{number}" / "CartPole-v1.zip"
+        assert count(early) + 128 <= count(again) < count(early) + 140  # from 256 steps on, not from 512 or 0
+
+
+def test_weights_without_their_statistics_are_refused(trained, tmp_path, capsys, no_arguments):
+    """As rl_zoo3 and earlier versions left them, for a checkpoint and a best model."""
+    model = tmp_path / "rl_model_256_steps.zip"
+    settings = tmp_path / "CartPole-v1"
+    settings.mkdir()
+    with zipfile.ZipFile(trained / model.name) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist() if name not in (PLAIN, FACTS, STATISTICS)}
+    model.write_bytes(with_entries(b"", entries))
+    (settings / "config.yml").write_text("normalize: true\n")
+    (settings / "vecnormalize.pkl").write_bytes(b"of the end")
+    with pytest.raises(BadInput, match="statistics that belong to these weights were not kept"):
+        statistics_of(model, settings, normalized=True, trusted=True)
+    assert train(tmp_path / "new", "-n", "128", "-i", str(model), *NORMALIZED) == 2
+    assert "were not kept" in capsys.readouterr().err
+    beside = tmp_path / "rl_model_vecnormalize_256_steps.pkl"  # of SB3's CheckpointCallback
+    beside.write_bytes(b"pickled")
+    assert statistics_of(model, settings, normalized=True, trusted=True) is not None
+    with pytest.raises(BadInput, match=r"--untrusted: the statistics of .* are pickled"):
+        statistics_of(model, settings, normalized=True, trusted=False)
+
+
+def test_normalising_what_was_trained_without_is_refused(tmp_path, capsys, no_arguments):
+    plain = ["-params", "n_steps:64", "n_envs:2", "n_epochs:1", "normalize:False"]
+    assert train(tmp_path, "-n", "128", *plain) == 0
+    model = tmp_path / "grpo" / "CartPole-v1_1" / "CartPole-v1.zip"
+    assert train(tmp_path, "-n", "128", "-i", str(model), *NORMALIZED) == 2
+    assert "was trained without VecNormalize" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", [["--load-checkpoint", "256"], ["--load-last-checkpoint"], []])
+def test_a_killed_run_can_be_watched_without_trust(trained, option, capsys):
+    arguments = ["-f", str(trained.parents[1]), "--untrusted", "--no-render", "--n-episodes", "1", *option]
+    assert run("zoo.enjoy", enjoy.main, arguments) == 0
+    assert "(saved after " in capsys.readouterr().out.splitlines()[0]
+
+
+def test_other_algorithms_have_whole_checkpoints_too(tmp_path, no_arguments):
+    options = ["--algo", "ppo", "-n", "128", "--save-freq", "64", "-params", "n_steps:32", "n_envs:2", "normalize:True"]
+    assert train(tmp_path, *options) == 0
+    run_folder = tmp_path / "ppo" / "CartPole-v1_1"
+    assert count(run_folder / "rl_model_64_steps.zip") < count(run_folder / "CartPole-v1.zip")
+    assert read_entry(run_folder / "CartPole-v1.zip", PLAIN) is None
+    assert read_entry(run_folder / "CartPole-v1.zip", FACTS) is not None
+
+
+# ---------------------------------------------------------------- how a run ends
+
+
+def test_sigterm_saves_like_ctrl_c(tmp_path):
+    command = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), *SMALL, "-n", "10000000"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: any(m.read_text().count("\n") > 10 for m in tmp_path.rglob("0.monitor.csv")))
+    process.send_signal(signal.SIGTERM)
+    _, error = process.communicate(timeout=60)
+    folder = tmp_path / "grpo" / "CartPole-v1_1"
+    steps = json.loads((folder / "metrics.json").read_text())["env_steps"]
+    assert process.returncode == 0 and "Traceback" not in error and steps > 0
+    assert read_facts(folder / "CartPole-v1.zip")["env_steps"] == steps
+
+
+def test_what_was_learnt_before_an_error_is_saved(tmp_path):
+    command = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), *SMALL, "-n", "1000", "--gym-packages", "zoo_envs"]
+    command += ["--env", "Fragile-v0", "-params", "n_steps:64", "n_envs:1", "n_epochs:1"]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    result = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths}
+    )
+    assert result.returncode == 1 and "the arm fell off" in result.stderr
+    known = read_facts(tmp_path / "grpo" / "Fragile-v0_1" / "Fragile-v0.zip")
+    assert 300 < known["env_steps"] < 400 and f"ended in an error after {known['env_steps']} steps" in result.stdout
+
+
+@pytest.mark.slow
+def test_two_trainings_started_at_once_have_two_folders(tmp_path):
+    options = ["-n", "64", "-params", "n_steps:64", "n_envs:1", "n_epochs:1"]
+    command = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), *SMALL, "-tb", str(tmp_path / "tb"), *options]
+    both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(2)]
+    assert [process.communicate(timeout=120)[1] for process in both] == [b"", b""]
+    assert len(list((tmp_path / "grpo").glob("CartPole-v1_[12]/metrics.json"))) == 2
+    assert len(list((tmp_path / "tb" / "CartPole-v1").glob("GRPO_[12]/events*"))) == 2
+
+
+def test_many_at_once_have_as_many_folders(tmp_path):
+    (tmp_path / "a[1]_7_of_old").mkdir()
+    with ThreadPoolExecutor(16) as pool:
+        made = list(pool.map(lambda _: new_folder(tmp_path, "a[1]"), range(64)))
+    assert sorted(int(path.name.split("_")[1]) for path in made) == list(range(8, 72))
+
+
+def test_a_picture_that_cannot_be_drawn_ends_nothing(tmp_path, capsys, no_arguments, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("no\nfonts")
+
+    monkeypatch.setattr("zoo.plot.plot_learning_curve", fail)
+    assert train(tmp_path, "-n", "64", "-params", "n_steps:64", "n_envs:1", "n_epochs:1") == 0
+    said = capsys.readouterr()
+    assert "The learning curve could not be drawn: RuntimeError: no fonts" in said.err and "Metrics:" in said.out
+    assert drawn("picture", lambda: tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize(("rate", "code"), [("1e-4", 0), ("0.5", 3)])
+def test_the_exit_code_of_an_unhealthy_training_is_3(rate, code, tmp_path, no_arguments):
+    options = ["--health", "strict", "-n", "1024", "-params", "n_steps:256", "n_envs:2", f"learning_rate:{rate}"]
+    with pytest.warns(HealthWarning) if code else contextlib.nullcontext():
+        assert train(tmp_path, *options) == code
+
+
+# ---------------------------------------------------------------- settings
+
+
+def test_settings_are_plain_yaml(tmp_path):
+    values = {"b": (1, 2), "a": {"x": [1.5, None, True]}, "rate": "lin_3e-4", "object": Path}
+    write_values(tmp_path / "a.yml", values)
+    assert read_values(tmp_path / "a.yml") == {**values, "object": Unreadable("<class 'pathlib.Path'>")}
+    assert read_values(tmp_path / "none.yml") == {}
+
+
+def test_settings_of_rl_zoo3_are_read_without_running_them(tmp_path):
+    trap = tmp_path / "trap"
+    (tmp_path / "args.yml").write_text(
+        "!!python/object/apply:collections.OrderedDict\n- - - env_kwargs\n    - a: 1\n"
+        f"      b: !!python/object/apply:os.system ['touch {trap}']\n"
+    )
+    assert yaml.compose((tmp_path / "args.yml").read_text()) is not None
+    with pytest.raises(BadInput, match=r"a Python object as b, object/apply:os\.system.*--env-kwargs b:VALUE"):
+        env_kwargs(tmp_path, {}, {})
+    assert env_kwargs(tmp_path, {"env_kwargs": {"c": 3}}, {"b": 2}) == {"a": 1, "b": 2, "c": 3}
+    assert not trap.exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["os.system", "subprocess.Popen", "gymnasium.wrappers.os", "gymnasium.make", {"a": 1, "b": 2}]
+)
+def test_wrappers_of_strangers_are_refused(name):
+    with pytest.raises(BadInput, match="--untrusted: the run's settings name the wrapper"):
+        check_wrappers({"env_wrapper": [name]})
+    check_wrappers({"env_wrapper": {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 5}}})
+    check_wrappers({"env_wrapper": "rl_zoo3.wrappers.FrameSkip"})
+    check_wrappers({})
