@@ -21,7 +21,7 @@ from sb_grpo.group_arguments import check_groups
 from sb_grpo.learn.losses import AGGREGATIONS, LEVELS, Clipped
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.policies.heads import make_discrete_head
-from sb_grpo.rules import steps_per_env
+from sb_grpo.rules import check_choice, steps_per_env
 
 CHOICES: dict[str, tuple[Any, ...]] = {
     "normalize_advantage": ("group", "batch", "none"),
@@ -76,8 +76,7 @@ def check_arguments(given: Arguments) -> None:
     """
     _check_types(given)
     for name, choices in CHOICES.items():
-        if given.value(name) not in choices:
-            raise ValueError(f"{given.name(name)}={given.value(name)!r} is unknown; use one of {list(choices)}.")
+        check_choice(given.name(name), given.value(name), choices)
     for name, low in AT_LEAST.items():
         value = given.value(name)
         if value is not None and not value >= low:

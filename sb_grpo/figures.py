@@ -36,13 +36,18 @@ class Counts(NamedTuple):
     start_mismatches: int
 
 
+def as_shown(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by name; what neither TensorBoard nor JSON can show as it is becomes text."""
+    return {name: value if isinstance(value, int | float | str) else str(value) for name, value in settings.items()}
+
+
 def hparams(settings: Mapping[str, Any]) -> HParam:
     """All settings for TensorBoard's HParams tab.
 
     :param settings: by name
     """
     return HParam(
-        {name: value if isinstance(value, int | float | str) else str(value) for name, value in settings.items()},
+        as_shown(settings),
         {"rollout/ep_rew_mean": 0.0, "rollout/ep_len_mean": 0.0, "train/approx_kl": 0.0},
     )
 

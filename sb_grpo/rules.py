@@ -40,6 +40,16 @@ def check_numbers(where: str, values: Mapping[str, Any], rules: Mapping[str, Rul
             raise ValueError(f"{where}: {name}={value} must {rules[name].text}.")
 
 
+def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
+    """Check that a value is one of those there are.
+
+    :param name: how the message calls it
+    :raises ValueError: if it is none of them
+    """
+    if value not in choices:
+        raise ValueError(f"{name}={value!r} is unknown; use one of {list(choices)}.")
+
+
 def check_keys(where: str, given: Collection[str], known: Collection[str], of: str) -> None:
     """Check the keys of a dict of settings.
 

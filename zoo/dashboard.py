@@ -10,6 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from sb_grpo import files
+
 from .common.command_line import BadInput, Parser, run
 from .dashboards.page import page
 from .dashboards.runs import read_runs
@@ -35,8 +37,7 @@ def main(arguments: Sequence[str]) -> int:
     out: Path = args.out or args.place / "dashboard.html"
     data = read_runs(args.place, args.tensorboard, out.parent)
     if not args.serve:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page(data, title))
+        files.write(out, page(data, title))
         print(f"{out}: {len(data['runs'])} run{'s' * (len(data['runs']) > 1)}; open it in a browser")
         return 0
     try:

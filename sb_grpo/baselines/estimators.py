@@ -15,9 +15,10 @@ from typing import Any, ClassVar, Protocol
 import torch as th
 
 from sb_grpo.baselines.estimation import Baselines
+from sb_grpo.baselines.settings import StateSettings
 from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.maths.estimators import outcome, process, step
-from sb_grpo.rules import check_keys
+from sb_grpo.rules import check_choice, check_keys
 from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout
 
 BASELINES = ("mean", "leave_one_out", "median", "global")
@@ -87,23 +88,8 @@ class Step(OfReturns):
 
 
 @dataclass(frozen=True)
-class State:
-    """The state-conditioned group baseline, fitted in closed form: settings of
-    :class:`~sb_grpo.baselines.state.StateBaseline`, which explains them."""
-
-    n_features: int | None = None
-    scale: float = 1.0
-    learn_metric: bool = False
-    horizons: bool = False
-    memory: float = 0.25
-    follow_level: bool = False
-    anchor: float = 0.9
-    sweeps: int = 4
-    with_time: bool = False
-    seed: int = 0
-    fit_rows: int = 4096
-    folds: int = 4
-    paired: bool | float = False
+class State(StateSettings):
+    """The state-conditioned group baseline, fitted in closed form: :class:`~sb_grpo.baselines.state.StateBaseline`."""
 
     uses_values: ClassVar[bool] = True
     whole_episodes: ClassVar[bool] = False
@@ -160,9 +146,3 @@ def make_estimator(advantage: Any, kwargs: Mapping[str, Any] | None) -> Any:
         f"advantage={advantage!r} is unknown; use one of {list(NAMES)}, an object with a method estimate, or a function of "
         "(Rollout, AdvantageOptions)."
     )
-
-
-def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    """:raises ValueError: unless the value is one of the choices"""
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} is unknown; use one of {list(choices)}.")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import torch as th
 from torch import nn
@@ -18,6 +19,7 @@ from torch import nn
 from sb_grpo.baselines.horizons import Horizons
 from sb_grpo.baselines.kernel import KernelFeatures, usual_n_features
 from sb_grpo.baselines.paired import Pairing, check_paired
+from sb_grpo.baselines.settings import StateSettings
 from sb_grpo.maths.chunks import evenly_spaced, in_chunks
 from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.returns import Residuals, explained_variance, gae, residuals_of, rewards_to_go
@@ -47,29 +49,7 @@ class StateBaseline(nn.Module):
     near; so a short memory of data goes with a long one of weights.
 
     :param input_dim: size of the policy's feature vector
-    :param n_features: number of random Fourier features; by default 32 per input, between 128 and 512
-        (256 with ``learn_metric``)
-    :param scale: length scale of the kernel, in standard deviations per input, on average over the directions
-    :param learn_metric: let the kernel become narrow in the directions in which the fit changes most and wide in the others
-        (:meth:`KernelFeatures.follow <sb_grpo.baselines.kernel.KernelFeatures.follow>`); up to 512 inputs
-    :param horizons: fit the predictions of :class:`~sb_grpo.baselines.horizons.Horizons` in place of the features themselves:
-        a second layer, whose inputs the values have shaped
-    :param memory: weight of the rollouts before relative to the newest one, per rollout of age; in [0, 1)
-    :param follow_level: let the targets of the rollouts before move with the level: by as much as the newest ones lie above
-        what the weights before predict, on average. Where rewards go on and ``gamma`` is near 1, values grow by bootstrapping
-        for a long time, and older targets that stay behind bend the fit between old and new states
-    :param anchor: share of the weights before that the ridge pulls towards; in [0, 1]
-    :param sweeps: times that a rollout is fitted; from the second on, its lambda-returns bootstrap from the fit just
-        made (fitted value iteration). Rollouts of more than ``fit_rows`` steps are fitted once
-    :param with_time: let the step number be one more input. Where episodes get longer as the policy learns, it lies outside
-        what the fit has seen, so only for envs whose observation hides the time and whose rewards depend on it
-    :param seed: of the random projection; the same in every run, so there is nothing to save
-    :param fit_rows: a rollout of more steps is fitted on that many of them, evenly spaced over its episodes
-    :param folds: parts that the episodes of a rollout are dealt into; the values of one part come from a fit to the others
-        and the past (cross-fitting: Chernozhukov et al., 2018, section 3). 1: to the past alone, as in rollouts of more than
-        ``fit_rows`` steps, where it is a smaller share that the newest one adds
-    :param paired: take out of each residual the luck that the other members of its same-seed group had at the same step
-        (:class:`~sb_grpo.baselines.paired.Pairing`): True with a fitted coefficient, or that coefficient, in [0, 1]
+    :param settings: keyword arguments of :class:`~sb_grpo.baselines.settings.StateSettings`
     :raises ValueError: for values out of range
     """
 
@@ -79,40 +59,25 @@ class StateBaseline(nn.Module):
     #: In place of :meth:`predict`, to compute the same faster.
     fast_predict: Predict | None = None
 
-    def __init__(
-        self,
-        input_dim: int,
-        n_features: int | None = None,
-        scale: float = 1.0,
-        learn_metric: bool = False,
-        horizons: bool = False,
-        memory: float = 0.25,
-        follow_level: bool = False,
-        anchor: float = 0.9,
-        sweeps: int = 4,
-        with_time: bool = False,
-        seed: int = 0,
-        fit_rows: int = 4096,
-        folds: int = 4,
-        paired: bool | float = False,
-    ) -> None:
+    def __init__(self, input_dim: int, **settings: Any) -> None:
         super().__init__()
-        given = dict(sweeps=sweeps, fit_rows=fit_rows, folds=folds, scale=scale, memory=memory, anchor=anchor)
-        check_numbers("advantage_kwargs", given if n_features is None else dict(given, n_features=n_features), RULES)
-        dim = Horizons.size if horizons else input_dim
-        n_features = usual_n_features(dim, 256 if learn_metric else 512) if n_features is None else n_features
-        check_paired(paired)
-        self.memory, self.anchor, self.follow_level = memory, anchor, follow_level
-        self.sweeps, self.with_time, self.fit_rows, self.folds = sweeps, with_time, fit_rows, folds
-        self.horizons = Horizons(input_dim, seed + 1, fit_rows) if horizons else None
-        self.phi = KernelFeatures(dim + with_time, n_features, scale, learn_metric, seed)
+        s = StateSettings(**settings)
+        given = {name: getattr(s, name) for name in RULES if getattr(s, name) is not None or name != "n_features"}
+        check_numbers("advantage_kwargs", given, RULES)
+        dim = Horizons.size if s.horizons else input_dim
+        n_features = usual_n_features(dim, 256 if s.learn_metric else 512) if s.n_features is None else s.n_features
+        check_paired(s.paired)
+        self.memory, self.anchor, self.follow_level = s.memory, s.anchor, s.follow_level
+        self.sweeps, self.with_time, self.fit_rows, self.folds = s.sweeps, s.with_time, s.fit_rows, s.folds
+        self.horizons = Horizons(input_dim, s.seed + 1, s.fit_rows) if s.horizons else None
+        self.phi = KernelFeatures(dim + s.with_time, n_features, s.scale, s.learn_metric, s.seed)
         self.register_buffer("ridge", th.tensor(100.0))
         self.register_buffer("weights", th.zeros(self.phi.size, len(RIDGE_FACTORS)))
         self._moments: tuple[th.Tensor, th.Tensor] | None = None
         #: Inputs and targets of the rollouts before, oldest first: what the moments are made of.
         self._past: deque[tuple[th.Tensor, th.Tensor]] = deque(maxlen=REFITTED)
         self._fits = 0
-        self.pairing = None if paired is False else Pairing(None if paired is True else float(paired))
+        self.pairing = None if s.paired is False else Pairing(None if s.paired is True else float(s.paired))
 
     def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
         """Advantages of a rollout, and what there is to log of them; see :meth:`advantages`."""

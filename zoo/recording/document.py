@@ -9,9 +9,10 @@ from typing import Any
 
 import torch as th
 
-from sb_grpo import Rollout
+from sb_grpo import Rollout, files
 
 from ..common.command_line import BadInput
+from .episodes import packed
 
 FORMAT, VERSION = "sb_grpo.rollout", 1
 #: Significant digits of rewards and values, and of what is only drawn.
@@ -52,8 +53,7 @@ def episodes_of(rollout: Rollout, final_values: th.Tensor) -> dict[str, list[Any
 
 def write(document: dict[str, Any], path: Path) -> None:
     """Save a recording."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
+    files.write(path, json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -78,25 +78,15 @@ def read(path: Path) -> dict[str, Any]:
 def rollout_of(document: dict[str, Any], dtype: th.dtype = th.float64) -> tuple[Rollout, th.Tensor, th.Tensor]:
     """The rollout that a recording holds, its values ``[M]`` and the values after each episode's last step ``[E]``."""
     episodes, steps = document["episodes"], document["steps"]
-    lengths = th.tensor(episodes["length"])
-    group, task = th.tensor(episodes["group"]), th.tensor(episodes["task"])
-    terminated = th.tensor(episodes["terminated"]).bool()
-    rewards = th.tensor(steps["reward"], dtype=dtype)
     observations = th.tensor(steps["observation"], dtype=dtype).T
-    rollout = Rollout(
+    rollout = packed(
         observations=observations,
         actions=th.tensor(steps["action"], dtype=dtype).T,
-        log_probs=th.zeros_like(rewards),
-        rewards=rewards,
-        t=th.cat([th.arange(n) for n in lengths.tolist()]),
-        episode=th.repeat_interleave(th.arange(len(lengths)), lengths),
-        group=group,
-        terminated=terminated,
-        truncated=~terminated,
-        final_observations=th.zeros(len(lengths), observations.shape[1], dtype=dtype),
-        n_groups=int(group.max()) + 1,
-        max_length=int(lengths.max()),
-        task=task,
-        seed_group=group,
+        rewards=th.tensor(steps["reward"], dtype=dtype),
+        lengths=th.tensor(episodes["length"]),
+        group=th.tensor(episodes["group"]),
+        terminated=th.tensor(episodes["terminated"]).bool(),
+        final_observations=th.zeros(len(episodes["length"]), observations.shape[1], dtype=dtype),
+        task=th.tensor(episodes["task"]),
     )
     return rollout, th.tensor(steps["value"], dtype=dtype), th.tensor(episodes["final_value"], dtype=dtype)

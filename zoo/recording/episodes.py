@@ -88,28 +88,52 @@ def run(env: gym.Env, policy: ActorPolicy, seed: int, max_steps: int) -> Episode
     return Episode(np.asarray(observations, dtype=np.float32), actions, rewards, terminated, task_of(info))
 
 
-def as_rollout(groups: list[list[Episode]]) -> Rollout:
-    """The episodes as GRPO's estimators take them; log-probabilities are left at 0."""
-    episodes = [episode for group in groups for episode in group]
-    lengths = th.tensor([len(e.rewards) for e in episodes])
-    number = th.repeat_interleave(th.arange(len(groups)), th.tensor([len(group) for group in groups]))
-    terminated = th.tensor([e.terminated for e in episodes])
-    rewards = th.tensor([r for e in episodes for r in e.rewards])
+def packed(
+    observations: th.Tensor,
+    actions: th.Tensor,
+    rewards: th.Tensor,
+    lengths: th.Tensor,
+    group: th.Tensor,
+    terminated: th.Tensor,
+    final_observations: th.Tensor,
+    task: th.Tensor,
+) -> Rollout:
+    """Whole episodes as GRPO's estimators take them; log-probabilities are left at 0.
+
+    :param observations: ``[M, ...]``, as actions and rewards by step, episode after episode
+    :param lengths: ``[E]`` steps, as what follows by episode
+    :param group: ``[E]`` 0 to the number of groups - 1
+    """
     return Rollout(
-        observations=th.from_numpy(np.concatenate([e.observations[:-1] for e in episodes])),
-        actions=th.from_numpy(np.asarray([a for e in episodes for a in e.actions])),
+        observations=observations,
+        actions=actions,
         log_probs=th.zeros_like(rewards),
         rewards=rewards,
         t=th.cat([th.arange(n) for n in lengths.tolist()]),
-        episode=th.repeat_interleave(th.arange(len(episodes)), lengths),
-        group=number,
+        episode=th.repeat_interleave(th.arange(len(lengths)), lengths),
+        group=group,
         terminated=terminated,
         truncated=~terminated,
-        final_observations=th.from_numpy(np.stack([e.observations[-1] for e in episodes])),
-        n_groups=len(groups),
+        final_observations=final_observations,
+        n_groups=int(group.max()) + 1,
         max_length=int(lengths.max()),
+        task=task,
+        seed_group=group,
+    )
+
+
+def as_rollout(groups: list[list[Episode]]) -> Rollout:
+    """The episodes of some groups."""
+    episodes = [episode for group in groups for episode in group]
+    return packed(
+        observations=th.from_numpy(np.concatenate([e.observations[:-1] for e in episodes])),
+        actions=th.from_numpy(np.asarray([a for e in episodes for a in e.actions])),
+        rewards=th.tensor([r for e in episodes for r in e.rewards]),
+        lengths=th.tensor([len(e.rewards) for e in episodes]),
+        group=th.repeat_interleave(th.arange(len(groups)), th.tensor([len(group) for group in groups])),
+        terminated=th.tensor([e.terminated for e in episodes]),
+        final_observations=th.from_numpy(np.stack([e.observations[-1] for e in episodes])),
         task=th.tensor([e.task for e in episodes]),
-        seed_group=number,
     )
 
 

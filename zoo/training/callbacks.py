@@ -7,13 +7,10 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import HParam
 
+from sb_grpo.figures import as_shown
+
 #: Scalars that the HParams tab shows beside the settings.
 METRICS = ("eval/mean_reward", "rollout/ep_rew_mean")
-
-
-def as_json(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings by name; what neither TensorBoard nor JSON can show as it is becomes text."""
-    return {k: v if isinstance(v, bool | int | float | str) else str(v) for k, v in settings.items()}
 
 
 class HParamsCallback(BaseCallback):
@@ -27,7 +24,7 @@ class HParamsCallback(BaseCallback):
         self.settings = settings
 
     def _on_training_start(self) -> None:
-        settings = as_json({**getattr(self.model, "settings", {}), **self.settings})
+        settings = as_shown({**getattr(self.model, "settings", {}), **self.settings})
         hparam = HParam(settings, {name: 0.0 for name in METRICS})
         self.logger.record("hparams", hparam, exclude=("stdout", "log", "json", "csv"))
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from sb_grpo import files
+
 from ..common.command_line import call
 
 #: Entries of ``metrics.json`` that stand elsewhere in the card.
@@ -23,9 +25,7 @@ def write_card(folder: Path) -> Path:
     :return: its path
     """
     metrics = json.loads((folder / "metrics.json").read_text())
-    path = folder / "README.md"
-    path.write_text(f"---\n{_metadata(metrics)}---\n\n{_text(folder, metrics)}")
-    return path
+    return files.write(folder / "README.md", f"---\n{_metadata(metrics)}---\n\n{_text(folder, metrics)}")
 
 
 def _metadata(metrics: dict[str, Any]) -> str:

@@ -22,6 +22,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
 
 from sb_grpo import GRPO, SeededResetWrapper, files
 from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback
+from sb_grpo.figures import as_shown
 
 from ..common.command_line import BadInput
 from ..common.folders import new_folder
@@ -30,7 +31,7 @@ from ..common.pictures import drawn
 from ..common.provenance import commit, versions
 from ..common.yaml_files import HYPERPARAMS, read_sections
 from ..schedules import with_schedules
-from ..training.callbacks import HParamsCallback, as_json
+from ..training.callbacks import HParamsCallback
 from ..training.card import write_card
 from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, save, statistics_of
 from ..training.checks import check_settings
@@ -259,7 +260,7 @@ class Experiment(ExperimentManager):
             "gradient_steps": self.gradient_steps,
             "wall_time_s": round(self.wall_time, 2),
             "final_returns": returns,
-            "settings": as_json(getattr(model, "settings", self.settings)),
+            "settings": as_shown(getattr(model, "settings", self.settings)),
             "mean_return": float(np.mean(returns)),
             "std_return": float(np.std(returns)),
             "commit": commit(),

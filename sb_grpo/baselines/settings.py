@@ -1,0 +1,49 @@
+"""What there is to choose of the state baseline: names, defaults and what they mean."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StateSettings:
+    """What there is to choose of a :class:`~sb_grpo.baselines.state.StateBaseline`.
+
+    :param n_features: number of random Fourier features; by default 32 per input, between 128 and 512
+        (256 with ``learn_metric``)
+    :param scale: length scale of the kernel, in standard deviations per input, on average over the directions
+    :param learn_metric: let the kernel become narrow in the directions in which the fit changes most and wide in the others
+        (:meth:`KernelFeatures.follow <sb_grpo.baselines.kernel.KernelFeatures.follow>`); up to 512 inputs
+    :param horizons: fit the predictions of :class:`~sb_grpo.baselines.horizons.Horizons` in place of the features themselves:
+        a second layer, whose inputs the values have shaped
+    :param memory: weight of the rollouts before relative to the newest one, per rollout of age; in [0, 1)
+    :param follow_level: let the targets of the rollouts before move with the level: by as much as the newest ones lie above
+        what the weights before predict, on average. Where rewards go on and ``gamma`` is near 1, values grow by bootstrapping
+        for a long time, and older targets that stay behind bend the fit between old and new states
+    :param anchor: share of the weights before that the ridge pulls towards; in [0, 1]
+    :param sweeps: times that a rollout is fitted; from the second on, its lambda-returns bootstrap from the fit just
+        made (fitted value iteration). Rollouts of more than ``fit_rows`` steps are fitted once
+    :param with_time: let the step number be one more input. Where episodes get longer as the policy learns, it lies outside
+        what the fit has seen, so only for envs whose observation hides the time and whose rewards depend on it
+    :param seed: of the random projection; the same in every run, so there is nothing to save
+    :param fit_rows: a rollout of more steps is fitted on that many of them, evenly spaced over its episodes
+    :param folds: parts that the episodes of a rollout are dealt into; the values of one part come from a fit to the others
+        and the past (cross-fitting: Chernozhukov et al., 2018, section 3). 1: to the past alone, as in rollouts of more than
+        ``fit_rows`` steps, where it is a smaller share that the newest one adds
+    :param paired: take out of each residual the luck that the other members of its same-seed group had at the same step
+        (:class:`~sb_grpo.baselines.paired.Pairing`): True with a fitted coefficient, or that coefficient, in [0, 1]
+    """
+
+    n_features: int | None = None
+    scale: float = 1.0
+    learn_metric: bool = False
+    horizons: bool = False
+    memory: float = 0.25
+    follow_level: bool = False
+    anchor: float = 0.9
+    sweeps: int = 4
+    with_time: bool = False
+    seed: int = 0
+    fit_rows: int = 4096
+    folds: int = 4
+    paired: bool | float = False
