@@ -79,7 +79,7 @@ class TensorTMaze50(TensorTMaze):
     env_id, length = "TMaze50-v0", 50
 
 
-class TMaze(gym.Env[np.ndarray, int]):
+class TMaze(gym.Env[np.ndarray, np.int64]):
     """The host version. ``info["is_success"]`` tells of the turn.
 
     :param length: steps of the corridor, from 1 on
@@ -101,12 +101,12 @@ class TMaze(gym.Env[np.ndarray, int]):
         self.place, self.cue = 0, 1 if self.np_random.random() < 0.5 else -1
         return self._look(), {}
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        at_end, action = self.place == self.length, int(action)
-        if at_end and action > 0:
-            right = (action == 1) == (self.cue == 1)
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        at_end, choice = self.place == self.length, int(action)
+        if at_end and choice > 0:
+            right = (choice == 1) == (self.cue == 1)
             return self._look(), float(right), True, False, {"is_success": right}
-        wasted = at_end or action > 0
+        wasted = at_end or choice > 0
         self.place += not wasted
         return self._look(), WASTE * wasted, False, False, {}
 
