@@ -17,7 +17,8 @@ from sb_grpo.collect.slots import TensorSlots
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.policies.beside import MASK, MEMORY, env_part, with_beside
+from sb_grpo.policies.beside import MASK, MEMORY, beside, env_part, with_beside
+from sb_grpo.policies.masks import choices_of
 from sb_grpo.types import map_obs
 
 
@@ -155,6 +156,7 @@ def collect_tensors(
         check_hopeless(interruptions, buffer.pos, complete)
         check_endless(slots.t, plan)
     check_finite(buffer)
+    check_masks(buffer)
 
 
 def check_finite(buffer: TensorRolloutBuffer) -> None:
@@ -174,6 +176,24 @@ def check_finite(buffer: TensorRolloutBuffer) -> None:
             raise ValueError(
                 f"{what} of slot {slot} is not finite at step {step} of this rollout: {values[step, slot].tolist()}. The "
                 "policy has not been updated with it; the simulator has diverged: check its time step and its actions' bounds."
+            )
+
+
+def check_masks(buffer: TensorRolloutBuffer) -> None:
+    """Look for steps in which no action was valid, once per rollout.
+
+    :raises ValueError: naming slot and step
+    """
+    masks = beside(buffer.observations, MASK)
+    if masks is None:
+        return
+    for number, part in enumerate(masks[: buffer.pos].bool().split(choices_of(buffer.action_space), dim=2)):
+        dead = ~part.any(dim=2) & (buffer.jobs[: buffer.pos] >= 0)
+        if bool(dead.any()):
+            step, slot = dead.nonzero()[0].tolist()
+            raise ValueError(
+                f"action_masks of slot {slot} at step {step} of this rollout allow no action for choice {number}. Allow at "
+                "least one at every step, or end the episode where nothing can be done."
             )
 
 

@@ -45,7 +45,7 @@ class Memory(nn.Module):
     @th.no_grad()
     def _keep_long(self) -> None:
         """Chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188, section 3): units forget at rates
-        spread over times up to ``LONGEST``, where the usual biases of about 0 forget half at every step."""
+        spread over times up to ``LONGEST``; the usual biases of about 0 forget half at every step."""
         size = self.form[2]
         for layer in range(self.form[1]):
             bias, other = (getattr(self.net, f"{name}_l{layer}") for name in ("bias_ih", "bias_hh"))
