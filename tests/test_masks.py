@@ -252,7 +252,7 @@ def test_an_info_that_drops_its_mask_is_named() -> None:
             return obs, info if self.t < 3 else {}
 
     model = GRPO("MlpPolicy", make_vec_env(lambda: Forgetful(source="info"), 2), n_steps=32, seed=0)
-    with pytest.raises(ValueError, match="info of env 0 at vector step .* has no 'action_mask'"):
+    with pytest.raises(ValueError, match=r"info of env 0 at vector step .* has no 'action_mask'"):
         model.learn(64)
 
 

@@ -235,5 +235,5 @@ def test_a_policy_class_that_takes_no_memory_is_named() -> None:
         def __init__(self, observation_space: Any, action_space: Any, lr_schedule: Any, use_sde: bool = False) -> None:
             super().__init__(observation_space, action_space, lr_schedule, use_sde=use_sde)
 
-    with pytest.raises(ValueError, match="Narrow.__init__ takes no memory"):
+    with pytest.raises(ValueError, match=r"Narrow.__init__ takes no memory"):
         GRPO(Narrow, make_vec_env("TMaze10-v0", 2), n_steps=32, policy_kwargs=dict(memory="gru"))

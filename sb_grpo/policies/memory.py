@@ -44,7 +44,7 @@ class Memory(nn.Module):
 
     @th.no_grad()
     def _keep_long(self) -> None:
-        """Chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188, section 3): units forget at rates
+        """Chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188): units forget at rates that are
         spread over times up to ``LONGEST``; the usual biases of about 0 forget half at every step."""
         size = self.form[2]
         for layer in range(self.form[1]):

@@ -88,8 +88,8 @@ def table() -> str:
             final, seconds = np.mean([np.mean(r["final_returns"]) for r in runs]), np.median([r["wall_time_s"] for r in runs])
             shown = [f"{x:,.0f}" if np.isfinite(x) else "never" for x in (np.median(steps), steps.max())]
             lines.append(
-                f"| {variant.setting} | {len(runs)} | {int(np.isfinite(steps).sum())} | {shown[0]} | {shown[1]} | {final:.2f} | "
-                f"{seconds:.0f} |"
+                f"| {variant.setting} | {len(runs)} | {int(np.isfinite(steps).sum())} | {shown[0]} | {shown[1]} | "
+                f"{final:.2f} | {seconds:.0f} |"
             )
     return "\n".join(lines)
 
