@@ -248,14 +248,17 @@ def test_an_address_where_no_cluster_is(name, tmp_path, capsys):
     address = nobody_there()
     assert COMMANDS[name](tmp_path / "out", ["--launcher", "ray", "--ray-address", address]) == 2
     said = capsys.readouterr().err
-    assert f"--ray-address {address}: no Ray cluster answers there" in said and "ray start --head" in said
+    assert f"--ray-address: no Ray cluster answers at address '{address}'" in said and "ray start --head" in said
     assert said.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        (["--launcher", "ray", "--ray-address", "somewhere"], "--ray-address 'somewhere' is not HOST:PORT"),
+        (
+            ["--launcher", "ray", "--ray-address", "somewhere"],
+            "--ray-address: address 'somewhere' of a Ray cluster is not HOST:PORT",
+        ),
         (["--launcher", "ray", "--resources", "cpu:1"], "'cpu:1' is not NAME=VALUE"),
         (["--resources", "cpus=2"], "--resources cpus=2 is not for --launcher local: choose --launcher ray or submitit"),
         (["--ray-address", "a:1"], "--ray-address a:1 is not for --launcher local: choose --launcher ray."),

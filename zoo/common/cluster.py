@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+from sb_grpo.envs.ray_vec_env import START_ONE, check_answers
+
 from ..common.command_line import BadInput, Parser, did_you_mean
 
 PACKAGES = {"ray": "ray", "submitit": "submitit"}
-#: Seconds in which a cluster's address must answer.
-PATIENCE_S = 5.0
-REMEDY = "start one with 'ray start --head', or leave --ray-address away to use this machine alone"
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,10 @@ def read_launch(args: Any) -> Launch:
     check_installed(args.launcher)
     address = (args.ray_address or os.environ.get("RAY_ADDRESS") or None) if args.launcher == "ray" else None
     if address and address != "auto":
-        check_answers(address)
+        try:
+            check_answers(address)
+        except ValueError as error:
+            raise BadInput(f"--ray-address: {error}") from error
     if args.launcher == "submitit":
         resources.for_submitit()
     return Launch(args.launcher, address, resources)
@@ -139,21 +140,6 @@ def check_installed(launcher: str) -> None:
     """
     if launcher in PACKAGES and find_spec(PACKAGES[launcher]) is None:
         raise BadInput(f"--launcher {launcher}: {launcher} is not installed. Install it: pip install 'sb_grpo[scale]'")
-
-
-def check_answers(address: str) -> None:
-    """See that somebody listens at a Ray address: Ray itself would wait for minutes.
-
-    :param address: ``HOST:PORT`` or ``ray://HOST:PORT``
-    :raises BadInput: if nobody does
-    """
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if not colon or not port.isdecimal():
-        raise BadInput(f"--ray-address {address!r} is not HOST:PORT; {REMEDY}.")
-    try:
-        socket.create_connection((host, int(port)), timeout=PATIENCE_S).close()
-    except (OSError, OverflowError) as error:
-        raise BadInput(f"--ray-address {address}: no Ray cluster answers there ({error}); {REMEDY}.") from error
 
 
 def connect_ray(launch: Launch, said: bool = False) -> Any:
@@ -172,7 +158,7 @@ def connect_ray(launch: Launch, said: bool = False) -> Any:
     try:
         ray.init(address=address or "local", **quiet, **here)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise BadInput(f"--ray-address {address}: {error}; {REMEDY}.") from error
+        raise BadInput(f"--ray-address {address}: {error}; {START_ONE}.") from error
     try:
         _check_room(ray.nodes(), launch.resources)
     except BadInput:
