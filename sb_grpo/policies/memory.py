@@ -47,12 +47,13 @@ class Memory(nn.Module):
         :param sequence: of :meth:`run`; None: every row stands by itself
         :return: ``[batch, n_inputs + size]``, and the state after each step where every row stands by itself
         """
-        with th.autocast(x.device.type, enabled=False):  # what adds up over many steps is not rounded at each
-            x = x.float()
-            if state is None:
-                state = x.new_zeros((len(x), self.n_state))
-            out, after = self.step(x, state) if sequence is None else (self.run(x, state, sequence), None)
-            return th.cat([x, out], dim=-1), after
+        if th.is_autocast_enabled(x.device.type):  # what adds up over many steps is not rounded at each
+            with th.autocast(x.device.type, enabled=False):
+                return self(x.float(), state, sequence)  # type: ignore[no-any-return]
+        if state is None:
+            state = x.new_zeros((len(x), self.n_state))
+        out, after = self.step(x, state) if sequence is None else (self.run(x, state, sequence), None)
+        return th.cat([x, out], dim=-1), after
 
     def step(self, x: th.Tensor, state: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """One step of every row.
@@ -61,17 +62,16 @@ class Memory(nn.Module):
         :param state: ``[batch, n_state]`` before the step
         :return: ``[batch, size]``, and ``[batch, n_state]`` after it
         """
-        parts = state.view(-1, *self.form)
-        layers = []
-        for layer in range(self.form[1]):
-            weights = [getattr(self.net, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-            if self.form[0] == 2:
-                x, cell = th.lstm_cell(x, (parts[:, 0, layer], parts[:, 1, layer]), *weights)
-                layers.append(th.stack([x, cell], dim=1))
+        n_parts, n_layers, size = self.form
+        before, hidden, cells = th.split(state, size, dim=-1), list[th.Tensor](), list[th.Tensor]()
+        for layer, weights in enumerate(self.net.all_weights):
+            if n_parts == 2:
+                x, cell = th.lstm_cell(x, (before[layer], before[n_layers + layer]), *weights)
+                cells.append(cell)
             else:
-                x = th.gru_cell(x, parts[:, 0, layer], *weights)
-                layers.append(x.unsqueeze(1))
-        return x, th.stack(layers, dim=2).flatten(1)
+                x = th.gru_cell(x, before[layer], *weights)
+            hidden.append(x)
+        return x, th.cat([*hidden, *cells], dim=-1)
 
     def run(self, x: th.Tensor, state: th.Tensor, sequence: th.Tensor) -> th.Tensor:
         """Stretches of steps, each from the state of its first row.
