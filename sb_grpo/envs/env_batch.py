@@ -91,7 +91,9 @@ class EnvBatch:
 
     def set(self, slots: Sequence[int], name: str, value: Any) -> list[None]:
         """Set an attribute of some slots' envs, at the outermost wrapper."""
-        return [setattr(self.envs[slot], name, value) for slot in slots]
+        for slot in slots:
+            setattr(self.envs[slot], name, value)
+        return [None] * len(slots)
 
     def wrapped(self, slots: Sequence[int], wrapper: type[gym.Wrapper]) -> list[bool]:
         """Whether some slots' envs are wrapped in a class."""

@@ -27,7 +27,7 @@ def serve(pipe: Connection, env_fns: CloudpickleWrapper) -> None:
     while True:
         try:
             method, args = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+        except (*BROKEN, KeyboardInterrupt):
             return
         try:
             batch = batch or EnvBatch(env_fns.var)

@@ -96,7 +96,15 @@ class WorkerVecEnv(VecEnv):
         return self._collect([(call, self._ask(*call)) for call in calls])
 
     def _collect(self, asked: Sequence[tuple[Any, Any]]) -> list[Any]:
-        return [self._answer_or_replace(call, ticket) for call, ticket in asked]
+        answers, errors = [], []
+        for call, ticket in asked:
+            try:
+                answers.append(self._answer_or_replace(call, ticket))
+            except Exception as error:  # of an env; the other workers answer all the same, and must be heard
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return answers
 
     def _all(self, method: str) -> list[Any]:
         return self._gather([(worker, method) for worker in self._everywhere])
