@@ -196,7 +196,7 @@ class GRPO(GroupedAlgorithm):
             log_probs = rollout_buffer.log_probs_of(self.policy.log_prob)
         rollout = rollout_buffer.pack(log_probs, self.members, self.whole_episodes)
         assert rollout is not None, "a rollout ends with a complete group"
-        self._steps_dropped += rollout_buffer.n_idle
+        self._steps_dropped += rollout_buffer.n_idle + rollout_buffer.n_lost
         self.slots.note_starts(rollout)
         self._prepared = rollout, self._prepare(rollout)
         return True

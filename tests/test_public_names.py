@@ -56,7 +56,7 @@ PUBLIC: dict[str, set[str]] = {
         "HealthWarning",
         "Rule",
     },
-    "sb_grpo.envs": {"Alignment", "check_tensor_env", "make_tensor_env", "noise_alignment"},
+    "sb_grpo.envs": {"Alignment", "ProcessVecEnv", "RayVecEnv", "check_tensor_env", "make_tensor_env", "noise_alignment"},
     "sb_grpo.envs.brax": {"BraxEnv", "make_brax_env", "make_playground_env"},
     "sb_grpo.envs.causal.policy": {"InterventionPolicy"},
     "sb_grpo.envs.envpool": {"EnvPoolEnv"},

@@ -18,6 +18,7 @@ from sb_grpo.collect.columns import Column, HostStep, read_host
 from sb_grpo.collect.interruption import check_hopeless
 from sb_grpo.collect.plan import Plan, Taken, check_endless, is_complete
 from sb_grpo.collect.slots import GroupSlots
+from sb_grpo.envs.env_batch import EPISODE_LOST
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.types import NOTHING, map_obs
 
@@ -146,7 +147,10 @@ def collect(
         ends = note_ends(buffer, slots.job, dones, infos, carried)
         extra = read_host(columns, HostStep(raw_obs_before, infos, raw_rewards, slots.t)) if columns else NOTHING
         buffer.add(obs_tensor, action_tensor, raw_rewards, slots.job, slots.t, ends, extra)
-        completed += slots.step(env, dones, starts)
+        lost = [slot for slot in np.flatnonzero(dones).tolist() if EPISODE_LOST in infos[slot]]
+        if lost:
+            buffer.n_lost += buffer.drop_jobs(th.as_tensor(slots.job[lost]))
+        completed += slots.step(env, dones, starts, lost)
         if plan.use_sde and dones.any():
             policy.renew_noise(th.as_tensor(dones, device=device))
         obs = new_obs
