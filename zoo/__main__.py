@@ -18,6 +18,7 @@ COMMANDS = {
     "plot": "learning curves",
     "record": "groups of episodes for the explorer, in one file",
     "dashboard": "one page of a run or a folder of runs",
+    "check": "an env, before training on it",
     "export": "a policy as one ONNX or .pt2 file, without this library",
     "workflow": "benchmark, compare and plot in a row",
 }
