@@ -21,10 +21,11 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from .checking import probes
 from .checking.episodes import Episode, play_groups
 from .checking.findings import BROKEN, LOOK, Finding
-from .checking.trial import check_training, settings_for
-from .common.command_line import BadInput, Parser, Settings, check_env_id, default_threads, one_line, run
+from .checking.trial import check_training, fitting_policy
+from .common.command_line import BadInput, Parser, Settings, default_threads, known_env, one_line, run
 from .common.yaml_files import HYPERPARAMS, read_sections
 from .training.checks import check_settings
+from .training.entries import entry_name
 from .training.experiment import register
 from .tuning.objective import TrialRun
 
@@ -49,7 +50,7 @@ class Subject(NamedTuple):
 
     make: Callable[[], gym.Env[Any, Any]]  #: a new instance, with the wrappers of its settings
     entry: dict[str, Any]  #: its settings
-    own: bool  #: they are its own, not the default entry
+    name: str  #: of the entry in the file
     args: Any
 
     def model(self, env: gym.Env[Any, Any]) -> BaseAlgorithm:
@@ -57,7 +58,9 @@ class Subject(NamedTuple):
 
         :param env: with the wrappers, for its spaces
         """
-        made = _run(self.args, settings_for(self.entry, env.observation_space, self.own)).setup_experiment()
+        fits = {} if "policy" in self.args.hyperparams else {"policy": fitting_policy(env.observation_space)}
+        entry = {**self.entry, **(fits if self.name == "default" else {})}
+        made = _run(self.args, entry).setup_experiment()
         assert made is not None
         return made[0]
 
@@ -76,10 +79,8 @@ def subject(args: Any) -> Subject:
     """
     register()
     sections = read_sections(args.conf_file)
-    own = args.env in sections
-    if not own and "default" not in sections:
-        raise BadInput(f"{args.conf_file} has no entry for {args.env}, and none called default.")
-    entry = {**sections[args.env if own else "default"], **args.hyperparams}
+    name = entry_name(sections, args.env, args.conf_file)
+    entry = {**sections[name], **args.hyperparams}
     check_settings("grpo", entry, lambda name: "--hyperparams" if name in args.hyperparams else args.conf_file)
     try:
         run = _run(args, entry)
@@ -91,7 +92,7 @@ def subject(args: Any) -> Subject:
         env = gym.make(args.env, **run.env_kwargs)
         return wrapper(env) if wrapper else env
 
-    return Subject(make, entry, own or "policy" in args.hyperparams, args)
+    return Subject(make, entry, name, args)
 
 
 def guarded(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
@@ -175,11 +176,11 @@ def body(arguments: Sequence[str]) -> int:
     args = make_parser().parse_args(arguments)
     if args.seconds < 0:
         raise BadInput(f"--seconds {args.seconds}: 0, or more.")
-    check_env_id(args.env, args.gym_packages)
+    args.env, args.gym_packages = known_env(args.env, args.gym_packages)
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
     it = subject(args)
-    print(f"{args.env}, with {'its own' if it.own else 'the default'} settings")
+    print(f"{args.env}, with the settings of {Path(args.conf_file).name}: {it.name}")
     found = check(it, args.seconds, lambda finding: print(finding.line(), flush=True))
     broken, look = (sum(finding.level == level for finding in found) for level in (BROKEN, LOOK))
     print(f"{broken} broken, {look} to look at")

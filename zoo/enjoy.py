@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from sb_grpo import files
 
-from .common.command_line import BadInput, Parser, Settings, check_env_id, default_threads, did_you_mean, run
+from .common.command_line import BadInput, Parser, Settings, default_threads, did_you_mean, known_env, run
 from .training.checkpoints import read_facts, statistics_of
 from .training.experiment import register
 from .training.run_files import check_wrappers, env_kwargs, read_values
@@ -75,7 +75,7 @@ def check(args: Any) -> None:
 
     :raises BadInput: for what cannot work
     """
-    check_env_id(args.env, args.gym_packages)
+    args.env, args.gym_packages = known_env(args.env, args.gym_packages)
     if args.untrusted and args.algo != "grpo":
         raise BadInput(f"--untrusted: models of {args.algo} cannot be read without unpickling them; those of grpo can.")
     if args.record is not None:

@@ -51,7 +51,8 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
                       label=f"deterministic evaluation, mean and std of {data['results'].shape[1]} episodes")  # fmt: skip
     axes.set(title=title, xlabel="environment steps", ylabel="return of an episode")
     axes.grid(alpha=0.3)
-    axes.legend(loc="best")
+    if axes.get_legend_handles_labels()[0]:  # no episode has ended, and nothing was evaluated
+        axes.legend(loc="best")
     path = folder / "learning_curve.png"
     with files.replacing(path) as unfinished:
         figure.savefig(unfinished, dpi=120)

@@ -18,7 +18,7 @@ from typing import Any
 
 import rl_zoo3.train
 
-from .common.command_line import BadInput, Parser, Settings, call, check_env_id, default_threads, run
+from .common.command_line import BadInput, Parser, Settings, call, default_threads, known_env, run
 from .common.yaml_files import HYPERPARAMS, read_sections
 from .training.experiment import HEALTH, Experiment, register
 
@@ -44,7 +44,7 @@ class TrainParser(Parser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.set_defaults(algo="grpo", tensorboard_log="logs/tensorboard", num_threads=default_threads())
         given = super().parse_args(args, namespace)
-        check_env_id(given.env, given.gym_packages)
+        given.env, given.gym_packages = known_env(given.env, given.gym_packages)
         _check_options(given)
         if given.conf_file is None and given.algo == "grpo":
             given.conf_file = str(HYPERPARAMS)

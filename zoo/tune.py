@@ -23,7 +23,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sb_grpo import GRPO
 
-from .common.command_line import BadInput, Parser, Settings, check_env_id, default_threads, run
+from .common.command_line import BadInput, Parser, Settings, default_threads, known_env, run
 from .common.grids import parse_grid
 from .common.yaml_files import HYPERPARAMS
 from .training.checks import check_settings
@@ -257,7 +257,7 @@ def main(arguments: Sequence[str]) -> int:
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 1.")
     register()
-    check_env_id(args.env, args.gym_packages)
+    args.env, args.gym_packages = known_env(args.env, args.gym_packages)
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # Progress speaks

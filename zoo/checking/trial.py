@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -85,13 +84,3 @@ def _progress(returns: Sequence[float], done: str) -> Finding:
     if last.mean() - first.mean() > _Z * np.hypot(first.std(ddof=1), last.std(ddof=1)) / np.sqrt(n):
         return Finding(FINE, "training", f"learns: {says}")
     return Finding(FINE, "training", f"runs, no rise yet, which proves nothing after so short a time: {says}")
-
-
-def settings_for(entry: dict[str, Any], space: spaces.Space, own: bool) -> dict[str, Any]:
-    """Settings of the trial training.
-
-    :param entry: of the YAML file
-    :param space: of the observations
-    :param own: the entry is this env's own; a default entry gets the policy that the space wants
-    """
-    return entry if own else {**entry, "policy": fitting_policy(space)}

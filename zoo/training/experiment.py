@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 import rl_zoo3
 import rl_zoo3.train
+from huggingface_sb3 import EnvironmentName
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import ProgressBarCallback
@@ -29,12 +30,13 @@ from ..common.folders import new_folder
 from ..common.literals import without_texts
 from ..common.pictures import drawn
 from ..common.provenance import commit, versions
-from ..common.yaml_files import HYPERPARAMS, read_sections
+from ..common.yaml_files import HYPERPARAMS
 from ..schedules import with_schedules
 from ..training.callbacks import HParamsCallback
 from ..training.card import write_card
 from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, save, statistics_of
 from ..training.checks import check_settings
+from ..training.entries import entry_name, read_entries
 from ..training.run_files import read_values, write_values
 
 FINAL_EPISODES = 20
@@ -64,9 +66,12 @@ class Experiment(ExperimentManager):
             raise error if isinstance(error, BadInput) else BadInput(str(error)) from error
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        if self.config.endswith((".yml", ".yaml")):
-            read_sections(self.config)
-        hyperparams, saved = super().read_hyperparameters()
+        asked = self.env_name
+        try:
+            self.env_name = EnvironmentName(self._entry(asked.gym_id))  # rl_zoo3 looks entries up by the env's name
+            hyperparams, saved = super().read_hyperparameters()
+        finally:
+            self.env_name = asked
         custom = self.custom_hyperparams or {}
 
         def where(name: str) -> str:
@@ -75,6 +80,16 @@ class Experiment(ExperimentManager):
         check_settings(self.algo, hyperparams, where)
         self.settings = saved
         return without_texts(hyperparams, where), saved
+
+    def _entry(self, env_id: str) -> str:
+        """The entry that the env gets; rl_zoo3's choice for its own algorithms, but where that cannot work."""
+        entries = read_entries(self.config)
+        if self.algo != "grpo" and not self.is_minigrid(env_id):
+            return env_id
+        name = entry_name(entries, env_id, self.config)
+        if name != env_id:
+            print(f"{env_id} has no entry of its own: settings of {name}")
+        return name
 
     @staticmethod
     def _preprocess_schedules(hyperparams: dict[str, Any]) -> dict[str, Any]:
