@@ -1,4 +1,4 @@
-"""Runs of ``zoo.train`` as rl_zoo3's users know them: which settings an env gets, where files go, what is said and what not."""
+"""Runs of ``zoo.train`` as rl_zoo3's users know them: which settings an env gets, where files go, what is said."""
 
 from __future__ import annotations
 
