@@ -14,6 +14,7 @@ COMMANDS = {
     "enjoy": "show a trained agent in a window, a video or a GIF, or print its returns",
     "tune": "search hyperparameters with Optuna",
     "benchmark": "train env x algorithm x seed",
+    "evaluate": "saved models against each other, on common seeds",
     "compare": "statistics, tables and figures of a benchmark",
     "plot": "learning curves",
     "record": "groups of episodes for the explorer, in one file",

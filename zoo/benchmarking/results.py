@@ -18,6 +18,7 @@ import numpy as np
 from sb_grpo import files
 
 LINES = ".jsonl"  # one run per line, in the place of folders of files
+EVALUATED = "evaluated: "  # in front of the model that zoo.evaluate has made a result of
 RANDOM = "random"  # pseudo-algorithm: uniformly random actions, the lower reference of normalised scores
 
 
