@@ -32,6 +32,7 @@ from sb_grpo.learn.losses import Loss
 from sb_grpo.maths.discount import discount_for
 from sb_grpo.moved import DEFAULTS_0_1, MOVED, check_moved, modern
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, load_actor
+from sb_grpo.profiles import arguments_of
 from sb_grpo.saving import NOT_SAVED, OPTIONAL_MODULES, saying_what_moved, with_fitting_modules, without_pickle, write_model
 from sb_grpo.slotted import SlottedAlgorithm
 
@@ -50,6 +51,18 @@ class GroupedAlgorithm(SlottedAlgorithm):
     }
     loss: str | Loss
     loss_kwargs: dict[str, Any] | None
+
+    @classmethod
+    def from_profile(cls: type[SelfGrouped], name: str, policy: Any, env: GymEnv | str, **kwargs: Any) -> SelfGrouped:
+        """A new model whose steps are as bold as a profile says.
+
+        :param name: ``"conservative"``, ``"balanced"`` or ``"aggressive"``: :data:`sb_grpo.profiles.PROFILES`
+        :param policy: as the constructor's
+        :param env: as the constructor's
+        :param kwargs: further arguments; they go over the profile's
+        :raises ValueError: for an unknown name, and as the constructor
+        """
+        return cls(policy, env, **arguments_of(name, kwargs))
 
     # ---------------------------------------------------------------- set-up
 

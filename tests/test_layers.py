@@ -56,6 +56,7 @@ LAYERS = {
     "grouped": "algorithm",
     "grpo": "algorithm",
     "preparing": "algorithm",
+    "profiles": "algorithm",
     "saving": "algorithm",
     "slotted": "algorithm",
     "callbacks": "callbacks",

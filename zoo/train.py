@@ -18,11 +18,11 @@ from typing import Any
 
 import rl_zoo3.train
 
-from .common.command_line import BadInput, Parser, Settings, call, default_threads, known_env, run
-from .common.yaml_files import HYPERPARAMS, read_sections
-from .training.experiment import HEALTH, Experiment, register
+from sb_grpo.profiles import PROFILES
 
-PROFILES = HYPERPARAMS.with_name("profiles.yml")
+from .common.command_line import BadInput, Parser, Settings, call, default_threads, known_env, run
+from .common.yaml_files import HYPERPARAMS
+from .training.experiment import HEALTH, Experiment, register
 
 
 class TrainParser(Parser):
@@ -32,8 +32,8 @@ class TrainParser(Parser):
         super().__init__("zoo.train", __doc__)
         self.add_argument(
             "--profile",
-            choices=list(read_sections(PROFILES)),
-            help="section of zoo/hyperparams/profiles.yml, laid over the env's entry; --hyperparams goes over both",
+            choices=list(PROFILES),
+            help="how bold a policy step is (sb_grpo/profiles.py), laid over the env's entry; --hyperparams goes over both",
         )
 
         self.add_argument(
@@ -54,7 +54,7 @@ class TrainParser(Parser):
             found = settings_of_trial(given.storage, given.study_name, given.trial_id)
             given.hyperparams, given.trial_id = {**found, **(given.hyperparams or {})}, None
         if given.profile:
-            given.hyperparams = {**read_sections(PROFILES)[given.profile], **(given.hyperparams or {})}
+            given.hyperparams = {**PROFILES[given.profile], **(given.hyperparams or {})}
         return given
 
 

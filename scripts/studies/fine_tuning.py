@@ -1,9 +1,9 @@
-"""Fine-tuning a PPO policy with GRPO where gravity is stronger, by ``kl_coef``: what is won there, and lost where it came from.
+"""Fine-tuning a PPO policy with GRPO where gravity is stronger, by ``kl_coef``: what is won there, and lost elsewhere.
 
 usage: python -m scripts.studies.fine_tuning [--report]     train what is missing; table of docs/fine_tuning.md and picture
 
-PPO learns Pendulum-v1 (g = 10). GRPO starts from its actor on g = 14, with the KL to it as a penalty. Every run, and the policy
-they start from, plays the same 100 reset seeds on both.
+PPO learns Pendulum-v1 (g = 10). GRPO starts from its actor on g = 14, with the KL to it as a penalty. Every run, and the
+policy they start from, plays the same 100 reset seeds on both.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def fine_tuned(label: str, kl_coef: float, seed: int, path: Path) -> dict[str, A
 
     :param path: of the PPO model
     """
-    reference = {"kl_coef": kl_coef, "loss_kwargs": {"ref_policy": path}} if kl_coef > 0 else {}
+    reference: dict[str, Any] = {"kl_coef": kl_coef, "loss_kwargs": {"ref_policy": path}} if kl_coef > 0 else {}
     envs = make_vec_env(ENV, 4, env_kwargs={"g": NEW})
     model, start = GRPO("MlpPolicy", envs, seed=seed, **SETTINGS, **reference), time.perf_counter()
     if label != SCRATCH:
@@ -73,7 +73,8 @@ def returns(model: Any) -> dict[str, list[float]]:
     found = {}
     for name, g in (("old", OLD), ("new", NEW)):
         envs = make_vec_env(ENV, 10, seed=10_000, env_kwargs={"g": g})
-        found[name] = [round(float(r), 2) for r in evaluate_policy(model, envs, EPISODES, return_episode_rewards=True)[0]]
+        earned: Any = evaluate_policy(model, envs, EPISODES, return_episode_rewards=True)[0]
+        found[name] = [round(float(r), 2) for r in earned]
     return found
 
 
@@ -81,11 +82,11 @@ def kl_to(model: GRPO, path: Path) -> float:
     """KL(policy || PPO's actor) in nats per step, over one more rollout of the policy."""
     other = ActorPolicy(model.observation_space, model.action_space, lambda _: 0.0)
     load_actor(other, path)
-    rollout = model.collect()
+    rollout, policies = model.collect(), (model.policy, other)
     assert rollout is not None
     with th.no_grad():
-        p, q = (policy.get_distribution(rollout.observations).distribution for policy in (model.policy, other))
-        return float(th.distributions.kl_divergence(p, q).sum(dim=1).mean())
+        found: list[Any] = [policy.get_distribution(rollout.observations).distribution for policy in policies]
+        return float(th.distributions.kl_divergence(*found).sum(dim=1).mean())
 
 
 def rows() -> list[tuple[str, Sequence[dict[str, Any]]]]:
