@@ -107,7 +107,7 @@ def table() -> str:
         lambda run: float(np.mean(run["new"])), lambda run: float(np.mean(run["old"])), lambda run: float(run["kl"])
     ]  # fmt: skip
     for label, runs in rows():
-        cells = [_cell([of(run) for run in runs], ".0f" if i < 2 else ".2f") for i, of in enumerate(measures)]
+        cells = [_cell([of(run) for run in runs], ".0f" if i < 2 else ".3f") for i, of in enumerate(measures)]
         lines.append(f"| {label} | {len(runs)} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
