@@ -13,6 +13,7 @@ COMMANDS = {
     "train": "one training run, of GRPO or any algorithm of rl_zoo3",
     "enjoy": "show a trained agent in a window, a video or a GIF, or print its returns",
     "tune": "search hyperparameters with Optuna",
+    "recommend": "after a search: sensitivity, and a setting that is good and not merely lucky",
     "benchmark": "train env x algorithm x seed",
     "evaluate": "saved models against each other, on common seeds",
     "compare": "statistics, tables and figures of a benchmark",
