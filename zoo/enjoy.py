@@ -142,7 +142,7 @@ class Recorder:
 
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.unfinished = path, path.with_name(f".{path.stem}.part{path.suffix}")
-        fps: Any = env.metadata.get("render_fps", 30)
+        fps: Any = env.unwrapped.get_attr("metadata", indices=[0])[0].get("render_fps", 30)  # a VecEnv's own has none
         options = {"duration": 1000 / fps, "loop": 0} if path.suffix == ".gif" else {"fps": fps, "macro_block_size": 2}
         self.writer = imageio.get_writer(self.unfinished, mode="I", **options)
 

@@ -7,11 +7,13 @@ and ``metrics.json``.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,11 +26,18 @@ from .common.command_line import BadInput, Parser, Settings, call, default_threa
 from .common.yaml_files import HYPERPARAMS
 from .training.experiment import HEALTH, Experiment, register
 
+#: Options of rl_zoo3's search, which zoo.tune has in their place.
+SEARCH = frozenset(
+    "--optimize-hyperparameters --optimization-log-path --n-trials --max-total-trials --n-jobs --sampler --pruner "
+    "--n-startup-trials --n-evaluations --no-optim-plots".split()
+)
+
 
 class TrainParser(Parser):
     """rl_zoo3's parser with our options, our defaults, and a look at what was given before anything starts."""
 
     def __init__(self) -> None:
+        self.of_a_search: dict[str, tuple[str, Any]] = {}  #: by destination: option, and rl_zoo3's default
         super().__init__("zoo.train", __doc__)
         self.add_argument(
             "--profile",
@@ -41,9 +50,24 @@ class TrainParser(Parser):
         )
         self.add_argument("--untrusted", action="store_true", help="run nothing that --trained-agent holds (docs/security.md)")
 
+    def add_argument(self, *names: Any, **options: Any) -> Any:
+        """Options of a search are known, so that they can be refused, but not shown."""
+        if not SEARCH.intersection(names):
+            return super().add_argument(*names, **options)
+        unless_given = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+        action = super().add_argument(*names, **{**options, **unless_given})
+        self.of_a_search[action.dest] = names[-1], options.get("default")
+        return action
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self.set_defaults(algo="grpo", tensorboard_log="logs/tensorboard", num_threads=default_threads())
+        self.set_defaults(algo="grpo", tensorboard_log=None, num_threads=default_threads())
         given = super().parse_args(args, namespace)
+        if given.tensorboard_log is None:
+            given.tensorboard_log = str(Path(given.log_folder, "tensorboard"))
+        for dest, (name, default) in self.of_a_search.items():
+            if hasattr(given, dest):
+                raise BadInput(f"{name}: the search is a command of its own, {call('tune')}.")
+            setattr(given, dest, default)
         given.env, given.gym_packages = known_env(given.env, given.gym_packages)
         _check_options(given)
         if given.conf_file is None and given.algo == "grpo":
@@ -63,8 +87,6 @@ def _check_options(given: Any) -> None:
 
     :raises BadInput: naming what to do instead
     """
-    if given.optimize_hyperparameters:
-        raise BadInput(f"--optimize-hyperparameters: the search is a command of its own, {call('tune')}.")
     if given.n_timesteps == 0 or given.n_timesteps < -1:
         raise BadInput(f"--n-timesteps {given.n_timesteps}: at least 1; without it, the settings' own number.")
     if given.profile and given.algo != "grpo":
@@ -95,6 +117,25 @@ def stop(signum: int, frame: Any) -> None:
     raise KeyboardInterrupt
 
 
+@contextlib.contextmanager
+def silence(arguments: Sequence[str]) -> Iterator[None]:
+    """With ``--verbose 0`` nothing is printed, whoever prints; errors and warnings go elsewhere.
+
+    :param arguments: command line
+    """
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--verbose", type=int, default=1)
+    try:
+        verbose = parser.parse_known_args(list(arguments))[0].verbose
+    except argparse.ArgumentError:
+        verbose = 1  # said by the real parser
+    if verbose != 0:
+        yield
+        return
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        yield
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run rl_zoo3's ``train`` with our parser and our experiment.
 
@@ -114,7 +155,8 @@ def main(arguments: Sequence[str]) -> int:
     sys.argv = [call("train"), *arguments]
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        rl_zoo3.train.train()
+        with silence(arguments):
+            rl_zoo3.train.train()
     except KeyboardInterrupt:  # not while it trained
         print("zoo.train: interrupted.", file=sys.stderr)
         return INTERRUPTED

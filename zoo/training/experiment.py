@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import rl_zoo3
 import rl_zoo3.train
@@ -30,12 +28,14 @@ from ..common.folders import new_folder
 from ..common.literals import without_texts
 from ..common.pictures import drawn
 from ..common.provenance import commit, versions
+from ..common.strict_json import to_json
 from ..common.yaml_files import HYPERPARAMS
 from ..schedules import with_schedules
 from ..training.callbacks import HParamsCallback
 from ..training.card import write_card
 from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, save, statistics_of
 from ..training.checks import check_settings
+from ..training.crashes import is_bad_input
 from ..training.entries import entry_name, read_entries
 from ..training.run_files import read_values, write_values
 
@@ -59,11 +59,13 @@ class Experiment(ExperimentManager):
     health: HealthCallback | None = None
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
-        """rl_zoo3's, with everything that can be wrong before the first step as :class:`BadInput`."""
+        """rl_zoo3's, with everything that a user can have asked for wrongly as :class:`BadInput`; a crash stays a crash."""
         try:
             return super().setup_experiment()
-        except (ValueError, TypeError, AssertionError, AttributeError, OSError, ImportError, gym.error.Error) as error:
-            raise error if isinstance(error, BadInput) else BadInput(str(error)) from error
+        except Exception as error:
+            if isinstance(error, BadInput) or not is_bad_input(error):
+                raise
+            raise BadInput(str(error)) from error
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         asked = self.env_name
@@ -281,7 +283,7 @@ class Experiment(ExperimentManager):
             "commit": commit(),
             "versions": versions(),
         }
-        files.write(folder / "metrics.json", json.dumps(metrics, indent=2) + "\n")
+        files.write(folder / "metrics.json", to_json(metrics, indent=2) + "\n")
         from ..plot import plot_learning_curve  # with SciPy
 
         title = f"{self.algo.upper()} on {self.env_name.gym_id}"
