@@ -13,15 +13,21 @@ import numpy as np
 import pytest
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch.utils.tensorboard import SummaryWriter
 
+from sb_grpo import GRPO
 from tests.helpers import ProbeEnv
-from zoo import enjoy, workflow
+from zoo import enjoy, plot, workflow
 from zoo.benchmarking.results import find_results
 from zoo.common.command_line import BadInput, known_env, run
 from zoo.common.strict_json import to_json
+from zoo.comparing import curves as reading
+from zoo.comparing import zoo_runs
 from zoo.train import main
 from zoo.training.crashes import is_bad_input
 from zoo.training.entries import entry_name, read_entries
+from zoo.training.run_files import write_values
 
 ROOT = Path(__file__).parents[1]
 
@@ -236,3 +242,127 @@ def test_a_run_that_fails_does_not_keep_the_workflow_from_its_report(tmp_path, c
     assert code != 0 and "the report is without the runs that failed" in capfd.readouterr().err
     assert "good" in (tmp_path / "study/report/report.md").read_text() and len(find_results([tmp_path / "study/results"])) == 2
     assert (tmp_path / "study/report/figures/curves.png").exists() and np.isfinite(code)
+
+
+@pytest.fixture(scope="module")
+def went_on(tmp_path_factory):
+    """A run of 256 steps with a linear learning rate, and its continuation up to 512."""
+    folder = tmp_path_factory.mktemp("logs")
+    settings = ["-params", "n_steps:32", "n_envs:2", "n_epochs:1", "learning_rate:lin_1e-2", "normalize:True"]
+    plain = ["--env", "CartPole-v1", "--eval-freq", "64", "-tb", str(folder / "tb"), "--verbose", "0"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [])
+        assert train(folder, *plain, "-n", "256", *settings) == 0
+        model = folder / "grpo" / "CartPole-v1_1" / "CartPole-v1.zip"
+        assert train(folder, *plain, "-n", "512", "-i", str(model), "--continue") == 0
+    return folder
+
+
+def test_a_run_goes_on_with_its_settings_step_count_and_schedule(went_on):
+    first, second = (GRPO.load(went_on / f"grpo/CartPole-v1_{n}/CartPole-v1.zip") for n in (1, 2))
+    assert (first.num_timesteps, second.num_timesteps) == (256, 512)
+    assert second.n_steps == 32 and second.n_epochs == 1 and second._n_updates == 2 * first._n_updates
+    events = EventAccumulator(str(went_on / "tb/CartPole-v1/GRPO_2")).Reload()
+    rates = {point.step: point.value for point in events.Scalars("train/learning_rate")}
+    # What an update has logged is written after the next rollout. The rates are those of one run of 512 steps.
+    assert rates == {step: pytest.approx(1e-2 * (1 - (step - 64) / 512), rel=1e-6) for step in (384, 448, 512)}
+    evaluated = np.load(went_on / "grpo/CartPole-v1_2/evaluations.npz")["timesteps"]
+    assert evaluated.tolist() == [320, 384, 448, 512]
+    metrics = json.loads((went_on / "grpo/CartPole-v1_2/metrics.json").read_text())
+    assert (metrics["env_steps"], metrics["planned_steps"]) == (512, 512)
+
+
+def test_a_run_and_its_continuation_are_one_line(went_on, tmp_path):
+    assert zoo_runs.chains(went_on) == [[(went_on / f"grpo/CartPole-v1_{n}").resolve() for n in (1, 2)]]
+    curves, _ = reading.from_folder(went_on)
+    evaluation, training = ({c.kind: c for c in curves}[kind] for kind in (reading.EVALUATION, reading.TRAINING))
+    assert len(curves) == 2 and evaluation.steps.tolist() == list(range(64, 513, 64))
+    assert (np.diff(training.steps) >= 0).all() and training.steps[-1] > 300
+    alone, _ = reading.from_folder(went_on / "grpo" / "CartPole-v1_1")
+    assert {c.kind: c for c in alone}[reading.EVALUATION].steps[-1] == 256
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["-n", "256"], "has taken 256 of 256 steps: give a larger -n"),
+        (["--env", "Pendulum-v1"], "the run is of --algo grpo --env CartPole-v1"),
+        (["-i", "MOVED"], "is in no run folder"),
+        (["-i", ""], "--continue needs --trained-agent"),
+    ],
+)
+def test_what_cannot_go_on_is_refused(went_on, options, says, tmp_path, capsys):
+    model = went_on / "grpo" / "CartPole-v1_1" / "CartPole-v1.zip"
+    (tmp_path / "model.zip").write_bytes(model.read_bytes())
+    options = [str(tmp_path / "model.zip") if option == "MOVED" else option for option in options]
+    assert train(tmp_path, "--env", "CartPole-v1", "-i", str(model), "--continue", "-tb", "", *options) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+
+
+def plain_run(folder, lr, success=False):
+    """A run folder without a training: evaluations, lengths, and perhaps successes."""
+    settings = folder / "ALE-Pong-v5"
+    settings.mkdir(parents=True)
+    write_values(settings / "config.yml", {"learning_rate": lr, "n_timesteps": 1})
+    write_values(settings / "args.yml", {"env": "ALE/Pong-v5", "algo": "grpo"})
+    more = {"successes": [[True, False]] * 3} if success else {}
+    np.savez(folder / "evaluations.npz", timesteps=[1, 2, 3], results=np.ones((3, 2)), ep_lengths=np.full((3, 2), 7), **more)
+
+
+def test_lines_by_run_setting_and_env(tmp_path):
+    for number, lr in enumerate((1e-3, 1e-3, 3e-4), 1):
+        plain_run(tmp_path / "grpo" / f"ALE-Pong-v5_{number}", lr)
+    curves, _ = reading.from_folder(tmp_path)
+    lines = {by: sorted({c.label for c in reading.labelled(curves, by)}) for by in ("run", "setting", "env")}
+    assert lines["run"] == [f"grpo ALE-Pong-v5_{n}" for n in (1, 2, 3)]
+    assert lines["setting"] == ["grpo learning_rate=0.0003", "grpo learning_rate=0.001"] and lines["env"] == ["grpo"]
+
+
+def test_length_and_success_may_be_drawn(tmp_path, capsys):
+    plain_run(tmp_path / "grpo" / "ALE-Pong-v5_1", 1e-3, success=True)
+    assert reading.from_folder(tmp_path, "length")[0][0].values.tolist() == [7, 7, 7]
+    assert reading.from_folder(tmp_path, "success")[0][0].values.tolist() == [0.5, 0.5, 0.5]
+    plain_run(tmp_path / "other" / "ALE-Pong-v5_1", 1e-3)
+    assert plot.main([str(tmp_path / "other"), "--y", "success"]) == 2
+    assert "--y success: no run in" in capsys.readouterr().err
+
+
+def test_ids_with_a_slash_share_a_panel_with_the_folders_of_their_runs():
+    curves = [
+        reading.Curve(panel, "a", reading.EVALUATION, np.ones(1), np.ones(1)) for panel in ("ALE-Pong-v5", "ALE/Pong-v5")
+    ]
+    assert {c.panel for c in reading.in_common_panels(curves)} == {"ALE/Pong-v5"}
+
+
+def test_markers_stand_where_something_was_measured():
+    def curve(steps):
+        return reading.Curve("p", "a", reading.EVALUATION, np.array(steps), np.array(steps, dtype=float))
+
+    (same,) = reading.average([curve([1, 2, 3]), curve([1, 2, 3])])
+    (other,) = reading.average([curve([1, 2, 3]), curve([1, 2.5, 3])])
+    assert same.measured and not other.measured
+    lines = {mean: plot.draw([c]).axes[0].lines[0] for mean, c in {"e": curve([1, 2]), "long": curve(list(range(60)))}.items()}
+    assert lines["e"].get_marker() == "o" and lines["long"].get_marker() in ("None", None, "")
+
+
+@pytest.mark.parametrize("suffix", [".pdf", ".png", ".svg"])
+def test_one_format_where_the_name_says_so(suffix, tmp_path):
+    plain_run(tmp_path / "grpo" / "ALE-Pong-v5_1", 1e-3)
+    for name in ("a", "b"):
+        assert plot.main([str(tmp_path), "--out", str(tmp_path / f"{name}{suffix}")]) == 0
+    made = sorted(file.name for file in tmp_path.glob("[ab].*"))
+    assert made == [f"a{suffix}", f"b{suffix}"]
+    start = {".pdf": b"%PDF", ".png": b"\x89PNG", ".svg": b"<?xml"}[suffix]
+    assert (tmp_path / f"a{suffix}").read_bytes().startswith(start)
+
+
+def test_several_tags_have_a_panel_each(tmp_path):
+    with SummaryWriter(str(tmp_path / "tb" / "CartPole-v1" / "GRPO_1")) as writer:
+        for step in (10, 20):
+            for tag in ("train/loss", "rollout/ep_rew_mean"):
+                writer.add_scalar(tag, step, step)
+    arguments = ["--tensorboard", str(tmp_path / "tb"), "--tag", "train/loss", "rollout/ep_rew_mean"]
+    assert plot.main([*arguments, "--out", str(tmp_path / "two.svg")]) == 0
+    svg = (tmp_path / "two.svg").read_text()
+    assert "CartPole-v1: train/loss" in svg and "CartPole-v1: rollout/ep_rew_mean" in svg

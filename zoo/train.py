@@ -25,6 +25,7 @@ from sb_grpo.profiles import PROFILES
 from .common.command_line import BadInput, Parser, Settings, call, default_threads, known_env, run
 from .common.yaml_files import HYPERPARAMS
 from .training.experiment import HEALTH, Experiment, register
+from .training.run_files import Unreadable, read_values
 
 #: Options of rl_zoo3's search, which zoo.tune has in their place.
 SEARCH = frozenset(
@@ -48,6 +49,12 @@ class TrainParser(Parser):
         self.add_argument(
             "--health", choices=list(HEALTH), help="watch the training; exit code 3 if a rule is broken at its end"
         )
+        self.add_argument(
+            "--continue",
+            dest="continue_run",
+            action="store_true",
+            help="the run of --trained-agent goes on: its settings, step count and schedules, up to -n steps in all",
+        )
         self.add_argument("--untrusted", action="store_true", help="run nothing that --trained-agent holds (docs/security.md)")
 
     def add_argument(self, *names: Any, **options: Any) -> Any:
@@ -70,6 +77,8 @@ class TrainParser(Parser):
             setattr(given, dest, default)
         given.env, given.gym_packages = known_env(given.env, given.gym_packages)
         _check_options(given)
+        if given.continue_run:
+            go_on(given)
         if given.conf_file is None and given.algo == "grpo":
             given.conf_file = str(HYPERPARAMS)
         if given.trial_id is not None:
@@ -93,6 +102,8 @@ def _check_options(given: Any) -> None:
         raise BadInput(f"--profile {given.profile}: the profiles are for grpo, not for {given.algo}.")
     if given.trained_agent and not (given.trained_agent.endswith(".zip") and Path(given.trained_agent).is_file()):
         raise BadInput(f"--trained-agent {given.trained_agent}: there is no such .zip file.")
+    if given.continue_run and not given.trained_agent:
+        raise BadInput("--continue needs --trained-agent: the model of the run that goes on.")
     if given.untrusted and (given.algo != "grpo" or not given.trained_agent):
         raise BadInput("--untrusted says how --trained-agent is read, and only models of grpo can be read like that.")
     if given.health and given.algo != "grpo":
@@ -104,6 +115,28 @@ def _check_options(given: Any) -> None:
             raise BadInput("--track needs Weights & Biases: pip install -e '.[track]'.")
         os.environ.setdefault("WANDB_DIR", given.log_folder)  # beside the runs, not in the working directory
         Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
+
+
+def go_on(given: Any) -> None:
+    """Take what is not given from the run that goes on.
+
+    :param given: options; changed
+    :raises BadInput: if the model is of no run, of another env, or has settings that a file cannot say
+    """
+    folder = Path(given.trained_agent).parent
+    found = list(folder.glob("*/config.yml"))
+    if len(found) != 1:
+        raise BadInput(f"--continue: {given.trained_agent} is in no run folder; without --continue a new run begins from it.")
+    settings, options = read_values(found[0]), read_values(found[0].with_name("args.yml"))
+    if options.get("env", given.env) != given.env or options.get("algo", given.algo) != given.algo:
+        raise BadInput(f"--continue: the run is of --algo {options.get('algo')} --env {options.get('env')}: say so.")
+    given.hyperparams = {**settings, **(given.hyperparams or {})}
+    for name, value in given.hyperparams.items():
+        if isinstance(value, Unreadable):
+            raise BadInput(f"--continue: {found[0]} has a Python object as {name}: pass --hyperparams {name}:VALUE.")
+    given.env_kwargs = given.env_kwargs or options.get("env_kwargs")
+    if given.n_timesteps == -1:
+        given.n_timesteps = options.get("n_timesteps", -1)
 
 
 #: Exit code of a training at whose end a rule of ``--health`` is broken.

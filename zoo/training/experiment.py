@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,6 @@ from ..common.literals import without_texts
 from ..common.pictures import drawn
 from ..common.provenance import commit, versions
 from ..common.strict_json import to_json
-from ..common.yaml_files import HYPERPARAMS
 from ..schedules import with_schedules
 from ..training.callbacks import HParamsCallback
 from ..training.card import write_card
@@ -150,13 +148,25 @@ class Experiment(ExperimentManager):
         return env
 
     def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
-        if self.trusted:
-            return super()._load_pretrained_agent(hyperparams, env)
+        model = super()._load_pretrained_agent(hyperparams, env) if self.trusted else self._load_untrusted(hyperparams, env)
+        if self.going_on and model.num_timesteps >= self.n_timesteps:
+            raise BadInput(
+                f"--continue: {self.trained_agent} has taken {model.num_timesteps:,} of {self.n_timesteps:,} steps: give a "
+                "larger -n."
+            )
+        return model
+
+    def _load_untrusted(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
         kept = {name: value for name, value in hyperparams.items() if name not in ("policy", "policy_kwargs")}
         return GRPO.load(
             self.trained_agent, env, self.device, trusted=False, seed=self.seed, tensorboard_log=self.tensorboard_log,
             verbose=self.verbose, **kept,
         )  # fmt: skip
+
+    @property
+    def going_on(self) -> bool:
+        """Whether steps are counted on from those of the model."""
+        return bool(getattr(self.args, "continue_run", False))
 
     @property
     def trusted(self) -> bool:
@@ -203,9 +213,14 @@ class Experiment(ExperimentManager):
         if self.tensorboard_log is not None:
             folder = new_folder(Path(self.tensorboard_log), self.algo.upper())
             model.set_logger(configure(str(folder), ["stdout", "tensorboard"] if model.verbose else ["tensorboard"]))
-        interval = {} if self.log_interval == -1 else {"log_interval": self.log_interval if self.log_interval >= 0 else None}
+        options: dict[str, Any] = {}
+        if self.log_interval != -1:
+            options["log_interval"] = self.log_interval if self.log_interval >= 0 else None
+        steps = self.n_timesteps
+        if self.going_on:  # SB3 adds the steps that the model has taken, and schedules go by the sum
+            options["reset_num_timesteps"], steps = False, steps - model.num_timesteps
         try:
-            model.learn(self.n_timesteps, callback=self.callbacks or None, **interval)  # type: ignore[arg-type]
+            model.learn(steps, callback=self.callbacks or None, **options)
         except BaseException:
             for callback in self.callbacks:  # bars and reports; SB3 ends them only where training comes to its end
                 callback.on_training_end()
@@ -305,42 +320,3 @@ def sync(model: BaseAlgorithm, env: VecEnv) -> None:
     training_env = model.get_env()
     assert training_env is not None
     sync_envs_normalization(training_env, env)
-
-
-def build(
-    env_id: str,
-    seed: int,
-    log_folder: str,
-    algo: str = "grpo",
-    n_timesteps: int = -1,
-    config: str | None = None,
-    device: str = "auto",
-    **hyperparams: Any,
-) -> Experiment:
-    """A run from Python.
-
-    :param env_id: registered env id
-    :param seed: of the run
-    :param log_folder: where its folder goes
-    :param algo: any algorithm that rl_zoo3 knows
-    :param n_timesteps: in place of the file's
-    :param config: the file; None: ``zoo/hyperparams/grpo.yml``, or rl_zoo3's of the algorithm
-    :param device: as SB3's
-    :param hyperparams: in place of the file's
-    :return: the experiment; ``setup_experiment()`` gives the model
-    """
-    register()
-    return Experiment(
-        Namespace(env=env_id, seed=seed, algo=algo),
-        algo,
-        env_id,
-        log_folder,
-        n_timesteps=n_timesteps,
-        eval_freq=-1,
-        hyperparams=hyperparams,
-        seed=seed,
-        log_interval=-2,
-        verbose=0,
-        config=config or (str(HYPERPARAMS) if algo == "grpo" else None),
-        device=device,
-    )
