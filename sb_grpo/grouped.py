@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -18,6 +19,8 @@ from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.arguments import check_arguments, check_env
+from sb_grpo.collect.beside import APART, Beside, spaces_beside
+from sb_grpo.collect.masks import masks_of_the_evaluated
 from sb_grpo.collect.rollouts import buffer_class
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
 from sb_grpo.envs.tensor_env import is_tensor_env
@@ -32,6 +35,8 @@ from sb_grpo.learn.losses import Loss
 from sb_grpo.maths.discount import discount_for
 from sb_grpo.moved import DEFAULTS_0_1, MOVED, check_moved, modern
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, load_actor
+from sb_grpo.policies.beside import space_with, space_without
+from sb_grpo.policy_arguments import check_memory
 from sb_grpo.profiles import arguments_of
 from sb_grpo.saving import NOT_SAVED, OPTIONAL_MODULES, saying_what_moved, with_fitting_modules, without_pickle, write_model
 from sb_grpo.slotted import SlottedAlgorithm
@@ -88,13 +93,17 @@ class GroupedAlgorithm(SlottedAlgorithm):
         elif self._base_seed is None:
             self._base_seed = int(np.random.randint(2**31))
         self.clip_range = FloatSchedule(self.clip_range)
-        self._make_buffer()
+        whole = None if self.whole_episodes else self.steps_per_env
+        limit = time_limit(self.env) if self.env is not None else None
+        check_memory(self.policy_class, self.policy_kwargs, self.options.update.sequence_length, whole, limit)
         self.policy = self._make_policy()
+        self._find_masks()
+        self._make_buffer()
         self._setup_groups()
         if self.kl_coef > 0:
             self._sync_reference()
         self._use_given_reference()
-        place = Place(self.observation_space, self.get_vec_normalize_env() is not None, self.gamma, self.device)
+        place = Place(space_without(self.observation_space), self.get_vec_normalize_env() is not None, self.gamma, self.device)
         self.bonus = make_bonus(self.options.rewards.bonus, place)
         self._capture()
 
@@ -119,12 +128,13 @@ class GroupedAlgorithm(SlottedAlgorithm):
         kind: Any = self.rollout_buffer_class or buffer_class(self.env)
         self.rollout_buffer = kind(
             self.steps_per_env,
-            self.observation_space,
+            space_with(self.observation_space, spaces_beside(self.policy, self.mask_source)),
             self.action_space,
             device=self.device,
             n_envs=self.n_envs,
             **self.rollout_buffer_kwargs,
         )
+        self.beside = Beside(self.mask_source)
         self._make_columns()
         self.rollout_buffer.add_columns(self.columns)
 
@@ -137,10 +147,12 @@ class GroupedAlgorithm(SlottedAlgorithm):
         super().set_env(env, force_reset)
         try:
             check_arguments(self._arguments())
+            changed = self._find_masks()
         except ValueError:
             self.env, self._vec_normalize_env, self._last_obs = former
             raise
-        if not isinstance(self.rollout_buffer, buffer_class(self.env)) or is_tensor_env(former[0]) != is_tensor_env(self.env):
+        other_kind = is_tensor_env(former[0]) != is_tensor_env(self.env)
+        if changed or other_kind or not isinstance(self.rollout_buffer, buffer_class(self.env)):
             self._steps_dropped += self.rollout_buffer.drop_kept()
             self._make_buffer()
         self._capture()
@@ -175,7 +187,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
             rollout_obstacle(self.env, options.groups.restart == "branch", self.use_sde),
             update_obstacle(
                 self.policy.optimizer, self.device, options.loss.importance_level, options.update.micro_batch_size,
-                options.multitask.surgery, self.use_sde,
+                options.multitask.surgery, self.use_sde, self.policy.memory is not None,
             ),
         )  # fmt: skip
         if hasattr(self.estimator, "fast_predict"):
@@ -208,6 +220,34 @@ class GroupedAlgorithm(SlottedAlgorithm):
             self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **self.policy_kwargs
         ).to(self.device)
         return policy
+
+    # ---------------------------------------------------------------- act
+
+    def predict(  # type: ignore[override]
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """Actions for observations, as SB3's, with sb3-contrib's ``action_masks`` and its ``state`` of a recurrent policy.
+
+        :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them. ``evaluate_policy`` and
+            what is built on it need not pass them: the env that it plays is asked
+        """
+        if action_masks is None and self.mask_source in APART:
+            action_masks = masks_of_the_evaluated()
+            if action_masks is None and not self._warned_of_masks:
+                self._warned_of_masks = True
+                warnings.warn(
+                    "predict() was not told which actions are valid, so it may choose others: this policy has learnt with "
+                    f"masks ({self.mask_source}). Pass predict(obs, action_masks=...), or put them into the observation "
+                    "(docs/masks.md).",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
     # ---------------------------------------------------------------- save and load
 

@@ -55,6 +55,7 @@ LAYERS = {
     "group_arguments": "algorithm",
     "grouped": "algorithm",
     "grpo": "algorithm",
+    "policy_arguments": "algorithm",
     "preparing": "algorithm",
     "profiles": "algorithm",
     "saving": "algorithm",

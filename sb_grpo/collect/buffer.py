@@ -334,8 +334,9 @@ class GroupRolloutBuffer(BaseBuffer):
         def stack(buffer: th.Tensor, key: str | None) -> th.Tensor:
             out = np.zeros((len(job_list), *buffer.shape[2:]), dtype=th.zeros(0, dtype=buffer.dtype).numpy().dtype)
             for row, job in enumerate(job_list):
-                if job in final_obs:
-                    out[row] = final_obs[job] if key is None else final_obs[job][key]
+                found = final_obs.get(job) if key is None else final_obs.get(job, {}).get(key)
+                if found is not None:
+                    out[row] = found
             return th.from_numpy(out).to(self.device)
 
         if isinstance(self.observations, dict):

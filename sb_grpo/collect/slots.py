@@ -18,6 +18,7 @@ from sb_grpo.envs.hold import Hold, hold_of
 from sb_grpo.envs.installing import facts, install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.policies.beside import env_part
 from sb_grpo.types import Rollout
 
 NO_JOB = -1
@@ -191,6 +192,7 @@ class TensorSlots:
         self._next_job = self.job[-1] + 1
         self.t = th.zeros(n_envs, dtype=th.int64, device=device)
         self.episode_return = th.zeros(n_envs, device=device)
+        self.memory: th.Tensor | None = None  #: [n_envs, n] of a policy that has one, after the last step
         self.start_mismatches = 0
         self._left_at: tuple[TensorVecEnv, int] | None = None
 
@@ -217,11 +219,11 @@ class TensorSlots:
 
     def note_starts(self, rollout: Rollout) -> None:
         """Count the episodes whose first observation differs from that of the first one of their group in this rollout."""
-        assert isinstance(rollout.observations, th.Tensor)
+        observations = env_part(rollout.observations)
         rows = (rollout.t == 0).nonzero().squeeze(1)
         group = rollout.group[rollout.episode[rows]]
         first = th.full((rollout.n_groups,), len(rollout.t), device=rows.device).scatter_reduce(0, group, rows, "amin")
-        differs = rollout.observations[rows] != rollout.observations[first[group]]
+        differs = observations[rows] != observations[first[group]]
         self.start_mismatches += int(differs.flatten(1).any(dim=1).sum())
 
     def step(self, env: TensorVecEnv, done: th.Tensor) -> None:
