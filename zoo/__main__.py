@@ -22,6 +22,7 @@ COMMANDS = {
     "dashboard": "one page of a run or a folder of runs",
     "check": "an env, before training on it",
     "export": "a policy as one ONNX or .pt2 file, without this library",
+    "push": "a run folder with its model card to the Hugging Face Hub",
     "workflow": "benchmark, compare and plot in a row",
 }
 

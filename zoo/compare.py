@@ -13,6 +13,7 @@ import pandas as pd
 
 from sb_grpo import files
 
+from .benchmarking.results import find_results
 from .common.command_line import BadInput, Parser, check_has_runs, run
 from .common.yaml_files import read_mapping
 from .comparing import figures, pairs, tables
@@ -175,9 +176,12 @@ def results_of(places: Sequence[str], episodes: int, out: Path) -> list[Path]:
     :param episodes: per model
     :param out: folder of the report; the evaluation goes into a folder in it
     """
+    unknown = [place for place in places if not (Path(place).exists() and find_results([Path(place)]))]
+    if not unknown:
+        return [Path(place) for place in places]
     from .evaluating.models import is_saved  # with rl_zoo3, which results do not need
 
-    saved = [place for place in places if is_saved(place)]
+    saved = [place for place in unknown if is_saved(place)]
     plain = [Path(place) for place in places if place not in saved]
     if not saved:
         return plain

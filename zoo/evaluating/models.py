@@ -14,7 +14,6 @@ import rl_zoo3
 
 from sb_grpo.saving import read_entry
 
-from ..benchmarking.results import find_results
 from ..common.command_line import BadInput
 from ..training.run_files import read_values
 from ..training.saved import Saved
@@ -64,11 +63,9 @@ def run_folders(path: Path) -> list[Path]:
 
 
 def is_saved(text: str) -> bool:
-    """Whether an argument is about saved models: ``LABEL=PATH``, a zip, or a folder that holds runs and no results."""
+    """Whether an argument without results is about saved models: ``LABEL=PATH``, a zip, or a folder that holds runs."""
     path = Path(text)
-    if not path.exists():
-        return "=" in text
-    return path.suffix == ".zip" or (not find_results([path]) and bool(run_folders(path)))
+    return "=" in text if not path.exists() else path.suffix == ".zip" or bool(run_folders(path))
 
 
 def find(texts: Sequence[str], best: bool, algo: str | None, env_id: str | None) -> list[Contestant]:
