@@ -57,6 +57,7 @@ LAYERS = {
     "grpo": "algorithm",
     "policy_arguments": "algorithm",
     "preparing": "algorithm",
+    "profiles": "algorithm",
     "saving": "algorithm",
     "slotted": "algorithm",
     "callbacks": "callbacks",
