@@ -30,6 +30,7 @@ from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
 from sb_grpo.maths.discount import discount_for
 from sb_grpo.moved import DEFAULTS_0_1, MOVED, check_moved, modern
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
+from sb_grpo.rules import check_choice
 from sb_grpo.saving import NOT_SAVED, OPTIONAL_MODULES, saying_what_moved, with_fitting_modules, without_pickle, write_model
 from sb_grpo.slotted import SlottedAlgorithm
 
@@ -48,6 +49,10 @@ class GroupedAlgorithm(SlottedAlgorithm):
     }
 
     # ---------------------------------------------------------------- set-up
+
+    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
+        check_choice("policy", policy_name, self.policy_aliases)
+        return super()._get_policy_from_name(policy_name)
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:

@@ -27,7 +27,8 @@ from sb_grpo.given import Arguments, Options
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.preparing import Prepared
-from sb_grpo.rules import steps_per_env
+from sb_grpo.ranges import RANGES
+from sb_grpo.rules import at_progress, steps_per_env
 from sb_grpo.types import Rollout, UpdateResult
 
 
@@ -117,6 +118,8 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     ) -> tuple[int, BaseCallback]:
         if self.env is None:
             raise ValueError("There is no env to learn from: pass one to GRPO.load(..., env=...), or call set_env(env).")
+        if "options" not in vars(self):  # _init_setup_model=False
+            self._setup_model()
         self.check_rollout_size()
         self.moving_gamma = None
         in_step = self.slots is not None and self.slots.in_step_with(self.env)
@@ -168,15 +171,9 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
 
         :raises ValueError: if the schedule says anything but a whole number from 1 on
         """
-        if not callable(self.group_size):
-            return self.group_size  # type: ignore[no-any-return]
-        size = self.group_size(self._current_progress_remaining)
-        if not size >= 1 or size != int(size):
-            raise ValueError(
-                f"group_size={self.group_size!r} returned {size!r} at progress {self._current_progress_remaining}: it "
-                "must return a whole number from 1 on."
-            )
-        return int(size)
+        rule = RANGES[""]["group_size"]
+        whole = rule._replace(fine=lambda x: rule.fine(int(x) if isinstance(x, float) and x.is_integer() else x))
+        return int(at_progress("group_size", whole, self.group_size, self._current_progress_remaining))
 
     @property
     def raw_last_obs(self) -> Any:
@@ -238,6 +235,11 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     def _horizon(self, rollout: Rollout) -> int:
         """Steps of the longest episode possible."""
         return self._time_limit or rollout.max_length if self.whole_episodes else self.steps_per_env
+
+    def _update_learning_rate(self, optimizers: Any) -> None:
+        progress = self._current_progress_remaining
+        at_progress("learning_rate", RANGES[""]["learning_rate"], self.lr_schedule, progress)
+        super()._update_learning_rate(optimizers)
 
     def _log(self, figures: log.Figures) -> None:
         """Log figures, and keep them for who looks at the rollout later; the logger forgets them when it dumps."""
