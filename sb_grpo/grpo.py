@@ -16,6 +16,7 @@ from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import Source, collecting
 from sb_grpo.envs.tensor_env import is_tensor_env
 from sb_grpo.grouped import GroupedAlgorithm
+from sb_grpo.learn.last_good import unharmed
 from sb_grpo.learn.losses import Loss, Objective
 from sb_grpo.learn.updater import UpdatePlan, Updater
 from sb_grpo.options import Multitask, Rewards
@@ -232,7 +233,10 @@ class GRPO(GroupedAlgorithm):
         )  # fmt: skip
         gamma = self.gamma if self.moving_gamma is None else self.moving_gamma
         options = AdvantageOptions(gamma, self.gae_lambda, self.normalize_advantage)
-        prepared = preparation(rollout, self.policy, options, self._horizon)
+        largest, t = rollout.rewards.abs().max(0)
+        at_fault = f"Its largest reward is {largest.item():g}, at step {int(rollout.t[t])} of an episode."
+        with unharmed([self.estimator, self.grouper, self.group_weighting, self.bonus], at_fault):
+            prepared = preparation(rollout, self.policy, options, self._horizon)
         self._steps_trained += len(prepared.estimate.advantages)
         assert self.slots is not None
         pending, mismatches = self.rollout_buffer.n_kept, self.slots.start_mismatches

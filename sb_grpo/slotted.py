@@ -17,7 +17,7 @@ from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Wanted, make_columns
 from sb_grpo.collect.host_loop import check_finite
 from sb_grpo.collect.interruption import give_up, warn_of_interruption
-from sb_grpo.collect.plan import Plan
+from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan
 from sb_grpo.collect.rollouts import Slots
 from sb_grpo.collect.simulators import make_slots
 from sb_grpo.envs.installing import time_limit
@@ -163,7 +163,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         """The env was reset, and ``_last_obs`` is what it said."""
         assert self.env is not None and self.slots is not None
         self.slots.started_all(self.env, self.raw_last_obs)
-        check_finite(self.env, "observation", self.raw_last_obs, step=0)
+        check_finite(self.env, "observation", self.raw_last_obs, 0, self._limits.observation)
 
     @property
     def members(self) -> int:
@@ -229,8 +229,22 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         way_out = "set n_steps instead of n_groups" if by_number else "use advantage='state'"
         return Plan(
             self.members, self.n_groups, self.steps_per_env, self.whole_episodes, self._time_limit, reason, way_out,
-            self.use_sde, self.sde_sample_freq, self.num_timesteps // self.n_envs,
+            self.use_sde, self.sde_sample_freq, self.num_timesteps // self.n_envs, self._limits,
         )  # fmt: skip
+
+    @property
+    def _limits(self) -> Limits:
+        """What the env may report at most: where nothing keeps statistics of it, anything that is finite."""
+        unbounded, normalized = self.options.rewards.scaling == "none", self._vec_normalize_env
+        reward = LARGEST_REWARD if unbounded or self.group_weighting is not None else Limits().reward
+        keeps_observations = (
+            self.options.estimator.uses_values
+            or self.policy.normalize_obs
+            or isinstance(self.bonus, th.nn.Module)
+            or self.options.multitask.grouping == "auto"
+            or (normalized is not None and normalized.norm_obs)
+        )
+        return Limits(reward, LARGEST_OBSERVATION if keeps_observations else Limits().observation)
 
     def _horizon(self, rollout: Rollout) -> int:
         """Steps of the longest episode possible."""
