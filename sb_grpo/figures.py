@@ -70,6 +70,7 @@ def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, coun
         "group/baseline": segment_mean(returns, rollout.group, rollout.n_groups).mean().item(),
         "group/return_std": returns.std(unbiased=False).item(),
         "group/reward_mean": rollout.rewards.mean().item(),
+        "group/reward_max": rollout.rewards.abs().max().item(),
         "group/reward_std": rollout.rewards.std(unbiased=False).item(),
         "group/advantage_mean": advantages.mean().item(),
         "group/advantage_std": advantages.std(unbiased=False).item(),

@@ -38,6 +38,7 @@ from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy,
 from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policy_arguments import check_memory
 from sb_grpo.profiles import arguments_of
+from sb_grpo.rules import check_choice
 from sb_grpo.saving import NOT_SAVED, OPTIONAL_MODULES, saying_what_moved, with_fitting_modules, without_pickle, write_model
 from sb_grpo.slotted import SlottedAlgorithm
 
@@ -70,6 +71,10 @@ class GroupedAlgorithm(SlottedAlgorithm):
         return cls(policy, env, **arguments_of(name, kwargs))
 
     # ---------------------------------------------------------------- set-up
+
+    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
+        check_choice("policy", policy_name, self.policy_aliases)
+        return super()._get_policy_from_name(policy_name)
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:

@@ -35,6 +35,7 @@ LAYERS = {
     "types": "types",
     "moved": "types",
     "options": "types",
+    "ranges": "types",
     "rules": "types",
     "files": "types",
     "plain": "types",

@@ -13,11 +13,8 @@ from torch import nn
 from sb_grpo.maths.losses import Clip, cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.rules import check_keys
+from sb_grpo.rules import check_keys, plain, shown
 from sb_grpo.types import Minibatch
-
-AGGREGATIONS = ("step", "episode", "constant")
-LEVELS = ("step", "episode")
 
 
 @dataclass(frozen=True)
@@ -78,10 +75,12 @@ def make_loss(loss: Any, kwargs: Mapping[str, Any] | None) -> Loss:
         check_keys("loss_kwargs", kwargs or {}, (), f"loss={loss!r}, which has its own settings,")
         return loss
     if not isinstance(loss, str) or loss not in NAMES:
-        raise ValueError(f"loss={loss!r} is unknown; use one of {list(NAMES)}, or an object of a subclass of sb_grpo.Loss.")
+        raise ValueError(
+            f"loss={shown(loss)} is unknown; use one of {list(NAMES)}, or an object of a subclass of sb_grpo.Loss."
+        )
     kind = NAMES[loss]
     check_keys("loss_kwargs", kwargs or {}, [f.name for f in fields(kind)], f"loss={loss!r}")
-    return kind(**(kwargs or {}))
+    return kind(**{name: plain(value) for name, value in (kwargs or {}).items()})
 
 
 class Objective(nn.Module):

@@ -16,6 +16,10 @@ from torch import nn
 KINDS: dict[str, tuple[type[nn.LSTM] | type[nn.GRU], int]] = {"lstm": (nn.LSTM, 2), "gru": (nn.GRU, 1)}
 
 
+#: Steps that units remember for at first, at most.
+LONGEST = 100.0
+
+
 class Memory(nn.Module):
     """Layers of LSTM or GRU cells; a state is one row of numbers, zeros where an episode begins.
 
@@ -36,6 +40,19 @@ class Memory(nn.Module):
         net, n_parts = KINDS[kind]
         self.net, self.form = net(n_inputs, int(size), int(n_layers)), (n_parts, int(n_layers), int(size))
         self.n_state = n_parts * int(n_layers) * int(size)
+        self._keep_long()
+
+    @th.no_grad()
+    def _keep_long(self) -> None:
+        """Chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188): units forget at rates that are
+        spread over times up to ``LONGEST``; the usual biases of about 0 forget half at every step."""
+        size = self.form[2]
+        for layer in range(self.form[1]):
+            bias, other = (getattr(self.net, f"{name}_l{layer}") for name in ("bias_ih", "bias_hh"))
+            keep = th.empty(size).uniform_(1.0, LONGEST).log_()
+            bias[size : 2 * size], other[size : 2 * size] = keep, 0.0  # the forget gate, or a GRU's update gate
+            if self.form[0] == 2:
+                bias[:size], other[:size] = -keep, 0.0  # the input gate
 
     def forward(
         self, x: th.Tensor, state: th.Tensor | None, sequence: th.Tensor | None = None
