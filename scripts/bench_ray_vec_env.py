@@ -1,6 +1,6 @@
-"""Env steps per second where a step takes 5 ms: one process, SB3's processes, ours, and Ray actors. Medians of interleaved rounds.
+"""Env steps per second where a step takes 5 ms: one process, SB3's processes, ours, Ray actors; medians of rounds.
 
-usage: python scripts/bench_ray_vec_env.py [--slots 16] [--workers 4] [--sleep-ms 5] [--steps 200] [--rounds 5]   (extra [scale])
+usage: python scripts/bench_ray_vec_env.py [--slots 16] [--workers 4] [--sleep-ms 5] [--steps 200] [--rounds 5]   ([scale])
 """
 
 from __future__ import annotations
