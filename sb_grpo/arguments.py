@@ -243,6 +243,11 @@ def _check_without_effect(given: Arguments) -> None:
             f"loss_kwargs: ref_sync_interval={loss.ref_sync_interval} has no effect with kl_coef=0: there is no reference "
             "policy to sync. Set kl_coef > 0, or leave ref_sync_interval out."
         )
+    if loss.ref_policy is not None and given.kl_coef == 0:
+        raise ValueError(
+            "loss_kwargs: ref_policy has no effect with kl_coef=0: nothing is measured against it. Set kl_coef > 0; or, to "
+            "start from those weights, sb_grpo.policies.load_actor(model.policy, ...)."
+        )
     if isinstance(loss, Clipped) and loss.ratio_cap is not None:
         clip_high = given.clip_range if loss.clip_range_high is None else loss.clip_range_high
         largest = 1.0 + float(FloatSchedule(clip_high)(1.0))

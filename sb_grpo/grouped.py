@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import io
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -17,6 +19,8 @@ from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.arguments import check_arguments, check_env
+from sb_grpo.collect.beside import APART, Beside, spaces_beside
+from sb_grpo.collect.masks import masks_of_the_evaluated
 from sb_grpo.collect.rollouts import buffer_class
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
 from sb_grpo.envs.tensor_env import is_tensor_env
@@ -27,9 +31,13 @@ from sb_grpo.extras.grouping import make_grouping
 from sb_grpo.given import Options
 from sb_grpo.learn.captured import Captured, rollout_obstacle, update_obstacle
 from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
+from sb_grpo.learn.losses import Loss
 from sb_grpo.maths.discount import discount_for
 from sb_grpo.moved import DEFAULTS_0_1, MOVED, check_moved, modern
-from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
+from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, load_actor
+from sb_grpo.policies.beside import space_with, space_without
+from sb_grpo.policy_arguments import check_memory
+from sb_grpo.profiles import arguments_of
 from sb_grpo.rules import check_choice
 from sb_grpo.saving import (
     NOT_SAVED,
@@ -57,6 +65,20 @@ class GroupedAlgorithm(SlottedAlgorithm):
         "CnnPolicy": ActorCnnPolicy,
         "MultiInputPolicy": ActorMultiInputPolicy,
     }
+    loss: str | Loss
+    loss_kwargs: dict[str, Any] | None
+
+    @classmethod
+    def from_profile(cls: type[SelfGrouped], name: str, policy: Any, env: GymEnv | str, **kwargs: Any) -> SelfGrouped:
+        """A new model whose steps are as bold as a profile says.
+
+        :param name: ``"conservative"``, ``"balanced"`` or ``"aggressive"``: :data:`sb_grpo.profiles.PROFILES`
+        :param policy: as the constructor's
+        :param env: as the constructor's
+        :param kwargs: further arguments; they go over the profile's
+        :raises ValueError: for an unknown name, and as the constructor
+        """
+        return cls(policy, env, **arguments_of(name, kwargs))
 
     # ---------------------------------------------------------------- set-up
 
@@ -88,12 +110,17 @@ class GroupedAlgorithm(SlottedAlgorithm):
         elif self._base_seed is None:
             self._base_seed = int(np.random.randint(2**31))
         self.clip_range = FloatSchedule(self.clip_range)
-        self._make_buffer()
+        whole = None if self.whole_episodes else self.steps_per_env
+        limit = time_limit(self.env) if self.env is not None else None
+        check_memory(self.policy_class, self.policy_kwargs, self.options.update.sequence_length, whole, limit)
         self.policy = self._make_policy()
+        self._find_masks()
+        self._make_buffer()
         self._setup_groups()
         if self.kl_coef > 0:
             self._sync_reference()
-        place = Place(self.observation_space, self.get_vec_normalize_env() is not None, self.gamma, self.device)
+        self._use_given_reference()
+        place = Place(space_without(self.observation_space), self.get_vec_normalize_env() is not None, self.gamma, self.device)
         self.bonus = make_bonus(self.options.rewards.bonus, place)
         self._capture()
 
@@ -118,12 +145,13 @@ class GroupedAlgorithm(SlottedAlgorithm):
         kind: Any = self.rollout_buffer_class or buffer_class(self.env)
         self.rollout_buffer = kind(
             self.steps_per_env,
-            self.observation_space,
+            space_with(self.observation_space, spaces_beside(self.policy, self.mask_source)),
             self.action_space,
             device=self.device,
             n_envs=self.n_envs,
             **self.rollout_buffer_kwargs,
         )
+        self.beside = Beside(self.mask_source)
         self._make_columns()
         self.rollout_buffer.add_columns(self.columns)
 
@@ -136,10 +164,12 @@ class GroupedAlgorithm(SlottedAlgorithm):
         super().set_env(env, force_reset)
         try:
             check_arguments(self._arguments())
+            changed = self._find_masks()
         except ValueError:
             self.env, self._vec_normalize_env, self._last_obs = former
             raise
-        if not isinstance(self.rollout_buffer, buffer_class(self.env)) or is_tensor_env(former[0]) != is_tensor_env(self.env):
+        other_kind = is_tensor_env(former[0]) != is_tensor_env(self.env)
+        if changed or other_kind or not isinstance(self.rollout_buffer, buffer_class(self.env)):
             self._steps_dropped += self.rollout_buffer.drop_kept()
             self._make_buffer()
         self._capture()
@@ -174,7 +204,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
             rollout_obstacle(self.env, options.groups.restart == "branch", self.use_sde),
             update_obstacle(
                 self.policy.optimizer, self.device, options.loss.importance_level, options.update.micro_batch_size,
-                options.multitask.surgery, self.use_sde,
+                options.multitask.surgery, self.use_sde, self.policy.memory is not None,
             ),
         )  # fmt: skip
         if hasattr(self.estimator, "fast_predict"):
@@ -189,12 +219,52 @@ class GroupedAlgorithm(SlottedAlgorithm):
             del self.ref_policy.optimizer
         self.ref_policy.load_state_dict(self.policy.state_dict())
 
+    def _use_given_reference(self) -> None:
+        """The reference policy gets the weights that ``loss_kwargs`` names; what was given is not kept in the model."""
+        given = self.options.loss.ref_policy
+        if given is None:
+            return
+        assert self.ref_policy is not None
+        load_actor(self.ref_policy, given)
+        if isinstance(self.loss, Loss):
+            self.loss = replace(self.loss, ref_policy=None)
+        else:
+            self.loss_kwargs = {name: value for name, value in (self.loss_kwargs or {}).items() if name != "ref_policy"}
+
     def _make_policy(self) -> ActorPolicy:
         policy_class: Any = self.policy_class
         policy: ActorPolicy = policy_class(
             self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **self.policy_kwargs
         ).to(self.device)
         return policy
+
+    # ---------------------------------------------------------------- act
+
+    def predict(  # type: ignore[override]
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """Actions for observations, as SB3's, with sb3-contrib's ``action_masks`` and its ``state`` of a recurrent policy.
+
+        :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them. ``evaluate_policy`` and
+            what is built on it need not pass them: the env that it plays is asked
+        """
+        if action_masks is None and self.mask_source in APART:
+            action_masks = masks_of_the_evaluated()
+            if action_masks is None and not self._warned_of_masks:
+                self._warned_of_masks = True
+                warnings.warn(
+                    "predict() was not told which actions are valid, so it may choose others: this policy has learnt with "
+                    f"masks ({self.mask_source}). Pass predict(obs, action_masks=...), or put them into the observation "
+                    "(docs/masks.md).",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
     # ---------------------------------------------------------------- save and load
 
@@ -255,7 +325,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """As SB3's; a saved model may be loaded with another ``advantage``, ``kl_coef`` or ``grouping``: what it lacks stays
-        as built, except a missing reference policy, which becomes the loaded policy."""
+        as built, except a missing reference policy, which becomes the loaded policy. ``ref_policy`` goes before the file's."""
         if not isinstance(load_path_or_dict, dict):
             check_is_grpo(load_path_or_dict, attributes_in(load_path_or_dict))
             load_path_or_dict = load_from_zip_file(load_path_or_dict, load_data=False, device=device)[1]
@@ -263,3 +333,4 @@ class GroupedAlgorithm(SlottedAlgorithm):
             modules = {name: getattr(self, name) for name in OPTIONAL_MODULES}
             load_path_or_dict = with_fitting_modules(load_path_or_dict, modules)
         super().set_parameters(load_path_or_dict, exact_match, device)
+        self._use_given_reference()

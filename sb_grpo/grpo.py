@@ -198,7 +198,7 @@ class GRPO(GroupedAlgorithm):
             log_probs = rollout_buffer.log_probs_of(self.policy.log_prob)
         rollout = rollout_buffer.pack(log_probs, self.members, self.whole_episodes)
         assert rollout is not None, "a rollout ends with a complete group"
-        self._steps_dropped += rollout_buffer.n_idle
+        self._steps_dropped += rollout_buffer.n_idle + rollout_buffer.n_lost
         self.slots.note_starts(rollout)
         self._prepared = rollout, self._prepare(rollout)
         return True
@@ -207,7 +207,7 @@ class GRPO(GroupedAlgorithm):
         """Fill the buffer, and let the callback see every step with the locals that SB3's loop has."""
         assert self._last_obs is not None and self.slots is not None, "No previous observation was provided"
         source = Source(
-            env, self.policy, rollout_buffer, self.columns, self.slots, self._last_obs, self._vec_normalize_env,
+            env, self.policy, rollout_buffer, self.columns, self.slots, self.beside, self._last_obs, self._vec_normalize_env,
             self.captured.env_steps(self.steps_per_env), self.options.update.autocast, self.options.multitask.names,
         )  # fmt: skip
         known: dict[str, Any] = {"self": self, "env": env, "callback": callback, "rollout_buffer": rollout_buffer}
@@ -295,12 +295,13 @@ class GRPO(GroupedAlgorithm):
         """What an update minimises, by the arguments as they are now."""
         loss, update = self.options.loss, self.options.update
         weighted = self.group_weighting is not None or loss.aggregation != "step" or loss.importance_level != "step"
+        weighted = weighted or self.policy.memory is not None  # minibatches of stretches are of unequal size
         reference = self.ref_policy if self.kl_coef > 0 else None
         return Objective(self.policy, reference, loss, self.ent_coef, self.kl_coef, weighted, update.autocast)
 
     def updater(self, objective: Objective) -> Updater:
         """What takes the gradient steps of an update."""
-        plan = UpdatePlan(self.n_epochs, self.batch_size, self.max_grad_norm, self.target_kl)
+        plan = UpdatePlan(self.n_epochs, self.batch_size, self.max_grad_norm, self.target_kl, self._sequence_length)
         return Updater(objective, self.gradient, plan, self.captured)
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:

@@ -30,6 +30,8 @@ class UpdateOptions:
     micro_batch_size: int | None = None
     #: Run the networks in bfloat16.
     autocast: bool = False
+    #: Of a policy with a memory: steps through which gradients go back. None: ``batch_size``.
+    sequence_length: int | None = None
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from sb_grpo.plain import NotPlain, from_plain, to_plain
 #: What is built anew after loading.
 NOT_SAVED = (
     "slots", "_prepared", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
-    "last_figures", "last_update", "estimator", "options", "_loop_callback", "_rows_checked",
+    "last_figures", "last_update", "estimator", "options", "beside", "_warned_of_masks", "_loop_callback", "_rows_checked",
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
 OPTIONAL_MODULES = ("estimator", "ref_policy", "grouper", "group_weighting", "bonus")
@@ -43,7 +43,7 @@ STATE = (
     "interruptions", "curriculum_level", "moving_gamma", "ref_policy", "_total_timesteps",
     "_num_timesteps_at_start", "_episode_num", "_current_progress_remaining", "_stats_window_size", "_n_updates",
     "_base_seed", "_next_group", "_n_rollouts", "_n_gradient_steps", "_steps_trained", "_steps_dropped", "_time_limit",
-    "_restart_groups", "_derived",
+    "_restart_groups", "_derived", "mask_source",
 )  # fmt: skip
 #: Entries of the zip beside SB3's: what SB3 pickles, as JSON, and the statistics that the weights have learnt with.
 PLAIN, STATISTICS = "plain.json", "vecnormalize.npz"

@@ -13,10 +13,12 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb_grpo import figures as log
 from sb_grpo.arguments import check_early_reset, check_rollout_size
+from sb_grpo.collect.beside import Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Wanted, make_columns
 from sb_grpo.collect.host_loop import check_finite
 from sb_grpo.collect.interruption import give_up, warn_of_interruption
+from sb_grpo.collect.masks import source_of
 from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan
 from sb_grpo.collect.rollouts import Slots
 from sb_grpo.collect.simulators import make_slots
@@ -36,6 +38,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     """The part of :class:`~sb_grpo.grpo.GRPO` that runs groups in the slots of its env."""
 
     policy: ActorPolicy  # type: ignore[assignment]
+    beside: Beside
     rollout_buffer: GroupRolloutBuffer  # type: ignore[assignment]
     n_steps: int | None  # type: ignore[assignment]
     normalize_advantage: str
@@ -50,6 +53,9 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     n_groups: int | None
     advantage: Any
 
+    def _make_buffer(self) -> None:
+        raise NotImplementedError
+
     def _begin(self) -> None:
         """What a model has before it is set up."""
         self.estimator: Any = None
@@ -61,6 +67,9 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         self._n_rollouts = self._n_gradient_steps = self._steps_trained = self._steps_dropped = 0
         self.interruptions = 0  #: times that somebody else has taken the training env in mid-rollout
         self.slots: Slots | None = None
+        #: Where action masks come from (sb_grpo.collect.masks); None: there are none.
+        self.mask_source: str | None = None
+        self._warned_of_masks = False
         self._time_limit: int | None = None
         self._prepared: tuple[Rollout, Prepared] | None = None
         self._derived: dict[str, Any] = {}  # defaults that followed from other arguments
@@ -78,6 +87,13 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     def steps_per_env(self) -> int:
         """Steps per env that a rollout aims at."""
         return steps_per_env(self.n_steps, self.n_envs)
+
+    @property
+    def _sequence_length(self) -> int | None:
+        """Steps through which gradients go back; None without a memory."""
+        if self.policy.memory is None:
+            return None
+        return self.options.update.sequence_length or self.batch_size
 
     @property
     def whole_episodes(self) -> bool:
@@ -147,6 +163,13 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         self._new_slots().queue_all(self.env)
         self._make_columns()
 
+    def _find_masks(self) -> bool:
+        """Ask the env where its masks come from; True if that is another place than was known."""
+        if self.env is None:  # what a saved model knows of the env that it was trained on
+            return False
+        known, self.mask_source = self.mask_source, source_of(self.env, getattr(self.env.unwrapped, "reset_infos", ()))
+        return known != self.mask_source
+
     def _new_slots(self) -> Slots:
         """Slots whose jobs belong to groups that no episode has met."""
         if self.slots is not None:
@@ -162,6 +185,10 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     def _groups_started(self) -> None:
         """The env was reset, and ``_last_obs`` is what it said."""
         assert self.env is not None and self.slots is not None
+        if self._find_masks():  # the infos of resets have told of them
+            self._steps_dropped += self.rollout_buffer.drop_kept()
+            self._make_buffer()
+        self.beside.begin(self.env)
         self.slots.started_all(self.env, self.raw_last_obs)
         check_finite(self.env, "observation", self.raw_last_obs, 0, self._limits.observation)
 

@@ -32,7 +32,7 @@ def minibatch_of(model, rows):
     generator = th.Generator().manual_seed(1)
     obs = th.randn(rows, *model.observation_space.shape, generator=generator)
     with th.no_grad():
-        actions, log_probs = model.policy.sample(obs, model.policy.noise(rows))
+        actions, log_probs, _ = model.policy.sample(obs, model.policy.noise(rows))
     advantages, weight = th.randn(2, rows, generator=generator).unbind(0)
     return Minibatch(obs, actions, log_probs + 0.3 * advantages, advantages, weight.abs(), th.arange(rows))
 

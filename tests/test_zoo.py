@@ -26,8 +26,9 @@ from zoo.common.command_line import run
 from zoo.common.evaluating import Counting, with_monitor_outside
 from zoo.schedules import make_schedule
 from zoo.train import main
+from zoo.training.building import build
 from zoo.training.checks import check_settings
-from zoo.training.experiment import build, register
+from zoo.training.experiment import register
 
 ROOT = Path(__file__).parents[1]
 

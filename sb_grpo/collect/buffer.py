@@ -15,7 +15,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb_grpo.collect.columns import Column
+from sb_grpo.collect.columns import Column, check_one_task
 from sb_grpo.maths.chunks import in_chunks
 from sb_grpo.types import NOTHING, Rollout, TensorOrDict, map_obs
 
@@ -45,6 +45,7 @@ class GroupRolloutBuffer(BaseBuffer):
         self.pos = 0
         self.n_idle = 0  #: rows of the last rollout in which a slot had no job; they are left out
         self.age = th.zeros(0)  #: [M] of the rows that were handed out last: updates since they were collected
+        self.n_lost = 0  #: rows of earlier rollouts whose episodes were lost with a worker in this one
         self._kept: dict[str, Any] | None = None
         self._obs_dtypes: dict[str, th.dtype] = {}
         self.extra: dict[str, th.Tensor] = {}  #: columns that :meth:`add_columns` declared
@@ -105,7 +106,7 @@ class GroupRolloutBuffer(BaseBuffer):
 
     def reset(self) -> None:
         """Forget the steps of this rollout; rows kept for later stay."""
-        self.pos, self.n_idle, self.full = 0, 0, False
+        self.pos, self.n_idle, self.n_lost, self.full = 0, 0, 0, False
         self._final_obs: dict[int, Any] = {}
 
     def drop_kept(self) -> int:
@@ -297,7 +298,7 @@ class GroupRolloutBuffer(BaseBuffer):
         for name in self._of_episodes:
             extra[name] = extra[name].index_select(0, last.to(self.device))
         if "task" in extra:
-            self._check_one_task(rows["task"], extra["task"].to(rows["task"].device), episode)
+            check_one_task(rows["task"], extra["task"].to(rows["task"].device), episode)
         fields = {name: extra.pop(name) for name in set(extra) & set(Rollout._fields)}
         return Rollout(
             observations=rows["obs"],
@@ -317,16 +318,6 @@ class GroupRolloutBuffer(BaseBuffer):
             **fields,
         )
 
-    @staticmethod
-    def _check_one_task(row_task: th.Tensor, episode_task: th.Tensor, episode: th.Tensor) -> None:
-        differs = row_task != episode_task[episode]
-        if bool(differs.any()):
-            row = int(differs.nonzero()[0])
-            raise ValueError(
-                f"An episode changed its task from {int(row_task[row])} to {int(episode_task[episode[row]])} on the way. An "
-                "episode belongs to one task: choose the task in reset()."
-            )
-
     def _final_observations(self, rows: dict[str, Any], jobs: th.Tensor, last: th.Tensor) -> TensorOrDict:
         """``[E, ...]`` observation after the last step of each episode, zeros where nobody will ask.
 
@@ -338,8 +329,9 @@ class GroupRolloutBuffer(BaseBuffer):
         def stack(buffer: th.Tensor, key: str | None) -> th.Tensor:
             out = np.zeros((len(job_list), *buffer.shape[2:]), dtype=th.zeros(0, dtype=buffer.dtype).numpy().dtype)
             for row, job in enumerate(job_list):
-                if job in final_obs:
-                    out[row] = final_obs[job] if key is None else final_obs[job][key]
+                found = final_obs.get(job) if key is None else final_obs.get(job, {}).get(key)
+                if found is not None:
+                    out[row] = found
             return th.from_numpy(out).to(self.device)
 
         if isinstance(self.observations, dict):

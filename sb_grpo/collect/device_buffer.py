@@ -8,7 +8,8 @@ from typing import Any
 import torch as th
 
 from sb_grpo.collect.buffer import GroupRolloutBuffer
-from sb_grpo.types import TensorOrDict
+from sb_grpo.policies.beside import MASK
+from sb_grpo.types import TensorOrDict, map_obs
 
 
 class TensorRolloutBuffer(GroupRolloutBuffer):
@@ -23,10 +24,17 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
 
     def _allocate(self, size: int) -> None:
         super()._allocate(size)
-        obs = self.observations
-        assert isinstance(obs, th.Tensor)
         old = {name: getattr(self, name, None) for name in ("next_observations", "finished_return", "log_probs")}
-        self.next_observations = self._grown(old["next_observations"], size, obs.shape[2:], obs.dtype, self.device)
+
+        def grown(obs: th.Tensor, before: th.Tensor | None) -> th.Tensor:
+            return self._grown(before, size, obs.shape[2:], obs.dtype, self.device)
+
+        before: Any = old["next_observations"]
+        if isinstance(self.observations, dict):  # nobody acts on the last observation, so its mask is not kept
+            kept = {key: obs for key, obs in self.observations.items() if key != MASK}
+            self.next_observations: TensorOrDict = {key: grown(obs, before and before[key]) for key, obs in kept.items()}
+        else:
+            self.next_observations = grown(self.observations, before)
         self.finished_return = self._grown(old["finished_return"], size, (), th.float32, self.device)
         self.log_probs = self._grown(old["log_probs"], size, (), th.float32, self.device)
 
@@ -42,22 +50,26 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
             self._allocate(2 * self.buffer_size)
         for name, values in columns.items():
             column = self.extra[name] if name in self.extra else getattr(self, name)
-            column[self.pos : self.pos + n] = values
+            for place, part in zip(_parts(column), _parts(values), strict=True):
+                place[self.pos : self.pos + n] = part
         self.pos += n
 
     def log_probs_of(self, policy_log_prob: Callable[..., th.Tensor]) -> th.Tensor:
         """Those that :meth:`new_rows` had when they were drawn."""
         return self.log_probs[: self.pos].flatten()
 
-    def _new_final_observations(self) -> th.Tensor:
-        return self.next_observations[: self.pos].flatten(0, 1)
+    def _new_final_observations(self) -> TensorOrDict:  # type: ignore[override]
+        return map_obs(lambda obs: obs[: self.pos].flatten(0, 1), self.next_observations)  # type: ignore[no-any-return]
 
-    def _join_final_observations(self, kept: th.Tensor, new: th.Tensor) -> th.Tensor:
-        return th.cat([kept, new])
+    def _join_final_observations(self, kept: Any, new: Any) -> Any:
+        return map_obs(lambda a, b: th.cat([a, b]), kept, new)
 
-    def _take_final_observations(self, final_obs: th.Tensor, index: th.Tensor, jobs: th.Tensor) -> th.Tensor:
-        return final_obs.index_select(0, index)
+    def _take_final_observations(self, final_obs: Any, index: th.Tensor, jobs: th.Tensor) -> Any:
+        return map_obs(lambda obs: obs.index_select(0, index), final_obs)
 
     def _final_observations(self, rows: dict[str, Any], jobs: th.Tensor, last: th.Tensor) -> TensorOrDict:
-        final: th.Tensor = rows["final_obs"].index_select(0, last)
-        return final
+        return map_obs(lambda obs: obs.index_select(0, last), rows["final_obs"])  # type: ignore[no-any-return]
+
+
+def _parts(column: Any) -> list[th.Tensor]:
+    return [column[key] for key in sorted(column)] if isinstance(column, dict) else [column]

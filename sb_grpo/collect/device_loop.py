@@ -17,6 +17,9 @@ from sb_grpo.collect.slots import TensorSlots
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
+from sb_grpo.policies.beside import MASK, MEMORY, beside, env_part, with_beside
+from sb_grpo.policies.masks import choices_of
+from sb_grpo.types import map_obs
 
 
 def env_actions(policy: ActorPolicy) -> Callable[[th.Tensor], th.Tensor]:
@@ -30,6 +33,21 @@ def env_actions(policy: ActorPolicy) -> Callable[[th.Tensor], th.Tensor]:
     return lambda actions: actions.clamp(low, high)
 
 
+#: Columns that a step shows to callbacks.
+HANDED_OUT = ("observations", "actions", "next_observations")
+
+
+def observe(policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots) -> Any:
+    """Observations as the policy sees them: with the env's masks, and what the policy remembers of the running episodes."""
+    parts = {} if env.action_masks is None else {MASK: env.action_masks}
+    if policy.memory is not None:
+        before = slots.memory
+        if before is None:
+            before = th.zeros((env.num_envs, policy.memory.n_state), device=policy.device)
+        parts[MEMORY] = before.masked_fill((slots.t == 0).unsqueeze(1), 0.0)
+    return with_beside(env.observations, parts)
+
+
 def env_step(
     policy: ActorPolicy,
     env: TensorVecEnv,
@@ -37,7 +55,7 @@ def env_step(
     schema: Sequence[Column],
     to_env: Callable[[th.Tensor], th.Tensor],
     noise: th.Tensor,
-) -> dict[str, th.Tensor]:
+) -> dict[str, Any]:
     """Act, step every slot, and start the next jobs where episodes ended: tensor arithmetic without a look at any value.
 
     :param schema: further columns
@@ -45,8 +63,8 @@ def env_step(
     :param noise: ``[n_envs, n]`` of :meth:`ActorPolicy.noise`
     :return: what the buffer stores of the step, ``[n_envs, ...]`` each
     """
-    obs = env.observations
-    actions, log_probs = policy.sample(obs, noise)
+    obs = observe(policy, env, slots)
+    actions, log_probs, memory = policy.sample(obs, noise)
     step = env.step_tensor(to_env(actions))
     slots.episode_return = slots.episode_return + step.rewards
     columns = {
@@ -57,9 +75,10 @@ def env_step(
         "jobs": slots.job,
         "t": slots.t,
         "ends": (step.terminated + 2 * step.truncated).to(th.int8),
-        "next_observations": step.observations,
+        "next_observations": with_beside(step.observations, {} if memory is None else {MEMORY: memory}),
         "finished_return": slots.episode_return,
     }
+    slots.memory = memory
     for column in schema:
         values = column.tensor(env, slots.episode_return)
         assert values is not None
@@ -75,18 +94,18 @@ def env_steps(
     schema: Sequence[Column],
     to_env: Callable[[th.Tensor], th.Tensor],
     noise: th.Tensor,
-) -> dict[str, th.Tensor]:
+) -> dict[str, Any]:
     """As many env steps as there is noise for.
 
     :param noise: ``[k, n_envs, n]``
     :return: columns of :func:`env_step`, ``[k, n_envs, ...]``
     """
     steps = [env_step(policy, env, slots, schema, to_env, step_noise) for step_noise in noise.unbind(0)]
-    return {name: th.stack([columns[name] for columns in steps]) for name in steps[0]}
+    return {name: map_obs(lambda *x: th.stack(x), *(columns[name] for columns in steps)) for name in steps[0]}
 
 
 #: Takes env steps (:func:`env_steps`, or the same in one graph), and how many per call.
-Stepper = tuple[Callable[..., dict[str, th.Tensor]], int]
+Stepper = tuple[Callable[..., dict[str, Any]], int]
 
 
 def collect_tensors(
@@ -127,7 +146,7 @@ def collect_tensors(
             if plan.use_sde:
                 policy.renew_noise(dones[0])
             for i in range(run):
-                obs, actions, after = (found[name][i] for name in ("observations", "actions", "next_observations"))
+                obs, actions, after = (map_obs(lambda x: x[i], found[name]) for name in HANDED_OUT)  # noqa: B023
                 yield Taken(
                     n_steps + i + 1, obs, actions, actions, after, found["rewards"][i], dones[i], infos, ahead=run - 1 - i
                 )
@@ -137,6 +156,7 @@ def collect_tensors(
         check_hopeless(interruptions, buffer.pos, complete)
         check_endless(slots.t, plan)
     check_finite(buffer, plan.limits)
+    check_masks(buffer)
 
 
 def check_finite(buffer: TensorRolloutBuffer, limits: Limits) -> None:
@@ -145,7 +165,7 @@ def check_finite(buffer: TensorRolloutBuffer, limits: Limits) -> None:
     :raises ValueError: naming slot, step and tensor
     """
     columns = {
-        "observation": (buffer.next_observations, limits.observation),
+        "observation": (env_part(buffer.next_observations), limits.observation),
         "reward": (buffer.rewards.unsqueeze(2), limits.reward),
     }
     if "objectives" in buffer.extra:
@@ -161,6 +181,24 @@ def check_finite(buffer: TensorRolloutBuffer, limits: Limits) -> None:
             raise ValueError(
                 f"{what} of slot {slot} {wrong} at step {step} of this rollout: {values[step, slot].tolist()}. The "
                 "policy has not been updated with it; the simulator has diverged: check its time step and its actions' bounds."
+            )
+
+
+def check_masks(buffer: TensorRolloutBuffer) -> None:
+    """Look for steps in which no action was valid, once per rollout.
+
+    :raises ValueError: naming slot and step
+    """
+    masks = beside(buffer.observations, MASK)
+    if masks is None:
+        return
+    for number, part in enumerate(masks[: buffer.pos].bool().split(choices_of(buffer.action_space), dim=2)):
+        dead = ~part.any(dim=2) & (buffer.jobs[: buffer.pos] >= 0)
+        if bool(dead.any()):
+            step, slot = dead.nonzero()[0].tolist()
+            raise ValueError(
+                f"action_masks of slot {slot} at step {step} of this rollout allow no action for choice {number}. Allow at "
+                "least one at every step, or end the episode where nothing can be done."
             )
 
 

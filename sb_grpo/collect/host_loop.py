@@ -10,30 +10,18 @@ from typing import Any
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
+from sb_grpo.collect.beside import Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Column, HostStep, read_host
 from sb_grpo.collect.interruption import check_hopeless
 from sb_grpo.collect.plan import Plan, Taken, check_endless, is_complete, too_large
 from sb_grpo.collect.slots import GroupSlots
+from sb_grpo.envs.env_batch import EPISODE_LOST
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.types import NOTHING, map_obs
-
-
-def to_env_actions(policy: ActorPolicy, actions: np.ndarray) -> np.ndarray:
-    """Actions in the env's own bounds: unsquashed or clipped where the space is a Box.
-
-    :param actions: ``[n_envs]`` or ``[n_envs, n]`` as sampled
-    :return: ``[n_envs, *action_space.shape]``
-    """
-    space = policy.action_space
-    if not isinstance(space, spaces.Box):
-        return actions
-    actions = actions.reshape((-1, *space.shape))
-    return policy.unscale_action(actions) if policy.squash_output else np.clip(actions, space.low, space.high)
 
 
 def check_finite(env: VecEnv, what: str, value: Any, step: int, largest: float = math.inf) -> None:
@@ -78,7 +66,9 @@ def check_reward_wrappers(env: VecEnv, vec_normalize: VecNormalize | None, rewar
         )
 
 
-def note_ends(buffer: GroupRolloutBuffer, jobs: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> np.ndarray:
+def note_ends(
+    buffer: GroupRolloutBuffer, jobs: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], carried: Beside
+) -> np.ndarray:
     """How each slot's episode fared in this step; keeps the last observation of those that a time limit ended.
 
     :return: ``[n_envs]`` int8: 0 goes on, 1 terminated, 2 truncated
@@ -88,7 +78,7 @@ def note_ends(buffer: GroupRolloutBuffer, jobs: np.ndarray, dones: np.ndarray, i
         truncated = infos[slot].get("TimeLimit.truncated", False)
         ends[slot] = 2 if truncated else 1
         if truncated:
-            buffer.add_final_observation(int(jobs[slot]), infos[slot]["terminal_observation"])
+            buffer.add_final_observation(int(jobs[slot]), carried.after(slot, infos[slot]["terminal_observation"]))
     return ends
 
 
@@ -112,6 +102,7 @@ def collect(
     columns: Sequence[Column],
     plan: Plan,
     slots: GroupSlots,
+    carried: Beside,
     obs: Any,
     vec_normalize: VecNormalize | None,
     start_over: Callable[[], Any],
@@ -122,6 +113,7 @@ def collect(
     handed out when the env has taken it, and stored when the next one is asked for.
 
     :param env: training env, outermost
+    :param carried: masks and memory of the slots
     :param obs: its last observations
     :param vec_normalize: among its wrappers, whose running scale rewards do not need
     :param start_over: begins every slot's episode again, as somebody else has taken the envs; the observations after it
@@ -137,10 +129,11 @@ def collect(
         if plan.draws_noise(n_steps):
             policy.reset_noise(env.num_envs)
         with th.inference_mode():
-            obs_tensor = obs_as_tensor(obs, device)
-            action_tensor = policy.act(obs_tensor)
+            obs_tensor = carried.observe(obs_as_tensor(obs, device), policy, slots.t, plan.steps_before + n_steps)
+            action_tensor, memory = policy.act_and_remember(obs_tensor)
+        carried.remember(memory)
         actions = action_tensor.cpu().numpy()
-        clipped_actions = to_env_actions(policy, actions)
+        clipped_actions = policy.in_bounds(actions)
 
         raw_obs_before = raw_obs
         new_obs, rewards, dones, infos = slots.step_envs(env, clipped_actions)
@@ -152,12 +145,16 @@ def collect(
         check_finite(env, "reward", raw_rewards, plan.steps_before + n_steps, plan.limits.reward)
         check_finite(env, "observation", raw_obs, plan.steps_before + n_steps, plan.limits.observation)
         starts = slots.starts(env, dones, raw_obs)  # before any callback, which may reset the envs
+        carried.see(env, infos, dones, plan.steps_before + n_steps)
         yield Taken(n_steps, obs_tensor, actions, clipped_actions, new_obs, rewards, dones, infos)
 
-        ends = note_ends(buffer, slots.job, dones, infos)
+        ends = note_ends(buffer, slots.job, dones, infos, carried)
         extra = read_host(columns, HostStep(raw_obs_before, infos, raw_rewards, slots.t)) if columns else NOTHING
         buffer.add(obs_tensor, action_tensor, raw_rewards, slots.job, slots.t, ends, extra)
-        completed += slots.step(env, dones, starts)
+        lost = [slot for slot in np.flatnonzero(dones).tolist() if EPISODE_LOST in infos[slot]]
+        if lost:
+            buffer.n_lost += buffer.drop_jobs(th.as_tensor(slots.job[lost]))
+        completed += slots.step(env, dones, starts, lost)
         if plan.use_sde and dones.any():
             policy.renew_noise(th.as_tensor(dones, device=device))
         obs = new_obs
@@ -168,4 +165,4 @@ def collect(
         check_hopeless(interruptions, n_steps, completed)
     if not plan.whole_episodes:  # episodes are cut here: what comes next is needed to judge their last steps
         for slot, job in enumerate(slots.job.tolist()):
-            buffer.add_final_observation(job, map_obs(lambda o: o[slot], obs))  # noqa: B023
+            buffer.add_final_observation(job, carried.after(slot, map_obs(lambda o: o[slot], obs)))  # noqa: B023

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
+from sb_grpo.collect.beside import Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Column
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
@@ -34,6 +35,7 @@ class Source(NamedTuple):
     buffer: GroupRolloutBuffer
     columns: Sequence[Column]
     slots: Slots
+    carried: Beside  #: masks and memory of host slots
     obs: Any  #: last observations of host envs
     vec_normalize: VecNormalize | None
     stepper: Stepper  #: of tensor envs
@@ -62,5 +64,14 @@ def collecting(
     assert isinstance(slots, GroupSlots)
     with unspoilt(source.vec_normalize):
         yield from collect(
-            env, policy, buffer, columns, plan, slots, source.obs, source.vec_normalize, lambda: start_over()[1]
+            env,
+            policy,
+            buffer,
+            columns,
+            plan,
+            slots,
+            source.carried,
+            source.obs,
+            source.vec_normalize,
+            lambda: start_over()[1],
         )

@@ -11,13 +11,15 @@ import torch as th
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize, is_vecenv_wrapped, unwrap_vec_normalize
 
+from sb_grpo.collect.masks import masks_apart
 from sb_grpo.collect.starts import start_of
 from sb_grpo.envs.hold import hold_of
 from sb_grpo.envs.seeded_reset import observation_digest
 from sb_grpo.envs.tensor_env import TensorVecEnv, check_actions
 
-#: Observations ``[N, ...]``, state of a recurrent policy, starts ``[N]`` -> actions ``[N, ...]``, next state.
-Act = Callable[[Any, Any, np.ndarray], tuple[np.ndarray, Any]]
+#: Observations ``[N, ...]``, state of a recurrent policy, starts ``[N]``, valid actions ``[N, m]`` where observations do not
+#: hold them -> actions ``[N, ...]``, next state.
+Act = Callable[[Any, Any, np.ndarray, np.ndarray | None], tuple[np.ndarray, Any]]
 
 
 class Episodes(NamedTuple):
@@ -35,11 +37,12 @@ def actor(policy: Any, normalize: VecNormalize | None, deterministic: bool) -> A
     :param deterministic: take the mode of a policy with ``predict``
     """
 
-    def act(observations: Any, state: Any, starts: np.ndarray) -> tuple[np.ndarray, Any]:
+    def act(observations: Any, state: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[np.ndarray, Any]:
         seen = observations if normalize is None else normalize.normalize_obs(observations)
         if not hasattr(policy, "predict"):
             return np.asarray(policy(seen)), None
-        actions, state = policy.predict(seen, state=state, episode_start=starts, deterministic=deterministic)
+        further = {} if masks is None else {"action_masks": masks}
+        actions, state = policy.predict(seen, state=state, episode_start=starts, deterministic=deterministic, **further)
         return actions, state
 
     return act
@@ -143,7 +146,7 @@ def _play_batch(act: Act, env: TensorVecEnv, seeds: Sequence[int]) -> Episodes:
     running[len(seeds) :] = False
     state, begins = None, np.ones(env.num_envs, dtype=bool)
     while running.any():
-        actions, state = act(observations, state, begins)
+        actions, state = act(observations, state, begins, masks_apart(env))
         check_actions(actions, env.action_space)
         step = env.step_tensor(th.as_tensor(actions, device=env.device))
         observations = step.observations.cpu().numpy()
@@ -171,11 +174,11 @@ def _play_in_turn(act: Act, env: VecEnv, seeds: Sequence[int]) -> Episodes:
             hold_of(env).queue(slot, seeds[turns[slot][1]])
 
     observations = _reset(env, seeds[:n])
-    state, dones = None, np.ones(env.num_envs, dtype=bool)
+    state, dones, infos = None, np.ones(env.num_envs, dtype=bool), None
     for slot in range(n):
         begin(slot)
     while any(turns):
-        actions, state = act(observations, state, dones)
+        actions, state = act(observations, state, dones, masks_apart(env, infos, dones))
         observations, rewards, dones, infos = env.step(actions)
         earned += rewards if normalize is None else normalize.get_original_reward()
         for slot in (slot for slot in range(n) if dones[slot] and turns[slot]):

@@ -7,6 +7,7 @@ slots works through one stream of jobs, and a slot whose episode ended takes the
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from sb_grpo.envs.hold import Hold, hold_of
 from sb_grpo.envs.installing import facts, install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.policies.beside import env_part
 from sb_grpo.types import Rollout
 
 NO_JOB = -1
@@ -101,17 +103,27 @@ class GroupSlots:
         finally:
             self._hold.actor = None
 
-    def step(self, env: VecEnv, dones: np.ndarray, starts: dict[int, Start | None] | None = None) -> int:
+    def step(
+        self,
+        env: VecEnv,
+        dones: np.ndarray,
+        starts: dict[int, Start | None] | None = None,
+        lost: Collection[int] = (),
+    ) -> int:
         """Advance every slot by one step; slots that are done have already been reset by the VecEnv.
 
         :param dones: ``[n_envs]`` bool
         :param starts: what :meth:`starts` said right after the step; None: nobody can have reset the envs since
+        :param lost: slots whose episode has not ended, but was lost with its worker: their jobs are handed out once more
         :return: number of groups of which the last member ended in this step
         """
         self.t += 1
         completed = 0
         for slot, start in (self.starts(env, dones) if starts is None else starts).items():
-            completed += self._end(int(self.job[slot]))
+            if slot in lost:
+                self._given_back = sorted([*self._given_back, int(self.job[slot])])
+            else:
+                completed += self._end(int(self.job[slot]))
             self._start(env, slot, start)
         return completed
 
@@ -191,6 +203,7 @@ class TensorSlots:
         self._next_job = self.job[-1] + 1
         self.t = th.zeros(n_envs, dtype=th.int64, device=device)
         self.episode_return = th.zeros(n_envs, device=device)
+        self.memory: th.Tensor | None = None  #: [n_envs, n] of a policy that has one, after the last step
         self.start_mismatches = 0
         self._left_at: tuple[TensorVecEnv, int] | None = None
 
@@ -217,11 +230,11 @@ class TensorSlots:
 
     def note_starts(self, rollout: Rollout) -> None:
         """Count the episodes whose first observation differs from that of the first one of their group in this rollout."""
-        assert isinstance(rollout.observations, th.Tensor)
+        observations = env_part(rollout.observations)
         rows = (rollout.t == 0).nonzero().squeeze(1)
         group = rollout.group[rollout.episode[rows]]
         first = th.full((rollout.n_groups,), len(rollout.t), device=rows.device).scatter_reduce(0, group, rows, "amin")
-        differs = rollout.observations[rows] != rollout.observations[first[group]]
+        differs = observations[rows] != observations[first[group]]
         self.start_mismatches += int(differs.flatten(1).any(dim=1).sum())
 
     def step(self, env: TensorVecEnv, done: th.Tensor) -> None:

@@ -102,6 +102,11 @@ class TensorVecEnv(VecEnv):
     def observations(self) -> th.Tensor:
         """``[N, ...]`` of every slot now."""
 
+    @property
+    def action_masks(self) -> th.Tensor | None:
+        """``[N, m]`` bool, valid actions of every slot now (docs/masks.md); None: all are, always."""
+        return None
+
     @abstractmethod
     def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:
         """Restart the slots under a mask: equal seeds, equal start states (where ``grouping`` is ``"seeds"``).

@@ -24,6 +24,7 @@ from sb_grpo.maths.chunks import in_chunks
 from sb_grpo.maths.normalizer import RunningNormalizer
 from sb_grpo.maths.per_step import check_per_step
 from sb_grpo.maths.returns import rewards_to_go
+from sb_grpo.policies.beside import env_part
 from sb_grpo.policies.observations import from_zero, starts_of
 from sb_grpo.ranges import check_settings
 from sb_grpo.types import Rollout, TensorOrDict, map_obs
@@ -218,7 +219,7 @@ class RandomDistillation(nn.Module):
 
 def flat(obs: TensorOrDict, space: spaces.Space) -> th.Tensor:
     """``[M, size]`` observations as vectors: one-hot where discrete, images in [0, 1], the parts of a Dict side by side."""
-    ready = preprocess_obs(from_zero(obs, starts_of(space)), space)
+    ready = preprocess_obs(from_zero(env_part(obs), starts_of(space)), space)
     parts = ready.values() if isinstance(ready, dict) else [ready]
     return th.cat([part.float().flatten(1) for part in parts], dim=1)
 

@@ -18,6 +18,7 @@ from sb_grpo.maths.estimators import to_one_scale
 from sb_grpo.maths.returns import episode_returns
 from sb_grpo.maths.segments import segment_mean, segment_std, segment_sum
 from sb_grpo.options import Multitask
+from sb_grpo.policies.beside import env_part
 from sb_grpo.ranges import check_settings
 from sb_grpo.types import Rollout
 
@@ -162,8 +163,7 @@ def episode_features(rollout: Rollout, n_features: int) -> th.Tensor:
         segment_sum(rewards, episode, n), lengths(rollout), segment_mean(rewards, episode, n), segment_std(rewards, episode, n)
     ]  # fmt: skip
     if n_features > len(columns):
-        assert isinstance(rollout.observations, th.Tensor)
-        for x in rollout.observations.float().unbind(1):
+        for x in env_part(rollout.observations).float().unbind(1):
             columns += [segment_mean(x, episode, n), segment_std(x, episode, n)]
     return th.stack(columns, dim=1)
 

@@ -99,6 +99,7 @@ def update_obstacle(
     micro_batch_size: int | None,
     surgery: bool,
     use_sde: bool,
+    has_memory: bool,
 ) -> str | None:
     """Why the gradient step cannot be captured; None where it can."""
     group = optimizer.param_groups[0]
@@ -110,6 +111,8 @@ def update_obstacle(
         return "importance_level='episode' makes minibatches of unequal size"
     if micro_batch_size is not None:
         return f"micro_batch_size={micro_batch_size} splits minibatches"
+    if has_memory:
+        return "a policy with a memory has minibatches of unequal size"
     if surgery:
         return "surgery=True computes one gradient per task"
     return "gSDE's distribution is an object (use_sde=True)" if use_sde else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch as th
@@ -29,6 +29,9 @@ class Loss:
     importance_level: str = "step"
     #: Rollouts after which the reference policy of ``kl_coef`` becomes the current one; None: never.
     ref_sync_interval: int | None = None
+    #: Reference policy of ``kl_coef`` at the start: a policy, a model that has one, or a saved model's zip (GRPO, PPO, A2C).
+    #: None: the policy itself as it is before the first update. Its weights are copied, and saved with the model.
+    ref_policy: Any = field(default=None, repr=False, compare=False)
 
     def surrogate(self, log_prob: th.Tensor, ratio: th.Tensor, advantages: th.Tensor, clip: Clip) -> th.Tensor:
         """Loss of each row, to be minimised.

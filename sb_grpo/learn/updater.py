@@ -10,7 +10,7 @@ from sb_grpo.learn.captured import Captured
 from sb_grpo.learn.gradients import PlainGradient, clip_gradients
 from sb_grpo.learn.last_good import LastGood
 from sb_grpo.learn.losses import Objective
-from sb_grpo.learn.minibatches import minibatches
+from sb_grpo.learn.minibatches import minibatches, stretches
 from sb_grpo.maths.losses import Clip
 from sb_grpo.types import Minibatch
 
@@ -22,6 +22,7 @@ class UpdatePlan(NamedTuple):
     batch_size: int
     max_grad_norm: float
     target_kl: float | None  #: stop when the approximate KL exceeds 1.5 times this
+    sequence_length: int | None = None  #: of a policy with a memory: steps through which gradients go back
 
 
 class Taken(NamedTuple):
@@ -61,10 +62,12 @@ class Updater:
             return self.gradient_step(minibatch, clip, parameters)
 
         take_step = self.captured.gradient_step(step, self.objective, parameters, clip, plan.batch_size, plan.max_grad_norm)
-        whole_episodes = self.objective.loss.importance_level == "episode"
+        together = batch.episode if self.objective.loss.importance_level == "episode" else None
+        if plan.sequence_length is not None and together is None:
+            together = stretches(batch.episode, plan.sequence_length)
         for epoch in range(plan.n_epochs):
             epoch_norms, stopped = [], False
-            for minibatch in minibatches(batch, plan.batch_size, whole_episodes):
+            for minibatch in minibatches(batch, plan.batch_size, together):
                 if plan.target_kl is not None and self.objective.approximate_kl(minibatch) > 1.5 * plan.target_kl:
                     stopped = True
                     break

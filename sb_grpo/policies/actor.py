@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from functools import partial
 from typing import Any
@@ -16,7 +15,6 @@ from stable_baselines3.common.distributions import (
     StateDependentNoiseDistribution,
     make_proba_distribution,
 )
-from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
@@ -29,38 +27,16 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
 from sb_grpo.maths.normalizer import RunningNormalizer
+from sb_grpo.policies.beside import MASK, MEMORY, SEQUENCE, beside, env_part, space_without
 from sb_grpo.policies.heads import ActionHead, GaussianHead, StateDependentNoiseHead, make_discrete_head
+from sb_grpo.policies.layers import layers_of_the_actor
+from sb_grpo.policies.masks import put_masks
+from sb_grpo.policies.memory import Memory
 from sb_grpo.policies.observations import from_zero, starts_of
-from sb_grpo.rules import integer, shown
-
-LAYER = integer(1, 16_384)
-MOST_WEIGHTS = 10_000_000
+from sb_grpo.policies.predicting import PredictingPolicy
 
 
-def layers_of_the_actor(net_arch: Any) -> list[int]:
-    """Hidden layer sizes of the actor, from any of the forms that SB3 has had.
-
-    :param net_arch: ``[64, 64]``, ``dict(pi=[64, 64], vf=...)``, or that dict in a list as before SB3 1.8
-    :raises ValueError: for sizes that are no whole numbers from 1 on
-    """
-    if isinstance(net_arch, list) and len(net_arch) == 1 and isinstance(net_arch[0], dict):
-        warnings.warn(f"net_arch={net_arch} is SB3's form before version 1.8: pass {net_arch[0]}.", UserWarning, stacklevel=3)
-        net_arch = net_arch[0]
-    layers = net_arch.get("pi", []) if isinstance(net_arch, dict) else net_arch
-    if not isinstance(layers, list | tuple) or len(layers) > 100 or not all(LAYER.fine(n) for n in layers):
-        raise ValueError(
-            f"policy_kwargs: net_arch={shown(net_arch)} must be a list of layer sizes from 1 on, or a dict with 'pi'; up to "
-            "100 layers of up to 16384."
-        )
-    if sum(int(n) * int(m) for n, m in itertools.pairwise(layers)) > MOST_WEIGHTS:
-        raise ValueError(
-            f"policy_kwargs: net_arch={shown(net_arch)} must not have more than {MOST_WEIGHTS:,} weights between its layers: "
-            "make them smaller; [64, 64] is usual."
-        )
-    return [int(n) for n in layers]
-
-
-class ActorPolicy(BasePolicy):
+class ActorPolicy(PredictingPolicy):
     """Policy network without any value network, value head or value optimiser.
 
     :param observation_space: any space that SB3 preprocesses
@@ -79,6 +55,9 @@ class ActorPolicy(BasePolicy):
     :param normalize_images: divide uint8 images by 255
     :param normalize_obs: standardise flat observations by running statistics that are saved with the policy, in place of
         VecNormalize; GRPO updates them between rollouts
+    :param memory: ``"lstm"`` or ``"gru"``: the policy network sees the features and what the memory makes of those so far
+    :param memory_size: units per layer of the memory
+    :param n_layers: layers of the memory
     :param optimizer_class: optimiser, Adam by default (then fused, with eps 1e-5)
     :param optimizer_kwargs: its keyword arguments, learning rate excluded
     """
@@ -101,6 +80,9 @@ class ActorPolicy(BasePolicy):
         normalize_images: bool = True,
         normalize_obs: bool = False,
         share_features_extractor: bool | None = None,
+        memory: str | None = None,
+        memory_size: int = 64,
+        n_layers: int = 1,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
     ) -> None:
@@ -133,7 +115,11 @@ class ActorPolicy(BasePolicy):
         self.full_std, self.use_expln = full_std, use_expln
 
         self.features_extractor = self.make_features_extractor()
-        self.features_dim = self.features_extractor.features_dim
+        self.features_dim = n_features = self.features_extractor.features_dim
+        self.memory_kind, self.memory_size, self.n_layers = memory, memory_size, n_layers
+        self.memory = None if memory is None else Memory(memory, n_features, memory_size, n_layers)
+        if self.memory is not None:
+            self.features_dim = n_features + self.memory.form[-1]
         self.policy_net = nn.Sequential(*create_mlp(self.features_dim, -1, self.net_arch, activation_fn))
         self._build_action_head(self.net_arch[-1] if self.net_arch else self.features_dim)
         last_layer = self.action_net
@@ -156,7 +142,7 @@ class ActorPolicy(BasePolicy):
         if normalize_obs:
             if not self._obs_is_features:
                 raise ValueError(f"normalize_obs=True is for flat observations, not {observation_space}: use VecNormalize.")
-            self.obs_normalizer = RunningNormalizer(self.features_dim, clip=10.0)
+            self.obs_normalizer = RunningNormalizer(n_features, clip=10.0)
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
 
     def _build_action_head(self, latent_dim: int) -> None:
@@ -194,6 +180,9 @@ class ActorPolicy(BasePolicy):
             features_extractor_class=self.features_extractor_class,
             features_extractor_kwargs=self.features_extractor_kwargs,
             normalize_obs=self.normalize_obs,
+            memory=self.memory_kind,
+            memory_size=self.memory_size,
+            n_layers=self.n_layers,
             optimizer_class=self.optimizer_class,
             optimizer_kwargs=self.optimizer_kwargs,
         )
@@ -202,23 +191,42 @@ class ActorPolicy(BasePolicy):
     @staticmethod
     def flat_observations(obs: PyTorchObs) -> th.Tensor:
         """Flat float observations, ``[batch, features_dim]``, before any normalisation."""
+        obs = env_part(obs)
         assert isinstance(obs, th.Tensor)
         return obs.float().flatten(1)
 
+    def make_features_extractor(self) -> BaseFeaturesExtractor:
+        """A mask is no network input."""
+        return self.features_extractor_class(space_without(self.observation_space), **self.features_extractor_kwargs)
+
     def features(self, obs: PyTorchObs) -> th.Tensor:
-        """Features of a batch of observations.
+        """Features of a batch of observations, and what the memory makes of them.
 
         :param obs: ``[batch, ...]`` or a dict of such
         :return: ``[batch, features_dim]`` float
         """
+        return self._recall(obs)[0]
+
+    def _recall(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
+        """Features, and the memory after the step; None without a memory, and of whole stretches."""
         if self._obs_is_features:
             flat = self.flat_observations(obs)
-            return self.obs_normalizer(flat) if self.normalize_obs else flat  # type: ignore[no-any-return]
-        return super().extract_features(from_zero(obs, self._starts), self.features_extractor)  # type: ignore[no-any-return]
+            seen = self.obs_normalizer(flat) if self.normalize_obs else flat
+        else:
+            seen = super().extract_features(from_zero(env_part(obs), self._starts), self.features_extractor)
+        return (seen, None) if self.memory is None else self.memory(seen, beside(obs, MEMORY), beside(obs, SEQUENCE))
 
     def _head_input(self, obs: PyTorchObs) -> th.Tensor:
-        latent = self.policy_net(self.features(obs))
-        out = self.action_net(latent)
+        return self._output(self.features(obs), obs)
+
+    def _output(self, features: th.Tensor, obs: PyTorchObs) -> th.Tensor:
+        out, masks = self._scores(features, obs), beside(obs, MASK)
+        return out if masks is None else put_masks(out, masks)
+
+    def _scores(self, features: th.Tensor, obs: PyTorchObs) -> th.Tensor:
+        """What the head makes a distribution of, before any mask, ``[batch, n]``."""
+        latent = self.policy_net(features)
+        out: th.Tensor = self.action_net(latent)
         return th.cat([out, latent], dim=-1) if self.use_sde else out
 
     def act(self, obs: PyTorchObs, deterministic: bool = False) -> th.Tensor:
@@ -228,8 +236,13 @@ class ActorPolicy(BasePolicy):
         :param deterministic: the mode instead of a sample
         :return: actions ``[batch]`` (Discrete) or ``[batch, n]``
         """
-        out = self._head_input(obs)
-        return self.head.mode(out) if deterministic else self.head.sample(out, self.head.noise(out))
+        return self.act_and_remember(obs, deterministic)[0]
+
+    def act_and_remember(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
+        """Actions as :meth:`act`, and the memory after the step; None without one."""
+        features, after = self._recall(obs)
+        out = self._output(features, obs)
+        return self.head.mode(out) if deterministic else self.head.sample(out, self.head.noise(out)), after
 
     def noise(self, *batch: int) -> th.Tensor:
         """Random numbers for :meth:`sample`, many steps' worth in one call.
@@ -239,16 +252,17 @@ class ActorPolicy(BasePolicy):
         """
         return self.head.noise(th.empty((*batch, self.n_outputs), device=self.device))
 
-    def sample(self, obs: th.Tensor, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    def sample(self, obs: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         """Actions and their log-probabilities, from random numbers that were drawn before.
 
         :param obs: ``[batch, ...]``
         :param noise: ``[batch, n]`` of :meth:`noise`
-        :return: actions ``[batch]`` (Discrete) or ``[batch, n]``, log-probabilities ``[batch]``
+        :return: actions ``[batch]`` (Discrete) or ``[batch, n]``, log-probabilities ``[batch]``, the memory after the step
         """
-        out = self._head_input(obs).float()
+        features, after = self._recall(obs)
+        out = self._output(features, obs).float()
         actions = self.head.sample(out, noise)
-        return actions, self.head.log_prob(out, actions)
+        return actions, self.head.log_prob(out, actions), after
 
     def log_prob(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
         """Log-probability of actions, ``[batch]``; bfloat16 outputs under autocast are widened first.
@@ -272,13 +286,11 @@ class ActorPolicy(BasePolicy):
         actions = self.head.mode(out) if deterministic else self.head.sample(out, self.head.noise(out))
         return actions.reshape((-1, *self.action_space.shape)), self.head.log_prob(out, actions)  # type: ignore[misc]
 
-    def _predict(self, observation: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        return self.act(observation, deterministic)
-
     def get_distribution(self, obs: PyTorchObs) -> Distribution:
         """SB3's distribution object at these observations. It is shared and mutable: copy it before a second call."""
         latent = self.policy_net(self.features(obs))
-        out = self.action_net(latent)
+        out, masks = self.action_net(latent), beside(obs, MASK)
+        out = out if masks is None else put_masks(out, masks)
         if isinstance(self.action_dist, StateDependentNoiseDistribution):
             return self.action_dist.proba_distribution(out, self.log_std, latent)
         if isinstance(self.action_dist, DiagGaussianDistribution):
@@ -317,11 +329,9 @@ MlpPolicy = ActorPolicy
 class ActorCnnPolicy(ActorPolicy):
     """:class:`ActorPolicy` with a NatureCNN in front, for image observations."""
 
-    def __init__(
-        self, observation_space: spaces.Space, action_space: spaces.Space, lr_schedule: Schedule, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("features_extractor_class", NatureCNN)
-        super().__init__(observation_space, action_space, lr_schedule, **kwargs)
+        super().__init__(*args, **kwargs)
 
 
 CnnPolicy = ActorCnnPolicy
@@ -330,11 +340,9 @@ CnnPolicy = ActorCnnPolicy
 class ActorMultiInputPolicy(ActorPolicy):
     """:class:`ActorPolicy` with a CombinedExtractor in front, for Dict observations."""
 
-    def __init__(
-        self, observation_space: spaces.Space, action_space: spaces.Space, lr_schedule: Schedule, **kwargs: Any
-    ) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         kwargs.setdefault("features_extractor_class", CombinedExtractor)
-        super().__init__(observation_space, action_space, lr_schedule, **kwargs)
+        super().__init__(*args, **kwargs)
 
 
 MultiInputPolicy = ActorMultiInputPolicy

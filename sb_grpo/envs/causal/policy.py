@@ -73,7 +73,7 @@ class InterventionPolicy(ActorPolicy):
         self.policy_net = nn.Sequential(*create_mlp(N_DESCRIPTORS, -1, self.net_arch, self.activation_fn))
         self.action_net = nn.Linear(self.net_arch[-1] if self.net_arch else N_DESCRIPTORS, 1)
 
-    def _head_input(self, obs: PyTorchObs) -> th.Tensor:
+    def _scores(self, features: th.Tensor, obs: PyTorchObs) -> th.Tensor:
         known = describe(self.flat_observations(obs), *self._sizes)
         return self.action_net(self.policy_net(known)).squeeze(2)  # type: ignore[no-any-return]
 

@@ -1,0 +1,83 @@
+"""What slots of host envs carry from step to step beside their observations: valid actions, and what the policy remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb_grpo.collect.masks import masks_of
+from sb_grpo.policies import ActorPolicy
+from sb_grpo.policies.beside import MASK, MEMORY, beside, env_part, with_beside
+from sb_grpo.policies.masks import checked, choices_of
+
+#: Sources whose masks the observations do not hold.
+APART = ("method", "info", "tensor")
+
+
+def spaces_beside(policy: ActorPolicy, mask_source: str | None) -> Mapping[str, spaces.Space]:
+    """What has a place in the buffer beside the observations."""
+    parts: dict[str, spaces.Space] = {}
+    if mask_source in APART:
+        parts[MASK] = spaces.MultiBinary(sum(choices_of(policy.action_space)))
+    if policy.memory is not None:
+        parts[MEMORY] = spaces.Box(-np.inf, np.inf, (policy.memory.n_state,), np.float32)
+    return parts
+
+
+class Beside:
+    """Masks and memory of the slots of host envs, noted as the steps go by.
+
+    :param mask_source: of :func:`~sb_grpo.collect.masks.source_of`
+    """
+
+    def __init__(self, mask_source: str | None) -> None:
+        self.mask_source = mask_source
+        self._masks: np.ndarray | None = None
+        self._memory: th.Tensor | None = None  # after the last step
+
+    def begin(self, env: VecEnv) -> None:
+        """Every slot has just been reset."""
+        if self.mask_source in ("method", "info"):
+            self._masks = masks_of(env, self.mask_source, None)
+
+    def see(self, env: VecEnv, infos: Sequence[dict[str, Any]], dones: np.ndarray, step: int) -> None:
+        """A step has been taken, and nobody has touched the envs since.
+
+        :raises ValueError: for masks that are missing, of another form, or without a valid action
+        """
+        if self.mask_source in ("method", "info"):
+            self._masks = masks_of(env, self.mask_source, infos, dones, step)
+
+    def observe(self, obs: Any, policy: ActorPolicy, t: np.ndarray, step: int) -> Any:
+        """Observations as the policy sees them.
+
+        :param obs: ``[n_envs, ...]`` of the env
+        :param t: ``[n_envs]`` steps of the running episodes so far: where it is 0 nothing is remembered
+        """
+        parts: dict[str, th.Tensor] = {}
+        if self.mask_source == "observation":
+            checked(beside(obs, MASK).cpu().numpy(), policy.action_space, len(t), f"of env {{slot}} at vector step {step}")
+        elif self._masks is not None:
+            parts[MASK] = th.as_tensor(self._masks, device=policy.device)
+        if policy.memory is not None:
+            if self._memory is None or len(self._memory) != len(t):
+                self._memory = th.zeros((len(t), policy.memory.n_state), device=policy.device)
+            begins = th.as_tensor(t == 0, device=policy.device).unsqueeze(1)
+            parts[MEMORY] = self._memory.masked_fill(begins, 0.0)
+        return with_beside(obs, parts)
+
+    def remember(self, memory: th.Tensor | None) -> None:
+        """``[n_envs, n]`` of the policy after it has acted."""
+        self._memory = memory
+
+    def after(self, slot: int, obs: Any) -> Any:
+        """A slot's observation after the last step, with what the policy remembers there; for the value of a cut episode."""
+        parts = {} if self._memory is None else {MEMORY: self._memory[slot].cpu().numpy()}
+        if self._masks is not None:  # that of a step which nobody takes
+            parts[MASK] = np.zeros_like(self._masks[slot])
+        return with_beside(env_part(obs), parts)

@@ -1,0 +1,82 @@
+"""Action masks: an action that is not valid gets no probability and no gradient.
+
+The form of a mask is sb3-contrib's: one entry per action (Discrete), per action of each choice in turn (MultiDiscrete), or for
+0 and 1 of each bit in turn (MultiBinary). The method: Huang and Ontañón, 2022 (https://arxiv.org/abs/2006.14171).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+
+#: In place of an impossible action's logit: exp of it is 0 in every floating-point type, and 0 times it is 0.
+NEVER = -1e8
+
+
+def choices_of(space: spaces.Space) -> list[int]:
+    """Actions of each choice that a mask tells of; none for Box actions, which have no masks."""
+    if isinstance(space, spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return [int(n) for n in space.nvec.flatten()]
+    return [2] * int(np.prod(space.shape)) if isinstance(space, spaces.MultiBinary) else []
+
+
+def put_masks(out: th.Tensor, masks: th.Tensor) -> th.Tensor:
+    """What the action net says, with masks on it.
+
+    :param out: ``[batch, n]`` logits; of bits, which have two entries in a mask, ``[batch, m / 2]``
+    :param masks: ``[batch, m]`` bool, or 0 and 1
+    :return: ``[batch, n]``
+    """
+    valid = masks > 0.5 if masks.is_floating_point() else masks.bool()
+    if valid.shape[-1] == out.shape[-1]:
+        return out.masked_fill(~valid, NEVER)
+    zero, one = valid.view(*valid.shape[:-1], -1, 2).unbind(-1)
+    return out.masked_fill(~one, NEVER).masked_fill(~zero, -NEVER)
+
+
+def checked(masks: Any, space: spaces.Space, n: int, where: str) -> np.ndarray:
+    """Masks as booleans.
+
+    :param masks: ``[n, m]`` of booleans, or numbers that are 0 or 1; ``[m]`` where n is 1
+    :param space: of actions
+    :param n: rows wanted
+    :param where: they come from, for the message; ``{slot}`` stands for the row
+    :return: ``[n, m]`` bool
+    :raises ValueError: for another shape, for other values, and for a row without a valid action
+    """
+    choices = choices_of(space)
+    rows = [np.asarray(row) for row in (masks if np.ndim(masks) > 1 or not _is_flat(masks) else [masks])]
+    shapes = {row.shape for row in rows}
+    if len(rows) != n or shapes != {(sum(choices),)}:
+        per = "action" if len(choices) == 1 else "action of each choice in turn"
+        raise ValueError(
+            f"{len(rows)} masks {where.format(slot='each')} have the shapes {sorted(shapes)}, but {space} wants {n} of "
+            f"{sum(choices)} entries, one per {per} (docs/masks.md)."
+        )
+    found = np.stack(rows)
+    if found.dtype != np.bool_:
+        if found.dtype.kind not in "iuf" or not ((found == 0) | (found == 1)).all():
+            raise ValueError(
+                f"A mask {where.format(slot='each')} holds {found.dtype} values such as {found.flat[0]!r}: use booleans, or "
+                "0 and 1."
+            )
+        found = found.astype(np.bool_)
+    for number, part in enumerate(np.split(found, np.cumsum(choices)[:-1], axis=1)):
+        dead = ~part.any(axis=1)
+        if dead.any():
+            of = "" if len(choices) == 1 else f" for choice {number}"
+            raise ValueError(
+                f"The mask {where.format(slot=int(np.flatnonzero(dead)[0]))} allows no action{of}. Allow at least one at "
+                "every step, or end the episode where nothing can be done."
+            )
+    return found
+
+
+def _is_flat(masks: Any) -> bool:
+    """One mask, rather than a sequence of them."""
+    return len(masks) > 0 and np.ndim(masks[0]) == 0

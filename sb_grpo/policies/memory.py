@@ -1,0 +1,127 @@
+"""A policy that remembers: an LSTM or GRU between features and policy network, whose state travels with the observation.
+
+Every stored step has the state that it was taken from. So a step can be judged by itself (old log-probabilities, features of
+the baseline), and a stretch of steps can begin anywhere: gradients go back through it and end where it begins (truncated
+back-propagation through time from stored states, as in R2D2, Kapturowski et al., 2019, section 3).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch as th
+from torch import nn
+
+KINDS: dict[str, tuple[type[nn.LSTM] | type[nn.GRU], int]] = {"lstm": (nn.LSTM, 2), "gru": (nn.GRU, 1)}
+
+
+#: Steps that units remember for at first, at most.
+LONGEST = 100.0
+
+
+class Memory(nn.Module):
+    """Layers of LSTM or GRU cells; a state is one row of numbers, zeros where an episode begins.
+
+    :param kind: ``"lstm"`` or ``"gru"``
+    :param n_inputs: features of a step
+    :param size: units per layer
+    :param n_layers: layers
+    :raises ValueError: for another kind, and for sizes below 1
+    """
+
+    def __init__(self, kind: str, n_inputs: int, size: int, n_layers: int) -> None:
+        super().__init__()
+        if kind not in KINDS:
+            raise ValueError(f"policy_kwargs: memory={kind!r} is unknown; use one of {list(KINDS)}, or None for no memory.")
+        for name, value in (("memory_size", size), ("n_layers", n_layers)):
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise ValueError(f"policy_kwargs: {name}={value!r} must be a whole number from 1 on.")
+        net, n_parts = KINDS[kind]
+        self.net, self.form = net(n_inputs, int(size), int(n_layers)), (n_parts, int(n_layers), int(size))
+        self.n_state = n_parts * int(n_layers) * int(size)
+        self._keep_long()
+
+    @th.no_grad()
+    def _keep_long(self) -> None:
+        """Chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188): units forget at rates that are
+        spread over times up to ``LONGEST``; the usual biases of about 0 forget half at every step."""
+        size = self.form[2]
+        for layer in range(self.form[1]):
+            bias, other = (getattr(self.net, f"{name}_l{layer}") for name in ("bias_ih", "bias_hh"))
+            keep = th.empty(size).uniform_(1.0, LONGEST).log_()
+            bias[size : 2 * size], other[size : 2 * size] = keep, 0.0  # the forget gate, or a GRU's update gate
+            if self.form[0] == 2:
+                bias[:size], other[:size] = -keep, 0.0  # the input gate
+
+    def forward(
+        self, x: th.Tensor, state: th.Tensor | None, sequence: th.Tensor | None = None
+    ) -> tuple[th.Tensor, th.Tensor | None]:
+        """Features, and beside them what the memory makes of those so far.
+
+        :param x: ``[batch, n_inputs]``
+        :param state: ``[batch, n_state]`` before each step; None: nothing is remembered
+        :param sequence: of :meth:`run`; None: every row stands by itself
+        :return: ``[batch, n_inputs + size]``, and the state after each step where every row stands by itself
+        """
+        if th.is_autocast_enabled(x.device.type):  # what adds up over many steps is not rounded at each
+            with th.autocast(x.device.type, enabled=False):
+                return self(x.float(), state, sequence)  # type: ignore[no-any-return]
+        if state is None:
+            state = x.new_zeros((len(x), self.n_state))
+        out, after = self.step(x, state) if sequence is None else (self.run(x, state, sequence), None)
+        return th.cat([x, out], dim=-1), after
+
+    def step(self, x: th.Tensor, state: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """One step of every row.
+
+        :param x: ``[batch, n_inputs]``
+        :param state: ``[batch, n_state]`` before the step
+        :return: ``[batch, size]``, and ``[batch, n_state]`` after it
+        """
+        n_parts, n_layers, size = self.form
+        before, hidden, cells = th.split(state, size, dim=-1), list[th.Tensor](), list[th.Tensor]()
+        for layer, weights in enumerate(self.net.all_weights):
+            if n_parts == 2:
+                x, cell = th.lstm_cell(x, (before[layer], before[n_layers + layer]), *weights)
+                cells.append(cell)
+            else:
+                x = th.gru_cell(x, before[layer], *weights)
+            hidden.append(x)
+        return x, th.cat([*hidden, *cells], dim=-1)
+
+    def run(self, x: th.Tensor, state: th.Tensor, sequence: th.Tensor) -> th.Tensor:
+        """Stretches of steps, each from the state of its first row.
+
+        :param x: ``[batch, n_inputs]``, rows of a stretch adjacent and in order
+        :param state: ``[batch, n_state]``
+        :param sequence: ``[batch]`` the stretch that a row belongs to
+        :return: ``[batch, size]``
+        """
+        _, stretch, lengths = th.unique_consecutive(sequence, return_inverse=True, return_counts=True)
+        first = lengths.cumsum(0) - lengths
+        place = th.arange(len(x), device=x.device) - first[stretch]
+        padded = x.new_zeros((int(lengths.max()), len(lengths), x.shape[1])).index_put((place, stretch), x)
+        start = state[first].view(-1, *self.form).permute(1, 2, 0, 3).contiguous()
+        out, _ = self.net(padded, (start[0], start[1]) if self.form[0] == 2 else start[0])
+        return out[place, stretch]  # type: ignore[no-any-return]
+
+    def to_parts(self, state: th.Tensor) -> tuple[np.ndarray, ...]:
+        """As sb3-contrib's RecurrentPPO hands states out: ``[n_layers, batch, size]`` per part."""
+        return tuple(state.view(-1, *self.form).permute(1, 2, 0, 3).cpu().numpy())
+
+    def from_parts(self, parts: Any, n: int, device: th.device) -> th.Tensor:
+        """``[n, n_state]``; zeros where there are no parts yet.
+
+        :raises ValueError: for parts of another form
+        """
+        if parts is None:
+            return th.zeros((n, self.n_state), device=device)
+        n_parts, n_layers, size = self.form
+        found = [np.asarray(part) for part in parts] if isinstance(parts, tuple | list) else [np.asarray(parts)]
+        if len(found) != n_parts or any(part.shape != (n_layers, n, size) for part in found):
+            raise ValueError(
+                f"state has the parts {[part.shape for part in found]}, but this policy's has {n_parts} of "
+                f"{(n_layers, n, size)}: pass what predict() returned for the same number of envs, or None."
+            )
+        return th.as_tensor(np.stack(found), dtype=th.float32, device=device).permute(2, 0, 1, 3).flatten(1)

@@ -1,0 +1,83 @@
+"""``predict`` of a policy that may have masks and a memory."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy
+
+from sb_grpo.policies.beside import MASK, MEMORY, beside, with_beside
+from sb_grpo.policies.masks import checked, choices_of
+from sb_grpo.policies.memory import Memory
+
+
+class PredictingPolicy(BasePolicy):
+    """NumPy in, NumPy out, as SB3's policies have it."""
+
+    memory: Memory | None
+
+    @abstractmethod
+    def act_and_remember(self, obs: Any, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
+        """Actions of a batch, and the memory after them."""
+
+    def predict(  # type: ignore[override]
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """Actions for observations.
+
+        :param observation: of one env, or of several
+        :param state: what the last call returned; None: nothing is remembered yet
+        :param episode_start: ``[n_envs]`` bool, where an episode begins: what was remembered there is forgotten
+        :param deterministic: the most likely action instead of a sample
+        :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them
+        :return: actions, and the state for the next call; None without a memory
+        :raises ValueError: for observations, states or masks of another form
+        """
+        self.set_training_mode(False)
+        obs, vectorized = self.obs_to_tensor(observation)
+        n = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
+        with th.no_grad():
+            actions, after = self.act_and_remember(self._beside(obs, n, state, episode_start, action_masks), deterministic)
+        found = self.in_bounds(actions.cpu().numpy()).reshape((-1, *(self.action_space.shape or ())))
+        remembered = state if self.memory is None or after is None else self.memory.to_parts(after)
+        return found if vectorized else found.squeeze(axis=0), remembered  # type: ignore[return-value]
+
+    def _beside(self, obs: Any, n: int, state: Any, episode_start: Any, action_masks: Any) -> Any:
+        parts: dict[str, th.Tensor] = {}
+        if action_masks is None and beside(obs, MASK) is not None:
+            action_masks = beside(obs, MASK).cpu().numpy()
+        if action_masks is not None:
+            if not choices_of(self.action_space):
+                raise ValueError(f"action_masks are for discrete actions, not for {self.action_space}: leave them out.")
+            masks = checked(action_masks, self.action_space, n, "of row {slot}")
+            parts[MASK] = th.as_tensor(masks, device=self.device)
+        if self.memory is not None:
+            parts[MEMORY] = self.memory.from_parts(state, n, self.device)
+            if episode_start is not None:
+                begins = th.as_tensor(np.asarray(episode_start, dtype=bool).reshape(-1, 1), device=self.device)
+                parts[MEMORY] = parts[MEMORY].masked_fill(begins, 0.0)
+        return with_beside(obs, parts)
+
+    def in_bounds(self, actions: np.ndarray) -> np.ndarray:
+        """Actions in the env's own bounds: unsquashed or clipped where the space is a Box.
+
+        :param actions: ``[n_envs]`` or ``[n_envs, n]`` as sampled
+        :return: ``[n_envs, *action_space.shape]``
+        """
+        space = self.action_space
+        if not isinstance(space, spaces.Box):
+            return actions
+        actions = actions.reshape((-1, *space.shape))
+        return self.unscale_action(actions) if self.squash_output else np.clip(actions, space.low, space.high)
+
+    def _predict(self, observation: Any, deterministic: bool = False) -> th.Tensor:
+        return self.act_and_remember(observation, deterministic)[0]
