@@ -32,6 +32,7 @@ class Counts(NamedTuple):
     trained: int
     dropped: int
     pending: int  #: waiting for their group to complete
+    age: th.Tensor  #: [M] updates since each row was collected
     interruptions: int
     start_mismatches: int
 
@@ -63,6 +64,8 @@ def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, coun
         "rollout/useful_fraction": counts.trained / (counts.trained + counts.dropped),
         "rollout/pending_steps": counts.pending,
         "rollout/n_steps": len(advantages),
+        "rollout/age": counts.age.float().mean().item(),
+        "rollout/age_max": int(counts.age.max()),
         "rollout/interruptions": counts.interruptions,
         "group/n_groups": rollout.n_groups,
         "group/frac_zero_std": 1.0 - has_signal.float().mean().item(),

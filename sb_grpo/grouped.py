@@ -39,7 +39,17 @@ from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policy_arguments import check_memory
 from sb_grpo.profiles import arguments_of
 from sb_grpo.rules import check_choice
-from sb_grpo.saving import NOT_SAVED, OPTIONAL_MODULES, saying_what_moved, with_fitting_modules, without_pickle, write_model
+from sb_grpo.saving import (
+    NOT_SAVED,
+    OPTIONAL_MODULES,
+    OnlyForGRPO,
+    attributes_in,
+    check_is_grpo,
+    saying_what_moved,
+    with_fitting_modules,
+    without_pickle,
+    write_model,
+)
 from sb_grpo.slotted import SlottedAlgorithm
 
 SelfGrouped = TypeVar("SelfGrouped", bound="GroupedAlgorithm")
@@ -88,6 +98,8 @@ class GroupedAlgorithm(SlottedAlgorithm):
     def _setup_model(self) -> None:
         former = {name: self.__dict__.pop(name) for name in MOVED if name in self.__dict__}
         self.__dict__.update(modern({**self.__dict__, **former}, DEFAULTS_0_1) if former else {})  # a zip of version 0.1
+        if self.rollout_buffer_class is OnlyForGRPO:  # type: ignore[comparison-overlap]
+            self.rollout_buffer_class = None
         self.options = Options.read(self.__dict__)
         self._derive()
         check_arguments(self._arguments())
@@ -269,9 +281,13 @@ class GroupedAlgorithm(SlottedAlgorithm):
         groups that it has not used."""
         if self.slots is not None:
             self._next_group = self.slots.next_group
-        file = io.BytesIO()
-        super().save(file, *args, **kwargs)
-        write_model(path, file.getvalue(), vars(self), self._vec_normalize_env)
+        file, own = io.BytesIO(), self.rollout_buffer_class
+        self.rollout_buffer_class = own or OnlyForGRPO  # type: ignore[assignment]
+        try:
+            super().save(file, *args, **kwargs)
+            write_model(path, file.getvalue(), vars(self), self._vec_normalize_env)
+        finally:
+            self.rollout_buffer_class = own
 
     def export(self, path: str | Path) -> Path:
         """The policy with all that stands before and after it as one file, ``.onnx`` or ``.pt2`` (docs/export.md)."""
@@ -295,6 +311,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         :raises ValueError: for what cannot be had without unpickling, and for objects whose class has moved
         """
         check_moved(kwargs)
+        check_is_grpo(path, attributes_in(path))
         source = path
         if not trusted:
             given = {**(custom_objects or {}), **kwargs}
@@ -310,6 +327,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         """As SB3's; a saved model may be loaded with another ``advantage``, ``kl_coef`` or ``grouping``: what it lacks stays
         as built, except a missing reference policy, which becomes the loaded policy. ``ref_policy`` goes before the file's."""
         if not isinstance(load_path_or_dict, dict):
+            check_is_grpo(load_path_or_dict, attributes_in(load_path_or_dict))
             load_path_or_dict = load_from_zip_file(load_path_or_dict, load_data=False, device=device)[1]
         if "policy" in load_path_or_dict:
             modules = {name: getattr(self, name) for name in OPTIONAL_MODULES}

@@ -240,7 +240,8 @@ class GRPO(GroupedAlgorithm):
         self._steps_trained += len(prepared.estimate.advantages)
         assert self.slots is not None
         pending, mismatches = self.rollout_buffer.n_kept, self.slots.start_mismatches
-        counts = log.Counts(self._steps_trained, self._steps_dropped, pending, self.interruptions, mismatches)
+        age = self.rollout_buffer.age
+        counts = log.Counts(self._steps_trained, self._steps_dropped, pending, age, self.interruptions, mismatches)
         self.last_figures = {}
         self._log(log.of_rollout(prepared.rollout, prepared.estimate, prepared.has_signal, counts))
         self.logger.record("group/advantages", prepared.estimate.advantages, exclude=log.NOT_PRINTED)

@@ -216,8 +216,8 @@ def test_host_and_tensor_versions_say_the_same(env_id: str) -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     (dict(policy_kwargs=dict(memory="transformer")), "memory='transformer' is unknown"),
-    (dict(policy_kwargs=dict(memory="gru", memory_size=0)), "memory_size=0 must be a whole number"),
-    (dict(policy_kwargs=dict(memory="gru", n_layers=1.5)), "n_layers=1.5 must be a whole number"),
+    (dict(policy_kwargs=dict(memory="gru", memory_size=0)), "memory_size=0 must be an integer"),
+    (dict(policy_kwargs=dict(memory="gru", n_layers=1.5)), "n_layers=1.5 must be an integer"),
     (dict(update_kwargs=dict(sequence_length=8)), "has no effect without a memory"),
     (dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=64)), "longer than any stretch"),
     (dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=0)), "sequence_length=0 must be"),

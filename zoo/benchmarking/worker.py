@@ -24,6 +24,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sb_grpo import files
+from zoo.common.evaluating import Counting
 
 from ..benchmarking.results import RANDOM, write_result
 from ..benchmarking.specs import Spec
@@ -57,8 +58,10 @@ def evaluate(model: Any, env: VecEnv, seed: int, deterministic: bool) -> list[fl
     :return: in the order of the envs, so of the starts
     """
     finished: list[int] = []
+    counting = Counting()
 
-    def note(step: dict[str, Any], _: dict[str, Any]) -> None:
+    def note(step: dict[str, Any], everything: dict[str, Any]) -> None:
+        counting(step, everything)
         if step["done"] and "episode" in step["info"]:
             finished.append(step["i"])
 

@@ -21,6 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from sb_grpo import files
 from sb_grpo.normalization import statistics_to_bytes, with_statistics
 from sb_grpo.saving import PLAIN, STATISTICS, read_entry, with_entries, write_zip
+from zoo.common.evaluating import Counting
 
 from ..common.command_line import BadInput
 from ..common.provenance import commit, versions
@@ -136,7 +137,12 @@ class Evaluations(EvalCallback):
         self.finished = folder / "evaluations.npz"
         self.log_path = str(folder / ".evaluations.part")  # to which np.savez adds .npz
 
+    def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
+        super()._log_success_callback(locals_, globals_)
+        self.counting(locals_, globals_)
+
     def _on_step(self) -> bool:
+        self.counting = Counting()
         going_on = super()._on_step()
         unfinished = Path(f"{self.log_path}.npz")
         if unfinished.exists():
