@@ -17,11 +17,13 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb_grpo import learners, ranks
 from sb_grpo.arguments import check_arguments, check_env
 from sb_grpo.collect.beside import APART, Beside, spaces_beside
 from sb_grpo.collect.masks import masks_of_the_evaluated
 from sb_grpo.collect.rollouts import buffer_class
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
+from sb_grpo.envs.random import mix
 from sb_grpo.envs.tensor_env import is_tensor_env
 from sb_grpo.export import export_policy
 from sb_grpo.extras.exploration import Place, make_bonus
@@ -69,12 +71,14 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self.options = Options.read(self.__dict__)
         self._derive()
         check_arguments(self._arguments())
+        learners.check_shares(self._arguments())
+        learners.check_equal(self.settings)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         if self.seed is not None:
             self._base_seed = self.seed
         elif self._base_seed is None:
-            self._base_seed = int(np.random.randint(2**31))
+            self._base_seed = ranks.gathered(int(np.random.randint(2**31)))[0]
         self.clip_range = FloatSchedule(self.clip_range)
         whole = None if self.whole_episodes else self.steps_per_env
         limit = time_limit(self.env) if self.env is not None else None
@@ -88,6 +92,18 @@ class GroupedAlgorithm(SlottedAlgorithm):
         place = Place(space_without(self.observation_space), self.get_vec_normalize_env() is not None, self.gamma, self.device)
         self.bonus = make_bonus(self.options.rewards.bonus, place)
         self._capture()
+        self._begin_together()
+
+    def _begin_together(self) -> None:
+        """Several learners: one set of weights, and random numbers of each one's own."""
+        rank, n = ranks.place()
+        if n == 1:
+            return
+        for module in (self.policy, self.estimator, self.ref_policy):
+            if isinstance(module, th.nn.Module):
+                ranks.broadcast(module.state_dict().values())
+        assert self._base_seed is not None
+        self.set_random_seed(mix(self._base_seed, rank, 3) >> 33)
 
     def _derive(self) -> None:
         """Find the defaults that follow from other arguments."""
@@ -164,12 +180,13 @@ class GroupedAlgorithm(SlottedAlgorithm):
     def _capture(self) -> None:
         """Captured execution, as far as it can be had with this env and these arguments."""
         options = self.options
+        self.shared_statistics = learners.SharedStatistics(self._vec_normalize_env)
         self.captured = Captured(
             self.compile,
             rollout_obstacle(self.env, options.groups.restart == "branch", self.use_sde),
             update_obstacle(
                 self.policy.optimizer, self.device, options.loss.importance_level, options.update.micro_batch_size,
-                options.multitask.surgery, self.use_sde, self.policy.memory is not None,
+                options.multitask.surgery, self.use_sde, self.policy.memory is not None, ranks.place().n,
             ),
         )  # fmt: skip
         if hasattr(self.estimator, "fast_predict"):
@@ -231,9 +248,11 @@ class GroupedAlgorithm(SlottedAlgorithm):
 
     def save(self, path: Any, *args: Any, **kwargs: Any) -> None:
         """As SB3's, whole or not at all, with VecNormalize's statistics in the zip; a model saved in mid-rollout goes on with
-        groups that it has not used."""
+        groups that it has not used. Of several learners rank 0 writes; elsewhere nothing happens."""
+        if ranks.place().rank > 0:
+            return
         if self.slots is not None:
-            self._next_group = self.slots.next_group
+            self._next_group = ranks.first_undealt(self.slots.next_group)
         file = io.BytesIO()
         super().save(file, *args, **kwargs)
         write_model(path, file.getvalue(), vars(self), self._vec_normalize_env)

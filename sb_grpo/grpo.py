@@ -12,6 +12,7 @@ from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import figures as log
+from sb_grpo import ranks
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import Source, collecting
 from sb_grpo.envs.tensor_env import is_tensor_env
@@ -141,7 +142,7 @@ class GRPO(GroupedAlgorithm):
             tensorboard_log=tensorboard_log,
             policy_kwargs=policy_kwargs,
             verbose=plain(verbose),
-            device=device,
+            device=ranks.join(device),
             seed=plain(seed),
             _init_setup_model=False,
         )
@@ -182,9 +183,9 @@ class GRPO(GroupedAlgorithm):
         rollout_buffer.reset()
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)
-        completed = False
+        completed, steps_before, episodes_before = False, self.num_timesteps, list(self.ep_info_buffer or ())
         try:
-            completed = self._take_steps(env, callback, rollout_buffer)
+            completed = ranks.every(self._take_steps(env, callback, rollout_buffer))
         finally:
             if not completed:  # the episodes lost their beginnings: the next learn() starts new groups
                 self._steps_dropped += rollout_buffer.pos * env.num_envs + rollout_buffer.drop_kept()
@@ -192,12 +193,14 @@ class GRPO(GroupedAlgorithm):
         if not completed:
             return False
         self._n_rollouts += 1
+        self._share_what_was_seen(steps_before, episodes_before)
         with self.autocasting():
             log_probs = rollout_buffer.log_probs_of(self.policy.log_prob)
         rollout = rollout_buffer.pack(log_probs, self.members, self.whole_episodes)
         assert rollout is not None, "a rollout ends with a complete group"
         self._steps_dropped += rollout_buffer.n_idle
         self.slots.note_starts(rollout)
+        rollout = rollout._replace(seed_group=ranks.dealt(rollout.seed_group), max_length=ranks.largest(rollout.max_length))
         self._prepared = rollout, self._prepare(rollout)
         return True
 
@@ -210,12 +213,13 @@ class GRPO(GroupedAlgorithm):
         )  # fmt: skip
         known: dict[str, Any] = {"self": self, "env": env, "callback": callback, "rollout_buffer": rollout_buffer}
         known["n_rollout_steps"] = self.steps_per_env
+        n_ranks = ranks.place().n
         callback.on_rollout_start()
         for step in collecting(source, self._plan(), self._start_over, self.ep_info_buffer):
-            self.num_timesteps += env.num_envs
+            self.num_timesteps += env.num_envs * n_ranks
             callback.update_locals({**known, **step._asdict()})
             if not callback.on_step():
-                self.num_timesteps += step.ahead * env.num_envs
+                self.num_timesteps += step.ahead * env.num_envs * n_ranks
                 return False
             if not is_tensor_env(env):
                 self._update_info_buffer(step.infos, step.dones)
@@ -263,7 +267,7 @@ class GRPO(GroupedAlgorithm):
         due = loss.ref_sync_interval and self._n_rollouts % loss.ref_sync_interval == 0
         if self.kl_coef > 0 and (due or self.ref_policy is None):
             self._sync_reference()
-        if len(batch.advantages) == 0:  # no group had a spread: nothing to learn from
+        if ranks.count(len(batch.advantages)) == 0:  # no group had a spread: nothing to learn from
             self.last_update = log.nothing_to_learn(self.last_figures)
             return self.last_update
         clip_high = self.clip_range if loss.clip_range_high is None else loss.clip_range_high
