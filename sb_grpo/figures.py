@@ -72,6 +72,7 @@ def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, coun
         "group/baseline": ranks.mean(segment_mean(returns, rollout.group, rollout.n_groups)).item(),
         "group/return_std": ranks.spread(returns).item(),
         "group/reward_mean": ranks.mean(rollout.rewards).item(),
+        "group/reward_max": ranks.largest(rollout.rewards.abs().max().item()),
         "group/reward_std": ranks.spread(rollout.rewards).item(),
         "group/advantage_mean": ranks.mean(advantages).item(),
         "group/advantage_std": ranks.spread(advantages).item(),

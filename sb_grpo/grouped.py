@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -32,11 +33,14 @@ from sb_grpo.extras.grouping import make_grouping
 from sb_grpo.given import Options
 from sb_grpo.learn.captured import Captured, rollout_obstacle, update_obstacle
 from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
+from sb_grpo.learn.losses import Loss
 from sb_grpo.maths.discount import discount_for
 from sb_grpo.moved import DEFAULTS_0_1, MOVED, check_moved, modern
-from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
+from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policy_arguments import check_memory
+from sb_grpo.profiles import arguments_of
+from sb_grpo.rules import check_choice
 from sb_grpo.saving import NOT_SAVED, OPTIONAL_MODULES, saying_what_moved, with_fitting_modules, without_pickle, write_model
 from sb_grpo.slotted import SlottedAlgorithm
 
@@ -53,8 +57,26 @@ class GroupedAlgorithm(SlottedAlgorithm):
         "CnnPolicy": ActorCnnPolicy,
         "MultiInputPolicy": ActorMultiInputPolicy,
     }
+    loss: str | Loss
+    loss_kwargs: dict[str, Any] | None
+
+    @classmethod
+    def from_profile(cls: type[SelfGrouped], name: str, policy: Any, env: GymEnv | str, **kwargs: Any) -> SelfGrouped:
+        """A new model whose steps are as bold as a profile says.
+
+        :param name: ``"conservative"``, ``"balanced"`` or ``"aggressive"``: :data:`sb_grpo.profiles.PROFILES`
+        :param policy: as the constructor's
+        :param env: as the constructor's
+        :param kwargs: further arguments; they go over the profile's
+        :raises ValueError: for an unknown name, and as the constructor
+        """
+        return cls(policy, env, **arguments_of(name, kwargs))
 
     # ---------------------------------------------------------------- set-up
+
+    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
+        check_choice("policy", policy_name, self.policy_aliases)
+        return super()._get_policy_from_name(policy_name)
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -89,6 +111,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self._setup_groups()
         if self.kl_coef > 0:
             self._sync_reference()
+        self._use_given_reference()
         place = Place(space_without(self.observation_space), self.get_vec_normalize_env() is not None, self.gamma, self.device)
         self.bonus = make_bonus(self.options.rewards.bonus, place)
         self._capture()
@@ -201,6 +224,18 @@ class GroupedAlgorithm(SlottedAlgorithm):
             del self.ref_policy.optimizer
         self.ref_policy.load_state_dict(self.policy.state_dict())
 
+    def _use_given_reference(self) -> None:
+        """The reference policy gets the weights that ``loss_kwargs`` names; what was given is not kept in the model."""
+        given = self.options.loss.ref_policy
+        if given is None:
+            return
+        assert self.ref_policy is not None
+        load_actor(self.ref_policy, given)
+        if isinstance(self.loss, Loss):
+            self.loss = replace(self.loss, ref_policy=None)
+        else:
+            self.loss_kwargs = {name: value for name, value in (self.loss_kwargs or {}).items() if name != "ref_policy"}
+
     def _make_policy(self) -> ActorPolicy:
         policy_class: Any = self.policy_class
         policy: ActorPolicy = policy_class(
@@ -292,10 +327,11 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """As SB3's; a saved model may be loaded with another ``advantage``, ``kl_coef`` or ``grouping``: what it lacks stays
-        as built, except a missing reference policy, which becomes the loaded policy."""
+        as built, except a missing reference policy, which becomes the loaded policy. ``ref_policy`` goes before the file's."""
         if not isinstance(load_path_or_dict, dict):
             load_path_or_dict = load_from_zip_file(load_path_or_dict, load_data=False, device=device)[1]
         if "policy" in load_path_or_dict:
             modules = {name: getattr(self, name) for name in OPTIONAL_MODULES}
             load_path_or_dict = with_fitting_modules(load_path_or_dict, modules)
         super().set_parameters(load_path_or_dict, exact_match, device)
+        self._use_given_reference()

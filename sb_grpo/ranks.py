@@ -16,6 +16,7 @@ import torch as th
 import torch.distributed as dist
 
 T = TypeVar("T")
+Number = TypeVar("Number", int, float)
 
 
 class Place(NamedTuple):
@@ -111,13 +112,13 @@ def count(n: int) -> int:
     return n if _place.n == 1 else int(total(th.tensor(n)))
 
 
-def largest(n: int) -> int:
+def largest(x: Number) -> Number:
     """The largest of the ranks' numbers."""
     if _place.n == 1:
-        return n
-    number = th.tensor(n)
+        return x
+    number = th.tensor(x, dtype=th.float64)
     _reduce(number, dist.ReduceOp.MAX)
-    return int(number)
+    return type(x)(number.item())
 
 
 def every(flag: bool) -> bool:

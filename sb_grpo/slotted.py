@@ -20,7 +20,7 @@ from sb_grpo.collect.columns import Wanted, make_columns
 from sb_grpo.collect.host_loop import check_finite
 from sb_grpo.collect.interruption import give_up, warn_of_interruption
 from sb_grpo.collect.masks import source_of
-from sb_grpo.collect.plan import Plan
+from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan
 from sb_grpo.collect.rollouts import Slots
 from sb_grpo.collect.simulators import make_slots
 from sb_grpo.envs.installing import time_limit
@@ -30,7 +30,8 @@ from sb_grpo.given import Arguments, Options
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.preparing import Prepared
-from sb_grpo.rules import steps_per_env
+from sb_grpo.ranges import RANGES
+from sb_grpo.rules import at_progress, steps_per_env
 from sb_grpo.types import Rollout, UpdateResult
 
 
@@ -136,6 +137,8 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     ) -> tuple[int, BaseCallback]:
         if self.env is None:
             raise ValueError("There is no env to learn from: pass one to GRPO.load(..., env=...), or call set_env(env).")
+        if "options" not in vars(self):  # _init_setup_model=False
+            self._setup_model()
         self.check_rollout_size()
         self.moving_gamma = None
         in_step = self.slots is not None and self.slots.in_step_with(self.env)
@@ -209,7 +212,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
             self._make_buffer()
         self.beside.begin(self.env)
         self.slots.started_all(self.env, self.raw_last_obs)
-        check_finite(self.env, "observation", self.raw_last_obs, step=0)
+        check_finite(self.env, "observation", self.raw_last_obs, 0, self._limits.observation)
 
     @property
     def members(self) -> int:
@@ -217,15 +220,9 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
 
         :raises ValueError: if the schedule says anything but a whole number from 1 on
         """
-        if not callable(self.group_size):
-            return self.group_size  # type: ignore[no-any-return]
-        size = self.group_size(self._current_progress_remaining)
-        if not size >= 1 or size != int(size):
-            raise ValueError(
-                f"group_size={self.group_size!r} returned {size!r} at progress {self._current_progress_remaining}: it "
-                "must return a whole number from 1 on."
-            )
-        return int(size)
+        rule = RANGES[""]["group_size"]
+        whole = rule._replace(fine=lambda x: rule.fine(int(x) if isinstance(x, float) and x.is_integer() else x))
+        return int(at_progress("group_size", whole, self.group_size, self._current_progress_remaining))
 
     @property
     def raw_last_obs(self) -> Any:
@@ -282,12 +279,31 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         n_groups = None if self.n_groups is None else self.n_groups // ranks.place().n
         return Plan(
             self.members, n_groups, self.steps_per_env, self.whole_episodes, self._time_limit, reason, way_out,
-            self.use_sde, self.sde_sample_freq, self.num_timesteps // self.n_envs,
+            self.use_sde, self.sde_sample_freq, self.num_timesteps // self.n_envs, self._limits,
         )  # fmt: skip
+
+    @property
+    def _limits(self) -> Limits:
+        """What the env may report at most: where nothing keeps statistics of it, anything that is finite."""
+        unbounded, normalized = self.options.rewards.scaling == "none", self._vec_normalize_env
+        reward = LARGEST_REWARD if unbounded or self.group_weighting is not None else Limits().reward
+        keeps_observations = (
+            self.options.estimator.uses_values
+            or self.policy.normalize_obs
+            or isinstance(self.bonus, th.nn.Module)
+            or self.options.multitask.grouping == "auto"
+            or (normalized is not None and normalized.norm_obs)
+        )
+        return Limits(reward, LARGEST_OBSERVATION if keeps_observations else Limits().observation)
 
     def _horizon(self, rollout: Rollout) -> int:
         """Steps of the longest episode possible."""
         return self._time_limit or rollout.max_length if self.whole_episodes else self.steps_per_env
+
+    def _update_learning_rate(self, optimizers: Any) -> None:
+        progress = self._current_progress_remaining
+        at_progress("learning_rate", RANGES[""]["learning_rate"], self.lr_schedule, progress)
+        super()._update_learning_rate(optimizers)
 
     def _log(self, figures: log.Figures) -> None:
         """Log figures, and keep them for who looks at the rollout later; the logger forgets them when it dumps."""

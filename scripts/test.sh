@@ -6,7 +6,7 @@ if [[ $# -gt 1 || "${1:---slow}" != --slow ]]; then
     echo "usage: bash scripts/test.sh [--slow] (given: $*)" >&2
     exit 2
 fi
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh" zoo,envs,sim,tests,docs
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh" zoo,envs,sim,scale,tests,docs
 export OMP_NUM_THREADS=1
 ruff check .
 mypy

@@ -56,7 +56,7 @@ PUBLIC: dict[str, set[str]] = {
         "HealthWarning",
         "Rule",
     },
-    "sb_grpo.envs": {"Alignment", "check_tensor_env", "make_tensor_env", "noise_alignment"},
+    "sb_grpo.envs": {"Alignment", "ProcessVecEnv", "RayVecEnv", "check_tensor_env", "make_tensor_env", "noise_alignment"},
     "sb_grpo.envs.brax": {"BraxEnv", "make_brax_env", "make_playground_env"},
     "sb_grpo.envs.causal.policy": {"InterventionPolicy"},
     "sb_grpo.envs.envpool": {"EnvPoolEnv"},
@@ -79,7 +79,10 @@ PUBLIC: dict[str, set[str]] = {
     "sb_grpo.envs.native": {"make_tensor_env"},
     "sb_grpo.envs.random": {"mix", "uniform"},
     "sb_grpo.maths.estimators": {"outcome", "peer_baseline"},
+    "sb_grpo.maths.losses": {"clipped_surrogate"},
     "sb_grpo.maths.returns": {"episode_returns"},
+    "sb_grpo.policies": {"CnnPolicy", "MlpPolicy", "MultiInputPolicy", "load_actor"},
+    "sb_grpo.profiles": {"PROFILES"},
     "sb_grpo.envs.tensor_env": {"TensorStep", "TensorVecEnv", "map_snapshot"},
 }
 #: What some of them need beyond the package itself.

@@ -20,8 +20,9 @@ from tests.helpers import heed_ctrl_c, wait_for
 from zoo.common.command_line import run
 from zoo.schedules import make_schedule
 from zoo.train import main
+from zoo.training.building import build
 from zoo.training.checks import check_settings
-from zoo.training.experiment import build, register
+from zoo.training.experiment import register
 
 ROOT = Path(__file__).parents[1]
 

@@ -6,21 +6,24 @@
 from __future__ import annotations
 
 import fcntl
-import os
 import shlex
 import shutil
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 
+from .benchmarking.launchers import open_launcher
 from .benchmarking.results import lines_file, read_all
-from .benchmarking.scheduler import DONE, LEFT, table, work
+from .benchmarking.scheduler import table, work
 from .benchmarking.specs import Spec, read_variants, settings_for, swept
 from .benchmarking.worker import BAD_SETTINGS
-from .common.command_line import BadInput, Parser, call, check_env_id, run
+from .benchmarking.workers import DONE, LEFT
+from .common.cluster import Launch, add_launcher, read_launch
+from .common.command_line import BadInput, Parser, call, known_env, run
 from .common.grids import parse_grid
 
 LOG_WIDTH = 200  # a table in a log file need not fit a terminal
@@ -39,12 +42,8 @@ def parser() -> Parser:
     add("--seeds", default="0-9", help="such as 0-9, 3 or 0,2,5-7")
     add("--steps", nargs="+", required=True, metavar="N", help="env steps per run: one number, or ID:N for each env")
     add("--out", type=Path, required=True, metavar="FOLDER", help="for FOLDER/<env>/<label>/seed_<s>.json")
-    add(
-        "--jobs",
-        type=int,
-        default=os.cpu_count(),
-        help="runs at a time, one torch thread each",
-    )
+    add("--jobs", type=int, help="runs at a time, one torch thread each (default: as many as there are cores)")
+    add_launcher(it, "local", "ray", "submitit")
     add("--evaluations", type=int, default=20, help="checkpoints, evenly spaced after the one at step 0")
     add("--eval-episodes", type=int, default=10, help="episodes per checkpoint")
     add("--final-episodes", type=int, default=50, help="episodes of the final evaluation")
@@ -96,21 +95,32 @@ def parse_steps(texts: Sequence[str], envs: Sequence[str], evaluations: int = 1)
     return steps
 
 
-def make_specs(arguments: Sequence[str]) -> tuple[list[Spec], Path, int, dict[str, object]]:
+class Asked(NamedTuple):
+    """What the command line asks for."""
+
+    specs: list[Spec]
+    out: Path  #: output folder
+    launch: Launch
+    jobs: int | None  #: runs at a time
+    options: dict[str, object]  #: of the workers
+
+
+def make_specs(arguments: Sequence[str]) -> Asked:
     """The cross product, seeds outermost, so that a study cut short is balanced.
 
     :param arguments: command line
-    :return: specs, output folder, jobs, options of the workers
     """
     args = parser().parse_args(arguments)
     for name in ("jobs", "evaluations", "eval_episodes", "final_episodes"):
-        if getattr(args, name) < 1:
+        if getattr(args, name) is not None and getattr(args, name) < 1:
             raise BadInput(f"--{name.replace('_', '-')} must be at least 1")
+    launch = read_launch(args)
     if not args.algos and args.variants is None:
         raise BadInput("nothing to run: give --algos, --variants or both")
-    envs = list(dict.fromkeys(args.envs))
-    for env in envs:
-        check_env_id(env, args.gym_packages)
+    envs, packages = [], args.gym_packages
+    for env in dict.fromkeys(args.envs):
+        plain, packages = known_env(env, packages)
+        envs.append(plain)
     steps = parse_steps(args.steps, envs, args.evaluations)
     variants = swept(read_variants(args.variants, args.algos), parse_grid("--sweep", args.sweep))
     settings = {(env, v.label): settings_for(v, env) for env in envs for v in variants}
@@ -125,8 +135,8 @@ def make_specs(arguments: Sequence[str]) -> tuple[list[Spec], Path, int, dict[st
         if ": " in source and not source.endswith(f": {env}"):
             print(f"{env} {label}: settings of {source}")
     command = f"{call('benchmark')} {shlex.join(arguments)}"
-    options = {"command": command, "keep": args.keep_models, "device": args.device, "gym_packages": args.gym_packages}
-    return specs, args.out, args.jobs, {"out": str(args.out), **options}
+    options = {"command": command, "keep": args.keep_models, "device": args.device, "gym_packages": packages}
+    return Asked(specs, args.out, launch, args.jobs, {"out": str(args.out), **options})
 
 
 def states_of(specs: Sequence[Spec], out: Path) -> dict[Spec, str]:
@@ -175,22 +185,23 @@ def body(arguments: Sequence[str]) -> int:
     :param arguments: command line
     :return: 0; 1 if a run crashed, 2 if a model refused its settings, 130 if interrupted
     """
-    specs, out, jobs, options = make_specs(arguments)
+    specs, out, launch, jobs, options = make_specs(arguments)
     with only_one(out):
         for folder in out.rglob("seed_*.run"):  # of runs that were killed
             shutil.rmtree(folder, ignore_errors=True)
         states = states_of(specs, out)
         left = sum(state == LEFT for state in states.values())
-        print(f"{len(specs)} runs, {len(specs) - left} done before, {left} to do, {jobs} at a time", flush=True)
-        try:
-            failed = work(states, jobs, options)
-        except KeyboardInterrupt:
-            print("interrupted: the same command goes on from here", file=sys.stderr)
-            return 130
+        with closing(open_launcher(launch, jobs, out)) as launcher:
+            print(f"{len(specs)} runs, {len(specs) - left} done before, {left} to do, {launcher.room()} at a time", flush=True)
+            try:
+                failed = work(states, launcher, options)
+            except KeyboardInterrupt:
+                print("interrupted: the same command goes on from here", file=sys.stderr)
+                return 130
         Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(table(states))
     for worker in failed:
         print(f"zoo.benchmark: {worker.complaint}", file=sys.stderr)
-    return max((BAD_SETTINGS if worker.process.returncode == BAD_SETTINGS else 1 for worker in failed), default=0)
+    return max((BAD_SETTINGS if worker.code == BAD_SETTINGS else 1 for worker in failed), default=0)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -17,13 +18,16 @@ from typing import Any
 
 import optuna
 import torch as th
+from optuna.pruners import BasePruner
 from optuna.samplers import GridSampler
+from optuna.storages import BaseStorage
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 
 from sb_grpo import GRPO
 
-from .common.command_line import BadInput, Parser, Settings, check_env_id, default_threads, run
+from .common.cluster import add_launcher, read_launch
+from .common.command_line import BadInput, Parser, Settings, default_threads, known_env, run
 from .common.grids import parse_grid
 from .common.yaml_files import HYPERPARAMS
 from .training.checks import check_settings
@@ -42,6 +46,7 @@ from .tuning.study import (
     open_storage,
     retire_abandoned,
 )
+from .tuning.team import search_together
 
 GRID = "grid"
 #: Algorithms whose space is numbers without conditions, where a Gaussian process is at its best.
@@ -80,6 +85,13 @@ def make_parser() -> Parser:
     add("--device", default="auto", help="of torch")
     add("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
     add("--no-optim-plots", action="store_true", help="no plots")
+    add_launcher(parser, "local", "ray")
+    add(
+        "--workers",
+        type=int,
+        help="with --launcher ray: processes that search at a time (default: all that there is room for)",
+    )
+    add("--in-team", action="store_true", help=argparse.SUPPRESS)  # one of those
     return parser
 
 
@@ -162,6 +174,8 @@ def open_study(args: Any, objective: Objective, start: dict[str, Any] | None, gr
     """
     storage, sampler = open_storage(args.storage), sampler_of(args, grid)
     pruner = PRUNERS[args.pruner](args.n_startup_trials, args.n_seeds * args.n_evaluations)
+    if args.in_team:
+        return _load_study(args, storage, sampler, pruner)
     try:
         study = optuna.create_study(
             storage=storage, study_name=args.study_name, sampler=sampler, pruner=pruner, direction="maximize"
@@ -195,6 +209,29 @@ def open_study(args: Any, objective: Objective, start: dict[str, Any] | None, gr
     study.set_user_attr("train_options", train_options(args))
     study.set_user_attr("command", "python " + " ".join(sys.orig_argv[1:]))
     return study
+
+
+def _load_study(args: Any, storage: BaseStorage, sampler: SeededByTrial, pruner: BasePruner) -> Study:
+    """The study that the command has begun, as one of its workers finds it.
+
+    :raises BadInput: where the storage is another one on this machine
+    """
+    try:
+        return optuna.load_study(study_name=args.study_name, storage=storage, sampler=sampler, pruner=pruner)
+    except KeyError:
+        raise BadInput(
+            f"--storage {args.storage} on {socket.gethostname()} has no study {args.study_name}: all machines must see the "
+            "same one. Use a database (docs/scale.md), or a folder that they share."
+        ) from None
+
+
+def team_arguments(arguments: Sequence[str], args: Any, study: Study) -> list[str]:
+    """The command line of a worker: later options win."""
+    storage = args.storage if "://" in args.storage else str(Path(args.storage).absolute())
+    total = args.max_total_trials or counted(study) + args.n_trials
+    told = {"launcher": "local", "ray-address": "", "resources": "", "storage": storage, "study-name": args.study_name}
+    pairs = [part for name, value in told.items() for part in (f"--{name}", value)]
+    return [*arguments, *pairs, "--max-total-trials", str(total), "--in-team"]
 
 
 def difference(name: str, there: Any, here: Any) -> str:
@@ -253,11 +290,14 @@ def main(arguments: Sequence[str]) -> int:
     :return: exit code: 1 if no trial has completed, 130 after Ctrl-C
     """
     args = make_parser().parse_args(arguments)
-    for name in ("n_trials", "n_jobs", "n_seeds", "n_evaluations", "eval_episodes", "max_total_trials"):
+    for name in ("n_trials", "n_jobs", "n_seeds", "n_evaluations", "eval_episodes", "max_total_trials", "workers"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 1.")
+    launch = read_launch(args)
+    if args.workers is not None and launch.launcher != "ray":
+        raise BadInput(f"--workers {args.workers} needs --launcher ray; on one machine start the command several times.")
     register()
-    check_env_id(args.env, args.gym_packages)
+    args.env, args.gym_packages = known_env(args.env, args.gym_packages)
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # Progress speaks
@@ -268,9 +308,14 @@ def main(arguments: Sequence[str]) -> int:
     args.storage = args.storage or str(folder / "journal.log")
     study = open_study(args, objective, start, grid)
     try:
-        finished = search(study, objective, args)
+        if launch.launcher == "ray":
+            finished = search_together(launch, args.workers, team_arguments(arguments, args, study))
+        else:
+            finished = search(study, objective, args)
     finally:
         objective.evaluation_envs.close()
+    if args.in_team:
+        return 0
     completed = write_report(study, args.storage, folder, plots=not args.no_optim_plots)
     return 130 if not finished else 0 if completed else 1
 

@@ -9,7 +9,6 @@ Environments", ICLR 2019, https://arxiv.org/abs/1807.02264; simulation calls it 
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import NamedTuple
 
 import torch as th
@@ -44,20 +43,6 @@ class Moments(NamedTuple):
     peers: th.Tensor  #: of m, the mean of its peers'
     product: th.Tensor  #: of x * m
     square: th.Tensor  #: of x squared
-
-
-def check_paired(paired: bool | float) -> None:
-    """Check the argument ``paired``.
-
-    :raises ValueError: unless it is True, False or a number in [0, 1]
-    """
-    if isinstance(paired, bool):
-        return
-    if not isinstance(paired, Real) or not 0 <= paired <= 1:
-        raise ValueError(
-            f"advantage_kwargs: paired={paired!r} must be True (the share of luck is fitted), False, or a number in [0, 1] "
-            "that takes the place of the fitted share."
-        )
 
 
 class Pairing(nn.Module):

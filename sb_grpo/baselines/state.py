@@ -19,24 +19,19 @@ from torch import nn
 from sb_grpo import ranks
 from sb_grpo.baselines.horizons import Horizons
 from sb_grpo.baselines.kernel import KernelFeatures, usual_n_features
-from sb_grpo.baselines.paired import Pairing, check_paired
+from sb_grpo.baselines.paired import Pairing
 from sb_grpo.baselines.settings import StateSettings
 from sb_grpo.maths.chunks import evenly_spaced_steps, in_chunks
 from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.returns import Residuals, explained_variance, gae, residuals_of, rewards_to_go
 from sb_grpo.maths.ridge import factorise, solve_each
-from sb_grpo.rules import AT_LEAST_ONE, BELOW_ONE, POSITIVE, SHARE, check_numbers
+from sb_grpo.ranges import check_settings
 from sb_grpo.types import AdvantageOptions, Estimate, Features, Rollout
 
 RIDGE_RANGE = (0.1, 1000.0)
 RIDGE_FACTORS = (0.1, 1.0, 10.0)
 #: Rollouts from one change of the metric to the next, and how many of the past are then fitted anew.
 METRIC_EVERY, REFITTED = 4, 4
-RULES = dict(
-    n_features=AT_LEAST_ONE, sweeps=AT_LEAST_ONE, fit_rows=AT_LEAST_ONE, folds=AT_LEAST_ONE, scale=POSITIVE, memory=BELOW_ONE,
-    anchor=SHARE,
-)  # fmt: skip
-
 
 Predict = Callable[[th.Tensor], th.Tensor]
 
@@ -63,11 +58,9 @@ class StateBaseline(nn.Module):
     def __init__(self, input_dim: int, **settings: Any) -> None:
         super().__init__()
         s = StateSettings(**settings)
-        given = {name: getattr(s, name) for name in RULES if getattr(s, name) is not None or name != "n_features"}
-        check_numbers("advantage_kwargs", given, RULES)
+        check_settings("advantage_kwargs", s)
         dim = Horizons.size if s.horizons else input_dim
         n_features = usual_n_features(dim, 256 if s.learn_metric else 512) if s.n_features is None else s.n_features
-        check_paired(s.paired)
         self.memory, self.anchor, self.follow_level = s.memory, s.anchor, s.follow_level
         self.sweeps, self.with_time, self.fit_rows, self.folds = s.sweeps, s.with_time, s.fit_rows, s.folds
         self.horizons = Horizons(input_dim, s.seed + 1, s.fit_rows) if s.horizons else None

@@ -78,4 +78,6 @@ class Beside:
     def after(self, slot: int, obs: Any) -> Any:
         """A slot's observation after the last step, with what the policy remembers there; for the value of a cut episode."""
         parts = {} if self._memory is None else {MEMORY: self._memory[slot].cpu().numpy()}
+        if self._masks is not None:  # that of a step which nobody takes
+            parts[MASK] = np.zeros_like(self._masks[slot])
         return with_beside(env_part(obs), parts)

@@ -44,6 +44,7 @@ class GroupRolloutBuffer(BaseBuffer):
         super().__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.pos = 0
         self.n_idle = 0  #: rows of the last rollout in which a slot had no job; they are left out
+        self.n_lost = 0  #: rows of earlier rollouts whose episodes were lost with a worker in this one
         self._kept: dict[str, Any] | None = None
         self._obs_dtypes: dict[str, th.dtype] = {}
         self.extra: dict[str, th.Tensor] = {}  #: columns that :meth:`add_columns` declared
@@ -104,7 +105,7 @@ class GroupRolloutBuffer(BaseBuffer):
 
     def reset(self) -> None:
         """Forget the steps of this rollout; rows kept for later stay."""
-        self.pos, self.n_idle, self.full = 0, 0, False
+        self.pos, self.n_idle, self.n_lost, self.full = 0, 0, 0, False
         self._final_obs: dict[int, Any] = {}
 
     def drop_kept(self) -> int:

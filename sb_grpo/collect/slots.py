@@ -7,6 +7,7 @@ slots works through one stream of jobs, and a slot whose episode ended takes the
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -104,17 +105,27 @@ class GroupSlots:
         finally:
             self._hold.actor = None
 
-    def step(self, env: VecEnv, dones: np.ndarray, starts: dict[int, Start | None] | None = None) -> int:
+    def step(
+        self,
+        env: VecEnv,
+        dones: np.ndarray,
+        starts: dict[int, Start | None] | None = None,
+        lost: Collection[int] = (),
+    ) -> int:
         """Advance every slot by one step; slots that are done have already been reset by the VecEnv.
 
         :param dones: ``[n_envs]`` bool
         :param starts: what :meth:`starts` said right after the step; None: nobody can have reset the envs since
+        :param lost: slots whose episode has not ended, but was lost with its worker: their jobs are handed out once more
         :return: number of groups of which the last member ended in this step
         """
         self.t += 1
         completed = 0
         for slot, start in (self.starts(env, dones) if starts is None else starts).items():
-            completed += self._end(int(self.job[slot]))
+            if slot in lost:
+                self._given_back = sorted([*self._given_back, int(self.job[slot])])
+            else:
+                completed += self._end(int(self.job[slot]))
             self._start(env, slot, start)
         return completed
 

@@ -10,8 +10,8 @@ import gymnasium as gym
 import torch as th
 from gymnasium.envs.registration import load_env_creator
 
+from sb_grpo.envs import input_driven, memory
 from sb_grpo.envs.functional import FunctionalTensorEnv
-from sb_grpo.envs.input_driven import TENSOR_VERSIONS
 from sb_grpo.envs.native_tasks import NATIVE_TASKS
 from sb_grpo.envs.random import uniform
 from sb_grpo.envs.tensor_env import TensorVecEnv
@@ -160,13 +160,18 @@ NATIVE: dict[str, type[_ClassicControl]] = {
 def make_tensor_env(env_id: str, num_envs: int, device: th.device | str = "cpu", **kwargs: Any) -> TensorVecEnv:
     """A native env by its Gymnasium id.
 
-    :param env_id: one of ``NATIVE``, of the multi-task ``NATIVE_TASKS``, or of the input-driven ``TENSOR_VERSIONS``
+    :param env_id: one of ``NATIVE``, of the multi-task ``NATIVE_TASKS``, or of ``input_driven`` or ``memory``
     :param num_envs: number of slots
     :param device: torch device
     :param kwargs: of the env's class (``dtype``; multi-task: ``task``)
     :raises ValueError: for an id without a native version, or a device that is not there
     """
-    known: dict[str, type[FunctionalTensorEnv] | str] = {**NATIVE, **NATIVE_TASKS, **TENSOR_VERSIONS}
+    known: dict[str, type[FunctionalTensorEnv] | str] = {
+        **NATIVE,
+        **NATIVE_TASKS,
+        **input_driven.TENSOR_VERSIONS,
+        **memory.TENSOR_VERSIONS,
+    }
     if env_id not in known:
         near = difflib.get_close_matches(env_id, known, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""

@@ -16,6 +16,10 @@ from torch import nn
 KINDS: dict[str, tuple[type[nn.LSTM] | type[nn.GRU], int]] = {"lstm": (nn.LSTM, 2), "gru": (nn.GRU, 1)}
 
 
+#: Steps that units remember for at first, at most.
+LONGEST = 100.0
+
+
 class Memory(nn.Module):
     """Layers of LSTM or GRU cells; a state is one row of numbers, zeros where an episode begins.
 
@@ -36,6 +40,19 @@ class Memory(nn.Module):
         net, n_parts = KINDS[kind]
         self.net, self.form = net(n_inputs, int(size), int(n_layers)), (n_parts, int(n_layers), int(size))
         self.n_state = n_parts * int(n_layers) * int(size)
+        self._keep_long()
+
+    @th.no_grad()
+    def _keep_long(self) -> None:
+        """Chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188): units forget at rates that are
+        spread over times up to ``LONGEST``; the usual biases of about 0 forget half at every step."""
+        size = self.form[2]
+        for layer in range(self.form[1]):
+            bias, other = (getattr(self.net, f"{name}_l{layer}") for name in ("bias_ih", "bias_hh"))
+            keep = th.empty(size).uniform_(1.0, LONGEST).log_()
+            bias[size : 2 * size], other[size : 2 * size] = keep, 0.0  # the forget gate, or a GRU's update gate
+            if self.form[0] == 2:
+                bias[:size], other[:size] = -keep, 0.0  # the input gate
 
     def forward(
         self, x: th.Tensor, state: th.Tensor | None, sequence: th.Tensor | None = None
@@ -47,12 +64,13 @@ class Memory(nn.Module):
         :param sequence: of :meth:`run`; None: every row stands by itself
         :return: ``[batch, n_inputs + size]``, and the state after each step where every row stands by itself
         """
-        with th.autocast(x.device.type, enabled=False):  # what adds up over many steps is not rounded at each
-            x = x.float()
-            if state is None:
-                state = x.new_zeros((len(x), self.n_state))
-            out, after = self.step(x, state) if sequence is None else (self.run(x, state, sequence), None)
-            return th.cat([x, out], dim=-1), after
+        if th.is_autocast_enabled(x.device.type):  # what adds up over many steps is not rounded at each
+            with th.autocast(x.device.type, enabled=False):
+                return self(x.float(), state, sequence)  # type: ignore[no-any-return]
+        if state is None:
+            state = x.new_zeros((len(x), self.n_state))
+        out, after = self.step(x, state) if sequence is None else (self.run(x, state, sequence), None)
+        return th.cat([x, out], dim=-1), after
 
     def step(self, x: th.Tensor, state: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """One step of every row.
@@ -61,17 +79,16 @@ class Memory(nn.Module):
         :param state: ``[batch, n_state]`` before the step
         :return: ``[batch, size]``, and ``[batch, n_state]`` after it
         """
-        parts = state.view(-1, *self.form)
-        layers = []
-        for layer in range(self.form[1]):
-            weights = [getattr(self.net, f"{name}_l{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
-            if self.form[0] == 2:
-                x, cell = th.lstm_cell(x, (parts[:, 0, layer], parts[:, 1, layer]), *weights)
-                layers.append(th.stack([x, cell], dim=1))
+        n_parts, n_layers, size = self.form
+        before, hidden, cells = th.split(state, size, dim=-1), list[th.Tensor](), list[th.Tensor]()
+        for layer, weights in enumerate(self.net.all_weights):
+            if n_parts == 2:
+                x, cell = th.lstm_cell(x, (before[layer], before[n_layers + layer]), *weights)
+                cells.append(cell)
             else:
-                x = th.gru_cell(x, parts[:, 0, layer], *weights)
-                layers.append(x.unsqueeze(1))
-        return x, th.stack(layers, dim=2).flatten(1)
+                x = th.gru_cell(x, before[layer], *weights)
+            hidden.append(x)
+        return x, th.cat([*hidden, *cells], dim=-1)
 
     def run(self, x: th.Tensor, state: th.Tensor, sequence: th.Tensor) -> th.Tensor:
         """Stretches of steps, each from the state of its first row.

@@ -1,83 +1,20 @@
-"""Runs in processes of their own, a few at a time: started, watched, shown in a table, and never left behind."""
+"""Runs a few at a time: started by a launcher, watched, shown in a table, and never left behind."""
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 import time
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import asdict
-from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from ..benchmarking.results import read_run
+from ..benchmarking.launchers import Launcher
 from ..benchmarking.specs import Spec
-from ..common.command_line import PACKAGE
+from ..benchmarking.workers import DONE, FAILED, LEFT, RUNNING, Worker
 
 POLL_S = 0.2
-DONE, RUNNING, FAILED, LEFT = "done", "running", "failed", "left"
-
-
-class Worker:
-    """A run in its process. The process ends when this side of its standard input closes.
-
-    :param spec: the run
-    :param options: ``{out, keep, device, gym_packages, command}``
-    """
-
-    def __init__(self, spec: Spec, options: dict[str, object]) -> None:
-        self.spec, self.started, self.took = spec, time.perf_counter(), 0.0
-        self.result = spec.file(Path(str(options["out"])))
-        self.folder = self.result.with_suffix(".run")
-        self.log = self.result.with_suffix(".failed.log")
-        self.keep, self.complaint = bool(options["keep"]), ""
-        self.log.unlink(missing_ok=True)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-        command = [sys.executable, "-m", f"{PACKAGE}.benchmarking.lifeline", json.dumps(asdict(spec))]
-        with (self.folder / "log.txt").open("w") as log:
-            self.process = subprocess.Popen(
-                [*command, json.dumps({**options, "folder": str(self.folder)})],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **one_thread},
-            )
-
-    def outcome(self) -> tuple[str, str]:
-        """State after the process ended, and the line that says how it went."""
-        name, self.took = f"{self.spec.env} {self.spec.label} seed {self.spec.seed}", time.perf_counter() - self.started
-        if self.process.returncode != 0:
-            shutil.copy(self.folder / "log.txt", self.log)
-            lines = self.log.read_text().strip().splitlines() or ["no output"]
-            line = self.complaint = f"{name} failed with code {self.process.returncode}: {lines[-1]} (log: {self.log})"
-        else:
-            line = f"{name}: mean return {read_run(self.result).score:.1f} in {self.took:.0f} s"
-        self._tidy()
-        return (FAILED if self.process.returncode else DONE), line
-
-    def stop(self) -> None:
-        """End the process and leave nothing behind."""
-        self.process.kill()
-        self.process.wait()
-        self._tidy()
-
-    def _tidy(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.close()
-        if self.keep and self.process.returncode == 0:
-            kept = self.folder.with_suffix("")
-            shutil.rmtree(kept, ignore_errors=True)
-            self.folder.rename(kept)
-        else:
-            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def table(states: dict[Spec, str]) -> Table:
@@ -98,11 +35,11 @@ def table(states: dict[Spec, str]) -> Table:
     return view
 
 
-def work(states: dict[Spec, str], jobs: int, options: dict[str, object]) -> list[Worker]:
-    """Do what is left.
+def work(states: dict[Spec, str], launcher: Launcher, options: dict[str, object]) -> list[Worker]:
+    """Do what is left. A run that comes back undone, because its machine is gone, waits once more.
 
     :param states: of every run; changed as the runs go on
-    :param jobs: runs at a time
+    :param launcher: who runs them
     :param options: of the workers
     :return: the workers that failed
     """
@@ -114,8 +51,8 @@ def work(states: dict[Spec, str], jobs: int, options: dict[str, object]) -> list
     with view or nullcontext():
         try:
             while waiting or running:
-                while waiting and len(running) < jobs:
-                    running.append(Worker(waiting.pop(0), options))
+                while waiting and len(running) < launcher.room():
+                    running.append(launcher.start(waiting.pop(0), options))
                     states[running[-1].spec] = RUNNING
                 if view is not None:
                     view.update(table(states))
@@ -123,18 +60,19 @@ def work(states: dict[Spec, str], jobs: int, options: dict[str, object]) -> list
                     running.remove(worker)
                     ended.append(worker)
                     states[worker.spec], line = worker.outcome()
+                    waiting += [worker.spec] if states[worker.spec] == LEFT else []
                     left = len(waiting) + len(running)
-                    minutes = left * sum(worker.took for worker in ended) / len(ended) / jobs / 60
+                    minutes = left * sum(worker.took for worker in ended) / len(ended) / launcher.room() / 60
                     line += f"; {left} left" + (f", about {minutes:.0f} min" if left else "")
                     console.print(line, soft_wrap=True, highlight=False, markup=False)
         finally:
             for worker in running:
                 states[worker.spec] = LEFT
                 worker.stop()
-    return [worker for worker in ended if states[worker.spec] == FAILED]
+    return [worker for worker in ended if worker.complaint]
 
 
 def _wait_for_any(running: list[Worker]) -> list[Worker]:
-    while not (ended := [worker for worker in running if worker.process.poll() is not None]):
+    while not (ended := [worker for worker in running if worker.has_ended()]):
         time.sleep(POLL_S)
     return ended

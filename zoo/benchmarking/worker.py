@@ -1,6 +1,6 @@
 """One run of a benchmark in a process of its own: train to the budget, evaluate at fixed steps, write one result file.
 
-Started by :mod:`zoo.benchmarking.scheduler` through :mod:`zoo.benchmarking.lifeline`.
+Started by :mod:`zoo.benchmarking.errand` through :mod:`zoo.common.lifeline`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from sb_grpo import files
 from ..benchmarking.results import RANDOM, write_result
 from ..benchmarking.specs import Spec
 from ..common import provenance
-from ..training.experiment import Experiment, build, sync
+from ..training.building import build
+from ..training.experiment import Experiment, sync
 
 BAD_SETTINGS = 2
 NO_SETTINGS = ("self", "env", "policy", "tensorboard_log", "verbose", "_init_setup_model", "monitor_wrapper")

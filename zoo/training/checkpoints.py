@@ -24,6 +24,7 @@ from sb_grpo.saving import PLAIN, STATISTICS, read_entry, with_entries, write_zi
 
 from ..common.command_line import BadInput
 from ..common.provenance import commit, versions
+from ..common.strict_json import to_json
 
 FACTS = "checkpoint.json"
 #: Folder in a run's settings folder where earlier versions kept the statistics of the best model.
@@ -65,7 +66,7 @@ def save(model: BaseAlgorithm, path: Path, known: dict[str, Any]) -> None:
     """
     file = io.BytesIO()
     model.save(file)
-    entries = {FACTS: (json.dumps(known, indent=2) + "\n").encode()}
+    entries = {FACTS: (to_json(known, indent=2) + "\n").encode()}
     vec_normalize = model.get_vec_normalize_env()
     if vec_normalize is not None and read_entry(file, STATISTICS) is None:
         entries[STATISTICS] = statistics_to_bytes(vec_normalize)

@@ -1,0 +1,105 @@
+"""Several envs in one worker, answered for in one call per step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+from stable_baselines3.common.env_util import is_wrapped
+
+from sb_grpo.envs.seeded_reset import seeded_reset_of
+
+#: In the info of a slot's step: its worker died, and the episode that it was running is lost.
+EPISODE_LOST = "episode_lost"
+#: A slot after a step: observation, reward, done, info, and the info of the reset, empty where there was none.
+SlotStep = tuple[Any, float, bool, dict[str, Any], dict[str, Any]]
+
+
+class EnvBatch:
+    """The envs of one worker; slots are counted from 0 within it.
+
+    :param env_fns: make the envs
+    """
+
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]) -> None:
+        self.envs = [env_fn() for env_fn in env_fns]
+        for env in self.envs:
+            seeded_reset_of(env)
+        self._lost = [False] * len(self.envs)
+
+    def renew(self, attributes: Sequence[dict[str, Any]], seeds: Sequence[tuple[str, tuple[Any, ...]] | None]) -> None:
+        """Take over from a worker that died: the next step of every slot ends the episode that is lost, and resets.
+
+        :param attributes: by slot, that the envs had been given
+        :param seeds: by slot, name and arguments of the call that had queued the seed of the next reset
+        """
+        self._lost = [True] * len(self.envs)
+        for env, given, seed in zip(self.envs, attributes, seeds, strict=True):
+            for name, value in given.items():
+                setattr(env, name, value)
+            if seed is not None:
+                env.get_wrapper_attr(seed[0])(*seed[1])
+
+    def spaces(self) -> tuple[gym.Space, gym.Space]:
+        """Of observations and actions."""
+        return self.envs[0].observation_space, self.envs[0].action_space
+
+    def step(self, actions: Sequence[Any]) -> list[SlotStep]:
+        """One step of every slot; ended episodes are reset, as SB3's VecEnvs do.
+
+        :param actions: by slot
+        """
+        return [self._step(slot, action) for slot, action in enumerate(actions)]
+
+    def _step(self, slot: int, action: Any) -> SlotStep:
+        env = self.envs[slot]
+        if self._lost[slot]:
+            self._lost[slot] = False
+            obs, reset_info = env.reset()
+            return obs, 0.0, True, {EPISODE_LOST: True, "TimeLimit.truncated": True}, reset_info
+        obs, reward, terminated, truncated, info = env.step(action)
+        done = bool(terminated or truncated)
+        info["TimeLimit.truncated"] = bool(truncated and not terminated)
+        if not done:
+            return obs, float(reward), False, info, {}
+        info["terminal_observation"] = obs
+        start, reset_info = env.reset()
+        return start, float(reward), True, info, reset_info
+
+    def reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]]) -> list[tuple[Any, dict[str, Any]]]:
+        """Reset every slot.
+
+        :param seeds: by slot
+        :param options: by slot; empty: none
+        """
+        self._lost = [False] * len(self.envs)
+        given = zip(self.envs, seeds, options, strict=True)
+        return [env.reset(seed=seed, **({"options": some} if some else {})) for env, seed, some in given]
+
+    def call(self, slots: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Call a method of some slots' envs."""
+        return [self.envs[slot].get_wrapper_attr(name)(*args, **kwargs) for slot in slots]
+
+    def get(self, slots: Sequence[int], name: str) -> list[Any]:
+        """An attribute of some slots' envs."""
+        return [self.envs[slot].get_wrapper_attr(name) for slot in slots]
+
+    def has(self, name: str) -> bool:
+        """Whether every env has an attribute."""
+        return all(env.has_wrapper_attr(name) for env in self.envs)
+
+    def set(self, slots: Sequence[int], name: str, value: Any) -> list[None]:
+        """Set an attribute of some slots' envs, at the outermost wrapper."""
+        for slot in slots:
+            setattr(self.envs[slot], name, value)
+        return [None] * len(slots)
+
+    def wrapped(self, slots: Sequence[int], wrapper: type[gym.Wrapper]) -> list[bool]:
+        """Whether some slots' envs are wrapped in a class."""
+        return [is_wrapped(self.envs[slot], wrapper) for slot in slots]
+
+    def close(self) -> None:
+        """Close every env."""
+        for env in self.envs:
+            env.close()

@@ -1,0 +1,57 @@
+"""Classic control that shows positions and no velocities: how fast things move has to be remembered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from gymnasium import spaces
+
+from sb_grpo.envs.native import CartPole, Pendulum
+
+
+class Positions(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
+    """Some components of the observation.
+
+    :param env: with a flat Box
+    :param kept: their places
+    """
+
+    def __init__(self, env: gym.Env[np.ndarray, Any], kept: tuple[int, ...]) -> None:
+        super().__init__(env)
+        self.kept, space = list(kept), env.observation_space
+        assert isinstance(space, spaces.Box)
+        self.observation_space = spaces.Box(space.low[self.kept], space.high[self.kept], dtype=np.float32)
+
+    def observation(self, observation: np.ndarray) -> np.ndarray:
+        return observation[self.kept]
+
+
+def cart_pole(**kwargs: Any) -> gym.Env[np.ndarray, Any]:
+    """Place of the cart and angle of the pole."""
+    return Positions(gym.make("CartPole-v1", **kwargs), (0, 2))
+
+
+def pendulum(**kwargs: Any) -> gym.Env[np.ndarray, Any]:
+    """Cosine and sine of the angle."""
+    return Positions(gym.make("Pendulum-v1", **kwargs), (0, 1))
+
+
+class TensorCartPolePositions(CartPole):
+    """The tensor version of :func:`cart_pole`."""
+
+    env_id = "CartPolePositions-v0"
+
+    def observe(self, state: th.Tensor) -> th.Tensor:
+        return state[:, ::2].float()
+
+
+class TensorPendulumPositions(Pendulum):
+    """The tensor version of :func:`pendulum`."""
+
+    env_id = "PendulumPositions-v0"
+
+    def observe(self, state: th.Tensor) -> th.Tensor:
+        return super().observe(state)[:, :2]

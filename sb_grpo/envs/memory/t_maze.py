@@ -1,0 +1,119 @@
+"""The T-maze (Bakker, "Reinforcement Learning with Long Short-Term Memory", NIPS 2001): the start tells how to end.
+
+The first observation shows which arm holds the prize. A corridor follows that looks the same all along; at its end the agent
+turns into one of the arms. Who remembers nothing is right half of the time.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from gymnasium import spaces
+
+from sb_grpo.envs.functional import FunctionalTensorEnv
+from sb_grpo.envs.random import uniform
+
+#: Cue (1 or -1 at the start, later 0), in the corridor, at the junction.
+OBSERVED = spaces.Box(-1.0, 1.0, (3,), np.float32)
+#: Forward, into the arm of cue 1, into that of cue -1.
+ACTED = spaces.Discrete(3)
+#: Reward of a move that leads nowhere.
+WASTE = -0.02
+
+
+class TensorTMaze(FunctionalTensorEnv):
+    """State: steps down the corridor, cue.
+
+    :param num_envs: number of slots
+    :param device: torch device
+    :param dtype: of the state
+    :param masks: say which moves lead anywhere (docs/masks.md)
+    """
+
+    length: ClassVar[int]
+
+    def __init__(
+        self, num_envs: int = 1, device: th.device | str = "cpu", dtype: th.dtype = th.float32, masks: bool = False
+    ) -> None:
+        self.masks = masks
+        super().__init__(num_envs, OBSERVED, ACTED, 4 * self.length, device, dtype)
+
+    def initial_state(self, seeds: th.Tensor) -> th.Tensor:
+        cue = th.where(uniform(seeds, 1, self.dtype) < 0.5, -1.0, 1.0)
+        return th.cat([th.zeros_like(cue), cue], dim=1)
+
+    def transition(self, state: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        place, cue = state.unbind(1)
+        at_end = place >= self.length
+        forward, turned = actions == 0, at_end & (actions > 0)
+        right = turned & ((actions == 1) == (cue > 0))
+        wasted = ~turned & (at_end | ~forward)
+        place = place + (forward & ~at_end)
+        return th.stack([place, cue], dim=1), right.to(state.dtype) + WASTE * wasted, turned
+
+    def observe(self, state: th.Tensor) -> th.Tensor:
+        place, cue = state.unbind(1)
+        at_end = (place >= self.length).float()
+        return th.stack([cue * (place == 0), 1.0 - at_end, at_end], dim=1).float()
+
+    @property
+    def action_masks(self) -> th.Tensor | None:
+        if not self.masks:
+            return None
+        at_end = self.state[:, 0] >= self.length
+        return th.stack([~at_end, at_end, at_end], dim=1)
+
+
+class TensorTMaze10(TensorTMaze):
+    """A corridor of 10 steps."""
+
+    env_id, length = "TMaze10-v0", 10
+
+
+class TensorTMaze50(TensorTMaze):
+    """A corridor of 50 steps."""
+
+    env_id, length = "TMaze50-v0", 50
+
+
+class TMaze(gym.Env[np.ndarray, np.int64]):
+    """The host version. ``info["is_success"]`` tells of the turn.
+
+    :param length: steps of the corridor, from 1 on
+    :param masks: say which moves lead anywhere (docs/masks.md)
+    :raises ValueError: for a shorter corridor
+    """
+
+    observation_space, action_space = OBSERVED, ACTED
+
+    def __init__(self, length: int = 10, masks: bool = False) -> None:
+        if length < 1:
+            raise ValueError(f"length={length} is too short: the corridor has at least 1 step.")
+        self.length = length
+        if masks:
+            self.action_masks = self._masks
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.place, self.cue = 0, 1 if self.np_random.random() < 0.5 else -1
+        return self._look(), {}
+
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        at_end, choice = self.place == self.length, int(action)
+        if at_end and choice > 0:
+            right = (choice == 1) == (self.cue == 1)
+            return self._look(), float(right), True, False, {"is_success": right}
+        wasted = at_end or choice > 0
+        self.place += not wasted
+        return self._look(), WASTE * wasted, False, False, {}
+
+    def _look(self) -> np.ndarray:
+        at_end = self.place == self.length
+        return np.array([self.cue if self.place == 0 else 0, not at_end, at_end], dtype=np.float32)
+
+    def _masks(self) -> np.ndarray:
+        at_end = self.place == self.length
+        return np.array([not at_end, at_end, at_end])

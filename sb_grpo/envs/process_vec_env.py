@@ -1,0 +1,99 @@
+"""Envs in processes of this machine, several to each, that are named when they die, or replaced."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+import gymnasium as gym
+from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
+
+from sb_grpo.envs.env_batch import EnvBatch
+from sb_grpo.envs.worker_vec_env import WorkerDied, WorkerVecEnv
+
+#: What the end of a pipe looks like, whose other side is gone.
+BROKEN = (EOFError, BrokenPipeError, ConnectionError)
+
+
+def serve(pipe: Connection, env_fns: CloudpickleWrapper) -> None:
+    """What a worker does: answer calls until the other side is gone. An exception of an env is an answer.
+
+    :param pipe: gives ``(method, args)``, takes ``(well, answer or exception)``
+    :param env_fns: for its :class:`~sb_grpo.envs.env_batch.EnvBatch`
+    """
+    batch: EnvBatch | None = None
+    while True:
+        try:
+            method, args = pipe.recv()
+        except (*BROKEN, KeyboardInterrupt):
+            return
+        try:
+            batch = batch or EnvBatch(env_fns.var)
+            pipe.send((True, getattr(batch, method)(*args)))
+        except Exception as error:  # the env's
+            pipe.send((False, error))
+
+
+class ProcessVecEnv(WorkerVecEnv):
+    """SB3's ``SubprocVecEnv`` with several envs per process, seeded resets, and processes that may die.
+
+    :param env_fns: make the envs, one per slot
+    :param n_workers: processes that they are dealt out to; None: one for each
+    :param restart_workers: replace a process that died; False: raise, and say which and how
+    :param max_restarts: replacements in all
+    :param start_method: of ``multiprocessing``; None: forkserver where there is one, else spawn
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env]],
+        n_workers: int | None = None,
+        restart_workers: bool = False,
+        max_restarts: int = 100,
+        start_method: str | None = None,
+    ) -> None:
+        usual = "forkserver" if "forkserver" in mp.get_all_start_methods() else "spawn"
+        self._context: Any = mp.get_context(start_method or usual)
+        self._pipes: dict[int, Connection] = {}
+        self.processes: dict[int, Any] = {}  #: by number of the worker
+        super().__init__(env_fns, len(env_fns) if n_workers is None else n_workers, restart_workers, max_restarts)
+
+    def _start(self, worker: int, env_fns: list[Callable[[], gym.Env]]) -> None:
+        self._pipes[worker], far = self._context.Pipe()
+        process = self._context.Process(target=serve, args=(far, CloudpickleWrapper(env_fns)), daemon=True)
+        process.start()
+        far.close()
+        self.processes[worker] = process
+
+    def _ask(self, worker: int, method: str, *args: Any) -> Any:
+        try:
+            self._pipes[worker].send((method, args))
+        except BROKEN:
+            return worker  # which will not answer
+        return worker
+
+    def _answer(self, ticket: Any) -> Any:
+        try:
+            well, answer = self._pipes[ticket].recv()
+        except BROKEN as error:
+            raise WorkerDied(self._cause(ticket)) from error
+        if not well:
+            raise answer
+        return answer
+
+    def _cause(self, worker: int) -> str:
+        self.processes[worker].join(timeout=5)
+        code = self.processes[worker].exitcode
+        if code is not None and code < 0:
+            return f"killed by signal {-code}" + (", as the system does when memory is short" if code == -9 else "")
+        return f"its process ended with code {code}"
+
+    def _stop(self, worker: int) -> None:
+        self._pipes[worker].close()  # a worker that lives ends with its pipe
+        self.processes[worker].join(timeout=5)
+        self.processes[worker].kill()
+
+    def _name(self, worker: int) -> str:
+        return f"Worker {worker} of ProcessVecEnv (process {self.processes[worker].pid})"

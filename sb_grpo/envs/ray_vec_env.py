@@ -1,0 +1,125 @@
+"""Envs on other machines: an SB3 VecEnv whose slots are in Ray actors, several to each."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any
+
+import gymnasium as gym
+
+from sb_grpo.envs.env_batch import EnvBatch
+from sb_grpo.envs.worker_vec_env import WorkerDied, WorkerVecEnv
+
+#: Seconds in which a cluster's address must answer; Ray itself would wait for minutes.
+PATIENCE_S = 5.0
+START_ONE = "start one with 'ray start --head', or give no address to use this machine alone"
+
+
+def check_answers(address: str) -> None:
+    """See that somebody listens at the address of a Ray cluster.
+
+    :param address: ``HOST:PORT`` or ``ray://HOST:PORT``
+    :raises ValueError: if nobody does
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if not colon or not port.isdecimal():
+        raise ValueError(f"address {address!r} of a Ray cluster is not HOST:PORT; {START_ONE}.")
+    try:
+        socket.create_connection((host, int(port)), timeout=PATIENCE_S).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"no Ray cluster answers at address {address!r} ({error}); {START_ONE}.") from error
+
+
+def joined(address: str | None) -> Any:
+    """The module ``ray``, in a cluster: the one that this process is in already, or that at an address, or this machine.
+
+    :raises ImportError: if Ray is not installed
+    :raises ValueError: if no cluster is at the address
+    """
+    try:
+        ray = import_module("ray")
+    except ImportError as error:
+        raise ImportError("RayVecEnv needs Ray. Install it: pip install 'sb_grpo[scale]'") from error
+    if ray.is_initialized():
+        return ray
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if address and address != "auto":
+        check_answers(address)
+    here = {} if address else {"include_dashboard": False}
+    try:
+        ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **here)
+    except (ConnectionError, RuntimeError) as error:
+        raise ValueError(f"address {address!r}: {error}; {START_ONE}.") from error
+    return ray
+
+
+class RayVecEnv(WorkerVecEnv):
+    """Envs in the actors of a Ray cluster, for envs whose steps take milliseconds; a call costs about one.
+
+    Works wherever SB3 takes a VecEnv; the resets take the seeds of GRPO's groups. An actor that dies, with its machine or
+    alone, is replaced (:class:`~sb_grpo.envs.worker_vec_env.WorkerVecEnv`).
+
+    :param env_fns: make the envs, one per slot
+    :param n_actors: processes that they are dealt out to; None: as many as the cluster has room for
+    :param cpus_per_actor: cores that an actor asks for; fractions let actors share one
+    :param address: ``HOST:PORT`` of the cluster; None: ``RAY_ADDRESS``, or else this machine
+    :param restart_workers: replace an actor that died; False: raise
+    :param max_restarts: replacements in all
+    :raises ImportError: if Ray is not installed
+    :raises ValueError: if no cluster is at the address, or has no room for the actors
+    """
+
+    def __init__(
+        self,
+        env_fns: Sequence[Callable[[], gym.Env]],
+        n_actors: int | None = None,
+        cpus_per_actor: float = 1.0,
+        address: str | None = None,
+        restart_workers: bool = True,
+        max_restarts: int = 100,
+    ) -> None:
+        if cpus_per_actor < 0:
+            raise ValueError(f"cpus_per_actor={cpus_per_actor} must be a number from 0 on.")
+        self._ray = joined(address)
+        room = _room(self._ray, cpus_per_actor, len(env_fns))
+        n_actors = min(room, len(env_fns)) if n_actors is None else n_actors
+        if n_actors > room:
+            raise ValueError(
+                f"n_actors={n_actors} with cpus_per_actor={cpus_per_actor}: the Ray cluster has cores for {room}. Choose "
+                "fewer actors, each has several envs, or fewer cores for each."
+            )
+        self._actor_class = self._ray.remote(EnvBatch).options(num_cpus=cpus_per_actor)
+        self._actors: dict[int, Any] = {}
+        super().__init__(env_fns, n_actors, restart_workers, max_restarts)
+
+    def _start(self, worker: int, env_fns: list[Callable[[], gym.Env]]) -> None:
+        self._actors[worker] = self._actor_class.remote(env_fns)
+
+    def _ask(self, worker: int, method: str, *args: Any) -> Any:
+        return getattr(self._actors[worker], method).remote(*args)
+
+    def _answer(self, ticket: Any) -> Any:
+        try:
+            return self._ray.get(ticket)
+        except self._ray.exceptions.RayTaskError:
+            raise  # of the env
+        except self._ray.exceptions.RayError as error:
+            raise WorkerDied(type(error).__name__) from error
+
+    def _stop(self, worker: int) -> None:
+        self._ray.kill(self._actors[worker])
+
+    def _name(self, worker: int) -> str:
+        return f"Ray actor {worker}"
+
+
+def _room(ray: Any, cpus: float, most: int) -> int:
+    """Actors that the machines of a cluster hold, at most so many."""
+    if cpus == 0:
+        return most
+    return min(sum(int(node["Resources"].get("CPU", 0) / cpus) for node in ray.nodes() if node["Alive"]), most)

@@ -1,0 +1,239 @@
+"""A VecEnv whose slots are in workers that may die: who died is named, or replaced, and its episodes dropped and counted."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb_grpo.envs.env_batch import EPISODE_LOST
+from sb_grpo.types import map_obs
+
+#: Calls that decide on the seed of a slot's next reset; a worker that takes over must know the last one.
+SEEDING = ("set_next_seed", "withdraw_seed")
+
+
+class WorkerDied(Exception):
+    """A worker will not answer; the message says what is known of its end."""
+
+
+class WorkerVecEnv(VecEnv):
+    """Slots in workers, several to each, one call per worker and step. Subclasses say what a worker is.
+
+    When a worker dies and may be replaced, another one makes its envs anew, with the attributes that were set through the
+    VecEnv. In the step after, each of its slots reports the end of an episode (``done``, truncated, reward 0, the last
+    observation as ``terminal_observation``, and ``episode_lost`` in the info) and begins the next one, from the seed that was
+    queued. GRPO drops the steps of such an episode, counts them in ``rollout/useful_fraction``, and runs its job once more.
+
+    :param env_fns: make the envs, one per slot
+    :param n_workers: workers; slots are dealt out in order, as evenly as they go
+    :param restart_workers: replace a worker that died; False: raise, naming it
+    :param max_restarts: replacements in all; what kills more of them is the env itself
+    :raises ValueError: for no envs, or workers that no env is left for
+    """
+
+    def __init__(
+        self, env_fns: Sequence[Callable[[], gym.Env]], n_workers: int, restart_workers: bool, max_restarts: int
+    ) -> None:
+        if not 1 <= n_workers <= len(env_fns):
+            raise ValueError(f"{n_workers} workers for {len(env_fns)} envs: choose a number from 1 to that of the envs.")
+        self.restart_workers, self.max_restarts = restart_workers, max_restarts
+        self.n_restarts = 0  #: workers that have been replaced
+        self.n_lost = 0  #: episodes that ended with their worker
+        self._fns = list(env_fns)
+        parts = np.array_split(np.arange(len(env_fns)), n_workers)
+        self._slots = [part.tolist() for part in parts]  #: by worker
+        self._place = {slot: (worker, i) for worker, slots in enumerate(self._slots) for i, slot in enumerate(slots)}
+        self._given: list[dict[str, Any]] = [{} for _ in env_fns]
+        self._queued: list[tuple[str, tuple[Any, ...]] | None] = [None] * len(env_fns)
+        self._last_obs: Any = None
+        self._pending: list[tuple[Any, Any]] | None = None
+        self._closed = False
+        self._everywhere = range(n_workers)
+        for worker in self._everywhere:
+            self._start(worker, [self._fns[slot] for slot in self._slots[worker]])
+        observation_space, action_space = self._all("spaces")[0]
+        super().__init__(len(env_fns), observation_space, action_space)
+
+    # ------------------------------------------------------------ what a worker is
+
+    @abstractmethod
+    def _start(self, worker: int, env_fns: list[Callable[[], gym.Env]]) -> None:
+        """Begin a worker with an :class:`~sb_grpo.envs.env_batch.EnvBatch`, in place of the one that had its number."""
+
+    @abstractmethod
+    def _ask(self, worker: int, method: str, *args: Any) -> Any:
+        """Send a call; whether the worker lives shows in its answer.
+
+        :return: what :meth:`_answer` takes
+        """
+
+    @abstractmethod
+    def _answer(self, ticket: Any) -> Any:
+        """Wait for an answer.
+
+        :raises WorkerDied: if there will be none
+        """
+
+    @abstractmethod
+    def _stop(self, worker: int) -> None:
+        """End a worker, alive or dead."""
+
+    @abstractmethod
+    def _name(self, worker: int) -> str:
+        """What a worker is called in messages."""
+
+    # ------------------------------------------------------------ calls, and what follows when nobody answers
+
+    def _gather(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """Answers to calls, at most one per worker: ``(worker, method, *args)`` each."""
+        return self._collect([(call, self._ask(*call)) for call in calls])
+
+    def _collect(self, asked: Sequence[tuple[Any, Any]]) -> list[Any]:
+        answers, errors = [], []
+        for call, ticket in asked:
+            try:
+                answers.append(self._answer_or_replace(call, ticket))
+            except Exception as error:  # of an env; the other workers answer all the same, and must be heard
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        return answers
+
+    def _all(self, method: str) -> list[Any]:
+        return self._gather([(worker, method) for worker in self._everywhere])
+
+    def _answer_or_replace(self, call: tuple[Any, ...], ticket: Any) -> Any:
+        try:
+            return self._answer(ticket)
+        except WorkerDied as death:
+            self._replace(call[0], death)
+        try:
+            return self._answer(self._ask(*call))
+        except WorkerDied as death:
+            raise RuntimeError(f"{self._who(call[0])} died again at once, in {call[1]}(): {death}.") from death
+
+    def _who(self, worker: int) -> str:
+        slots = self._slots[worker]
+        return f"{self._name(worker)} with envs {slots[0]} to {slots[-1]} (of {len(self._fns)})"
+
+    def _replace(self, worker: int, death: WorkerDied) -> None:
+        if not self.restart_workers:
+            remedy = "restart_workers=True replaces such a worker, and its episodes are dropped"
+            raise RuntimeError(f"{self._who(worker)} died: {death}. {remedy}.") from death
+        if self.n_restarts == self.max_restarts:
+            remedy = "find out what kills them, or raise max_restarts"
+            raise RuntimeError(f"{self._who(worker)} died, after {self.n_restarts} others: {death}. {remedy}.") from death
+        self.n_restarts += 1
+        warnings.warn(
+            f"{self._who(worker)} died: {death}. Another takes its place; the episodes that it was running are dropped.",
+            UserWarning,
+            stacklevel=2,
+        )
+        slots = self._slots[worker]
+        self._stop(worker)
+        self._start(worker, [self._fns[slot] for slot in slots])
+        renew = [self._given[slot] for slot in slots], [self._queued[slot] for slot in slots]
+        try:
+            self._answer(self._ask(worker, "renew", *renew))
+        except WorkerDied as again:
+            raise RuntimeError(f"{self._who(worker)} died, and so did the one that took its place: {again}.") from again
+
+    # ------------------------------------------------------------ SB3's interface
+
+    def step_async(self, actions: np.ndarray) -> None:
+        calls = [(worker, "step", actions[self._slots[worker]]) for worker in self._everywhere]
+        self._pending = [(call, self._ask(*call)) for call in calls]
+
+    def step_wait(self) -> Any:
+        assert self._pending is not None, "step_wait() follows step_async()"
+        pending, self._pending = self._pending, None
+        rows = [row for answer in self._collect(pending) for row in answer]
+        obs, rewards, dones, infos, reset_infos = zip(*rows, strict=True)
+        for slot in np.flatnonzero(dones).tolist():
+            self._queued[slot], self.reset_infos[slot] = None, reset_infos[slot]
+            if EPISODE_LOST in infos[slot]:
+                self.n_lost += 1
+                infos[slot]["terminal_observation"] = map_obs(lambda o: o[slot], self._last_obs)  # noqa: B023
+        self._last_obs = stacked(obs, self.observation_space)
+        return map_obs(np.copy, self._last_obs), np.array(rewards, dtype=np.float32), np.array(dones), list(infos)
+
+    def reset(self) -> Any:
+        calls = []
+        for worker, slots in enumerate(self._slots):
+            calls.append((worker, "reset", [self._seeds[s] for s in slots], [self._options[s] for s in slots]))
+        rows = [row for answer in self._gather(calls) for row in answer]
+        self._queued = [None] * self.num_envs
+        self.reset_infos = [info for _, info in rows]
+        self._reset_seeds()
+        self._reset_options()
+        self._last_obs = stacked([obs for obs, _ in rows], self.observation_space)
+        return map_obs(np.copy, self._last_obs)
+
+    def _among(self, indices: Any, method: str, *args: Any) -> list[Any]:
+        """Answers of some slots, in the order asked for; one call per worker that has any of them."""
+        asked = [int(i) % self.num_envs for i in self._get_indices(indices)]
+        by_worker: dict[int, list[int]] = {}
+        for slot in asked:
+            by_worker.setdefault(self._place[slot][0], []).append(slot)
+        calls = [(w, method, [self._place[s][1] for s in slots], *args) for w, slots in by_worker.items()]
+        answers = self._gather(calls)
+        slots = [slot for part in by_worker.values() for slot in part]
+        of_slot = dict(zip(slots, [value for answer in answers for value in answer], strict=True))
+        return [of_slot[slot] for slot in asked]
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+        answers = self._among(indices, "call", method_name, method_args, method_kwargs)
+        if method_name in SEEDING:
+            for slot in self._get_indices(indices):
+                self._queued[slot] = (method_name, method_args)
+        return answers
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return self._among(indices, "get", attr_name)
+
+    def has_attr(self, attr_name: str) -> bool:
+        return all(self._gather([(worker, "has", attr_name) for worker in self._everywhere]))
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        slots = list(self._get_indices(indices))
+        self._among(slots, "set", attr_name, value)
+        for slot in slots:
+            self._given[slot][attr_name] = value
+
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: Any = None) -> list[bool]:
+        return self._among(indices, "wrapped", wrapper_class)
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        return self.env_method("render")
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for _, ticket in self._pending or []:
+            self._quietly(ticket)
+        for ticket in [self._ask(worker, "close") for worker in self._everywhere]:
+            self._quietly(ticket)
+        for worker in self._everywhere:
+            self._stop(worker)
+
+    def _quietly(self, ticket: Any) -> None:
+        """Wait for an answer that does not matter, of a worker that may be dead."""
+        try:
+            self._answer(ticket)
+        except WorkerDied:
+            return
+
+
+def stacked(obs: Sequence[Any], space: spaces.Space) -> Any:
+    """One observation of every slot as ``[n_envs, ...]`` arrays."""
+    if isinstance(space, spaces.Dict):
+        return {key: np.stack([o[key] for o in obs]) for key in space.spaces}
+    return np.stack(obs)

@@ -1,0 +1,251 @@
+"""Envs in processes and Ray actors: the same episodes as in this process, whoever dies on the way."""
+
+import contextlib
+import os
+import signal
+import warnings
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import psutil
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from sb_grpo import GRPO, SeededResetWrapper
+from sb_grpo.envs import ProcessVecEnv, RayVecEnv
+from sb_grpo.envs.env_batch import EPISODE_LOST
+
+needs_ray = pytest.mark.skipif(
+    not __import__("importlib.util", fromlist=["find_spec"]).find_spec("ray"), reason="needs Ray: pip install 'sb_grpo[scale]'"
+)
+
+
+class Fragile(gym.Env):
+    """Episodes of 6 steps, a random start, masks, and a switch that kills the process at the next step."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = spaces.Box(-9.0, 9.0, (2,), np.float32), spaces.Discrete(2)
+        self.render_mode, self.level, self.doomed = None, 0, False
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.t, self.start = 0, self.np_random.normal()
+        return self._obs(), {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([np.clip(self.start, -9, 9), self.t], dtype=np.float32)
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if self.doomed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.t += 1
+        return self._obs(), float(action) + 0.1 * self.start, self.t == 6, False, {"level": self.level}
+
+    def doom(self) -> None:
+        self.doomed = True
+
+    def fail(self) -> None:
+        raise ZeroDivisionError("of the env")
+
+    def action_masks(self) -> np.ndarray:
+        return np.array([True, self.t % 2 == 0])
+
+
+def make(kind: str, env_fns: list, **options: Any) -> Any:
+    if kind == "ray":
+        return RayVecEnv(env_fns, n_actors=2, cpus_per_actor=0.5, **options)
+    return ProcessVecEnv(env_fns, n_workers=2, **options)
+
+
+KINDS = ["processes", pytest.param("ray", marks=[needs_ray, pytest.mark.slow])]
+
+
+@pytest.fixture(params=KINDS)
+def kind(request) -> Iterator[str]:
+    if request.param == "ray":
+        import ray
+
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        ray.init(
+            address="local", num_cpus=2, object_store_memory=80 * 2**20, include_dashboard=False, log_to_driver=False,
+            logging_level="ERROR",
+        )  # fmt: skip
+        yield request.param
+        ray.shutdown()
+    else:
+        yield request.param
+
+
+def grpo(env: Any, **more: Any) -> GRPO:
+    settings = {"group_size": 2, "n_steps": 24, "batch_size": 24, "n_epochs": 2, "seed": 3, "device": "cpu", **more}
+    return GRPO("MlpPolicy", env, policy_kwargs={"net_arch": [8]}, **settings)
+
+
+def weights(model: GRPO) -> th.Tensor:
+    return th.cat([p.detach().flatten() for p in model.policy.parameters()])
+
+
+def test_a_model_learns_the_same_wherever_its_envs_are(kind):
+    """Seeds, masks, time limits and what VecNormalize sees: weights are equal in every bit."""
+    fns = [lambda: Monitor(gym.wrappers.TimeLimit(Fragile(), 5))] * 5
+    models = []
+    for venv in (DummyVecEnv([lambda f=f: SeededResetWrapper(f()) for f in fns]), make(kind, fns)):
+        model = grpo(VecNormalize(venv), advantage="state").learn(600)
+        assert model.slots.start_mismatches == 0 and model._time_limit == 5
+        assert model.logger.name_to_value.get("rollout/useful_fraction", 1.0) == 1.0
+        models.append(model)
+        venv.close()
+    assert th.equal(weights(models[0]), weights(models[1]))
+    assert [e["r"] for e in models[0].ep_info_buffer] == [e["r"] for e in models[1].ep_info_buffer]
+
+
+def test_the_interface_of_sb3(kind):
+    """Attributes, methods, wrappers and exceptions of single slots, whichever worker they are in."""
+    env = make(kind, [lambda: Monitor(Fragile())] * 5)
+    env.seed(7)
+    obs = env.reset()
+    there = DummyVecEnv([lambda: Monitor(Fragile())] * 5)
+    there.seed(7)
+    assert np.array_equal(obs, there.reset()) and obs.shape == (5, 2)
+    env.set_attr("level", 3, indices=[1, 4])
+    assert env.get_attr("level", indices=[4, 0, 1]) == [3, 0, 3] and env.has_attr("level") and not env.has_attr("nothing")
+    assert env.env_is_wrapped(Monitor) == [True] * 5 and env.env_is_wrapped(gym.wrappers.TimeLimit, indices=2) == [False]
+    env.step(np.array([0, 1, 0, 1, 0]))
+    assert [m.tolist() for m in env.env_method("action_masks", indices=[3, 0])] == [[True, False]] * 2
+    with pytest.raises(ZeroDivisionError, match="of the env"):
+        env.env_method("fail", indices=[2])
+    with pytest.raises(AttributeError):
+        env.env_method("no_such_method")
+    for _ in range(5):
+        obs, rewards, dones, infos = env.step(np.ones(5, dtype=int))
+    assert dones.all() and (obs[:, 1] == 0).all() and all(i["terminal_observation"][1] == 6 for i in infos)
+    assert not any(i["TimeLimit.truncated"] for i in infos) and rewards.dtype == np.float32
+    env.close()
+    env.close()
+
+
+def test_a_worker_that_dies_is_replaced_and_its_episodes_end(kind):
+    """The others go on; the new envs have the attributes of the old, and start from the seeds that were queued."""
+    env = make(kind, [Fragile] * 5, restart_workers=True)
+    env.reset()
+    env.set_attr("level", 2)
+    env.env_method("set_next_seed", 11, None, indices=[0])
+    before = env.step(np.zeros(5, dtype=int))[0]
+    env.env_method("doom", indices=[1])
+    with pytest.warns(UserWarning, match=r"with envs 0 to 2 \(of 5\) died: .*Another takes its place"):
+        obs, rewards, dones, infos = env.step(np.ones(5, dtype=int))
+    assert dones.tolist() == [True, True, True, False, False] and rewards[:3].tolist() == [0, 0, 0] and rewards[3] > 0.5
+    assert [i.get(EPISODE_LOST, False) for i in infos] == dones.tolist() and infos[0]["TimeLimit.truncated"]
+    assert np.array_equal(infos[2]["terminal_observation"], before[2]) and obs[:, 1].tolist() == [0, 0, 0, 2, 2]
+    alone = Fragile()
+    assert np.array_equal(obs[0], alone.reset(seed=11)[0])
+    assert env.step(np.ones(5, dtype=int))[3][1]["level"] == 2
+    assert (env.n_restarts, env.n_lost) == (1, 3)
+    env.close()
+
+
+@pytest.mark.parametrize("advantage", ["outcome", "state"])
+def test_what_a_dead_worker_was_running_is_dropped_counted_and_run_again(kind, advantage):
+    """Every group is whole, every job of it trained on once, and no step of a lost episode."""
+    env = make(kind, [Fragile] * 4, restart_workers=True)
+    model = grpo(env, advantage=advantage)
+    seen: list[int] = []
+
+    def look(local: dict, _: dict) -> bool:
+        if model.num_timesteps in (4 * 9, 4 * 21):
+            env.env_method("doom", indices=[3])
+        return True
+
+    original = model._prepare
+
+    def keep(rollout: Any) -> Any:
+        first = rollout.observations[""][rollout.t == 0]  # masks stand beside it
+        seen.extend(rollout.seed_group.tolist())
+        if advantage == "outcome":
+            assert len(first) == len(rollout.seed_group) and bool((rollout.terminated).all())
+            assert sorted(rollout.group.tolist()) == sorted([*range(rollout.n_groups)] * 2)
+        return original(rollout)
+
+    model._prepare = keep
+    with pytest.warns(UserWarning, match="Another takes its place"):
+        model.learn(400, callback=look)
+    assert env.n_restarts == 2 and env.n_lost == 4 and model.slots.start_mismatches == 0
+    assert 0 < model._steps_dropped <= 4 * 7 and model.interruptions == 0
+    if advantage == "outcome":
+        assert sorted(seen) == sorted(2 * list(set(seen))) and max(seen) + 1 - len(set(seen)) <= 3
+    env.close()
+
+
+def test_without_leave_to_replace_it_the_worker_is_named(kind):
+    env = make(kind, [Fragile] * 5, restart_workers=False)
+    env.reset()
+    env.env_method("doom", indices=[4])
+    who = "Ray actor 1" if kind == "ray" else r"Worker 1 of ProcessVecEnv \(process \d+\)"
+    why = "ActorDiedError" if kind == "ray" else "killed by signal 9"
+    with pytest.raises(RuntimeError, match=rf"{who} with envs 3 to 4 \(of 5\) died: {why}.*restart_workers=True"):
+        env.step(np.zeros(5, dtype=int))
+    env.close()
+
+
+def test_an_env_that_always_kills_its_worker_is_not_restarted_for_ever():
+    env = ProcessVecEnv([Fragile], restart_workers=True, max_restarts=2)
+    env.reset()
+    with warnings.catch_warnings(), pytest.raises(RuntimeError, match=r"died, after 2 others.*raise max_restarts"):
+        warnings.simplefilter("ignore")
+        for _ in range(9):
+            env.env_method("doom")
+            env.step(np.zeros(1, dtype=int))
+    env.close()
+
+
+def test_processes_end_with_the_vec_env_and_ppo_takes_it():
+    env = make_vec_env(Fragile, 3, vec_env_cls=partial(ProcessVecEnv, n_workers=2))
+    pids = [p.pid for p in env.processes.values()]
+    assert len(pids) == 2 and all(psutil.pid_exists(pid) for pid in pids)
+    PPO("MlpPolicy", env, n_steps=16, batch_size=16, device="cpu").learn(48)
+    env.close()
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("n", [0, 6])
+def test_more_workers_than_envs(n):
+    with pytest.raises(ValueError, match=rf"{n} workers for 5 envs: choose a number from 1"):
+        ProcessVecEnv([Fragile] * 5, n_workers=n)
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"address": "127.0.0.1:1"}, "no Ray cluster answers at address '127.0.0.1:1'.*ray start --head"),
+        ({"address": "here"}, "address 'here' of a Ray cluster is not HOST:PORT"),
+        ({"cpus_per_actor": -1.0}, "cpus_per_actor=-1.0 must be a number from 0 on"),
+    ],
+    ids=["nobody", "no-port", "negative"],
+)
+def test_no_cluster(options, says):
+    with pytest.raises(ValueError, match=says):
+        RayVecEnv([Fragile] * 4, **options)
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_cluster_without_room():
+    import ray
+
+    ray.init(address="local", num_cpus=2, object_store_memory=80 * 2**20, include_dashboard=False, log_to_driver=False)
+    try:
+        with pytest.raises(ValueError, match=r"n_actors=4 with cpus_per_actor=1.0: the Ray cluster has cores for 2\."):
+            RayVecEnv([Fragile] * 4, n_actors=4)
+    finally:
+        ray.shutdown()

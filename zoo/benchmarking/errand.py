@@ -1,0 +1,114 @@
+"""One run on whatever machine a launcher has found for it: nothing is left there, all that matters travels back as bytes.
+
+The machines need the same packages, and no common file system.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+from dataclasses import dataclass
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+from sb_grpo import files
+
+from ..benchmarking.specs import Spec
+from ..common.command_line import PACKAGE
+
+#: Small networks are many times slower with more threads, and a machine runs as many runs as it has cores.
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+@dataclass(frozen=True)
+class Brought:
+    """What an errand brings back.
+
+    :param code: exit code of the run
+    :param log: what it printed
+    :param result: its result file; empty: none
+    :param folder: its folder as a tar file, where it is to be kept; empty: none
+    """
+
+    code: int
+    log: str
+    result: bytes = b""
+    folder: bytes = b""
+
+
+def start(spec: dict[str, Any], options: dict[str, object], folder: Path) -> subprocess.Popen[bytes]:
+    """A run in a process of its own, which ends when this side of its standard input closes.
+
+    :param spec: fields of the run's spec
+    :param options: ``{out, keep, device, gym_packages, command}``
+    :param folder: for its log and what it writes on the way
+    """
+    command = [sys.executable, "-m", f"{PACKAGE}.common.lifeline", "benchmarking.worker", dumps(spec)]
+    with (folder / "log.txt").open("w") as log:
+        return subprocess.Popen(
+            [*command, dumps({**options, "folder": str(folder)})],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **ONE_THREAD},
+        )
+
+
+def run(spec: dict[str, Any], options: dict[str, object]) -> Brought:
+    """Do a run here. It ends with this process, however that ends.
+
+    :param spec: fields of the run's spec
+    :param options: ``{keep, device, gym_packages, command}``
+    """
+    with tempfile.TemporaryDirectory(prefix="sb_grpo_") as scratch:
+        out, folder = Path(scratch, "out"), Path(scratch, "run")
+        folder.mkdir()
+        process = start(spec, {**options, "out": str(out)}, folder)
+        try:
+            code = process.wait()
+        finally:
+            process.kill()
+            process.communicate()
+        result, log = Spec(**spec).file(out), (folder / "log.txt").read_text()
+        if code != 0:
+            return Brought(code, log)
+        return Brought(code, log, result.read_bytes(), _packed(folder) if options["keep"] else b"")
+
+
+def _packed(folder: Path) -> bytes:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.add(folder, arcname=".")
+    return archive.getvalue()
+
+
+def deliver(brought: Brought, result: Path) -> None:
+    """Put what an errand has brought where a run on this machine would have left it.
+
+    :param result: place of the result file; a folder that is kept stands beside it
+    """
+    if brought.folder:
+        folder = result.with_suffix("")
+        folder.mkdir(parents=True, exist_ok=True)
+        with tarfile.open(fileobj=io.BytesIO(brought.folder)) as tar:
+            tar.extractall(folder, filter="data")
+    result.parent.mkdir(parents=True, exist_ok=True)
+    files.write(result, brought.result)  # last: a run with a result file is done
+
+
+def run_and_deliver(spec: dict[str, Any], options: dict[str, object]) -> Brought:
+    """Do a run here, on a machine that sees the output folder: its result is safe though whoever waits for it is gone.
+
+    :param spec: fields of the run's spec
+    :param options: ``{out, keep, device, gym_packages, command}``, ``out`` absolute
+    :return: without the files
+    """
+    brought = run(spec, options)
+    if brought.code == 0:
+        deliver(brought, Spec(**spec).file(Path(str(options["out"]))))
+    return Brought(brought.code, brought.log)

@@ -1,0 +1,182 @@
+"""Who runs the runs: processes of this machine, a Ray cluster, or the queue of a SLURM cluster through submitit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from abc import ABC, abstractmethod
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..benchmarking import errand
+from ..benchmarking.specs import Spec
+from ..benchmarking.workers import LocalWorker, MachineGone, RemoteWorker, Worker
+from ..common.cluster import Launch, Resources, connect_ray, room_in
+from ..common.command_line import BadInput, one_line
+
+#: Jobs in a SLURM queue at a time, unless ``--jobs`` says otherwise: schedulers limit what one user may submit.
+MOST_SUBMITTED = 100
+
+
+class Launcher(ABC):
+    """Starts runs, as many at a time as there is room for."""
+
+    @abstractmethod
+    def room(self) -> int:
+        """Runs at a time."""
+
+    @abstractmethod
+    def start(self, spec: Spec, options: dict[str, object]) -> Worker:
+        """Begin a run."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of what the launcher holds, after the last run."""
+
+
+class LocalLauncher(Launcher):
+    """Processes of this machine.
+
+    :param jobs: runs at a time
+    """
+
+    def __init__(self, jobs: int) -> None:
+        self.jobs = jobs
+
+    def room(self) -> int:
+        return self.jobs
+
+    def start(self, spec: Spec, options: dict[str, object]) -> Worker:
+        return LocalWorker(spec, options)
+
+    def close(self) -> None:
+        """The workers have ended, and nothing else was held."""
+
+
+class RemoteLauncher(Launcher):
+    """Sends errands to other machines, and remembers which runs have lost theirs."""
+
+    def __init__(self) -> None:
+        self._started: dict[Spec, RemoteWorker] = {}
+
+    def start(self, spec: Spec, options: dict[str, object]) -> Worker:
+        before = self._started.get(spec)
+        worker = RemoteWorker(spec, options, self.send(spec, options), before.losses if before else 0)
+        self._started[spec] = worker
+        return worker
+
+    @abstractmethod
+    def send(self, spec: Spec, options: dict[str, object]) -> Any:
+        """The errand's promise."""
+
+
+class RayLauncher(RemoteLauncher):
+    """Tasks of a Ray cluster: machines may come and go while it works.
+
+    :param launch: the cluster, and the resources of a run
+    :param jobs: runs at a time; None: as many as the cluster has room for
+    :raises BadInput: if there is no cluster, or no room in it for one run
+    """
+
+    def __init__(self, launch: Launch, jobs: int | None) -> None:
+        super().__init__()
+        self.ray, self.resources, self.jobs = connect_ray(launch), launch.resources, jobs
+        # Whoever waits for a retry by Ray would not hear of it: a lost run is begun anew by the benchmark.
+        self._task = self.ray.remote(errand.run).options(max_retries=0, **self.resources.for_ray())
+
+    def room(self) -> int:
+        return self.jobs or room_in(self.ray, self.resources)
+
+    def send(self, spec: Spec, options: dict[str, object]) -> Any:
+        return RayPromise(self.ray, self._task.remote(asdict(spec), options))
+
+    def close(self) -> None:
+        self.ray.shutdown()
+
+
+class RayPromise:
+    """A Ray task as an errand's promise."""
+
+    def __init__(self, ray: Any, reference: Any) -> None:
+        self._ray, self._reference = ray, reference
+
+    def done(self) -> bool:
+        return bool(self._ray.wait([self._reference], timeout=0)[0])
+
+    def result(self) -> Any:
+        try:
+            return self._ray.get(self._reference)
+        except self._ray.exceptions.RayTaskError:
+            raise  # the errand itself is at fault
+        except self._ray.exceptions.RayError as error:
+            raise MachineGone(type(error).__name__) from error
+
+    def cancel(self) -> None:
+        self._ray.cancel(self._reference, force=True)
+
+
+class SubmititLauncher(RemoteLauncher):
+    """Jobs of a SLURM cluster; where there is none, processes of this machine in the same manner.
+
+    :param folder: for submitit's scripts and logs; removed at the end. All machines must see it
+    :param resources: of a run
+    :param jobs: jobs in the queue at a time; None: ``MOST_SUBMITTED``, or one per core without SLURM
+    :raises BadInput: if submitit is not there, or the resources are not for it
+    """
+
+    def __init__(self, folder: Path, resources: Resources, jobs: int | None) -> None:
+        super().__init__()
+        wanted = resources.for_submitit()
+        import submitit
+
+        self.folder = folder.absolute()
+        try:
+            self.executor = submitit.AutoExecutor(self.folder)
+            self.executor.update_parameters(name="sb_grpo", **wanted)
+        except (RuntimeError, ValueError, OSError) as error:
+            raise BadInput(f"--launcher submitit: {one_line(error)}") from error
+        self.gone = submitit.core.utils.UncompletedJobError
+        self.jobs = jobs or (MOST_SUBMITTED if self.executor.cluster == "slurm" else os.cpu_count() or 1)
+
+    def room(self) -> int:
+        return self.jobs
+
+    def send(self, spec: Spec, options: dict[str, object]) -> Any:
+        there = {**options, "out": str(Path(str(options["out"])).absolute())}
+        return SubmititPromise(self.executor.submit(errand.run_and_deliver, asdict(spec), there), self.gone)
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class SubmititPromise:
+    """A submitit job as an errand's promise."""
+
+    def __init__(self, job: Any, gone: type[Exception]) -> None:
+        self._job, self._gone = job, gone
+
+    def done(self) -> bool:
+        return bool(self._job.done())
+
+    def result(self) -> Any:
+        try:
+            return self._job.result()
+        except self._gone as error:
+            raise MachineGone(f"job {self._job.job_id}, {self._job.state}") from error
+
+    def cancel(self) -> None:
+        self._job.cancel()
+
+
+def open_launcher(launch: Launch, jobs: int | None, out: Path) -> Launcher:
+    """The launcher that the command line asks for.
+
+    :param jobs: runs at a time; None: as many as there is room for
+    :param out: output folder
+    """
+    if launch.launcher == "ray":
+        return RayLauncher(launch, jobs)
+    if launch.launcher == "submitit":
+        return SubmititLauncher(out / ".submitit", launch.resources, jobs)
+    return LocalLauncher(jobs or os.cpu_count() or 1)

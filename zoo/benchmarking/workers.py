@@ -1,0 +1,154 @@
+"""A run under way, in a process of this machine or wherever a launcher has put it: looked after, brought in, or given up."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from abc import ABC, abstractmethod
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..benchmarking.errand import Brought, deliver, start
+from ..benchmarking.results import read_run
+from ..benchmarking.specs import Spec
+
+DONE, RUNNING, FAILED, LEFT = "done", "running", "failed", "left"
+#: A run whose machine has died this often is not tried again: it may be what kills them.
+MAX_LOSSES = 3
+
+
+class Worker(ABC):
+    """A run under way.
+
+    :param spec: the run
+    :param options: ``{out, keep, device, gym_packages, command}``
+    """
+
+    def __init__(self, spec: Spec, options: dict[str, object]) -> None:
+        self.spec, self.started, self.took, self.complaint = spec, time.perf_counter(), 0.0, ""
+        self.result = spec.file(Path(str(options["out"])))
+        self.log = self.result.with_suffix(".failed.log")
+        self.log.unlink(missing_ok=True)
+        self.code: int | None = None  #: exit code, once the run has ended
+
+    @property
+    def name(self) -> str:
+        return f"{self.spec.env} {self.spec.label} seed {self.spec.seed}"
+
+    @abstractmethod
+    def has_ended(self) -> bool:
+        """Whether :meth:`outcome` can be asked for."""
+
+    @abstractmethod
+    def bring(self) -> str:
+        """Put the files of the ended run in their places, and set ``code``.
+
+        :return: what it printed
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End the run and leave nothing behind."""
+
+    def outcome(self) -> tuple[str, str]:
+        """State after the run has ended, and the line that says how it went."""
+        self.took = time.perf_counter() - self.started
+        printed = self.bring()
+        if self.code == 0:
+            return DONE, f"{self.name}: mean return {read_run(self.result).score:.1f} in {self.took:.0f} s"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.write_text(printed)
+        last = (printed.strip().splitlines() or ["no output"])[-1]
+        self.complaint = f"{self.name} failed with code {self.code}: {last} (log: {self.log})"
+        return FAILED, self.complaint
+
+
+class LocalWorker(Worker):
+    """A run in a process of this machine. The process ends when this side of its standard input closes."""
+
+    def __init__(self, spec: Spec, options: dict[str, object]) -> None:
+        super().__init__(spec, options)
+        self.folder, self.keep = self.result.with_suffix(".run"), bool(options["keep"])
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.process = start(asdict(spec), options, self.folder)
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def bring(self) -> str:
+        self.code = self.process.returncode
+        printed = (self.folder / "log.txt").read_text()
+        self._tidy()
+        return printed
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        if self.keep and self.process.returncode == 0:
+            kept = self.folder.with_suffix("")
+            shutil.rmtree(kept, ignore_errors=True)
+            self.folder.rename(kept)
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class MachineGone(Exception):
+    """The machine, or the process on it, died without an answer."""
+
+
+class Promise(Protocol):
+    """An errand in the hands of an engine."""
+
+    def done(self) -> bool:
+        """Whether :meth:`result` would answer at once."""
+
+    def result(self) -> Any:
+        """What the errand brings, a :class:`~zoo.benchmarking.errand.Brought`.
+
+        :raises MachineGone: if it will bring nothing
+        """
+
+    def cancel(self) -> None:
+        """End it."""
+
+
+class RemoteWorker(Worker):
+    """A run on another machine, or what a launcher takes for one.
+
+    :param promise: its errand
+    :param losses: machines that have died under this run before
+    """
+
+    def __init__(self, spec: Spec, options: dict[str, object], promise: Promise, losses: int) -> None:
+        super().__init__(spec, options)
+        self.promise, self.losses = promise, losses
+
+    def has_ended(self) -> bool:
+        return self.promise.done()
+
+    def bring(self) -> str:
+        brought: Brought = self.promise.result()
+        self.code = brought.code
+        if brought.result:
+            deliver(brought, self.result)
+        return brought.log
+
+    def outcome(self) -> tuple[str, str]:
+        try:
+            return super().outcome()
+        except MachineGone as gone:
+            self.losses += 1
+            if self.losses < MAX_LOSSES:
+                return LEFT, f"{self.name}: its machine is gone ({gone}), so it begins anew"
+            self.code = 1
+            self.complaint = f"{self.name} failed: {self.losses} machines have died under it, the last with: {gone}"
+            return FAILED, self.complaint
+
+    def stop(self) -> None:
+        self.promise.cancel()

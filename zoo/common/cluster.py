@@ -1,0 +1,184 @@
+"""Where work beyond this process runs: what each piece of it asks for, and a Ray cluster that is really there."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+from sb_grpo.envs.ray_vec_env import START_ONE, check_answers
+
+from ..common.command_line import BadInput, Parser, did_you_mean
+
+PACKAGES = {"ray": "ray", "submitit": "submitit"}
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one piece of work asks of a machine.
+
+    :param cpus: cores; a fraction lets several share one (Ray only)
+    :param gpus: GPUs; a fraction lets several share one (Ray only)
+    :param memory_gb: memory; 0: not said
+    :param minutes: time limit of a SLURM job
+    :param partition: of SLURM; empty: its default
+    """
+
+    cpus: float = 1.0
+    gpus: float = 0.0
+    memory_gb: float = 0.0
+    minutes: int = 240
+    partition: str = ""
+
+    def for_ray(self) -> dict[str, Any]:
+        """As Ray's ``options`` wants them."""
+        memory = {"memory": int(self.memory_gb * 2**30)} if self.memory_gb else {}
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus, **memory}
+
+    def for_submitit(self) -> dict[str, Any]:
+        """As submitit's ``update_parameters`` wants them.
+
+        :raises BadInput: for parts of a core or GPU, which SLURM does not give
+        """
+        for name in ("cpus", "gpus"):
+            if getattr(self, name) != int(getattr(self, name)):
+                raise BadInput(
+                    f"--resources {name}={getattr(self, name):g}: submitit gives whole {name}; only Ray shares one."
+                )
+        wanted = {"cpus_per_task": max(int(self.cpus), 1), "gpus_per_node": int(self.gpus), "timeout_min": self.minutes}
+        memory = {"mem_gb": self.memory_gb} if self.memory_gb else {}
+        return {**wanted, **memory, **({"slurm_partition": self.partition} if self.partition else {})}
+
+
+def parse_resources(text: str) -> Resources:
+    """Resources from ``cpus=1,gpus=0.25``.
+
+    :param text: pairs, separated by commas
+    :raises BadInput: for an unknown name, or a value that is no number from 0 on
+    """
+    kinds: dict[str, type] = {name: type(value) for name, value in asdict(Resources()).items()}
+    values: dict[str, Any] = {}
+    for pair in filter(None, text.split(",")):
+        name, equals, value = pair.partition("=")
+        if not equals or name not in kinds:
+            raise BadInput(f"--resources {text!r}: {pair!r} is not NAME=VALUE with NAME one of {', '.join(kinds)}."
+                           f"{did_you_mean(name, kinds)} Write cpus=1,gpus=0.25.")  # fmt: skip
+        try:
+            values[name] = kinds[name](value)
+            valid = kinds[name] is str or 0 <= values[name] < float("inf")
+        except ValueError:
+            valid = False
+        if not valid:
+            raise BadInput(f"--resources {text!r}: {name}={value} must be a number from 0 on, as in cpus=1,gpus=0.25.")
+    return Resources(**values)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Who is asked to run the work, as the command line says it.
+
+    :param launcher: ``"local"``, ``"ray"`` or ``"submitit"``
+    :param address: of a Ray cluster; None: RAY_ADDRESS, or else this machine
+    :param resources: of one piece of work
+    """
+
+    launcher: str
+    address: str | None
+    resources: Resources
+
+
+def add_launcher(parser: Parser, *launchers: str) -> None:
+    """The options that :func:`read_launch` reads.
+
+    :param launchers: to choose from, the default first
+    """
+    add = parser.add_argument
+    engines = "who runs them: processes of this machine; a Ray cluster; SLURM through submitit (docs/scale.md)"
+    add("--launcher", default=launchers[0], choices=launchers, help=engines)
+    add("--ray-address", metavar="HOST:PORT", help="of the Ray cluster; default: RAY_ADDRESS, or else this machine alone")
+    add(
+        "--resources",
+        default="",
+        metavar="NAME=V,V",
+        help="of each, such as cpus=1,gpus=0.25 (default: cpus=1); not for local",
+    )
+
+
+def read_launch(args: Any) -> Launch:
+    """See that what is asked for can be had, before anything starts.
+
+    :param args: with the options of :func:`add_launcher`
+    :raises BadInput: for resources that cannot be read, an engine that is not installed, a cluster that does not answer
+    """
+    resources = parse_resources(args.resources)
+    for option, value, of in (
+        ("--resources", args.resources, ("ray", "submitit")),
+        ("--ray-address", args.ray_address, ("ray",)),
+    ):
+        if value and args.launcher not in of:
+            raise BadInput(f"{option} {value} is not for --launcher {args.launcher}: choose --launcher {' or '.join(of)}.")
+    check_installed(args.launcher)
+    address = (args.ray_address or os.environ.get("RAY_ADDRESS") or None) if args.launcher == "ray" else None
+    if address and address != "auto":
+        try:
+            check_answers(address)
+        except ValueError as error:
+            raise BadInput(f"--ray-address: {error}") from error
+    if args.launcher == "submitit":
+        resources.for_submitit()
+    return Launch(args.launcher, address, resources)
+
+
+def check_installed(launcher: str) -> None:
+    """See that the engine behind a launcher is there.
+
+    :raises BadInput: with the command that installs it
+    """
+    if launcher in PACKAGES and find_spec(PACKAGES[launcher]) is None:
+        raise BadInput(f"--launcher {launcher}: {launcher} is not installed. Install it: pip install 'sb_grpo[scale]'")
+
+
+def connect_ray(launch: Launch, said: bool = False) -> Any:
+    """Join a Ray cluster, or start one on this machine that ends with this process.
+
+    :param launch: some machine of the cluster must have its resources
+    :param said: show here what the pieces of work print
+    :return: the module ``ray``
+    :raises BadInput: if there is no such cluster, or no machine in it has the resources
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray: Any = import_module("ray")
+    address = launch.address
+    quiet = {"logging_level": logging.ERROR, "log_to_driver": said}
+    here = {} if address else {"include_dashboard": False}
+    try:
+        ray.init(address=address or "local", **quiet, **here)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise BadInput(f"--ray-address {address}: {error}; {START_ONE}.") from error
+    try:
+        _check_room(ray.nodes(), launch.resources)
+    except BadInput:
+        ray.shutdown()
+        raise
+    return ray
+
+
+def _check_room(nodes: Sequence[dict[str, Any]], resources: Resources) -> None:
+    machines = [node["Resources"] for node in nodes if node["Alive"]]
+    wanted = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": resources.memory_gb * 2**30}
+    if not any(all(machine.get(name, 0) >= amount for name, amount in wanted.items()) for machine in machines):
+        most = ", ".join(f"{max(m.get(name, 0) for m in machines):g} {name}" for name in ("CPU", "GPU"))
+        asked = f"cpus={resources.cpus:g},gpus={resources.gpus:g}"
+        raise BadInput(f"--resources {asked}: no machine of the Ray cluster has that (the most of one: {most}); ask for less.")
+
+
+def room_in(ray: Any, resources: Resources) -> int:
+    """How many pieces of work the machines of a Ray cluster hold at a time, those that have joined since included."""
+    wanted = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": resources.memory_gb * 2**30}
+    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    rooms = [min((int(m.get(name, 0) / x) for name, x in wanted.items() if x > 0), default=1) for m in machines]
+    return max(sum(rooms), 1)

@@ -1,0 +1,36 @@
+"""Starts a part of the zoo in a process tied to another's life: when this one's standard input closes, it ends.
+
+The pipe closes however the other process ends, even by SIGKILL. This stands before everything else because importing torch
+takes seconds, in which a killed benchmark would leave an orphan.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import signal
+import sys
+import threading
+
+
+def end_with_parent() -> None:
+    """Wait for the end of standard input, then end this process at once."""
+    os.read(0, 1)
+    os._exit(1)
+
+
+def main(arguments: list[str]) -> int:
+    """Call the ``main`` of a module.
+
+    :param arguments: the module within this package, such as ``benchmarking.worker``, and what its ``main`` is given
+    :return: exit code
+    """
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    module = importlib.import_module(f"..{arguments[0]}", __package__)
+    code: int = module.main(arguments[1:])
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

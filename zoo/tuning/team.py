@@ -1,0 +1,68 @@
+"""One study, many workers: Ray tasks that search side by side until the study has its trials."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ..benchmarking.errand import ONE_THREAD
+from ..common.cluster import Launch, connect_ray, room_in
+from ..common.command_line import PACKAGE
+
+#: Workers that may die before the search gives up: what kills them may be the study itself.
+MAX_LOSSES = 10
+
+
+def worker(arguments: Sequence[str], folder: str) -> int:
+    """Search here, in a process that ends with this one.
+
+    :param arguments: command line of ``zoo.tune``
+    :param folder: where the command was given; paths count from there, if this machine has it
+    :return: exit code
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"{PACKAGE}.common.lifeline", "tune", *arguments],
+        stdin=subprocess.PIPE,
+        cwd=folder if Path(folder).is_dir() else None,
+        env={**os.environ, **ONE_THREAD},
+    )
+    try:
+        return process.wait()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def search_together(launch: Launch, n_workers: int | None, arguments: Sequence[str]) -> bool:
+    """Let workers search until the study has its trials. One whose machine dies costs its trial, and another takes its place.
+
+    :param launch: the cluster, and the resources of a worker
+    :param n_workers: at a time; None: as many as the cluster has room for
+    :param arguments: command line of a worker
+    :return: False if the user has interrupted it
+    """
+    ray: Any = connect_ray(launch, said=True)
+    task = ray.remote(worker).options(max_retries=0, **launch.resources.for_ray())
+    running = [task.remote(arguments, os.getcwd()) for _ in range(n_workers or room_in(ray, launch.resources))]
+    losses = 0
+    try:
+        while running:
+            (ended, *_), running = ray.wait(running)
+            try:
+                ray.get(ended)
+            except ray.exceptions.RayTaskError:
+                raise  # the task itself is at fault
+            except ray.exceptions.RayError as error:
+                losses += 1
+                print(f"A worker is gone ({type(error).__name__}): its trial is lost.", flush=True)
+                if losses < MAX_LOSSES:
+                    running.append(task.remote(arguments, os.getcwd()))
+        return True
+    except KeyboardInterrupt:
+        return False
+    finally:
+        ray.shutdown()  # ends the workers that are left
