@@ -26,8 +26,11 @@ class Place(NamedTuple):
     n: int
 
 
-class RankLost(RuntimeError):
-    """Another learner has ended before its time, so the sums that this one waits for will never come."""
+class RankLost(SystemExit):
+    """Another learner has ended before its time, so the sums that this one waits for will never come.
+
+    A script that does not catch it ends with its sentence, without a traceback.
+    """
 
 
 _place = Place(0, 1)
@@ -173,8 +176,8 @@ def _reduce(values: th.Tensor, how: Any) -> None:
 
 def _lost() -> RankLost:
     return RankLost(
-        f"Rank {_place.rank} of {_place.n} stops, because another rank has ended; its own message above says why. What was "
-        "saved before is whole: go on from the last checkpoint with the same command."
+        f"Rank {_place.rank} of {_place.n} stops, because another rank has ended: torchrun's report says which, and that "
+        "one's messages why. What has been saved is whole; go on from the last checkpoint."
     )
 
 
