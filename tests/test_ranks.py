@@ -58,7 +58,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, th.Te
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 4])
 def test_state_baseline_is_exact(n, alone, tmp_path):
-    """Weights, metric, moments, pairs and advantages after 6 rollouts, in double precision so that nothing hides in rounding."""
+    """Weights, metric, moments, pairs and advantages after 6 rollouts, in double precision: nothing hides in rounding."""
     one, all_of_them = alone["baselines"], found(n, "baselines", tmp_path)
     assert one.keys() == all_of_them.keys() and len(one) > 50
     assert {name: d for name in one if (d := deviation(one[name], all_of_them[name])) > 1e-5} == {}
@@ -80,7 +80,7 @@ def test_update_is_that_of_one_learner(n, alone, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 4])
 def test_ranks_with_unequal_rollouts_stay_one_model(n, tmp_path):
-    """The job itself compares weights, statistics, steps and figures of all ranks; here: that there was something to compare."""
+    """The job compares weights, statistics, steps and figures of all ranks; here: that there was something to compare."""
     result = found(n, "uneven", tmp_path)
     assert len(set(result["rows"].tolist())) > 1
     assert abs(float(result["seen"]) - (float(result["steps"]) + 8)) < 0.01  # VecNormalize: every step and 8 resets
@@ -161,7 +161,7 @@ def test_a_single_learner_reduces_nothing():
 
 
 def test_groups_are_dealt_like_cards(second_of_three):
-    """The second of three has groups 1, 4, 7, ...; when it has begun two of them, group 6 is the first that is free for sure."""
+    """The second of three has groups 1, 4, 7, ...; with two of them begun, 6 is the first that is free for sure."""
     assert ranks.dealt(th.arange(3)).tolist() == [1, 4, 7] and ranks.dealt(2) == 7
     assert ranks.first_undealt(2) == 6 and [ranks.own_from(group) for group in (5, 6, 7)] == [2, 2, 3]
 

@@ -87,6 +87,8 @@ class Checkpoints(BaseCallback):
     :param settings: of the run
     """
 
+    rank_0_only = True
+
     def __init__(self, every: int, folder: Path, settings: dict[str, Any]) -> None:
         super().__init__()
         self.every, self.folder, self.settings = every, folder, settings
