@@ -294,7 +294,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
 
     def export(self, path: str | Path) -> Path:
         """The policy with all that stands before and after it as one file, ``.onnx`` or ``.pt2`` (docs/export.md)."""
-        return export_policy(self.policy, path, self.get_vec_normalize_env())
+        return export_policy(self.policy, path, self.get_vec_normalize_env(), self.mask_source in APART)
 
     @classmethod
     def load(  # type: ignore[override]

@@ -125,7 +125,11 @@ RANGES: dict[str, dict[str, Rule]] = {
         "loss_kwargs": SETTINGS,
     },
     "group_kwargs": {"shared_noise": FLAG, "restart": one_of("reset", "branch")},
-    "update_kwargs": {"micro_batch_size": integer(1, 10_000_000, none=True), "autocast": FLAG},
+    "update_kwargs": {
+        "micro_batch_size": integer(1, 10_000_000, none=True),
+        "autocast": FLAG,
+        "sequence_length": integer(1, 1_000_000, none=True),
+    },
     "loss_kwargs": {
         "clip_range_high": number(0, 1e6, "0.28 is usual", none=True, scheduled=True),
         "aggregation": one_of(*AGGREGATIONS),
@@ -206,6 +210,9 @@ RANGES: dict[str, dict[str, Rule]] = {
         "features_extractor_kwargs": SETTINGS,
         "normalize_images": FLAG,
         "normalize_obs": FLAG,
+        "memory": one_of("lstm", "gru", None),
+        "memory_size": integer(1, 4096, "64 is usual"),
+        "n_layers": integer(1, 16),
         "share_features_extractor": Rule("must be True, False or None", lambda x: x is None or FLAG.fine(x)),
         "optimizer_class": Rule(
             "must be a subclass of torch.optim.Optimizer",

@@ -90,6 +90,7 @@ NEEDS = {"sb_grpo.envs.brax": "jax", "sb_grpo.envs.envpool": "envpool", "sb_grpo
 #: Env ids that importing sb_grpo registers.
 ENV_IDS = {
     "BatteryArbitrage-v0",
+    "CartPolePositions-v0",
     "CartPoleTasks-v0",
     "CausalIntervention-v0",
     "DisturbedPendulum-v0",
@@ -104,8 +105,11 @@ ENV_IDS = {
     "OrNetworkBacklog-v0",
     "OrNetworkLostSales-v0",
     "OrNewsvendor-v0",
+    "PendulumPositions-v0",
     "PendulumTasks-v0",
     "QueueRouting-v0",
+    "TMaze10-v0",
+    "TMaze50-v0",
 }
 
 

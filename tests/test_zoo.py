@@ -185,7 +185,8 @@ def test_a_schedule_warms_up_is_saved_and_loaded(tmp_path):
 
 def test_a_profile_lies_between_entry_and_command_line_and_is_tracked(tmp_path):
     arguments = ["--profile", "conservative", "--hyperparams", "n_epochs:1", "n_steps:32", "advantage:step", "--track"]
-    result = zoo_train(tmp_path, "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1", *arguments, WANDB_MODE="offline")
+    often = ["--eval-freq", "128", "--save-freq", "256"]
+    result = zoo_train(tmp_path, "--env", "CartPole-v1", "-n", "256", *often, *arguments, WANDB_MODE="offline")
     assert result.returncode == 0, result.stderr
     model = GRPO.load(tmp_path / "grpo" / "CartPole-v1_1" / "CartPole-v1.zip")
     assert model.gae_lambda == 0.98  # the entry's
@@ -201,6 +202,9 @@ def test_a_profile_lies_between_entry_and_command_line_and_is_tracked(tmp_path):
     (tracked,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
     logged = tracked.read_bytes()
     assert b"rollout/ep_rew_mean" in logged and b"group_size" in logged  # through TensorBoard, and the callback's settings
+    # Models are versions of an artifact, with what is known of them; charts are over env steps.
+    for part in (b"grpo-CartPole-v1-seed-", b"best_model.zip", b"settings_sha256", b"global_step"):
+        assert part in logged, part
 
 
 def test_tracking_without_wandb_names_the_extra(tmp_path):

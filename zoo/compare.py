@@ -18,6 +18,7 @@ from .common.command_line import BadInput, Parser, check_has_runs, run
 from .common.yaml_files import read_mapping
 from .comparing import figures, pairs, tables
 from .comparing.comparison import Comparison, compare_runs, load
+from .comparing.tracking import check_wandb, log_report
 
 #: Section -> (what it says, tables in the text, figures). Curves, profile and single runs stand in their CSV files only.
 SECTIONS: dict[str, tuple[str, list[str], list[str]]] = {
@@ -97,6 +98,8 @@ def parser() -> Parser:
     add("--references", type=Path, metavar="FILE", help="YAML: env -> [low, high] of normalised scores")
     add("--episodes", type=int, default=50, help="of run folders and models, which are evaluated on common seeds first")
     add("--allow-unequal", action="store_true", help="compare runs with unequal step budgets all the same")
+    add("--track", action="store_true", help="tables and pictures to Weights & Biases, too")
+    add("--wandb-project-name", default="sb3", help="of --track")
     return it
 
 
@@ -198,6 +201,8 @@ def body(arguments: Sequence[str]) -> int:
     :return: 0
     """
     args = parser().parse_args(arguments)
+    if args.track:
+        check_wandb()
     thresholds, references = parse_thresholds(args.threshold), read_references(args.references)
     runs, broken = load(results_of(args.folders, args.episodes, args.out))
     for line in broken:
@@ -209,6 +214,9 @@ def body(arguments: Sequence[str]) -> int:
     for note in comparison.notes:
         print(note)
     print(f"Report: {write(comparison, broken, args.out)}")
+    if args.track:
+        about = {"envs": comparison.envs, "labels": comparison.labels, "baseline": comparison.baseline}
+        log_report(args.out, args.wandb_project_name, about)
     return 0
 
 

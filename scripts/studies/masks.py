@@ -1,6 +1,6 @@
 """Taxi-v4 with its ``action_mask``: GRPO with it and without, and sb3-contrib's MaskablePPO, all with the same settings.
 
-usage: python -m scripts.studies.masks [--report] [--seeds 0 1 ...]     train what is missing; table of docs/studies/masks.md
+usage: python -m scripts.studies.masks [--report] [--seeds 0 1 ...]     train what is missing; print the table
 """
 
 from __future__ import annotations

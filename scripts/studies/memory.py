@@ -1,6 +1,6 @@
 """Tasks that want a memory: GRPO with one and without, and sb3-contrib's RecurrentPPO, all with the same settings.
 
-usage: python -m scripts.studies.memory [--report] [--seeds 0 1 ...]     train what is missing; table of docs/studies/memory.md
+usage: python -m scripts.studies.memory [--report] [--seeds 0 1 ...]     train what is missing; print the table
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from sb_grpo.saving import PLAIN, STATISTICS, read_entry, with_entries, write_zi
 from ..common.command_line import BadInput
 from ..common.provenance import commit, versions
 from ..common.strict_json import to_json
+from .tracking import Keep
 
 FACTS = "checkpoint.json"
 #: Folder in a run's settings folder where earlier versions kept the statistics of the best model.
@@ -85,18 +86,21 @@ class Checkpoints(BaseCallback):
     :param every: vector steps
     :param folder: of the run
     :param settings: of the run
+    :param keep: is given each file and what is known of it
     """
 
     rank_0_only = True
 
-    def __init__(self, every: int, folder: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, every: int, folder: Path, settings: dict[str, Any], keep: Keep | None = None) -> None:
         super().__init__()
-        self.every, self.folder, self.settings = every, folder, settings
+        self.every, self.folder, self.settings, self.keep = every, folder, settings, keep
 
     def _on_step(self) -> bool:
         if self.n_calls % self.every == 0:
-            path = self.folder / f"rl_model_{self.num_timesteps}_steps.zip"
-            save(self.model, path, facts(self.model, self.settings))
+            path, known = self.folder / f"rl_model_{self.num_timesteps}_steps.zip", facts(self.model, self.settings)
+            save(self.model, path, known)
+            if self.keep is not None:
+                self.keep(path, known)
         return True
 
 
@@ -105,16 +109,19 @@ class BestModel(BaseCallback):
 
     :param folder: of the run
     :param settings: of the run
+    :param keep: is given the file and what is known of it
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: dict[str, Any], keep: Keep | None = None) -> None:
         super().__init__()
-        self.folder, self.settings = folder, settings
+        self.folder, self.settings, self.keep = folder, settings, keep
 
     def _on_step(self) -> bool:
         assert isinstance(self.parent, EvalCallback)
-        evaluated = float(self.parent.best_mean_reward)
-        save(self.model, self.folder / "best_model.zip", facts(self.model, self.settings, evaluated=evaluated))
+        known = facts(self.model, self.settings, evaluated=float(self.parent.best_mean_reward))
+        save(self.model, self.folder / "best_model.zip", known)
+        if self.keep is not None:
+            self.keep(self.folder / "best_model.zip", known)
         return True
 
 

@@ -36,6 +36,7 @@ from ..training.checks import check_settings
 from ..training.crashes import is_bad_input
 from ..training.entries import entry_name, read_entries
 from ..training.run_files import read_values, write_values
+from ..training.tracking import Keep, artifact_name, define_metrics, keeper
 
 FINAL_EPISODES = 20
 #: Rules of ``--health``.
@@ -113,10 +114,12 @@ class Experiment(ExperimentManager):
         if self.show_progress:
             self.callbacks.append(ProgressBarCallback())
         if self.save_freq > 0:
-            self.callbacks.append(Checkpoints(max(self.save_freq // self.n_envs, 1), folder, settings))
+            keep = self._keeper("checkpoint")
+            self.callbacks.append(Checkpoints(max(self.save_freq // self.n_envs, 1), folder, settings, keep))
         if self.eval_freq > 0:
             evaluations = Evaluations(
-                self.create_envs(self.n_eval_envs, eval_env=True), folder, callback_on_new_best=BestModel(folder, settings),
+                self.create_envs(self.n_eval_envs, eval_env=True), folder,
+                callback_on_new_best=BestModel(folder, settings, self._keeper("best")),
                 n_eval_episodes=self.n_eval_episodes, eval_freq=max(self.eval_freq // self.n_envs, 1),
                 deterministic=self.deterministic_eval,
             )  # fmt: skip
@@ -124,14 +127,24 @@ class Experiment(ExperimentManager):
         if self.tensorboard_log is not None:
             self.callbacks.append(HParamsCallback({"algo": self.algo, "seed": self.seed, **settings}))
         if getattr(self.args, "track", False):
-            from wandb.integration.sb3 import WandbCallback  # an extra
+            import wandb  # an extra
+            from wandb.integration.sb3 import WandbCallback
 
             # rl_zoo3 has chosen a folder in the working directory.
             self.tensorboard_log = str(Path(self.log_folder, self.tensorboard_log or "runs"))
             self.callbacks.append(WandbCallback())
+            define_metrics(wandb.run)
         if getattr(self.args, "health", None):
             self.health = HealthCallback(HEALTH[self.args.health])
             self.callbacks.append(self.health)
+
+    def _keeper(self, alias: str) -> Keep | None:
+        """What makes an artifact of a model; None without ``--track``."""
+        if not getattr(self.args, "track", False):
+            return None
+        import wandb  # an extra
+
+        return keeper(wandb.run, artifact_name(self.algo, self.env_name, f"seed-{self.seed}"), alias)
 
     def _maybe_normalize(self, env: VecEnv, eval_env: bool) -> VecEnv:
         """VecNormalize with the statistics that belong to the weights which go on training; new ones for new weights."""
