@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -18,11 +17,13 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb_grpo import learners, ranks
 from sb_grpo.arguments import check_arguments, check_env
 from sb_grpo.collect.beside import APART, Beside, spaces_beside
-from sb_grpo.collect.masks import masks_of_the_evaluated
+from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import buffer_class
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
+from sb_grpo.envs.random import mix
 from sb_grpo.envs.tensor_env import is_tensor_env
 from sb_grpo.export import export_policy
 from sb_grpo.extras.exploration import Place, make_bonus
@@ -103,12 +104,14 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self.options = Options.read(self.__dict__)
         self._derive()
         check_arguments(self._arguments())
+        learners.check_shares(self._arguments())
+        learners.check_equal(self.settings)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         if self.seed is not None:
             self._base_seed = self.seed
         elif self._base_seed is None:
-            self._base_seed = int(np.random.randint(2**31))
+            self._base_seed = ranks.gathered(int(np.random.randint(2**31)))[0]
         self.clip_range = FloatSchedule(self.clip_range)
         whole = None if self.whole_episodes else self.steps_per_env
         limit = time_limit(self.env) if self.env is not None else None
@@ -123,6 +126,18 @@ class GroupedAlgorithm(SlottedAlgorithm):
         place = Place(space_without(self.observation_space), self.get_vec_normalize_env() is not None, self.gamma, self.device)
         self.bonus = make_bonus(self.options.rewards.bonus, place)
         self._capture()
+        self._begin_together()
+
+    def _begin_together(self) -> None:
+        """Several learners: one set of weights, and random numbers of each one's own."""
+        rank, n = ranks.place()
+        if n == 1:
+            return
+        for module in (self.policy, self.estimator, self.ref_policy):
+            if isinstance(module, th.nn.Module):
+                ranks.broadcast(module.state_dict().values())
+        assert self._base_seed is not None
+        self.set_random_seed(mix(self._base_seed, rank, 3) >> 33)
 
     def _derive(self) -> None:
         """Find the defaults that follow from other arguments."""
@@ -199,12 +214,13 @@ class GroupedAlgorithm(SlottedAlgorithm):
     def _capture(self) -> None:
         """Captured execution, as far as it can be had with this env and these arguments."""
         options = self.options
+        self.shared_statistics = learners.SharedStatistics(self._vec_normalize_env)
         self.captured = Captured(
             self.compile,
             rollout_obstacle(self.env, options.groups.restart == "branch", self.use_sde),
             update_obstacle(
                 self.policy.optimizer, self.device, options.loss.importance_level, options.update.micro_batch_size,
-                options.multitask.surgery, self.use_sde, self.policy.memory is not None,
+                options.multitask.surgery, self.use_sde, self.policy.memory is not None, ranks.place().n,
             ),
         )  # fmt: skip
         if hasattr(self.estimator, "fast_predict"):
@@ -231,40 +247,21 @@ class GroupedAlgorithm(SlottedAlgorithm):
         else:
             self.loss_kwargs = {name: value for name, value in (self.loss_kwargs or {}).items() if name != "ref_policy"}
 
+    def _normalize_anew(self, rollout_buffer: GroupRolloutBuffer) -> None:
+        """Take the last rollout's observations into the policy's running statistics: between rollouts only, as within one old
+        and new log-probabilities must see the same observations."""
+        if not self.policy.normalize_obs or rollout_buffer.pos == 0:
+            return
+        self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.seen_observations()))
+        if self.ref_policy is not None:  # what moves the KL is the policy, not its view of the observations
+            self.ref_policy.obs_normalizer.load_state_dict(self.policy.obs_normalizer.state_dict())
+
     def _make_policy(self) -> ActorPolicy:
         policy_class: Any = self.policy_class
         policy: ActorPolicy = policy_class(
             self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **self.policy_kwargs
         ).to(self.device)
         return policy
-
-    # ---------------------------------------------------------------- act
-
-    def predict(  # type: ignore[override]
-        self,
-        observation: np.ndarray | dict[str, np.ndarray],
-        state: tuple[np.ndarray, ...] | None = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = False,
-        action_masks: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """Actions for observations, as SB3's, with sb3-contrib's ``action_masks`` and its ``state`` of a recurrent policy.
-
-        :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them. ``evaluate_policy`` and
-            what is built on it need not pass them: the env that it plays is asked
-        """
-        if action_masks is None and self.mask_source in APART:
-            action_masks = masks_of_the_evaluated()
-            if action_masks is None and not self._warned_of_masks:
-                self._warned_of_masks = True
-                warnings.warn(
-                    "predict() was not told which actions are valid, so it may choose others: this policy has learnt with "
-                    f"masks ({self.mask_source}). Pass predict(obs, action_masks=...), or put them into the observation "
-                    "(docs/masks.md).",
-                    UserWarning,
-                    stacklevel=2,
-                )
-        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
     # ---------------------------------------------------------------- save and load
 
@@ -278,9 +275,11 @@ class GroupedAlgorithm(SlottedAlgorithm):
 
     def save(self, path: Any, *args: Any, **kwargs: Any) -> None:
         """As SB3's, whole or not at all, with VecNormalize's statistics in the zip; a model saved in mid-rollout goes on with
-        groups that it has not used."""
+        groups that it has not used. Of several learners rank 0 writes; elsewhere nothing happens."""
+        if ranks.place().rank > 0:
+            return
         if self.slots is not None:
-            self._next_group = self.slots.next_group
+            self._next_group = ranks.first_undealt(self.slots.next_group)
         file, own = io.BytesIO(), self.rollout_buffer_class
         self.rollout_buffer_class = own or OnlyForGRPO  # type: ignore[assignment]
         try:

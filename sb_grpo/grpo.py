@@ -11,6 +11,7 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import figures as log
+from sb_grpo import ranks
 from sb_grpo.arguments import checking_arguments
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import Source, collecting
@@ -142,7 +143,7 @@ class GRPO(GroupedAlgorithm):
             tensorboard_log=tensorboard_log,
             policy_kwargs=policy_kwargs,
             verbose=plain(verbose),
-            device=device,
+            device=ranks.join(device),
             seed=plain(seed),
             _init_setup_model=False,
         )
@@ -176,17 +177,13 @@ class GRPO(GroupedAlgorithm):
         self.policy.set_training_mode(False)
         if self._restart_groups or self.members != self.slots.group_size:
             self.start_new_groups()
-        if self.policy.normalize_obs and rollout_buffer.pos > 0:
-            # Between rollouts only: within one, old and new log-probabilities must see the same observations.
-            self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.seen_observations()))
-            if self.ref_policy is not None:  # what moves the KL is the policy, not its view of the observations
-                self.ref_policy.obs_normalizer.load_state_dict(self.policy.obs_normalizer.state_dict())
+        self._normalize_anew(rollout_buffer)
         rollout_buffer.reset()
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)
-        completed = False
+        completed, steps_before, episodes_before = False, self.num_timesteps, list(self.ep_info_buffer or ())
         try:
-            completed = self._take_steps(env, callback, rollout_buffer)
+            completed = ranks.every(self._take_steps(env, callback, rollout_buffer))
         finally:
             if not completed:  # the episodes lost their beginnings: the next learn() starts new groups
                 self._steps_dropped += rollout_buffer.pos * env.num_envs + rollout_buffer.drop_kept()
@@ -194,12 +191,14 @@ class GRPO(GroupedAlgorithm):
         if not completed:
             return False
         self._n_rollouts += 1
+        self._share_what_was_seen(steps_before, episodes_before)
         with self.autocasting():
             log_probs = rollout_buffer.log_probs_of(self.policy.log_prob)
         rollout = rollout_buffer.pack(log_probs, self.members, self.whole_episodes)
         assert rollout is not None, "a rollout ends with a complete group"
         self._steps_dropped += rollout_buffer.n_idle + rollout_buffer.n_lost
         self.slots.note_starts(rollout)
+        rollout = rollout._replace(seed_group=ranks.dealt(rollout.seed_group), max_length=ranks.largest(rollout.max_length))
         self._prepared = rollout, self._prepare(rollout)
         return True
 
@@ -212,12 +211,13 @@ class GRPO(GroupedAlgorithm):
         )  # fmt: skip
         known: dict[str, Any] = {"self": self, "env": env, "callback": callback, "rollout_buffer": rollout_buffer}
         known["n_rollout_steps"] = self.steps_per_env
+        n_ranks = ranks.place().n
         callback.on_rollout_start()
         for step in collecting(source, self._plan(), self._start_over, self.ep_info_buffer):
-            self.num_timesteps += env.num_envs
+            self.num_timesteps += env.num_envs * n_ranks
             callback.update_locals({**known, **step._asdict()})
             if not callback.on_step():
-                self.num_timesteps += step.ahead * env.num_envs
+                self.num_timesteps += step.ahead * env.num_envs * n_ranks
                 return False
             if not is_tensor_env(env):
                 self._update_info_buffer(step.infos, step.dones)
@@ -239,9 +239,12 @@ class GRPO(GroupedAlgorithm):
             prepared = preparation(rollout, self.policy, options, self._horizon)
         self._steps_trained += len(prepared.estimate.advantages)
         assert self.slots is not None
-        pending, mismatches = self.rollout_buffer.n_kept, self.slots.start_mismatches
-        age = self.rollout_buffer.age
-        counts = log.Counts(self._steps_trained, self._steps_dropped, pending, age, self.interruptions, mismatches)
+        steps, buffer, mismatches = (
+            (self._steps_trained, self._steps_dropped),
+            self.rollout_buffer,
+            self.slots.start_mismatches,
+        )
+        counts = log.Counts(*steps, buffer.n_kept, self.interruptions, mismatches, buffer.age)
         self.last_figures = {}
         self._log(log.of_rollout(prepared.rollout, prepared.estimate, prepared.has_signal, counts))
         self.logger.record("group/advantages", prepared.estimate.advantages, exclude=log.NOT_PRINTED)
@@ -270,7 +273,7 @@ class GRPO(GroupedAlgorithm):
         due = loss.ref_sync_interval and self._n_rollouts % loss.ref_sync_interval == 0
         if self.kl_coef > 0 and (due or self.ref_policy is None):
             self._sync_reference()
-        if len(batch.advantages) == 0:  # no group had a spread: nothing to learn from
+        if ranks.count(len(batch.advantages)) == 0:  # no group had a spread: nothing to learn from
             self.last_update = log.nothing_to_learn(self.last_figures)
             return self.last_update
         low = float(at_progress("clip_range", RANGES[""]["clip_range"], self.clip_range, progress))

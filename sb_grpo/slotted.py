@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any
 
 import numpy as np
@@ -12,13 +13,14 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb_grpo import figures as log
+from sb_grpo import learners, ranks
 from sb_grpo.arguments import check_early_reset, check_rollout_size
-from sb_grpo.collect.beside import Beside
+from sb_grpo.collect.beside import APART, Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Wanted, make_columns
 from sb_grpo.collect.host_loop import check_finite
 from sb_grpo.collect.interruption import give_up, warn_of_interruption
-from sb_grpo.collect.masks import source_of
+from sb_grpo.collect.masks import masks_of_the_evaluated, source_of
 from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan
 from sb_grpo.collect.rollouts import Slots
 from sb_grpo.collect.simulators import make_slots
@@ -40,6 +42,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     policy: ActorPolicy  # type: ignore[assignment]
     beside: Beside
     rollout_buffer: GroupRolloutBuffer  # type: ignore[assignment]
+    shared_statistics: learners.SharedStatistics
     n_steps: int | None  # type: ignore[assignment]
     normalize_advantage: str
     group_size: Any
@@ -86,7 +89,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     @property
     def steps_per_env(self) -> int:
         """Steps per env that a rollout aims at."""
-        return steps_per_env(self.n_steps, self.n_envs)
+        return steps_per_env(self.n_steps, self.n_envs * ranks.place().n)
 
     @property
     def _sequence_length(self) -> int | None:
@@ -110,8 +113,9 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
 
     def _arguments(self) -> Arguments:
         """What the rules between arguments look at."""
-        own = {name: getattr(self, name, None) for name in Arguments.__dataclass_fields__} | {"group_size": self.members}
-        return Arguments(**{**own, **self.options._asdict()})
+        own = {name: getattr(self, name, None) for name in Arguments.__dataclass_fields__}
+        of_all = {"group_size": self.members, "n_envs": self.n_envs * ranks.place().n}
+        return Arguments(**{**own, **of_all, **self.options._asdict()})
 
     def _make_columns(self) -> None:
         multitask, rewards = self.options.multitask, self.options.rewards
@@ -119,7 +123,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
 
     def check_rollout_size(self) -> None:
         """Say once where a rollout does not fill a minibatch."""
-        rows = self.steps_per_env * self.n_envs, self.batch_size
+        rows = self.steps_per_env * self.n_envs * ranks.place().n, self.batch_size
         if rows != self._rows_checked:
             check_rollout_size(self._arguments())
             self._rows_checked = rows
@@ -149,12 +153,31 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
                 self._steps_trained = self._steps_dropped = 0
             self._queue_new_groups()
             self._time_limit = time_limit(self.env)
+        if ranks.place().rank > 0:  # rank 0 speaks for all
+            self.verbose, self.tensorboard_log, self._custom_logger = 0, None, False
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         if restart:
             self._groups_started()
         if self.tensorboard_log is not None:
             self.logger.record("hparams", log.hparams(self.settings), exclude=log.NOT_PRINTED)
         return result
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        return super()._init_callback(learners.own_callbacks(callback), progress_bar and ranks.place().rank == 0)
+
+    def _share_what_was_seen(self, steps_before: int, episodes_before: list[dict[str, Any]]) -> None:
+        """A rollout has ended: number of steps, running statistics and episodes of all learners.
+
+        :param steps_before: that all had taken when it began
+        :param episodes_before: that all knew then
+        """
+        n = ranks.place().n
+        if n == 1:
+            return
+        self.num_timesteps = steps_before + ranks.count((self.num_timesteps - steps_before) // n)
+        self.shared_statistics.merge()
+        assert self.ep_info_buffer is not None
+        self.ep_info_buffer = learners.all_episodes(episodes_before, self.ep_info_buffer)
 
     def _queue_new_groups(self) -> None:
         """The next reset of the env begins groups that no episode has met; what waited for the old ones is dropped."""
@@ -173,10 +196,10 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     def _new_slots(self) -> Slots:
         """Slots whose jobs belong to groups that no episode has met."""
         if self.slots is not None:
-            self._next_group = self.slots.next_group
+            self._next_group = ranks.first_undealt(self.slots.next_group)
         assert self._base_seed is not None and self.env is not None
         self.slots = make_slots(
-            self.env, self.members, self._base_seed, self._next_group, self.device,
+            self.env, self.members, self._base_seed, ranks.own_from(self._next_group), self.device,
             shared_noise=self.options.groups.shared_noise, branch=self.options.groups.restart == "branch",
             whole_episodes=self.whole_episodes,
         )  # fmt: skip
@@ -254,8 +277,9 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         by_number = self.n_groups is not None and not self.options.estimator.whole_episodes
         reason = f"n_groups={self.n_groups}" if by_number else f"advantage={self.advantage!r}"
         way_out = "set n_steps instead of n_groups" if by_number else "use advantage='state'"
+        n_groups = None if self.n_groups is None else self.n_groups // ranks.place().n
         return Plan(
-            self.members, self.n_groups, self.steps_per_env, self.whole_episodes, self._time_limit, reason, way_out,
+            self.members, n_groups, self.steps_per_env, self.whole_episodes, self._time_limit, reason, way_out,
             self.use_sde, self.sde_sample_freq, self.num_timesteps // self.n_envs, self._limits,
         )  # fmt: skip
 
@@ -287,6 +311,32 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         for key, value in figures.items():
             self.logger.record(key, value)
         self.last_figures.update(figures)
+
+    def predict(  # type: ignore[override]
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """Actions for observations, as SB3's, with sb3-contrib's ``action_masks`` and its ``state`` of a recurrent policy.
+
+        :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them. ``evaluate_policy`` and
+            what is built on it need not pass them: the env that it plays is asked
+        """
+        if action_masks is None and self.mask_source in APART:
+            action_masks = masks_of_the_evaluated()
+            if action_masks is None and not self._warned_of_masks:
+                self._warned_of_masks = True
+                warnings.warn(
+                    "predict() was not told which actions are valid, so it may choose others: this policy has learnt with "
+                    f"masks ({self.mask_source}). Pass predict(obs, action_masks=...), or put them into the observation "
+                    "(docs/masks.md).",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
     def autocasting(self) -> th.autocast:
         """The context of every forward pass that makes log-probabilities: ratios compare like with like."""

@@ -20,11 +20,13 @@ from typing import Any
 
 import rl_zoo3.train
 
+from sb_grpo import ranks
 from sb_grpo.profiles import PROFILES
 
 from .common.command_line import BadInput, Parser, Settings, call, default_threads, known_env, run
 from .common.yaml_files import HYPERPARAMS
 from .training.experiment import HEALTH, Experiment, register
+from .training.followers import Follower, check_learners
 from .training.run_files import Unreadable, read_values
 
 #: Options of rl_zoo3's search, which zoo.tune has in their place.
@@ -77,6 +79,7 @@ class TrainParser(Parser):
             setattr(given, dest, default)
         given.env, given.gym_packages = known_env(given.env, given.gym_packages)
         _check_options(given)
+        check_learners(given)
         if given.continue_run:
             go_on(given)
         if given.conf_file is None and given.algo == "grpo":
@@ -152,7 +155,7 @@ def stop(signum: int, frame: Any) -> None:
 
 @contextlib.contextmanager
 def silence(arguments: Sequence[str]) -> Iterator[None]:
-    """With ``--verbose 0`` nothing is printed, whoever prints; errors and warnings go elsewhere.
+    """With ``--verbose 0``, and on all ranks but 0, nothing is printed, whoever prints; errors and warnings go elsewhere.
 
     :param arguments: command line
     """
@@ -162,7 +165,7 @@ def silence(arguments: Sequence[str]) -> Iterator[None]:
         verbose = parser.parse_known_args(list(arguments))[0].verbose
     except argparse.ArgumentError:
         verbose = 1  # said by the real parser
-    if verbose != 0:
+    if verbose != 0 and ranks.announced().rank == 0:
         yield
         return
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
@@ -179,7 +182,8 @@ def main(arguments: Sequence[str]) -> int:
     experiments: list[Experiment] = []
 
     def experiment(*args: Any, **kwargs: Any) -> Experiment:
-        experiments.append(Experiment(*args, **kwargs))
+        kind = Follower if ranks.announced().rank > 0 else Experiment
+        experiments.append(kind(*args, **kwargs))
         return experiments[-1]
 
     rl_zoo3.train.argparse = SimpleNamespace(ArgumentParser=TrainParser)  # type: ignore

@@ -14,6 +14,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb_grpo import ranks
 from sb_grpo.collect.starts import Start, mismatch_message, start_of
 from sb_grpo.envs.hold import Hold, hold_of
 from sb_grpo.envs.installing import facts, install_seeded_reset
@@ -29,7 +30,8 @@ class GroupSlots:
     """Hands out jobs to the slots of a VecEnv of host envs and keeps each slot's place in its episode.
 
     Jobs are numbered through: job ``j`` is member ``j % group_size`` of group ``j // group_size``. Every slot always
-    has one job running and one queued, because SB3 resets inside ``step``, before anybody could choose.
+    has one job running and one queued, because SB3 resets inside ``step``, before anybody could choose. Several learners
+    number their own groups through; seeds are those of the groups in the stream of all (:func:`sb_grpo.ranks.dealt`).
 
     :param n_envs: number of slots
     :param group_size: members per group
@@ -159,8 +161,10 @@ class GroupSlots:
         else:
             job, self.next_job = self.next_job, self.next_job + 1
         self._queued[slot] = job
-        noise_seed = None if self.shared_noise else mix(self.base_seed, job, 1)
-        self._hold.queue(slot, group_seed(self.base_seed, job // self.group_size), noise_seed)
+        group, member = divmod(job, self.group_size)
+        group = ranks.dealt(group)
+        noise_seed = None if self.shared_noise else mix(self.base_seed, group * self.group_size + member, 1)
+        self._hold.queue(slot, group_seed(self.base_seed, group), noise_seed)
 
     def _start(self, env: VecEnv, slot: int, start: Start | None) -> None:
         job = int(self._queued[slot])
@@ -176,6 +180,7 @@ class GroupSlots:
             return
         self.start_mismatches += 1
         if self.start_mismatches == 1:
+            group = ranks.dealt(group)
             seed = group_seed(self.base_seed, group)
             warnings.warn(mismatch_message(facts(env)[0], group, seed, first, start), UserWarning, stacklevel=2)
 
@@ -260,4 +265,4 @@ class TensorSlots:
 
     def _seeds(self) -> th.Tensor:
         """``[n_envs]`` reset seed of the group that each slot works for."""
-        return group_seeds(self.seed_word, self.job // self.group_size)
+        return group_seeds(self.seed_word, ranks.dealt(self.job // self.group_size))

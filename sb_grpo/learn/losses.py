@@ -10,6 +10,7 @@ import torch as th
 from stable_baselines3.common.type_aliases import Schedule
 from torch import nn
 
+from sb_grpo import ranks
 from sb_grpo.maths.losses import Clip, cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
@@ -157,7 +158,9 @@ class Objective(nn.Module):
 
     @th.no_grad()
     def approximate_kl(self, minibatch: Minibatch) -> float:
-        """k3 KL between the policy that acted and the one as it is now, over some rows."""
+        """k3 KL between the policy that acted and the one as it is now, over some rows; those of all ranks."""
+        if len(minibatch.advantages) == 0:  # of one of several learners
+            return ranks.mean(minibatch.old_log_probs).item()
         with self.autocasting():
             log_prob = self.policy.log_prob(minibatch.observations, minibatch.actions)
-        return kl_k3(minibatch.old_log_probs, log_prob).mean().item()
+        return ranks.mean(kl_k3(minibatch.old_log_probs, log_prob)).item()

@@ -90,6 +90,8 @@ class Checkpoints(BaseCallback):
     :param keep: is given each file and what is known of it
     """
 
+    rank_0_only = True
+
     def __init__(self, every: int, folder: Path, settings: dict[str, Any], keep: Keep | None = None) -> None:
         super().__init__()
         self.every, self.folder, self.settings, self.keep = every, folder, settings, keep

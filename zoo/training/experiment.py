@@ -18,7 +18,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize, sync_envs_normalization
 
-from sb_grpo import GRPO, SeededResetWrapper, files
+from sb_grpo import GRPO, SeededResetWrapper, files, ranks
 from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback
 from sb_grpo.figures import as_shown
 from zoo.common.evaluating import Counting, with_monitor_outside
@@ -80,6 +80,7 @@ class Experiment(ExperimentManager):
             return "--hyperparams" if name in custom else self.config
 
         check_settings(self.algo, hyperparams, where)
+        share_of_envs(int(hyperparams.get("n_envs", 1)))
         self.settings = saved
         return without_texts(hyperparams, where), saved
 
@@ -196,6 +197,7 @@ class Experiment(ExperimentManager):
         print(f"Log path: {self.save_path}")
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
+        n_envs = n_envs if eval_env else share_of_envs(n_envs)
         wrapper = self.env_wrapper
         self.env_wrapper = with_monitor_outside(wrapper)
         if self.algo == "grpo" and self.vec_env_class is SubprocVecEnv:
@@ -212,7 +214,7 @@ class Experiment(ExperimentManager):
             self._learn(model)
         except KeyboardInterrupt:
             print("Interrupted.")
-        except Exception:
+        except (Exception, ranks.RankLost):
             save(model, self.model_path, facts(model, self.settings))
             print(f"The training ended in an error after {model.num_timesteps:,} steps; the model is {self.model_path}")
             raise
@@ -328,6 +330,20 @@ class Experiment(ExperimentManager):
             print(f"Learning curve: {picture}")
         print(f"Metrics:        {folder / 'metrics.json'}")
         print(f"Model card:     {write_card(folder)}")
+
+
+def share_of_envs(n_envs: int) -> int:
+    """How many of a training's envs a learner has.
+
+    :raises BadInput: if they cannot be shared out
+    """
+    n = ranks.announced().n
+    if n_envs % n:
+        raise BadInput(
+            f"n_envs={n_envs} cannot be shared out evenly to {n} learners: use --hyperparams n_envs:{-(-n_envs // n) * n}, or "
+            "another --nproc-per-node."
+        )
+    return n_envs // n
 
 
 def sync(model: BaseAlgorithm, env: VecEnv) -> None:
