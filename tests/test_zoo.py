@@ -108,7 +108,7 @@ def test_other_algorithms_take_the_same_path(tmp_path):
         (["-n", "0"], "--n-timesteps 0: at least 1"),
         (["-n", "-5"], "--n-timesteps -5: at least 1"),
         (["--bogus"], "unrecognized arguments: --bogus"),
-        (["--env", "CartPole-v1", "--hyperparams", "group_size:0"], "group_size=0 is too small"),
+        (["--env", "CartPole-v1", "--hyperparams", "group_size:0"], "group_size=0 must be an integer"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, says, tmp_path, monkeypatch, capsys):
