@@ -22,8 +22,8 @@ from sb_grpo.collect.host_loop import check_finite
 from sb_grpo.collect.interruption import give_up, warn_of_interruption
 from sb_grpo.collect.masks import masks_of_the_evaluated, source_of
 from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan
-from sb_grpo.collect.rollouts import Slots
 from sb_grpo.collect.simulators import make_slots
+from sb_grpo.collect.slots import Slots
 from sb_grpo.envs.installing import time_limit
 from sb_grpo.extras.exploration import Bonus
 from sb_grpo.extras.group_weights import GroupWeights
@@ -255,7 +255,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         self.interruptions += 1
         if self.interruptions == 1:
             warn_of_interruption(self.whole_episodes, self.num_timesteps)
-        dropped, can_go_on = give_up(self.slots, self.rollout_buffer, self._last_obs, self.whole_episodes)
+        dropped, can_go_on = give_up(self.slots, self.rollout_buffer, self.beside, self._last_obs, self.whole_episodes)
         self._steps_dropped += dropped
         if can_go_on:
             self.start_slots()
