@@ -8,6 +8,7 @@ gives back what it was given, so that who calls them need not know how many ther
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeVar
@@ -73,6 +74,9 @@ def join(device: th.device | str) -> th.device | str:
     if not joined:
         if on_cuda:
             th.cuda.set_device(_own_gpu())
+        # Defaults of its functions are the group that there is when it is imported, and keep that group's threads alive: to
+        # the end of the process, which they then abort now and then. Imported before, it keeps nothing.
+        importlib.import_module("torch.distributed.nn.functional")
         # Counts and settings travel between the hosts, what is on a GPU between the GPUs.
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
         atexit.register(_leave)
