@@ -96,7 +96,8 @@ def check_four_processes_of_which_one_is_killed(folder: Path, storage: str, name
     assert [process.returncode for process in others] == [0, 0, 0], outputs
     after = searching(folder, storage, name)
     last = after.communicate(timeout=240)[0]
-    assert after.returncode == 0 and "had been left by a process that is gone" in last
+    # Whoever begins after it was killed says so: the last one, or one of the others that was slow to start.
+    assert after.returncode == 0 and "had been left by a process that is gone" in "".join([*outputs, last])
     states = [t.state for t in trials()]
     assert states.count(TrialState.COMPLETE) == 8 and states.count(TrialState.FAIL) == 1 and len(states) == 9
     lost = next(t.number for t in trials() if t.state == TrialState.FAIL)

@@ -122,8 +122,25 @@ def _open_proxy(address: str) -> BaseStorage:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise ValueError(f"write {PROXY}HOST:PORT, as zoo.storage_proxy prints it")
-    socket.create_connection((host, int(port)), timeout=5).close()  # Optuna itself would wait for ever
+    _wait_for(host, int(port))  # Optuna itself would wait for ever
     return GrpcStorageProxy(host=host, port=int(port))
+
+
+def _wait_for(host: str, port: int, patience: float = 5.0) -> None:
+    """See that somebody listens, or soon does.
+
+    :param patience: seconds
+    :raises OSError: if nobody does
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=patience).close()
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
 
 
 def _open_database(url: str) -> RDBStorage:
