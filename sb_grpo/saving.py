@@ -158,6 +158,7 @@ def attributes_in(path: Any) -> dict[str, Any]:
     """
     if hasattr(path, "read"):
         start = path.tell()
+        path.seek(0)  # as SB3 does: the file may just have been written
         content = read_entry(io.BytesIO(path.read()), "data")
         path.seek(start)
     else:
@@ -226,6 +227,8 @@ def without_pickle(
     source = _opened(path)
     data = json.loads(read_entry(source, "data") or b"{}")
     known = {name: data[name] for name in data if name in {*arguments, *STATE, *MADE_ANEW, *MOVED} - {*NOT_FROM_FILES}}
+    if (known.get("rollout_buffer_class") or {}).get("__module__") == __name__:  # OnlyForGRPO: none was given
+        known["rollout_buffer_class"] = None
     plain = json.loads(read_entry(source, PLAIN) or b"{}")
     objects: dict[str, Any] = {}
     refused = []

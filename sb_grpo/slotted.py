@@ -114,8 +114,10 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     def _arguments(self) -> Arguments:
         """What the rules between arguments look at."""
         own = {name: getattr(self, name, None) for name in Arguments.__dataclass_fields__}
-        of_all = {"group_size": self.members, "n_envs": self.n_envs * ranks.place().n}
-        return Arguments(**{**own, **of_all, **self.options._asdict()})
+        own["group_size"] = self.members
+        if self.env is not None:
+            own["n_envs"] = self.n_envs * ranks.place().n
+        return Arguments(**{**own, **self.options._asdict()})
 
     def _make_columns(self) -> None:
         multitask, rewards = self.options.multitask, self.options.rewards

@@ -24,11 +24,11 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sb_grpo import files
-from zoo.common.evaluating import Counting
 
 from ..benchmarking.results import RANDOM, write_result
 from ..benchmarking.specs import Spec
 from ..common import provenance
+from ..common.evaluating import Counting
 from ..training.building import build
 from ..training.experiment import Experiment, sync
 

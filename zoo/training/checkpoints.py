@@ -21,9 +21,9 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 from sb_grpo import files
 from sb_grpo.normalization import statistics_to_bytes, with_statistics
 from sb_grpo.saving import PLAIN, STATISTICS, read_entry, with_entries, write_zip
-from zoo.common.evaluating import Counting
 
 from ..common.command_line import BadInput
+from ..common.evaluating import Counting
 from ..common.provenance import commit, versions
 from ..common.strict_json import to_json
 from .tracking import Keep

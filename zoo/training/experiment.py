@@ -21,9 +21,9 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
 from sb_grpo import GRPO, SeededResetWrapper, files, ranks
 from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback
 from sb_grpo.figures import as_shown
-from zoo.common.evaluating import Counting, with_monitor_outside
 
 from ..common.command_line import BadInput
+from ..common.evaluating import Counting, with_monitor_outside
 from ..common.folders import new_folder
 from ..common.literals import without_texts
 from ..common.pictures import drawn
