@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import io
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
@@ -21,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo import learners, ranks
 from sb_grpo.arguments import check_arguments, check_env
 from sb_grpo.collect.beside import APART, Beside, spaces_beside
-from sb_grpo.collect.masks import masks_of_the_evaluated
+from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import buffer_class
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
 from sb_grpo.envs.random import mix
@@ -41,7 +40,17 @@ from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policy_arguments import check_memory
 from sb_grpo.profiles import arguments_of
 from sb_grpo.rules import check_choice
-from sb_grpo.saving import NOT_SAVED, OPTIONAL_MODULES, saying_what_moved, with_fitting_modules, without_pickle, write_model
+from sb_grpo.saving import (
+    NOT_SAVED,
+    OPTIONAL_MODULES,
+    OnlyForGRPO,
+    attributes_in,
+    check_is_grpo,
+    saying_what_moved,
+    with_fitting_modules,
+    without_pickle,
+    write_model,
+)
 from sb_grpo.slotted import SlottedAlgorithm
 
 SelfGrouped = TypeVar("SelfGrouped", bound="GroupedAlgorithm")
@@ -90,6 +99,8 @@ class GroupedAlgorithm(SlottedAlgorithm):
     def _setup_model(self) -> None:
         former = {name: self.__dict__.pop(name) for name in MOVED if name in self.__dict__}
         self.__dict__.update(modern({**self.__dict__, **former}, DEFAULTS_0_1) if former else {})  # a zip of version 0.1
+        if self.rollout_buffer_class is OnlyForGRPO:  # type: ignore[comparison-overlap]
+            self.rollout_buffer_class = None
         self.options = Options.read(self.__dict__)
         self._derive()
         check_arguments(self._arguments())
@@ -236,40 +247,21 @@ class GroupedAlgorithm(SlottedAlgorithm):
         else:
             self.loss_kwargs = {name: value for name, value in (self.loss_kwargs or {}).items() if name != "ref_policy"}
 
+    def _normalize_anew(self, rollout_buffer: GroupRolloutBuffer) -> None:
+        """Take the last rollout's observations into the policy's running statistics: between rollouts only, as within one old
+        and new log-probabilities must see the same observations."""
+        if not self.policy.normalize_obs or rollout_buffer.pos == 0:
+            return
+        self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.seen_observations()))
+        if self.ref_policy is not None:  # what moves the KL is the policy, not its view of the observations
+            self.ref_policy.obs_normalizer.load_state_dict(self.policy.obs_normalizer.state_dict())
+
     def _make_policy(self) -> ActorPolicy:
         policy_class: Any = self.policy_class
         policy: ActorPolicy = policy_class(
             self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **self.policy_kwargs
         ).to(self.device)
         return policy
-
-    # ---------------------------------------------------------------- act
-
-    def predict(  # type: ignore[override]
-        self,
-        observation: np.ndarray | dict[str, np.ndarray],
-        state: tuple[np.ndarray, ...] | None = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = False,
-        action_masks: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """Actions for observations, as SB3's, with sb3-contrib's ``action_masks`` and its ``state`` of a recurrent policy.
-
-        :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them. ``evaluate_policy`` and
-            what is built on it need not pass them: the env that it plays is asked
-        """
-        if action_masks is None and self.mask_source in APART:
-            action_masks = masks_of_the_evaluated()
-            if action_masks is None and not self._warned_of_masks:
-                self._warned_of_masks = True
-                warnings.warn(
-                    "predict() was not told which actions are valid, so it may choose others: this policy has learnt with "
-                    f"masks ({self.mask_source}). Pass predict(obs, action_masks=...), or put them into the observation "
-                    "(docs/masks.md).",
-                    UserWarning,
-                    stacklevel=2,
-                )
-        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
     # ---------------------------------------------------------------- save and load
 
@@ -288,9 +280,13 @@ class GroupedAlgorithm(SlottedAlgorithm):
             return
         if self.slots is not None:
             self._next_group = ranks.first_undealt(self.slots.next_group)
-        file = io.BytesIO()
-        super().save(file, *args, **kwargs)
-        write_model(path, file.getvalue(), vars(self), self._vec_normalize_env)
+        file, own = io.BytesIO(), self.rollout_buffer_class
+        self.rollout_buffer_class = own or OnlyForGRPO  # type: ignore[assignment]
+        try:
+            super().save(file, *args, **kwargs)
+            write_model(path, file.getvalue(), vars(self), self._vec_normalize_env)
+        finally:
+            self.rollout_buffer_class = own
 
     def export(self, path: str | Path) -> Path:
         """The policy with all that stands before and after it as one file, ``.onnx`` or ``.pt2`` (docs/export.md)."""
@@ -314,6 +310,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         :raises ValueError: for what cannot be had without unpickling, and for objects whose class has moved
         """
         check_moved(kwargs)
+        check_is_grpo(path, attributes_in(path))
         source = path
         if not trusted:
             given = {**(custom_objects or {}), **kwargs}
@@ -329,6 +326,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         """As SB3's; a saved model may be loaded with another ``advantage``, ``kl_coef`` or ``grouping``: what it lacks stays
         as built, except a missing reference policy, which becomes the loaded policy. ``ref_policy`` goes before the file's."""
         if not isinstance(load_path_or_dict, dict):
+            check_is_grpo(load_path_or_dict, attributes_in(load_path_or_dict))
             load_path_or_dict = load_from_zip_file(load_path_or_dict, load_data=False, device=device)[1]
         if "policy" in load_path_or_dict:
             modules = {name: getattr(self, name) for name in OPTIONAL_MODULES}

@@ -177,11 +177,7 @@ class GRPO(GroupedAlgorithm):
         self.policy.set_training_mode(False)
         if self._restart_groups or self.members != self.slots.group_size:
             self.start_new_groups()
-        if self.policy.normalize_obs and rollout_buffer.pos > 0:
-            # Between rollouts only: within one, old and new log-probabilities must see the same observations.
-            self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.seen_observations()))
-            if self.ref_policy is not None:  # what moves the KL is the policy, not its view of the observations
-                self.ref_policy.obs_normalizer.load_state_dict(self.policy.obs_normalizer.state_dict())
+        self._normalize_anew(rollout_buffer)
         rollout_buffer.reset()
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)
@@ -243,8 +239,12 @@ class GRPO(GroupedAlgorithm):
             prepared = preparation(rollout, self.policy, options, self._horizon)
         self._steps_trained += len(prepared.estimate.advantages)
         assert self.slots is not None
-        pending, mismatches = self.rollout_buffer.n_kept, self.slots.start_mismatches
-        counts = log.Counts(self._steps_trained, self._steps_dropped, pending, self.interruptions, mismatches)
+        steps, buffer, mismatches = (
+            (self._steps_trained, self._steps_dropped),
+            self.rollout_buffer,
+            self.slots.start_mismatches,
+        )
+        counts = log.Counts(*steps, buffer.n_kept, self.interruptions, mismatches, buffer.age)
         self.last_figures = {}
         self._log(log.of_rollout(prepared.rollout, prepared.estimate, prepared.has_signal, counts))
         self.logger.record("group/advantages", prepared.estimate.advantages, exclude=log.NOT_PRINTED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,15 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from sb_grpo import figures as log
 from sb_grpo import learners, ranks
 from sb_grpo.arguments import check_early_reset, check_rollout_size
-from sb_grpo.collect.beside import Beside
+from sb_grpo.collect.beside import APART, Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Wanted, make_columns
 from sb_grpo.collect.host_loop import check_finite
 from sb_grpo.collect.interruption import give_up, warn_of_interruption
-from sb_grpo.collect.masks import source_of
+from sb_grpo.collect.masks import masks_of_the_evaluated, source_of
 from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan
-from sb_grpo.collect.rollouts import Slots
 from sb_grpo.collect.simulators import make_slots
+from sb_grpo.collect.slots import Slots
 from sb_grpo.envs.installing import time_limit
 from sb_grpo.extras.exploration import Bonus
 from sb_grpo.extras.group_weights import GroupWeights
@@ -113,8 +114,10 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     def _arguments(self) -> Arguments:
         """What the rules between arguments look at."""
         own = {name: getattr(self, name, None) for name in Arguments.__dataclass_fields__}
-        of_all = {"group_size": self.members, "n_envs": self.n_envs * ranks.place().n}
-        return Arguments(**{**own, **of_all, **self.options._asdict()})
+        own["group_size"] = self.members
+        if self.env is not None:
+            own["n_envs"] = self.n_envs * ranks.place().n
+        return Arguments(**{**own, **self.options._asdict()})
 
     def _make_columns(self) -> None:
         multitask, rewards = self.options.multitask, self.options.rewards
@@ -254,7 +257,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         self.interruptions += 1
         if self.interruptions == 1:
             warn_of_interruption(self.whole_episodes, self.num_timesteps)
-        dropped, can_go_on = give_up(self.slots, self.rollout_buffer, self._last_obs, self.whole_episodes)
+        dropped, can_go_on = give_up(self.slots, self.rollout_buffer, self.beside, self._last_obs, self.whole_episodes)
         self._steps_dropped += dropped
         if can_go_on:
             self.start_slots()
@@ -310,6 +313,32 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         for key, value in figures.items():
             self.logger.record(key, value)
         self.last_figures.update(figures)
+
+    def predict(  # type: ignore[override]
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """Actions for observations, as SB3's, with sb3-contrib's ``action_masks`` and its ``state`` of a recurrent policy.
+
+        :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them. ``evaluate_policy`` and
+            what is built on it need not pass them: the env that it plays is asked
+        """
+        if action_masks is None and self.mask_source in APART:
+            action_masks = masks_of_the_evaluated()
+            if action_masks is None and not self._warned_of_masks:
+                self._warned_of_masks = True
+                warnings.warn(
+                    "predict() was not told which actions are valid, so it may choose others: this policy has learnt with "
+                    f"masks ({self.mask_source}). Pass predict(obs, action_masks=...), or put them into the observation "
+                    "(docs/masks.md).",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
     def autocasting(self) -> th.autocast:
         """The context of every forward pass that makes log-probabilities: ratios compare like with like."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Callable
@@ -122,3 +123,34 @@ class BrokenEnv(ProbeEnv):
             else:
                 obs = obs + np.array([0.0, np.inf], dtype=np.float32)
         return obs, reward, terminated, truncated, info
+
+
+class Fragile(gym.Env):
+    """Episodes of 6 steps, a random start, masks, and a switch that kills the process at the next step."""
+
+    def __init__(self) -> None:
+        self.observation_space, self.action_space = spaces.Box(-9.0, 9.0, (2,), np.float32), spaces.Discrete(2)
+        self.render_mode, self.level, self.doomed = None, 0, False
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
+        super().reset(seed=seed)
+        self.t, self.start = 0, self.np_random.normal()
+        return self._obs(), {}
+
+    def _obs(self) -> np.ndarray:
+        return np.array([np.clip(self.start, -9, 9), self.t], dtype=np.float32)
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        if self.doomed:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.t += 1
+        return self._obs(), float(action) + 0.1 * self.start, self.t == 6, False, {"level": self.level}
+
+    def doom(self) -> None:
+        self.doomed = True
+
+    def fail(self) -> None:
+        raise ZeroDivisionError("of the env")
+
+    def action_masks(self) -> np.ndarray:
+        return np.array([True, self.t % 2 == 0])

@@ -68,6 +68,9 @@ BESIDE: dict[str, dict[str, Any]] = {
     "n_clusters": {"grouping": "auto"},
     "window": {"grouping": "auto"},
     "weights_kwargs": {"weights": "balanced"},
+    "memory_size": {"memory": "gru"},
+    "n_layers": {"memory": "gru"},
+    "sequence_length": {"memory": "gru"},
     "ref_sync_interval": {"kl_coef": 0.1},
     "baseline": {"advantage": "outcome"},
     "ended_members": {"advantage": "step"},
@@ -135,6 +138,8 @@ def test_each_odd_value_of_each_key(where, key):
     def kwargs(value: Any) -> dict[str, Any]:
         if outer == "multitask":
             return {"normalize_advantage": "group", outer: {**beside, **({inner: {key: value}} if inner else {key: value})}}
+        if "memory" in beside:
+            return {outer: {key: value}} | {"policy_kwargs": {**beside, **({key: value} if outer == "policy_kwargs" else {})}}
         return {outer: {key: value}, **beside}
 
     found = {shown(value): verdict(kwargs(value), (key,)) for value in ODD}

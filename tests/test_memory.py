@@ -216,8 +216,8 @@ def test_host_and_tensor_versions_say_the_same(env_id: str) -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     (dict(policy_kwargs=dict(memory="transformer")), "memory='transformer' is unknown"),
-    (dict(policy_kwargs=dict(memory="gru", memory_size=0)), "memory_size=0 must be a whole number"),
-    (dict(policy_kwargs=dict(memory="gru", n_layers=1.5)), "n_layers=1.5 must be a whole number"),
+    (dict(policy_kwargs=dict(memory="gru", memory_size=0)), "memory_size=0 must be an integer"),
+    (dict(policy_kwargs=dict(memory="gru", n_layers=1.5)), "n_layers=1.5 must be an integer"),
     (dict(update_kwargs=dict(sequence_length=8)), "has no effect without a memory"),
     (dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=64)), "longer than any stretch"),
     (dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=0)), "sequence_length=0 must be"),
@@ -237,3 +237,13 @@ def test_a_policy_class_that_takes_no_memory_is_named() -> None:
 
     with pytest.raises(ValueError, match=r"Narrow.__init__ takes no memory"):
         GRPO(Narrow, make_vec_env("TMaze10-v0", 2), n_steps=32, policy_kwargs=dict(memory="gru"))
+
+
+@pytest.mark.parametrize("advantage", ["state", "outcome"])
+def test_who_takes_the_envs_in_between_spoils_nothing(advantage: str) -> None:
+    """EvalCallback on the training env, with masks and a memory: running episodes end there, with what was remembered."""
+    env = make_vec_env("TMaze10-v0", 4, env_kwargs=dict(masks=True))
+    model = GRPO("MlpPolicy", env, n_steps=32, seed=0, advantage=advantage, policy_kwargs=dict(memory="gru", memory_size=8))
+    with pytest.warns(UserWarning, match="Something other than this model"):
+        model.learn(512, EvalCallback(env, eval_freq=50, n_eval_episodes=2, verbose=0, warn=False))
+    assert model.interruptions > 0 and model.mask_source == "method"

@@ -1,10 +1,13 @@
 """Bad input: a ValueError that names value, rule and remedy, before the first step."""
 
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
@@ -301,3 +304,27 @@ def test_what_is_changed_between_updates_counts(name, value):
         found.append(after)
     plain, changed = found
     assert plain[1].equal(changed[1]) and not plain[-1].equal(changed[-1])
+
+
+@pytest.mark.parametrize("writer", [PPO, A2C, DQN], ids=lambda kind: kind.__name__)
+def test_a_zip_of_another_algorithm_is_named(writer, tmp_path):
+    writer("MlpPolicy", "CartPole-v1", device="cpu").save(tmp_path / "other")
+    for load in (GRPO.load, partial(GRPO.load, trusted=False), GRPO("MlpPolicy", "CartPole-v1", device="cpu").set_parameters):
+        with pytest.raises(
+            ValueError, match=rf"other.* was written by {writer.__name__}, .* not by GRPO: load it with {writer.__name__}.load"
+        ):
+            load(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{}, dict(n_steps=64), dict(n_steps=64, advantage="outcome")], ids=["usual", "n_steps", "outcome"]
+)
+def test_a_zip_of_ours_says_so_to_other_algorithms(kwargs, tmp_path):
+    model = GRPO("MlpPolicy", "CartPole-v1", device="cpu", **kwargs)
+    model.save(tmp_path / "ours")
+    assert model.rollout_buffer_class is None
+    for reader in (PPO, A2C):
+        with pytest.raises(ValueError, match=r"written by sb_grpo's GRPO, .*GRPO.load\(path\)"):
+            reader.load(tmp_path / "ours")
+    for trusted in (True, False):
+        assert GRPO.load(tmp_path / "ours", trusted=trusted).rollout_buffer_class is None

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import signal
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -13,7 +12,6 @@ import numpy as np
 import psutil
 import pytest
 import torch as th
-from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
@@ -22,41 +20,11 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.envs import ProcessVecEnv, RayVecEnv
 from sb_grpo.envs.env_batch import EPISODE_LOST
+from tests.helpers import Fragile
 
 needs_ray = pytest.mark.skipif(
     not __import__("importlib.util", fromlist=["find_spec"]).find_spec("ray"), reason="needs Ray: pip install 'sb_grpo[scale]'"
 )
-
-
-class Fragile(gym.Env):
-    """Episodes of 6 steps, a random start, masks, and a switch that kills the process at the next step."""
-
-    def __init__(self) -> None:
-        self.observation_space, self.action_space = spaces.Box(-9.0, 9.0, (2,), np.float32), spaces.Discrete(2)
-        self.render_mode, self.level, self.doomed = None, 0, False
-
-    def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
-        super().reset(seed=seed)
-        self.t, self.start = 0, self.np_random.normal()
-        return self._obs(), {}
-
-    def _obs(self) -> np.ndarray:
-        return np.array([np.clip(self.start, -9, 9), self.t], dtype=np.float32)
-
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
-        if self.doomed:
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.t += 1
-        return self._obs(), float(action) + 0.1 * self.start, self.t == 6, False, {"level": self.level}
-
-    def doom(self) -> None:
-        self.doomed = True
-
-    def fail(self) -> None:
-        raise ZeroDivisionError("of the env")
-
-    def action_masks(self) -> np.ndarray:
-        return np.array([True, self.t % 2 == 0])
 
 
 def make(kind: str, env_fns: list, **options: Any) -> Any:
@@ -150,6 +118,19 @@ def test_a_worker_that_dies_is_replaced_and_its_episodes_end(kind):
     assert env.step(np.ones(5, dtype=int))[3][1]["level"] == 2
     assert (env.n_restarts, env.n_lost) == (1, 3)
     env.close()
+
+
+def test_threads_change_nothing():
+    fns = [Fragile] * 5
+    envs = [ProcessVecEnv(fns, 2, threaded=threaded) for threaded in (False, True)]
+    for env in envs:
+        env.seed(3)
+    assert np.array_equal(*(env.reset() for env in envs))
+    for _ in range(8):
+        one, two = (env.step(np.ones(5, dtype=int))[:3] for env in envs)
+        assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True)) or bool(one[2].all())
+    for env in envs:
+        env.close()
 
 
 @pytest.mark.parametrize("advantage", ["outcome", "state"])

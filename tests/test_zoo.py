@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -12,12 +13,17 @@ import numpy as np
 import pytest
 import rl_zoo3
 import yaml
+from gymnasium.wrappers import TimeLimit
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import zoo.schedules
 from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, wait_for
 from zoo.common.command_line import run
+from zoo.common.evaluating import Counting, with_monitor_outside
 from zoo.schedules import make_schedule
 from zoo.train import main
 from zoo.training.building import build
@@ -102,7 +108,7 @@ def test_other_algorithms_take_the_same_path(tmp_path):
         (["-n", "0"], "--n-timesteps 0: at least 1"),
         (["-n", "-5"], "--n-timesteps -5: at least 1"),
         (["--bogus"], "unrecognized arguments: --bogus"),
-        (["--env", "CartPole-v1", "--hyperparams", "group_size:0"], "group_size=0 is too small"),
+        (["--env", "CartPole-v1", "--hyperparams", "group_size:0"], "group_size=0 must be an integer"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, says, tmp_path, monkeypatch, capsys):
@@ -235,3 +241,51 @@ def test_saved_models_find_their_schedule_from_a_checkout_and_from_a_wheel():
     """Models name its function by module: one that both have. The name in models saved before 0.2 stays as well."""
     assert make_schedule("cos_3e-4").func.__module__ == "sb_grpo.maths.schedules"
     assert zoo.schedules.warm_up_cosine is make_schedule("cos_3e-4").func
+
+
+def test_a_time_limit_outside_monitor_ends_the_final_evaluation_too(tmp_path):
+    """As in rl_zoo3's own example config; Monitor, below it, never learns of these ends."""
+    config = tmp_path / "limit.yml"
+    config.write_text(
+        "Pendulum-v1:\n  n_timesteps: 600\n  policy: MlpPolicy\n  n_envs: 2\n  n_steps: 64\n"
+        "  env_wrapper:\n    - gymnasium.wrappers.TimeLimit:\n        max_episode_steps: 30\n"
+    )
+    finished = zoo_train(tmp_path, "--env", "Pendulum-v1", "-c", str(config), "--eval-freq", "200", "--eval-episodes", "2")
+    assert finished.returncode == 0, finished.stderr
+    metrics = json.loads(next(tmp_path.rglob("metrics.json")).read_text())
+    assert len(metrics["final_returns"]) > 0 and all(-30 * 17 < x < 0 for x in metrics["final_returns"])  # of 30 steps
+
+
+def test_a_monitor_is_put_outside_a_time_limit_only():
+    short = partial(TimeLimit, max_episode_steps=9)
+    inside, outside = (with_monitor_outside(kind)(Monitor(gym.make("CartPole-v1"))) for kind in (None, short))
+    assert isinstance(inside, Monitor) and isinstance(inside.env, TimeLimit)  # the registration's, where it belongs
+    assert isinstance(outside, Monitor) and isinstance(outside.env, TimeLimit) and isinstance(outside.env.env, Monitor)
+
+
+class Life(gym.Wrapper):
+    """Ends an episode at every second step, and goes on with the same one at a reset."""
+
+    def reset(self, **kwargs):
+        self.t = 0
+        return np.zeros(4, dtype=np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(4, dtype=np.float32), 0.0, self.t == 2, False, {}
+
+
+class Endless(gym.Wrapper):
+    def step(self, action):
+        return np.zeros(4, dtype=np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "says"),
+    [(Life, "100 episodes of env 0 ended, and its Monitor has closed none"), (Endless, "20 steps without an end")],
+)
+def test_an_evaluation_that_cannot_count_says_why(wrapper, says, monkeypatch):
+    monkeypatch.setattr("zoo.common.evaluating.ENDLESS_STEPS", 20)
+    env = DummyVecEnv([lambda: wrapper(Monitor(gym.make("CartPole-v1")))])
+    with pytest.raises(ValueError, match=f"cannot count: .*{says}"):
+        evaluate_policy(GRPO("MlpPolicy", "CartPole-v1", device="cpu"), env, 1, callback=Counting())

@@ -25,7 +25,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
 from sb_grpo import files
-from sb_grpo.collect.masks import masks_apart
+from sb_grpo.collect.masks import masks_of, source_apart
 
 from .common.command_line import BadInput, Parser, Settings, default_threads, did_you_mean, known_env, run
 from .training.checkpoints import read_facts
@@ -172,13 +172,13 @@ def play(model: BaseAlgorithm, env: VecEnv, deterministic: bool, args: Any) -> l
     episodes: list[tuple[float, int]] = []
     recorder = Recorder(env, args.record)
     obs, state, starts, infos = env.reset(), None, np.ones(env.num_envs, dtype=bool), None
+    source = source_apart(env) if getattr(model, "mask_source", None) else None
     bar = tqdm(total=args.n_episodes or args.n_timesteps, disable=not args.progress)
     steps = 0
     try:
         recorder.frame()
         while len(episodes) < args.n_episodes if args.n_episodes else steps < args.n_timesteps:
-            masks = masks_apart(env, infos, starts) if getattr(model, "mask_source", None) else None
-            further = {} if masks is None else {"action_masks": masks}
+            further = {} if source is None else {"action_masks": masks_of(env, source, infos, starts)}
             actions, state = model.predict(obs, state, starts, deterministic, **further)  # type: ignore[arg-type]
             obs, _, starts, infos = env.step(actions)
             steps += 1

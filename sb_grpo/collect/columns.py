@@ -211,3 +211,20 @@ class ObjectiveReader:
                 f"The reward of env {slot} for the objective {self.objectives[k]!r} is {values[slot, k]}. The policy has not "
                 "been updated with it; fix the env, or bound this reward with a wrapper."
             )
+
+
+def check_one_task(row_task: th.Tensor, episode_task: th.Tensor, episode: th.Tensor) -> None:
+    """Check that every episode has kept its task.
+
+    :param row_task: ``[M]``
+    :param episode_task: ``[E]``
+    :param episode: ``[M]``
+    :raises ValueError: naming both tasks of one that has not
+    """
+    differs = row_task != episode_task[episode]
+    if bool(differs.any()):
+        row = int(differs.nonzero()[0])
+        raise ValueError(
+            f"An episode changed its task from {int(row_task[row])} to {int(episode_task[episode[row]])} on the way. An "
+            "episode belongs to one task: choose the task in reset()."
+        )

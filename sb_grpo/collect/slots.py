@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch as th
@@ -24,6 +24,33 @@ from sb_grpo.policies.beside import env_part
 from sb_grpo.types import Rollout
 
 NO_JOB = -1
+
+
+class Slots(Protocol):
+    """What runs a stream of jobs in the slots of an env: job ``j`` is member ``j % group_size`` of group ``j // group_size``.
+
+    ``job`` and ``t`` (which one each slot runs, and its step in the episode) are arrays for host envs and tensors for tensor
+    envs, so how a step goes on is the business of ``collect.host_loop`` and ``collect.device_loop``, which know their kind.
+    """
+
+    group_size: int
+    start_mismatches: int  #: episodes that did not start like the first one of their group
+
+    @property
+    def next_group(self) -> int:
+        """Number of the first group of which no job has been handed out."""
+
+    def queue_all(self, env: VecEnv) -> None:
+        """Take the envs, and queue a job in every slot for the reset that must follow."""
+
+    def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
+        """Every queued job has been started."""
+
+    def in_step_with(self, env: VecEnv) -> bool:
+        """Nobody else has reset or stepped these envs since: they still run the jobs noted here."""
+
+    def note_starts(self, rollout: Rollout) -> None:
+        """Compare the starts of a rollout's episodes, where that has not been done when they were made."""
 
 
 class GroupSlots:

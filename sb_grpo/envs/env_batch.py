@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import gymnasium as gym
@@ -20,9 +21,11 @@ class EnvBatch:
     """The envs of one worker; slots are counted from 0 within it.
 
     :param env_fns: make the envs
+    :param threaded: step them at the same time, in threads: for envs that wait for somebody else, or let go of the GIL
     """
 
-    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]]) -> None:
+    def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], threaded: bool = False) -> None:
+        self._pool = ThreadPoolExecutor(len(env_fns)) if threaded and len(env_fns) > 1 else None
         self.envs = [env_fn() for env_fn in env_fns]
         for env in self.envs:
             seeded_reset_of(env)
@@ -50,7 +53,8 @@ class EnvBatch:
 
         :param actions: by slot
         """
-        return [self._step(slot, action) for slot, action in enumerate(actions)]
+        every = map if self._pool is None else self._pool.map
+        return list(every(self._step, range(len(self.envs)), actions))
 
     def _step(self, slot: int, action: Any) -> SlotStep:
         env = self.envs[slot]

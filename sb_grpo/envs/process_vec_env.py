@@ -17,11 +17,12 @@ from sb_grpo.envs.worker_vec_env import WorkerDied, WorkerVecEnv
 BROKEN = (EOFError, BrokenPipeError, ConnectionError)
 
 
-def serve(pipe: Connection, env_fns: CloudpickleWrapper) -> None:
+def serve(pipe: Connection, env_fns: CloudpickleWrapper, threaded: bool) -> None:
     """What a worker does: answer calls until the other side is gone. An exception of an env is an answer.
 
     :param pipe: gives ``(method, args)``, takes ``(well, answer or exception)``
     :param env_fns: for its :class:`~sb_grpo.envs.env_batch.EnvBatch`
+    :param threaded: for it too
     """
     batch: EnvBatch | None = None
     while True:
@@ -30,7 +31,7 @@ def serve(pipe: Connection, env_fns: CloudpickleWrapper) -> None:
         except (*BROKEN, KeyboardInterrupt):
             return
         try:
-            batch = batch or EnvBatch(env_fns.var)
+            batch = batch or EnvBatch(env_fns.var, threaded)
             pipe.send((True, getattr(batch, method)(*args)))
         except Exception as error:  # the env's
             pipe.send((False, error))
@@ -43,6 +44,7 @@ class ProcessVecEnv(WorkerVecEnv):
     :param n_workers: processes that they are dealt out to; None: one for each
     :param restart_workers: replace a process that died; False: raise, and say which and how
     :param max_restarts: replacements in all
+    :param threaded: step the envs of one at the same time, in threads: for envs that wait, or let go of the GIL
     :param start_method: of ``multiprocessing``; None: forkserver where there is one, else spawn
     """
 
@@ -52,9 +54,11 @@ class ProcessVecEnv(WorkerVecEnv):
         n_workers: int | None = None,
         restart_workers: bool = False,
         max_restarts: int = 100,
+        threaded: bool = False,
         start_method: str | None = None,
     ) -> None:
         usual = "forkserver" if "forkserver" in mp.get_all_start_methods() else "spawn"
+        self.threaded = threaded
         self._context: Any = mp.get_context(start_method or usual)
         self._pipes: dict[int, Connection] = {}
         self.processes: dict[int, Any] = {}  #: by number of the worker
@@ -62,7 +66,7 @@ class ProcessVecEnv(WorkerVecEnv):
 
     def _start(self, worker: int, env_fns: list[Callable[[], gym.Env]]) -> None:
         self._pipes[worker], far = self._context.Pipe()
-        process = self._context.Process(target=serve, args=(far, CloudpickleWrapper(env_fns)), daemon=True)
+        process = self._context.Process(target=serve, args=(far, CloudpickleWrapper(env_fns), self.threaded), daemon=True)
         process.start()
         far.close()
         self.processes[worker] = process

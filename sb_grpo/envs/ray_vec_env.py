@@ -70,6 +70,7 @@ class RayVecEnv(WorkerVecEnv):
     :param address: ``HOST:PORT`` of the cluster; None: ``RAY_ADDRESS``, or else this machine
     :param restart_workers: replace an actor that died; False: raise
     :param max_restarts: replacements in all
+    :param threaded: step the envs of one at the same time, in threads: for envs that wait, or let go of the GIL
     :raises ImportError: if Ray is not installed
     :raises ValueError: if no cluster is at the address, or has no room for the actors
     """
@@ -82,9 +83,11 @@ class RayVecEnv(WorkerVecEnv):
         address: str | None = None,
         restart_workers: bool = True,
         max_restarts: int = 100,
+        threaded: bool = False,
     ) -> None:
         if cpus_per_actor < 0:
             raise ValueError(f"cpus_per_actor={cpus_per_actor} must be a number from 0 on.")
+        self.threaded = threaded
         self._ray = joined(address)
         room = _room(self._ray, cpus_per_actor, len(env_fns))
         n_actors = min(room, len(env_fns)) if n_actors is None else n_actors
@@ -98,7 +101,7 @@ class RayVecEnv(WorkerVecEnv):
         super().__init__(env_fns, n_actors, restart_workers, max_restarts)
 
     def _start(self, worker: int, env_fns: list[Callable[[], gym.Env]]) -> None:
-        self._actors[worker] = self._actor_class.remote(env_fns)
+        self._actors[worker] = self._actor_class.remote(env_fns, self.threaded)
 
     def _ask(self, worker: int, method: str, *args: Any) -> Any:
         return getattr(self._actors[worker], method).remote(*args)
@@ -109,7 +112,7 @@ class RayVecEnv(WorkerVecEnv):
         except self._ray.exceptions.RayTaskError:
             raise  # of the env
         except self._ray.exceptions.RayError as error:
-            raise WorkerDied(type(error).__name__) from error
+            raise WorkerDied(f"{type(error).__name__}, {str(error).strip().splitlines()[-1].strip()}") from error
 
     def _stop(self, worker: int) -> None:
         self._ray.kill(self._actors[worker])

@@ -13,6 +13,8 @@ import numpy as np
 import torch as th
 from torch import nn
 
+from sb_grpo.ranges import check_settings
+
 KINDS: dict[str, tuple[type[nn.LSTM] | type[nn.GRU], int]] = {"lstm": (nn.LSTM, 2), "gru": (nn.GRU, 1)}
 
 
@@ -32,11 +34,7 @@ class Memory(nn.Module):
 
     def __init__(self, kind: str, n_inputs: int, size: int, n_layers: int) -> None:
         super().__init__()
-        if kind not in KINDS:
-            raise ValueError(f"policy_kwargs: memory={kind!r} is unknown; use one of {list(KINDS)}, or None for no memory.")
-        for name, value in (("memory_size", size), ("n_layers", n_layers)):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"policy_kwargs: {name}={value!r} must be a whole number from 1 on.")
+        check_settings("policy_kwargs", {"memory": kind, "memory_size": size, "n_layers": n_layers})
         net, n_parts = KINDS[kind]
         self.net, self.form = net(n_inputs, int(size), int(n_layers)), (n_parts, int(n_layers), int(size))
         self.n_state = n_parts * int(n_layers) * int(size)

@@ -23,6 +23,7 @@ from sb_grpo.normalization import statistics_to_bytes, with_statistics
 from sb_grpo.saving import PLAIN, STATISTICS, read_entry, with_entries, write_zip
 
 from ..common.command_line import BadInput
+from ..common.evaluating import Counting
 from ..common.provenance import commit, versions
 from ..common.strict_json import to_json
 from .tracking import Keep
@@ -138,7 +139,12 @@ class Evaluations(EvalCallback):
         self.finished = folder / "evaluations.npz"
         self.log_path = str(folder / ".evaluations.part")  # to which np.savez adds .npz
 
+    def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
+        super()._log_success_callback(locals_, globals_)
+        self.counting(locals_, globals_)
+
     def _on_step(self) -> bool:
+        self.counting = Counting()
         going_on = super()._on_step()
         unfinished = Path(f"{self.log_path}.npz")
         if unfinished.exists():

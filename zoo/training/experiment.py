@@ -23,6 +23,7 @@ from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback
 from sb_grpo.figures import as_shown
 
 from ..common.command_line import BadInput
+from ..common.evaluating import Counting, with_monitor_outside
 from ..common.folders import new_folder
 from ..common.literals import without_texts
 from ..common.pictures import drawn
@@ -198,8 +199,9 @@ class Experiment(ExperimentManager):
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         n_envs = n_envs if eval_env else share_of_envs(n_envs)
         wrapper = self.env_wrapper
+        self.env_wrapper = with_monitor_outside(wrapper)
         if self.algo == "grpo" and self.vec_env_class is SubprocVecEnv:
-            self.env_wrapper = lambda env: SeededResetWrapper(wrapper(env) if wrapper else env)
+            self.env_wrapper = lambda env: SeededResetWrapper(with_monitor_outside(wrapper)(env))
         try:
             return super().create_envs(n_envs, eval_env, no_log)
         finally:
@@ -277,7 +279,7 @@ class Experiment(ExperimentManager):
         env.seed(int(np.random.SeedSequence([self.seed, 1]).generate_state(1)[0]) >> 1)
         sync(model, env)
         returns, _ = evaluate_policy(
-            model, env, n_episodes, deterministic=self.deterministic_eval, return_episode_rewards=True
+            model, env, n_episodes, deterministic=self.deterministic_eval, return_episode_rewards=True, callback=Counting()
         )
         return [float(r) for r in returns]  # type: ignore[union-attr]
 
