@@ -78,8 +78,9 @@ def searching(folder: Path, storage: str, name: str) -> subprocess.Popen:
 def check_four_processes_of_which_one_is_killed(folder: Path, storage: str, name: str) -> None:
     """The trial of the killed one is marked as failed and tried again by who comes next; the study has its eight trials."""
 
+    opened = open_storage(storage)  # once: each has connections of its own, and a database has only so many
+
     def trials() -> list[optuna.trial.FrozenTrial]:
-        opened = open_storage(storage)
         if name not in optuna.get_all_study_names(opened):
             return []
         return optuna.load_study(study_name=name, storage=opened).get_trials()
