@@ -17,7 +17,7 @@ from optuna.distributions import BaseDistribution
 from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages import BaseStorage, GrpcStorageProxy, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
@@ -94,10 +94,12 @@ class SeededByTrial(BaseSampler):
 def open_storage(storage: str) -> BaseStorage:
     """A journal file, or any database that SQLAlchemy has a driver for.
 
-    :param storage: path that ends in ``.log``, or a URL such as ``sqlite:///study.db``
+    :param storage: path that ends in ``.log``, or a URL such as ``sqlite:///study.db`` or ``grpc://HOST:PORT``
     :raises BadInput: if it cannot be opened
     """
     try:
+        if storage.startswith("grpc://"):
+            return _open_proxy(storage)
         if "://" in storage:
             return _open_database(storage)
         if storage.endswith(".log"):
@@ -108,6 +110,13 @@ def open_storage(storage: str) -> BaseStorage:
     except Exception as error:  # each driver has its own
         raise BadInput(f"--storage {storage}: {error}") from error
     raise BadInput(f"--storage {storage}: must be a journal file that ends in .log, or a URL such as sqlite:///study.db.")
+
+
+def _open_proxy(url: str) -> BaseStorage:
+    """Optuna's gRPC proxy of a database, for more workers than that has connections for; see docs/scale.md."""
+    host, _, port = url.removeprefix("grpc://").rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=5.0):  # the proxy's client would wait for ever
+        return GrpcStorageProxy(host=host, port=int(port))
 
 
 def _open_database(url: str) -> RDBStorage:
