@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import math
-import numbers
+import inspect
+import os
 import warnings
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.collect.buffer import GroupRolloutBuffer
@@ -18,27 +21,48 @@ from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.given import Arguments
 from sb_grpo.group_arguments import check_groups
-from sb_grpo.learn.losses import AGGREGATIONS, LEVELS, Clipped
+from sb_grpo.learn.losses import Clipped
+from sb_grpo.moved import check_moved
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.policies.heads import make_discrete_head
-from sb_grpo.rules import check_choice, steps_per_env
+from sb_grpo.ranges import RANGES, check_settings, check_single
+from sb_grpo.rules import check_values, plain, shown, steps_per_env
 
-CHOICES: dict[str, tuple[Any, ...]] = {
-    "normalize_advantage": ("group", "batch", "none"),
-    "aggregation": AGGREGATIONS,
-    "importance_level": LEVELS,
-    "scaling": ("none", "clip", "tanh"),
-    "restart": ("reset", "branch"),
-    "compile": (False, True, "reduce-overhead"),
-}
-AT_LEAST: dict[str, float] = {
-    "group_size": 1, "n_steps": 1, "n_groups": 1, "batch_size": 1, "n_epochs": 1, "micro_batch_size": 1,
-    "ref_sync_interval": 1, "ent_coef": 0.0, "kl_coef": 0.0,
-}  # fmt: skip
-INTEGERS = ("group_size", "n_steps", "n_groups", "batch_size", "n_epochs", "micro_batch_size", "ref_sync_interval")
-FLOATS = ("gamma", "gae_lambda", "ent_coef", "kl_coef", "max_grad_norm", "clip", "target_kl", "ratio_cap")
-OPTIONAL = ("n_steps", "n_groups", "micro_batch_size", "ref_sync_interval", "target_kl", "ratio_cap", "clip_range_high")
-POSITIVE = ("max_grad_norm", "clip", "target_kl", "ratio_cap")
+P = ParamSpec("P")
+R = TypeVar("R")
+#: As they are when the model has been set up, which is another form than the one they were given in.
+NOT_AGAIN = ("device", "normalize_advantage", "policy")
+
+
+def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:
+    """A constructor that looks at every argument by itself first, and says where those of version 0.1 are."""
+
+    @wraps(init)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        check_moved(kwargs)
+        given = inspect.signature(init).bind(*args, **kwargs).arguments
+        check_single({name: plain(value) for name, value in given.items()})
+        check_env_id(given.get("env"))
+        return init(*args, **kwargs)
+
+    return checked
+
+
+def check_env_id(env: Any) -> None:
+    """Check that a name is that of a registered env.
+
+    :param env: anything; only text is looked at
+    :raises ValueError: with what Gymnasium says
+    """
+    if not isinstance(env, str):
+        return
+    try:
+        gym.spec(env)
+    except (gym.error.Error, ImportError) as error:
+        raise ValueError(
+            f"env={shown(env)} is no registered environment ({error}): import the package that registers it, or write "
+            "'package:Name-v0'."
+        ) from error
 
 
 def check_env(env: Any) -> None:
@@ -48,9 +72,9 @@ def check_env(env: Any) -> None:
     """
     if not isinstance(env, gym.Env | VecEnv):
         raise ValueError(
-            f"env={env!r} is a {type(env).__name__}: GRPO takes an env id, a gymnasium.Env or an SB3 VecEnv. Build several "
-            "envs with stable_baselines3.common.env_util.make_vec_env instead of gymnasium.make_vec, or wrap what that made "
-            "in sb_grpo.envs.gymnasium_vector.GymnasiumVectorEnv."
+            f"env={shown(env)} is a {type(env).__name__}: GRPO takes an env id, a gymnasium.Env or an SB3 VecEnv. Build "
+            "several envs with stable_baselines3.common.env_util.make_vec_env instead of gymnasium.make_vec, or wrap what "
+            "that made in sb_grpo.envs.gymnasium_vector.GymnasiumVectorEnv."
         )
     observation_space, action_space = env.observation_space, env.action_space
     parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
@@ -74,74 +98,36 @@ def check_arguments(given: Arguments) -> None:
 
     :raises ValueError: for the first rule that is broken
     """
-    _check_types(given)
-    for name, choices in CHOICES.items():
-        check_choice(given.name(name), given.value(name), choices)
-    for name, low in AT_LEAST.items():
-        value = given.value(name)
-        if value is not None and not value >= low:
-            raise ValueError(f"{given.name(name)}={value} is too small: it must be at least {low}.")
-    for name in POSITIVE:
-        value = given.value(name)
-        if value is not None and not value > 0:
-            left_out = "" if name == "max_grad_norm" else ", or left out"
-            raise ValueError(f"{given.name(name)}={value} must be positive{left_out}.")
+    if given.observation_space is None:
+        raise ValueError("env=None: GRPO needs an environment to know its spaces. Pass an env id, an env or a VecEnv.")
+    _check_policy(given)
+    check_values("", vars(given), {name: rule for name, rule in RANGES[""].items() if name not in NOT_AGAIN})
+    for where, settings in given.dicts().items():
+        check_settings(where, settings)
     if isinstance(given.env, TensorVecEnv) and given.env.device.type != given.device.type:
         raise ValueError(
             f"The env is on device='{given.env.device}' and the model on device='{given.device}': they must share one. "
             f"Pass GRPO(..., device='{given.env.device}'), or make the env on the model's device."
         )
+    if given.use_sde and not isinstance(given.action_space, spaces.Box):
+        raise ValueError(f"use_sde=True is for Box actions, not {given.action_space}: leave it out.")
     _check_buffer(given)
-    _check_exploration(given.rewards.bonus)
-    _check_ranges(given)
     check_groups(given)
     _check_groups(given)
     _check_sizes(given)
     _check_without_effect(given)
 
 
-def _check_types(given: Arguments) -> None:
-    if given.observation_space is None:
-        raise ValueError("env=None: GRPO needs an environment to know its spaces. Pass an env id, an env or a VecEnv.")
-    if not issubclass(given.policy_class, ActorPolicy):
+def _check_policy(given: Arguments) -> None:
+    if not isinstance(given.policy_class, type) or not issubclass(given.policy_class, ActorPolicy):
         raise ValueError(
-            f"policy={given.policy_class.__name__} has a critic or is no policy of sb_grpo: use 'MlpPolicy', 'CnnPolicy', "
-            "'MultiInputPolicy' or a subclass of sb_grpo.policies.ActorPolicy."
+            f"policy={getattr(given.policy_class, '__name__', given.policy_class)} has a critic or is no policy of sb_grpo: "
+            "use 'MlpPolicy', 'CnnPolicy', 'MultiInputPolicy' or a subclass of sb_grpo.policies.ActorPolicy."
         )
     if issubclass(given.policy_class, ActorMultiInputPolicy) and not isinstance(given.observation_space, spaces.Dict):
         raise ValueError(
             f"MultiInputPolicy is for Dict observations, not {given.observation_space}: use MlpPolicy or CnnPolicy."
         )
-    for names, kind, what in ((INTEGERS, numbers.Integral, "an integer"), (FLOATS, numbers.Real, "a number")):
-        for name in names:
-            value = given.value(name)
-            if value is None and (name in OPTIONAL):
-                continue
-            if isinstance(value, bool) or not isinstance(value, kind):
-                raise ValueError(f"{given.name(name)}={value!r} must be {what}{', or None' if name in OPTIONAL else ''}.")
-    for name in ("learning_rate", "clip_range", "clip_range_high"):
-        value = given.value(name)
-        if not (callable(value) or isinstance(value, numbers.Real) or (value is None and name in OPTIONAL)):
-            raise ValueError(
-                f"{given.name(name)}={value!r} must be a number or a function of the remaining progress (1 to 0)."
-            )
-
-
-def _at_start(schedule: Any) -> Any:
-    return schedule(1.0) if callable(schedule) else schedule
-
-
-def _check_ranges(given: Arguments) -> None:
-    for name in ("gamma", "gae_lambda"):
-        if not 0.0 <= getattr(given, name) <= 1.0:
-            raise ValueError(f"{name}={getattr(given, name)} must lie in [0, 1].")
-    for name in ("clip_range", "clip_range_high"):
-        start = _at_start(given.value(name))
-        if start is not None and not start >= 0:
-            raise ValueError(f"{given.name(name)}={start} must not be negative; 0.2 is usual.")
-    rate = _at_start(given.learning_rate)
-    if not 0 <= rate < math.inf:
-        raise ValueError(f"learning_rate={rate} must be a finite number, 0 or more; 3e-4 is usual.")
 
 
 #: What a group is where the simulator cannot give any slot any start.
@@ -204,7 +190,22 @@ def check_rollout_size(given: Arguments) -> None:
         )
 
 
+def _check_memory(given: Arguments) -> None:
+    """A rollout that no memory holds would be found out by the system, which ends the process."""
+    space: Any = given.observation_space
+    parts: list[Any] = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
+    per_step = 64 + sum(int(np.prod(part.shape or (1,))) * part.dtype.itemsize for part in parts)
+    needed = per_step * steps_per_env(given.n_steps, given.n_envs) * given.n_envs
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ValueError(
+            f"n_steps={given.n_steps} x n_envs={given.n_envs} needs {needed / 2**30:.0f} GiB for a rollout of observations "
+            f"{space}, but there are {there / 2**30:.0f} GiB. Lower n_steps, or use fewer envs."
+        )
+
+
 def _check_sizes(given: Arguments) -> None:
+    _check_memory(given)
     if given.n_steps is not None and given.n_groups is not None:
         raise ValueError(
             f"n_steps={given.n_steps} and n_groups={given.n_groups} both set the rollout's size: pass one of them."
@@ -234,14 +235,6 @@ def _check_buffer(given: Arguments) -> None:
         )
 
 
-def _check_exploration(bonus: Any) -> None:
-    if bonus is not None and (isinstance(bonus, type) or not (callable(bonus) or hasattr(bonus, "build"))):
-        raise ValueError(
-            f"rewards: bonus={bonus!r} is no bonus: pass CountBonus(), RNDBonus(), a function of a Rollout that returns "
-            "one number per step, or None."
-        )
-
-
 def _check_without_effect(given: Arguments) -> None:
     """Arguments that would be ignored without a word."""
     loss = given.loss
@@ -250,9 +243,14 @@ def _check_without_effect(given: Arguments) -> None:
             f"loss_kwargs: ref_sync_interval={loss.ref_sync_interval} has no effect with kl_coef=0: there is no reference "
             "policy to sync. Set kl_coef > 0, or leave ref_sync_interval out."
         )
+    if loss.ref_policy is not None and given.kl_coef == 0:
+        raise ValueError(
+            "loss_kwargs: ref_policy has no effect with kl_coef=0: nothing is measured against it. Set kl_coef > 0; or, to "
+            "start from those weights, sb_grpo.policies.load_actor(model.policy, ...)."
+        )
     if isinstance(loss, Clipped) and loss.ratio_cap is not None:
         clip_high = given.clip_range if loss.clip_range_high is None else loss.clip_range_high
-        largest = 1.0 + float(_at_start(clip_high))
+        largest = 1.0 + float(FloatSchedule(clip_high)(1.0))
         if loss.ratio_cap <= largest:
             raise ValueError(
                 f"loss_kwargs: ratio_cap={loss.ratio_cap} must be larger than 1 + the upper clip range, {largest}: it "

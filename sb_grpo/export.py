@@ -1,7 +1,8 @@
 """The policy as one file that runs without this library: from the env's raw observations to the actions that it takes.
 
 ``.onnx`` runs in onnxruntime, ``.pt2`` in plain PyTorch (``torch.export.load(path).module()``). Inside: the observations'
-normalisation, the network, the mode of the action distribution, and what ``predict`` does to an action afterwards.
+normalisation, the network, the mode of the action distribution, and what ``predict`` does to an action afterwards. Masks that
+observations do not hold are a further input; a memory is an input (zeros where an episode begins) and an output.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -25,9 +26,11 @@ from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 from sb_grpo.policies import ActorPolicy
+from sb_grpo.policies.beside import MASK, MEMORY, with_beside
+from sb_grpo.policies.masks import choices_of
 
 SUFFIXES = (".onnx", ".pt2")
-OBSERVATION, ACTION = "observation", "action"
+OBSERVATION, ACTION, MEMORY_AFTER = "observation", "action", "policy_memory_after"
 TOLERANCE = 1e-5
 
 
@@ -57,13 +60,14 @@ class Deployed(nn.Module):
 
     :param policy: in evaluation mode
     :param statistics: None: the policy sees observations as they are
+    :param masked: the policy wants masks that observations do not hold
     """
 
-    def __init__(self, policy: ActorPolicy, statistics: VecNormalize | None) -> None:
+    def __init__(self, policy: ActorPolicy, statistics: VecNormalize | None, masked: bool) -> None:
         super().__init__()
         self.policy = policy
         space = policy.observation_space
-        self.keys = list(space.spaces) if isinstance(space, spaces.Dict) else None
+        self.inputs = list(inputs_of(policy, masked))
         self.standardised = nn.ModuleDict(_standardised(space, statistics) if statistics is not None else {})
         box = policy.action_space
         self.shape = box.shape or ()
@@ -72,19 +76,23 @@ class Deployed(nn.Module):
             self.register_buffer("low", th.as_tensor(box.low, dtype=th.float32))
             self.register_buffer("high", th.as_tensor(box.high, dtype=th.float32))
 
-    def forward(self, *observations: th.Tensor) -> th.Tensor:
+    def forward(self, *observations: th.Tensor) -> th.Tensor | tuple[th.Tensor, th.Tensor]:
         """Actions.
 
-        :param observations: ``[batch, ...]``, one tensor, or one per key of a Dict space in its order
-        :return: ``[batch, ...]``, as the action space has them
+        :param observations: ``[batch, ...]``, one tensor for each of :func:`inputs_of`
+        :return: ``[batch, ...]``, as the action space has them; and the memory after the step, where there is one
         """
-        names = [OBSERVATION] if self.keys is None else self.keys
-        seen = {
+        seen: Any = {
             name: self.standardised[name](obs) if name in self.standardised else obs
-            for name, obs in zip(names, observations, strict=True)
+            for name, obs in zip(self.inputs, observations, strict=True)
         }
-        actions = self.policy.act(seen[OBSERVATION] if self.keys is None else seen, deterministic=True)
-        actions = actions.reshape(-1, *self.shape)
+        if OBSERVATION in seen and not isinstance(self.policy.observation_space, spaces.Dict):
+            seen = with_beside(seen.pop(OBSERVATION), seen)
+        actions, memory = self.policy.act_and_remember(seen, deterministic=True)
+        actions = self._in_bounds(actions.reshape(-1, *self.shape))
+        return actions if memory is None else (actions, memory)
+
+    def _in_bounds(self, actions: th.Tensor) -> th.Tensor:
         if not self.bounded:
             return actions.long()
         low, high = self.get_buffer("low"), self.get_buffer("high")
@@ -113,41 +121,60 @@ def _standardised(space: spaces.Space, statistics: VecNormalize) -> dict[str, St
     return {name: Standardised(moments, statistics.epsilon, statistics.clip_obs) for name, moments in found.items()}
 
 
-def deployed(policy: ActorPolicy, vec_normalize: VecNormalize | None) -> Deployed:
+def inputs_of(policy: ActorPolicy, masked: bool) -> dict[str, spaces.Space]:
+    """What the exported policy is given, by name: the observation or its parts, then masks and memory where it wants them.
+
+    :param masked: the policy wants masks that observations do not hold
+    """
+    space = policy.observation_space
+    parts = dict(space.spaces) if isinstance(space, spaces.Dict) else {OBSERVATION: space}
+    if masked:
+        parts[MASK] = spaces.MultiBinary(sum(choices_of(policy.action_space)))
+    if policy.memory is not None:
+        parts[MEMORY] = spaces.Box(-1.0, 1.0, (policy.memory.n_state,))
+    return parts
+
+
+def deployed(policy: ActorPolicy, vec_normalize: VecNormalize | None, masked: bool = False) -> Deployed:
     """A copy on the CPU that no further training changes.
 
     :param policy: to copy
     :param vec_normalize: normalises its observations
+    :param masked: of :func:`inputs_of`
     """
     buffer = io.BytesIO()
     policy.save(buffer)  # type: ignore[arg-type]  # a deep copy fails with gSDE
     buffer.seek(0)
     copied = type(policy).load(buffer, device="cpu")  # type: ignore[arg-type]
     copied.set_training_mode(False)
-    return Deployed(copied, vec_normalize).eval()
+    return Deployed(copied, vec_normalize, masked).eval()
 
 
-def samples(space: spaces.Space, n: int, seed: int = 0) -> list[np.ndarray]:
-    """Observations of a space, uniform where it is bounded: one array ``[n, ...]``, or one per key of a Dict.
+def samples(policy: ActorPolicy, n: int, masked: bool = False, seed: int = 0) -> dict[str, np.ndarray]:
+    """Inputs of :func:`inputs_of`, uniform where their spaces are bounded, ``[n, ...]`` each; masks allow something.
 
-    :param space: of the observations
     :param n: how many
     :param seed: of the draw
     """
-    parts = list(space.spaces.values()) if isinstance(space, spaces.Dict) else [space]
-    arrays = []
-    for i, part in enumerate(parts):
+    arrays = {}
+    for i, (name, part) in enumerate(inputs_of(policy, masked).items()):
         part.seed(seed + i)
-        arrays.append(np.stack([np.asarray(part.sample()) for _ in range(n)]))
+        arrays[name] = np.stack([np.asarray(part.sample()) for _ in range(n)])
+    if MASK in arrays:
+        choices = choices_of(policy.action_space)
+        arrays[MASK][:, np.cumsum(choices) - choices] = 1
     return arrays
 
 
-def export_policy(policy: ActorPolicy, path: str | Path, vec_normalize: VecNormalize | None = None) -> Path:
+def export_policy(
+    policy: ActorPolicy, path: str | Path, vec_normalize: VecNormalize | None = None, masked: bool = False
+) -> Path:
     """Write the policy as one file.
 
     :param policy: trained
     :param path: ends in ``.onnx`` (needs ``pip install "sb_grpo[onnx]"``) or ``.pt2``
     :param vec_normalize: wrapper whose statistics the policy's observations are normalised by
+    :param masked: the policy wants masks that observations do not hold
     :return: the path
     :raises ValueError: for another ending, or statistics that do not fit
     :raises ImportError: naming the extra
@@ -157,8 +184,8 @@ def export_policy(policy: ActorPolicy, path: str | Path, vec_normalize: VecNorma
         raise ValueError(f"{path}: the name must end in {' or '.join(SUFFIXES)}.")
     if path.suffix == ".onnx" and (find_spec("onnx") is None or find_spec("onnxscript") is None):
         raise ImportError("Export to ONNX needs onnx and onnxscript: pip install 'sb_grpo[onnx]'.")
-    module = deployed(policy, vec_normalize)
-    example = tuple(th.as_tensor(x) for x in samples(policy.observation_space, 2))
+    module = deployed(policy, vec_normalize, masked)
+    example = tuple(th.as_tensor(x) for x in samples(policy, 2, masked).values())
     # A batch of 2, because 1 would be taken for a constant.
     shapes = (tuple({0: th.export.Dim("batch")} for _ in example),)
     about = json.dumps(description(policy, vec_normalize))
@@ -168,8 +195,8 @@ def export_policy(policy: ActorPolicy, path: str | Path, vec_normalize: VecNorma
         if path.suffix == ".pt2":
             th.export.save(program, path, extra_files={"about.json": about})
             return path
-        names = module.keys or [OBSERVATION]
-        onnx = th.onnx.export(program, input_names=names, output_names=[ACTION], dynamo=True, verbose=False)
+        outputs = [ACTION] if policy.memory is None else [ACTION, MEMORY_AFTER]
+        onnx = th.onnx.export(program, input_names=module.inputs, output_names=outputs, dynamo=True, verbose=False)
         assert onnx is not None
         onnx.model.metadata_props["sb_grpo"] = about
         onnx.save(path, external_data=False)
@@ -203,35 +230,45 @@ def _quietly() -> Iterator[None]:
             logger.setLevel(level)
 
 
-def run_exported(path: str | Path, observations: list[np.ndarray]) -> np.ndarray:
-    """Actions of an exported policy.
+def run_exported(path: str | Path, observations: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """What an exported policy says.
 
     :param path: of :func:`export_policy`
-    :param observations: one array ``[batch, ...]``, or one per key of a Dict space in its order
-    :return: ``[batch, ...]``
+    :param observations: one array ``[batch, ...]`` for each of :func:`inputs_of`
+    :return: actions ``[batch, ...]``; after them the memory, where it has one
     """
     if Path(path).suffix == ".onnx":
         import onnxruntime  # an extra
 
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         names = [entry.name for entry in session.get_inputs()]
-        return np.asarray(session.run([ACTION], dict(zip(names, observations, strict=True)))[0])
+        return [np.asarray(output) for output in session.run(None, dict(zip(names, observations, strict=True)))]
     with th.no_grad():
-        actions = th.export.load(path).module()(*(th.as_tensor(x) for x in observations))
-    return np.asarray(actions)
+        found = th.export.load(path).module()(*(th.as_tensor(x) for x in observations))
+    return [np.asarray(output) for output in (found if isinstance(found, tuple) else (found,))]
 
 
-def check_exported(path: str | Path, policy: ActorPolicy, vec_normalize: VecNormalize | None = None, n: int = 1000) -> float:
+def check_exported(
+    path: str | Path, policy: ActorPolicy, vec_normalize: VecNormalize | None = None, n: int = 1000, masked: bool = False
+) -> float:
     """Hold an exported policy against ``predict(deterministic=True)`` on sampled observations.
 
     :param path: of :func:`export_policy`
     :param policy: that was exported
     :param vec_normalize: as for :func:`export_policy`
     :param n: observations
-    :return: the largest difference of an action
+    :return: the largest difference of an action, or of the memory after it
     """
-    drawn = samples(policy.observation_space, n)
-    space = policy.observation_space
-    obs: Any = dict(zip(space.spaces, drawn, strict=True)) if isinstance(space, spaces.Dict) else drawn[0]
-    expected, _ = policy.predict(vec_normalize.normalize_obs(obs) if vec_normalize is not None else obs, deterministic=True)
-    return float(np.abs(run_exported(path, drawn).astype(np.float64) - expected).max())
+    drawn, space = samples(policy, n, masked), policy.observation_space
+    parts = {key: drawn[key] for key in (space.spaces if isinstance(space, spaces.Dict) else (OBSERVATION,))}
+    obs: Any = parts if isinstance(space, spaces.Dict) else parts[OBSERVATION]
+    if vec_normalize is not None:
+        obs = vec_normalize.normalize_obs(obs)
+    memory = policy.memory
+    before = None if memory is None else memory.to_parts(th.as_tensor(drawn[MEMORY]))
+    expected, after = policy.predict(obs, before, None, True, drawn[MASK] if masked else None)
+    known = [expected]
+    if memory is not None:
+        known.append(memory.from_parts(after, n, th.device("cpu")).numpy())
+    found = run_exported(path, list(drawn.values()))
+    return max(float(np.abs(a.astype(np.float64) - b).max()) for a, b in zip(found, known, strict=True))

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch as th
 from stable_baselines3.common.logger import HParam
 
+from sb_grpo import ranks
 from sb_grpo.learn.losses import Objective
 from sb_grpo.learn.updater import Taken
 from sb_grpo.maths.chunks import evenly_spaced, in_chunks
@@ -34,6 +35,7 @@ class Counts(NamedTuple):
     pending: int  #: waiting for their group to complete
     interruptions: int
     start_mismatches: int
+    age: th.Tensor  #: [M] updates since each row was collected
 
 
 def as_shown(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,27 +55,32 @@ def hparams(settings: Mapping[str, Any]) -> HParam:
 
 
 def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, counts: Counts) -> Figures:
-    """Group health of a rollout.
+    """Group health of a rollout; those of several learners are one.
 
     :param estimate: its advantages, and what else the estimator has to log
     :param has_signal: ``[n_groups]`` bool: the group has a spread
     """
     returns, advantages = episode_returns(rollout, 1.0), estimate.advantages
+    trained, dropped, pending, interruptions, mismatches = ranks.total(th.tensor(counts[:-1])).tolist()
+    counts = Counts(trained, dropped, pending, interruptions, mismatches, counts.age)
     figures = {
         "rollout/useful_fraction": counts.trained / (counts.trained + counts.dropped),
         "rollout/pending_steps": counts.pending,
-        "rollout/n_steps": len(advantages),
+        "rollout/n_steps": ranks.count(len(advantages)),
+        "rollout/age": ranks.mean(counts.age.float()).item(),
+        "rollout/age_max": int(ranks.largest(float(counts.age.max()))),
         "rollout/interruptions": counts.interruptions,
-        "group/n_groups": rollout.n_groups,
-        "group/frac_zero_std": 1.0 - has_signal.float().mean().item(),
+        "group/n_groups": ranks.count(rollout.n_groups),
+        "group/frac_zero_std": 1.0 - ranks.mean(has_signal.float()).item(),
         "group/start_mismatch": counts.start_mismatches,
-        "group/baseline": segment_mean(returns, rollout.group, rollout.n_groups).mean().item(),
-        "group/return_std": returns.std(unbiased=False).item(),
-        "group/reward_mean": rollout.rewards.mean().item(),
-        "group/reward_std": rollout.rewards.std(unbiased=False).item(),
-        "group/advantage_mean": advantages.mean().item(),
-        "group/advantage_std": advantages.std(unbiased=False).item(),
-        "group/episode_advantage": segment_mean(advantages, rollout.episode, len(rollout.group)).mean().item(),
+        "group/baseline": ranks.mean(segment_mean(returns, rollout.group, rollout.n_groups)).item(),
+        "group/return_std": ranks.spread(returns).item(),
+        "group/reward_mean": ranks.mean(rollout.rewards).item(),
+        "group/reward_max": ranks.largest(rollout.rewards.abs().max().item()),
+        "group/reward_std": ranks.spread(rollout.rewards).item(),
+        "group/advantage_mean": ranks.mean(advantages).item(),
+        "group/advantage_std": ranks.spread(advantages).item(),
+        "group/episode_advantage": ranks.mean(segment_mean(advantages, rollout.episode, len(rollout.group))).item(),
     }
     if estimate.explained is not None:
         figures["train/explained_variance"] = estimate.explained
@@ -91,10 +98,10 @@ def of_parts(rollout: Rollout, tasks: Sequence[str], objectives: Sequence[str]) 
         ended = rollout.terminated | rollout.truncated
         for label, name in enumerate(tasks):
             returns = rollout.episode_return[ended & (rollout.task == label)]
-            if len(returns):
-                figures[f"task/{name}"] = returns.mean().item()
+            if ranks.count(len(returns)):
+                figures[f"task/{name}"] = ranks.mean(returns).item()
     if rollout.objectives is not None:
-        for name, mean in zip(objectives, rollout.objectives.mean(0).tolist(), strict=False):
+        for name, mean in zip(objectives, ranks.mean(rollout.objectives).tolist(), strict=False):
             figures[f"objective/{name}"] = mean
     return figures
 
@@ -144,22 +151,22 @@ def of_update(objective: Objective, batch: Minibatch, clip: Clip, taken: Taken, 
         evaluated = in_chunks(lambda o, a: th.stack(policy.evaluate_actions(o, a), dim=1), batch.observations, batch.actions)
     log_prob, entropy = evaluated.unbind(dim=1)
     ratio = objective.ratio(log_prob, batch)
-    policy_loss = (batch.weights * objective.surrogate(log_prob, batch, clip)).mean().item()
-    entropy_loss = -(batch.weights * entropy).mean().item()
+    policy_loss = ranks.mean(batch.weights * objective.surrogate(log_prob, batch, clip)).item()
+    entropy_loss = -ranks.mean(batch.weights * entropy).item()
     kl_loss = 0.0
     if reference is not None:
         with objective.autocasting():
             ref_log_prob = in_chunks(reference.log_prob, batch.observations, batch.actions)
-        kl_loss = (batch.weights * kl_k3(log_prob, ref_log_prob)).mean().item()
-    low, high = (ratio < 1.0 - clip[0]).float().mean().item(), (ratio > 1.0 + clip[1]).float().mean().item()
+        kl_loss = ranks.mean(batch.weights * kl_k3(log_prob, ref_log_prob)).item()
+    low, high = (ranks.mean(outside.float()).item() for outside in (ratio < 1.0 - clip[0], ratio > 1.0 + clip[1]))
     return UpdateResult(
         policy_loss=policy_loss,
         entropy_loss=entropy_loss,
         kl_penalty=kl_loss,
         total_loss=policy_loss + objective.ent_coef * entropy_loss + objective.kl_coef * kl_loss,
         grad_norm=th.stack(taken.norms).norm(dim=1).mean().item() if taken.norms else math.nan,
-        mean_entropy=entropy.mean().item(),
-        approx_kl=kl_k3(batch.old_log_probs, log_prob).mean().item(),
+        mean_entropy=ranks.mean(entropy).item(),
+        approx_kl=ranks.mean(kl_k3(batch.old_log_probs, log_prob)).item(),
         clip_fraction=low + high,
         clip_fraction_low=low,
         clip_fraction_high=high,

@@ -6,21 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch as th
 from gymnasium import spaces
 
 from sb_grpo.baselines.estimators import make_estimator
 from sb_grpo.learn.losses import Loss, make_loss
 from sb_grpo.options import GroupOptions, Multitask, Rewards, UpdateOptions, read_options
-
-#: Where an argument that is a key of a dict is given.
-INSIDE = {
-    **dict.fromkeys(("aggregation", "importance_level", "ref_sync_interval", "ratio_cap", "clip_range_high"), "loss_kwargs"),
-    **dict.fromkeys(("scaling", "clip"), "rewards"),
-    "restart": "group_kwargs",
-    "micro_batch_size": "update_kwargs",
-}
 
 
 @dataclass(frozen=True)
@@ -29,7 +20,9 @@ class Arguments:
 
     env: Any
     observation_space: spaces.Space | None
+    action_space: spaces.Space
     n_envs: int
+    use_sde: Any
     device: th.device
     policy_class: Any
     learning_rate: Any
@@ -56,19 +49,12 @@ class Arguments:
     multitask: Multitask
     rewards: Rewards
 
-    def value(self, name: str) -> Any:
-        """Of an argument, or of a key of one; None where the loss has no such setting."""
-        holder = {"loss_kwargs": self.loss, "rewards": self.rewards, "group_kwargs": self.groups, "update_kwargs": self.update}
-        return getattr(holder[INSIDE[name]] if name in INSIDE else self, name, None)
-
-    def name(self, name: str) -> str:
-        """How a message calls an argument, or a key of one."""
-        return f"{INSIDE[name]}: {name}" if name in INSIDE else name
-
-
-def plain(value: Any) -> Any:
-    """NumPy's numbers and flags as Python's: the former overflow in the arithmetic of seeds, and cannot be written as JSON."""
-    return value.item() if isinstance(value, np.generic) else value
+    def dicts(self) -> dict[str, Any]:
+        """The settings that were given in dicts, by argument."""
+        return {
+            "loss_kwargs": self.loss, "group_kwargs": self.groups, "update_kwargs": self.update, "multitask": self.multitask,
+            "rewards": self.rewards,
+        }  # fmt: skip
 
 
 class Options(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
-import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -17,11 +17,13 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb_grpo import learners, ranks
 from sb_grpo.arguments import check_arguments, check_env
 from sb_grpo.collect.beside import APART, Beside, spaces_beside
-from sb_grpo.collect.masks import masks_of_the_evaluated
+from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import buffer_class
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
+from sb_grpo.envs.random import mix
 from sb_grpo.envs.tensor_env import is_tensor_env
 from sb_grpo.export import export_policy
 from sb_grpo.extras.exploration import Place, make_bonus
@@ -30,12 +32,25 @@ from sb_grpo.extras.grouping import make_grouping
 from sb_grpo.given import Options
 from sb_grpo.learn.captured import Captured, rollout_obstacle, update_obstacle
 from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
+from sb_grpo.learn.losses import Loss
 from sb_grpo.maths.discount import discount_for
 from sb_grpo.moved import DEFAULTS_0_1, MOVED, check_moved, modern
-from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy
+from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policy_arguments import check_memory
-from sb_grpo.saving import NOT_SAVED, OPTIONAL_MODULES, saying_what_moved, with_fitting_modules, without_pickle, write_model
+from sb_grpo.profiles import arguments_of
+from sb_grpo.rules import check_choice
+from sb_grpo.saving import (
+    NOT_SAVED,
+    OPTIONAL_MODULES,
+    OnlyForGRPO,
+    attributes_in,
+    check_is_grpo,
+    saying_what_moved,
+    with_fitting_modules,
+    without_pickle,
+    write_model,
+)
 from sb_grpo.slotted import SlottedAlgorithm
 
 SelfGrouped = TypeVar("SelfGrouped", bound="GroupedAlgorithm")
@@ -51,8 +66,26 @@ class GroupedAlgorithm(SlottedAlgorithm):
         "CnnPolicy": ActorCnnPolicy,
         "MultiInputPolicy": ActorMultiInputPolicy,
     }
+    loss: str | Loss
+    loss_kwargs: dict[str, Any] | None
+
+    @classmethod
+    def from_profile(cls: type[SelfGrouped], name: str, policy: Any, env: GymEnv | str, **kwargs: Any) -> SelfGrouped:
+        """A new model whose steps are as bold as a profile says.
+
+        :param name: ``"conservative"``, ``"balanced"`` or ``"aggressive"``: :data:`sb_grpo.profiles.PROFILES`
+        :param policy: as the constructor's
+        :param env: as the constructor's
+        :param kwargs: further arguments; they go over the profile's
+        :raises ValueError: for an unknown name, and as the constructor
+        """
+        return cls(policy, env, **arguments_of(name, kwargs))
 
     # ---------------------------------------------------------------- set-up
+
+    def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
+        check_choice("policy", policy_name, self.policy_aliases)
+        return super()._get_policy_from_name(policy_name)
 
     @staticmethod
     def _wrap_env(env: GymEnv, verbose: int = 0, monitor_wrapper: bool = True) -> VecEnv:
@@ -66,15 +99,19 @@ class GroupedAlgorithm(SlottedAlgorithm):
     def _setup_model(self) -> None:
         former = {name: self.__dict__.pop(name) for name in MOVED if name in self.__dict__}
         self.__dict__.update(modern({**self.__dict__, **former}, DEFAULTS_0_1) if former else {})  # a zip of version 0.1
+        if self.rollout_buffer_class is OnlyForGRPO:  # type: ignore[comparison-overlap]
+            self.rollout_buffer_class = None
         self.options = Options.read(self.__dict__)
         self._derive()
         check_arguments(self._arguments())
+        learners.check_shares(self._arguments())
+        learners.check_equal(self.settings)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         if self.seed is not None:
             self._base_seed = self.seed
         elif self._base_seed is None:
-            self._base_seed = int(np.random.randint(2**31))
+            self._base_seed = ranks.gathered(int(np.random.randint(2**31)))[0]
         self.clip_range = FloatSchedule(self.clip_range)
         whole = None if self.whole_episodes else self.steps_per_env
         limit = time_limit(self.env) if self.env is not None else None
@@ -85,9 +122,22 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self._setup_groups()
         if self.kl_coef > 0:
             self._sync_reference()
+        self._use_given_reference()
         place = Place(space_without(self.observation_space), self.get_vec_normalize_env() is not None, self.gamma, self.device)
         self.bonus = make_bonus(self.options.rewards.bonus, place)
         self._capture()
+        self._begin_together()
+
+    def _begin_together(self) -> None:
+        """Several learners: one set of weights, and random numbers of each one's own."""
+        rank, n = ranks.place()
+        if n == 1:
+            return
+        for module in (self.policy, self.estimator, self.ref_policy):
+            if isinstance(module, th.nn.Module):
+                ranks.broadcast(module.state_dict().values())
+        assert self._base_seed is not None
+        self.set_random_seed(mix(self._base_seed, rank, 3) >> 33)
 
     def _derive(self) -> None:
         """Find the defaults that follow from other arguments."""
@@ -164,12 +214,13 @@ class GroupedAlgorithm(SlottedAlgorithm):
     def _capture(self) -> None:
         """Captured execution, as far as it can be had with this env and these arguments."""
         options = self.options
+        self.shared_statistics = learners.SharedStatistics(self._vec_normalize_env)
         self.captured = Captured(
             self.compile,
             rollout_obstacle(self.env, options.groups.restart == "branch", self.use_sde),
             update_obstacle(
                 self.policy.optimizer, self.device, options.loss.importance_level, options.update.micro_batch_size,
-                options.multitask.surgery, self.use_sde, self.policy.memory is not None,
+                options.multitask.surgery, self.use_sde, self.policy.memory is not None, ranks.place().n,
             ),
         )  # fmt: skip
         if hasattr(self.estimator, "fast_predict"):
@@ -184,40 +235,33 @@ class GroupedAlgorithm(SlottedAlgorithm):
             del self.ref_policy.optimizer
         self.ref_policy.load_state_dict(self.policy.state_dict())
 
+    def _use_given_reference(self) -> None:
+        """The reference policy gets the weights that ``loss_kwargs`` names; what was given is not kept in the model."""
+        given = self.options.loss.ref_policy
+        if given is None:
+            return
+        assert self.ref_policy is not None
+        load_actor(self.ref_policy, given)
+        if isinstance(self.loss, Loss):
+            self.loss = replace(self.loss, ref_policy=None)
+        else:
+            self.loss_kwargs = {name: value for name, value in (self.loss_kwargs or {}).items() if name != "ref_policy"}
+
+    def _normalize_anew(self, rollout_buffer: GroupRolloutBuffer) -> None:
+        """Take the last rollout's observations into the policy's running statistics: between rollouts only, as within one old
+        and new log-probabilities must see the same observations."""
+        if not self.policy.normalize_obs or rollout_buffer.pos == 0:
+            return
+        self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.seen_observations()))
+        if self.ref_policy is not None:  # what moves the KL is the policy, not its view of the observations
+            self.ref_policy.obs_normalizer.load_state_dict(self.policy.obs_normalizer.state_dict())
+
     def _make_policy(self) -> ActorPolicy:
         policy_class: Any = self.policy_class
         policy: ActorPolicy = policy_class(
             self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **self.policy_kwargs
         ).to(self.device)
         return policy
-
-    # ---------------------------------------------------------------- act
-
-    def predict(  # type: ignore[override]
-        self,
-        observation: np.ndarray | dict[str, np.ndarray],
-        state: tuple[np.ndarray, ...] | None = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = False,
-        action_masks: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """Actions for observations, as SB3's, with sb3-contrib's ``action_masks`` and its ``state`` of a recurrent policy.
-
-        :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them. ``evaluate_policy`` and
-            what is built on it need not pass them: the env that it plays is asked
-        """
-        if action_masks is None and self.mask_source in APART:
-            action_masks = masks_of_the_evaluated()
-            if action_masks is None and not self._warned_of_masks:
-                self._warned_of_masks = True
-                warnings.warn(
-                    "predict() was not told which actions are valid, so it may choose others: this policy has learnt with "
-                    f"masks ({self.mask_source}). Pass predict(obs, action_masks=...), or put them into the observation "
-                    "(docs/masks.md).",
-                    UserWarning,
-                    stacklevel=2,
-                )
-        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
     # ---------------------------------------------------------------- save and load
 
@@ -231,16 +275,22 @@ class GroupedAlgorithm(SlottedAlgorithm):
 
     def save(self, path: Any, *args: Any, **kwargs: Any) -> None:
         """As SB3's, whole or not at all, with VecNormalize's statistics in the zip; a model saved in mid-rollout goes on with
-        groups that it has not used."""
+        groups that it has not used. Of several learners rank 0 writes; elsewhere nothing happens."""
+        if ranks.place().rank > 0:
+            return
         if self.slots is not None:
-            self._next_group = self.slots.next_group
-        file = io.BytesIO()
-        super().save(file, *args, **kwargs)
-        write_model(path, file.getvalue(), vars(self), self._vec_normalize_env)
+            self._next_group = ranks.first_undealt(self.slots.next_group)
+        file, own = io.BytesIO(), self.rollout_buffer_class
+        self.rollout_buffer_class = own or OnlyForGRPO  # type: ignore[assignment]
+        try:
+            super().save(file, *args, **kwargs)
+            write_model(path, file.getvalue(), vars(self), self._vec_normalize_env)
+        finally:
+            self.rollout_buffer_class = own
 
     def export(self, path: str | Path) -> Path:
         """The policy with all that stands before and after it as one file, ``.onnx`` or ``.pt2`` (docs/export.md)."""
-        return export_policy(self.policy, path, self.get_vec_normalize_env())
+        return export_policy(self.policy, path, self.get_vec_normalize_env(), self.mask_source in APART)
 
     @classmethod
     def load(  # type: ignore[override]
@@ -260,6 +310,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         :raises ValueError: for what cannot be had without unpickling, and for objects whose class has moved
         """
         check_moved(kwargs)
+        check_is_grpo(path, attributes_in(path))
         source = path
         if not trusted:
             given = {**(custom_objects or {}), **kwargs}
@@ -273,10 +324,12 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """As SB3's; a saved model may be loaded with another ``advantage``, ``kl_coef`` or ``grouping``: what it lacks stays
-        as built, except a missing reference policy, which becomes the loaded policy."""
+        as built, except a missing reference policy, which becomes the loaded policy. ``ref_policy`` goes before the file's."""
         if not isinstance(load_path_or_dict, dict):
+            check_is_grpo(load_path_or_dict, attributes_in(load_path_or_dict))
             load_path_or_dict = load_from_zip_file(load_path_or_dict, load_data=False, device=device)[1]
         if "policy" in load_path_or_dict:
             modules = {name: getattr(self, name) for name in OPTIONAL_MODULES}
             load_path_or_dict = with_fitting_modules(load_path_or_dict, modules)
         super().set_parameters(load_path_or_dict, exact_match, device)
+        self._use_given_reference()

@@ -8,21 +8,23 @@ from typing import Any, TypeVar
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import figures as log
+from sb_grpo import ranks
+from sb_grpo.arguments import checking_arguments
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import Source, collecting
 from sb_grpo.envs.tensor_env import is_tensor_env
-from sb_grpo.given import plain
 from sb_grpo.grouped import GroupedAlgorithm
+from sb_grpo.learn.last_good import unharmed
 from sb_grpo.learn.losses import Loss, Objective
 from sb_grpo.learn.updater import UpdatePlan, Updater
-from sb_grpo.moved import refusing_old_names
 from sb_grpo.options import Multitask, Rewards
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.preparing import Preparation, Prepared
+from sb_grpo.ranges import CHANGEABLE, RANGES
+from sb_grpo.rules import at_progress, check_values, plain
 from sb_grpo.types import AdvantageOptions, Rollout, UpdateResult
 
 SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
@@ -83,7 +85,7 @@ class GRPO(GroupedAlgorithm):
     :raises ValueError: for arguments out of range or at odds with each other or the env
     """
 
-    @refusing_old_names
+    @checking_arguments
     def __init__(
         self,
         policy: str | type[ActorPolicy],
@@ -133,7 +135,7 @@ class GRPO(GroupedAlgorithm):
             ent_coef=plain(ent_coef),
             vf_coef=0.0,  # the base class asks for it; there is no value function
             max_grad_norm=plain(max_grad_norm),
-            use_sde=plain(use_sde),
+            use_sde=False,  # until below, lest the base class complain of it without its name
             sde_sample_freq=plain(sde_sample_freq),
             rollout_buffer_class=rollout_buffer_class,  # type: ignore[arg-type]
             rollout_buffer_kwargs=rollout_buffer_kwargs,
@@ -141,10 +143,11 @@ class GRPO(GroupedAlgorithm):
             tensorboard_log=tensorboard_log,
             policy_kwargs=policy_kwargs,
             verbose=plain(verbose),
-            device=device,
+            device=ranks.join(device),
             seed=plain(seed),
             _init_setup_model=False,
         )
+        self.use_sde = plain(use_sde)
         self.batch_size, self.n_epochs, self.clip_range = plain(batch_size), plain(n_epochs), plain(clip_range)
         self.normalize_advantage = plain(normalize_advantage)  # a name as soon as the model is set up
         self.target_kl, self.kl_coef, self.compile = plain(target_kl), plain(kl_coef), plain(compile)
@@ -174,17 +177,13 @@ class GRPO(GroupedAlgorithm):
         self.policy.set_training_mode(False)
         if self._restart_groups or self.members != self.slots.group_size:
             self.start_new_groups()
-        if self.policy.normalize_obs and rollout_buffer.pos > 0:
-            # Between rollouts only: within one, old and new log-probabilities must see the same observations.
-            self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.seen_observations()))
-            if self.ref_policy is not None:  # what moves the KL is the policy, not its view of the observations
-                self.ref_policy.obs_normalizer.load_state_dict(self.policy.obs_normalizer.state_dict())
+        self._normalize_anew(rollout_buffer)
         rollout_buffer.reset()
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)
-        completed = False
+        completed, steps_before, episodes_before = False, self.num_timesteps, list(self.ep_info_buffer or ())
         try:
-            completed = self._take_steps(env, callback, rollout_buffer)
+            completed = ranks.every(self._take_steps(env, callback, rollout_buffer))
         finally:
             if not completed:  # the episodes lost their beginnings: the next learn() starts new groups
                 self._steps_dropped += rollout_buffer.pos * env.num_envs + rollout_buffer.drop_kept()
@@ -192,12 +191,14 @@ class GRPO(GroupedAlgorithm):
         if not completed:
             return False
         self._n_rollouts += 1
+        self._share_what_was_seen(steps_before, episodes_before)
         with self.autocasting():
             log_probs = rollout_buffer.log_probs_of(self.policy.log_prob)
         rollout = rollout_buffer.pack(log_probs, self.members, self.whole_episodes)
         assert rollout is not None, "a rollout ends with a complete group"
         self._steps_dropped += rollout_buffer.n_idle + rollout_buffer.n_lost
         self.slots.note_starts(rollout)
+        rollout = rollout._replace(seed_group=ranks.dealt(rollout.seed_group), max_length=ranks.largest(rollout.max_length))
         self._prepared = rollout, self._prepare(rollout)
         return True
 
@@ -210,12 +211,13 @@ class GRPO(GroupedAlgorithm):
         )  # fmt: skip
         known: dict[str, Any] = {"self": self, "env": env, "callback": callback, "rollout_buffer": rollout_buffer}
         known["n_rollout_steps"] = self.steps_per_env
+        n_ranks = ranks.place().n
         callback.on_rollout_start()
         for step in collecting(source, self._plan(), self._start_over, self.ep_info_buffer):
-            self.num_timesteps += env.num_envs
+            self.num_timesteps += env.num_envs * n_ranks
             callback.update_locals({**known, **step._asdict()})
             if not callback.on_step():
-                self.num_timesteps += step.ahead * env.num_envs
+                self.num_timesteps += step.ahead * env.num_envs * n_ranks
                 return False
             if not is_tensor_env(env):
                 self._update_info_buffer(step.infos, step.dones)
@@ -231,11 +233,18 @@ class GRPO(GroupedAlgorithm):
         )  # fmt: skip
         gamma = self.gamma if self.moving_gamma is None else self.moving_gamma
         options = AdvantageOptions(gamma, self.gae_lambda, self.normalize_advantage)
-        prepared = preparation(rollout, self.policy, options, self._horizon)
+        largest, t = rollout.rewards.abs().max(0)
+        at_fault = f"Its largest reward is {largest.item():g}, at step {int(rollout.t[t])} of an episode."
+        with unharmed([self.estimator, self.grouper, self.group_weighting, self.bonus], at_fault):
+            prepared = preparation(rollout, self.policy, options, self._horizon)
         self._steps_trained += len(prepared.estimate.advantages)
         assert self.slots is not None
-        pending, mismatches = self.rollout_buffer.n_kept, self.slots.start_mismatches
-        counts = log.Counts(self._steps_trained, self._steps_dropped, pending, self.interruptions, mismatches)
+        steps, buffer, mismatches = (
+            (self._steps_trained, self._steps_dropped),
+            self.rollout_buffer,
+            self.slots.start_mismatches,
+        )
+        counts = log.Counts(*steps, buffer.n_kept, self.interruptions, mismatches, buffer.age)
         self.last_figures = {}
         self._log(log.of_rollout(prepared.rollout, prepared.estimate, prepared.has_signal, counts))
         self.logger.record("group/advantages", prepared.estimate.advantages, exclude=log.NOT_PRINTED)
@@ -257,17 +266,19 @@ class GRPO(GroupedAlgorithm):
         self._update(prepared)
 
     def _update(self, prepared: Prepared) -> UpdateResult:
+        check_values("", vars(self), {name: RANGES[""][name] for name in CHANGEABLE})
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         loss, batch, progress = self.options.loss, prepared.batch, self._current_progress_remaining
         due = loss.ref_sync_interval and self._n_rollouts % loss.ref_sync_interval == 0
         if self.kl_coef > 0 and (due or self.ref_policy is None):
             self._sync_reference()
-        if len(batch.advantages) == 0:  # no group had a spread: nothing to learn from
+        if ranks.count(len(batch.advantages)) == 0:  # no group had a spread: nothing to learn from
             self.last_update = log.nothing_to_learn(self.last_figures)
             return self.last_update
-        clip_high = self.clip_range if loss.clip_range_high is None else loss.clip_range_high
-        clip = FloatSchedule(self.clip_range)(progress), FloatSchedule(clip_high)(progress)
+        low = float(at_progress("clip_range", RANGES[""]["clip_range"], self.clip_range, progress))
+        rule, high = RANGES["loss_kwargs"]["clip_range_high"], loss.clip_range_high
+        clip = low, low if high is None else float(at_progress("loss_kwargs: clip_range_high", rule, high, progress))
         objective = self.objective()
         taken = self.updater(objective).run(batch, clip, prepared.rollout.task)
         self._n_updates += taken.n_epochs

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import wraps
-from typing import Any, ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
+from collections.abc import Mapping
+from typing import Any
 
 #: What arguments of version 0.1 are now: argument, and key in it where it is a dict.
 MOVED: dict[str, tuple[str, str | None]] = {
@@ -81,14 +77,3 @@ DEFAULTS_0_1: dict[str, Any] = {
     "task_key": "task", "grouping": "seed", "gradient_surgery": False, "objective_normalization": "sum",
     "reward_scaling": "none", "reward_clip": 10.0, "autocast": False, "shared_noise": True, "restart": "reset",
 }  # fmt: skip
-
-
-def refusing_old_names(init: Callable[P, R]) -> Callable[P, R]:
-    """A constructor that says where an argument of version 0.1 has gone, in place of Python's complaint."""
-
-    @wraps(init)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        check_moved(kwargs)
-        return init(*args, **kwargs)
-
-    return checked

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from sb_grpo.rules import check_keys
+from sb_grpo.rules import check_keys, plain, shown
 
 T = TypeVar("T")
 
@@ -101,6 +101,6 @@ def read_options(kind: type[T], argument: str, given: Any) -> T:
         return given
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     if given is not None and not isinstance(given, Mapping):
-        raise ValueError(f"{argument}={given!r} must be a dict with keys among {names}, a {kind.__name__}, or None.")
+        raise ValueError(f"{argument}={shown(given)} must be a dict with keys among {names}, a {kind.__name__}, or None.")
     check_keys(argument, given or {}, names, f"{argument}=")
-    return kind(**(given or {}))
+    return kind(**{name: plain(value) for name, value in (given or {}).items()})

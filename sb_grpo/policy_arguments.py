@@ -6,8 +6,6 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 
 def check_memory(
     policy_class: Any,
@@ -38,8 +36,6 @@ def check_memory(
             f"update_kwargs: sequence_length={sequence_length!r} has no effect without a memory: pass "
             "policy_kwargs=dict(memory='gru'), or leave it out."
         )
-    if isinstance(sequence_length, bool) or not isinstance(sequence_length, int | np.integer) or sequence_length < 1:
-        raise ValueError(f"update_kwargs: sequence_length={sequence_length!r} must be a whole number from 1 on, or None.")
     longest = min((steps for steps in (steps_per_env, time_limit) if steps is not None), default=None)
     if longest is not None and sequence_length > longest:
         raise ValueError(

@@ -9,6 +9,7 @@ import torch as th
 
 from sb_grpo import figures as log
 from sb_grpo.baselines.estimation import estimate_each, features_of
+from sb_grpo.collect.plan import LARGEST_REWARD, too_large
 from sb_grpo.extras.exploration import Bonus, bonus_of
 from sb_grpo.extras.group_weights import GroupWeights, weights_by_label
 from sb_grpo.extras.grouping import Grouping
@@ -57,6 +58,7 @@ class Preparation(NamedTuple):
         labels = self.grouper.labels(rollout)
         rollout = self.grouper.regroup(rollout, labels)
         rewarded, figures = self._with_bonus(rollout)
+        check_size(rewarded)
         estimate = self._estimate(rewarded, policy, options)
         remedy = "Check the rewards, or bound them with rewards=dict(scaling='clip')."
         what = f"advantage={self.advantage!r}"
@@ -100,6 +102,21 @@ class Preparation(NamedTuple):
         assert rollout.objectives is not None
         columns = shape_rewards(rollout.objectives, self.rewards.scaling, self.rewards.clip).unbind(1)
         return estimate_each(self.estimator, rollout, options, features, columns, self.objective_weights)
+
+
+def check_size(rollout: Rollout) -> None:
+    """Check the rewards that advantages are computed from: weights of objectives and bonuses may have made them too large.
+
+    :raises ValueError: naming the step
+    """
+    bad = ~(rollout.rewards.abs() <= LARGEST_REWARD)
+    if bool(bad.any()):
+        row = int(bad.nonzero()[0])
+        raise ValueError(
+            f"The reward of step {int(rollout.t[row])} of an episode in group {int(rollout.group[rollout.episode[row]])} of "
+            f"this rollout, objectives and bonus included, {too_large(LARGEST_REWARD)}: {float(rollout.rewards[row]):g}. The "
+            "policy has not been updated. Bound it with rewards=dict(scaling='clip'), or lower the weights or the bonus."
+        )
 
 
 def weighted_rewards(rollout: Rollout, weights: th.Tensor | None) -> Rollout:

@@ -1,43 +1,87 @@
-"""Rules for single arguments: what kind of number, in which range, and how an error says so."""
+"""Rules for single arguments: of what kind, in which range, and how an error says so."""
 
 from __future__ import annotations
 
 import difflib
+import inspect
 import math
+import reprlib
 from collections.abc import Callable, Collection, Mapping
-from numbers import Integral, Real
 from typing import Any, NamedTuple
+
+import numpy as np
 
 
 class Rule(NamedTuple):
-    """What a number must be."""
+    """What a value must be."""
 
-    kind: type  #: of the ``numbers`` module
-    text: str  #: goes on after "must"
+    text: str  #: goes on after the value
     fine: Callable[[Any], bool]
+    scheduled: bool = False  #: a function of the remaining progress will do too, if what it returns is fine
 
 
-AT_LEAST_ONE = Rule(Integral, "be at least 1", lambda x: x >= 1)
-POSITIVE = Rule(Real, "be positive", lambda x: x > 0)
-SHARE = Rule(Real, "lie in [0, 1]", lambda x: 0 <= x <= 1)
-BELOW_ONE = Rule(Real, "lie in [0, 1)", lambda x: 0 <= x < 1)
+def integer(low: int, high: int, usual: str = "", none: bool = False, scheduled: bool = False) -> Rule:
+    """A whole number.
 
-
-def check_numbers(where: str, values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
-    """Check numbers by name.
-
-    :param where: the argument that they belong to, for the message
-    :param values: by name
-    :param rules: of each name
-    :raises ValueError: for the first of a wrong kind, then for the first out of range
+    :param low: smallest
+    :param high: largest: beyond it there is no sense, or no memory
+    :param usual: the remedy that the message ends with
+    :param none: None will do too
     """
-    for name, value in values.items():
-        if not isinstance(value, rules[name].kind):
-            what = "an integer" if rules[name].kind is Integral else "a number"
-            raise ValueError(f"{where}: {name}={value!r} must be {what}.")
-    for name, value in values.items():
-        if not rules[name].fine(value):
-            raise ValueError(f"{where}: {name}={value} must {rules[name].text}.")
+
+    def fine(x: Any) -> bool:
+        return (none and x is None) or (is_number(x) and isinstance(x, int | np.integer) and bool(low <= x <= high))
+
+    return Rule(_in_words(f"an integer, at least {low} and at most {high}", usual, none, scheduled), fine, scheduled)
+
+
+def number(
+    low: float,
+    high: float,
+    usual: str = "",
+    above: bool = False,
+    below: bool = False,
+    none: bool = False,
+    scheduled: bool = False,
+) -> Rule:
+    """A number; infinity only where ``high`` is.
+
+    :param above: ``low`` itself will not do
+    :param below: ``high`` itself will not do
+    """
+
+    def fine(x: Any) -> bool:
+        if x is None or not is_number(x):
+            return none and x is None
+        if isinstance(x, int) and x.bit_length() > 1000:  # no float can be that
+            return False
+        return bool((low < x if above else low <= x) and (x < high if below else x <= high))
+
+    if above and low == 0:
+        what = "a positive number" + ("" if math.isinf(high) else f" up to {high:g}")
+    else:
+        what = f"a number in [{low:g}, {high:g}{')' if below else ']'}"
+    return Rule(_in_words(what, usual, none, scheduled), fine, scheduled)
+
+
+def _in_words(what: str, usual: str, none: bool, scheduled: bool) -> str:
+    function = " or a function of the remaining progress (1 to 0) to such numbers" if scheduled else ""
+    return "must be " + what + function + (", or None" if none else "") + (f"; {usual}" if usual else "")
+
+
+def is_number(x: Any) -> bool:
+    """Python's and NumPy's numbers. Flags are none, nor are fractions, decimals and tensors, which do not go with floats."""
+    return isinstance(x, int | float | np.integer | np.floating) and not isinstance(x, bool)
+
+
+def plain(value: Any) -> Any:
+    """NumPy's numbers and flags as Python's: the former overflow in the arithmetic of seeds, and cannot be written as JSON."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def one_of(*choices: Any) -> Rule:
+    """One of some names, flags or None."""
+    return Rule(f"is unknown; use one of {list(choices)}", lambda x: any(isinstance(x, type(c)) and x == c for c in choices))
 
 
 def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
@@ -46,8 +90,94 @@ def check_choice(name: str, value: Any, choices: Collection[Any]) -> None:
     :param name: how the message calls it
     :raises ValueError: if it is none of them
     """
-    if value not in choices:
-        raise ValueError(f"{name}={value!r} is unknown; use one of {list(choices)}.")
+    check_values("", {name: value}, {name: one_of(*choices)})
+
+
+def a(text: str, *kinds: type, none: bool = False) -> Rule:
+    """An object of some classes."""
+    return Rule(f"must be {text}{', or None' if none else ''}", lambda x: isinstance(x, kinds) or (none and x is None))
+
+
+def or_function(rule: Rule, what: str, n_arguments: int) -> Rule:
+    """A function will do too.
+
+    :param what: that the function is, for the message
+    :param n_arguments: that it takes
+    """
+    return Rule(f"{rule.text}, or {what}", lambda x: is_function(x, n_arguments) or rule.fine(x))
+
+
+def is_function(x: Any, n_arguments: int, kwargs: Mapping[str, Any] | None = None) -> bool:
+    """Whether something can be called with so many arguments, and these by name. Classes are none: they make objects."""
+    if not callable(x) or isinstance(x, type):
+        return False
+    try:
+        inspect.signature(x).bind(*[None] * n_arguments, **(kwargs or {}))
+    except TypeError:
+        return False
+    except ValueError:  # a function in C that does not say what it takes
+        pass
+    return True
+
+
+def has_text_keys(x: Any) -> bool:
+    """Whether something is a dict whose keys are names."""
+    return isinstance(x, Mapping) and all(isinstance(key, str) for key in x)
+
+
+FLAG = Rule("must be True or False", lambda x: isinstance(x, bool | np.bool_))
+SETTINGS = Rule("must be a dict of keyword arguments by name, or None", lambda x: x is None or has_text_keys(x))
+
+
+def shown(value: Any) -> str:
+    """A value in a message: never long, whatever it is."""
+    return _REPR.repr(value)
+
+
+class _Short(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:  # Python itself refuses to write the longest ones
+        return repr(x) if x.bit_length() < 100 else f"an integer of {x.bit_length()} bits"
+
+
+_REPR = _Short()
+_REPR.maxstring = _REPR.maxother = 120
+_REPR.maxlist = _REPR.maxtuple = _REPR.maxdict = 12
+
+
+def check_values(where: str, values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
+    """Check values by name, one by one; those without a rule are passed over.
+
+    :param where: the argument that they are keys of, for the message; "" where they are arguments themselves
+    :param values: by name
+    :param rules: of each name
+    :raises ValueError: for the first that breaks its rule
+    """
+    for name in values.keys() & rules.keys():
+        label = f"{where}: {name}" if where else name
+        value, rule = values[name], rules[name]
+        if rule.scheduled and callable(value):
+            at_progress(label, rule, value, 1.0)
+        elif not rule.fine(value):
+            raise ValueError(f"{label}={shown(value)} {rule.text}.")
+
+
+def at_progress(label: str, rule: Rule, schedule: Any, progress: float) -> Any:
+    """What a number or a function of the progress is at some progress.
+
+    :param label: how the message calls it
+    :param progress: that remains, 1 to 0
+    :raises ValueError: if that breaks the rule: a learning rate below 0 would unlearn without a word
+    """
+    if not callable(schedule):
+        check_values("", {label: schedule}, {label: rule._replace(scheduled=False)})
+        return schedule
+    try:
+        value = schedule(progress)
+    except Exception as error:
+        raise ValueError(f"{label}={shown(schedule)} failed at progress {progress:g} ({error!r}): it {rule.text}.") from error
+    if not rule.fine(value):
+        raise ValueError(f"{label}={shown(schedule)} returned {shown(value)} at progress {progress:g}: it {rule.text}.")
+    return value
 
 
 def check_keys(where: str, given: Collection[str], known: Collection[str], of: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gymnasium import spaces
+from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
@@ -24,6 +25,7 @@ from sb_grpo.plain import NotPlain, from_plain, to_plain
 NOT_SAVED = (
     "slots", "_prepared", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
     "last_figures", "last_update", "estimator", "options", "beside", "_warned_of_masks", "_loop_callback", "_rows_checked",
+    "shared_statistics",
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
 OPTIONAL_MODULES = ("estimator", "ref_policy", "grouper", "group_weighting", "bonus")
@@ -48,6 +50,42 @@ STATE = (
 PLAIN, STATISTICS = "plain.json", "vecnormalize.npz"
 #: Part of a state baseline that may come and go: a model saved with it can be loaded without, and the other way round.
 PAIRING = "pairing."
+
+
+#: An attribute that only one of SB3's and sb3-contrib's algorithms has: who has written a zip without saying so.
+SIGNS = {
+    "cg_max_steps": "TRPO", "clip_range_vf": "PPO", "exploration_fraction": "DQN", "target_policy_noise": "TD3",
+    "quantile_huber": "QR-DQN", "top_quantiles_to_drop_per_net": "TQC", "target_entropy": "SAC", "alive_bonus_offset": "ARS",
+}  # fmt: skip
+
+
+class OnlyForGRPO(BaseBuffer):
+    """Stands in a zip where no ``rollout_buffer_class`` is set: SB3's algorithms make one, and learn what they have read."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise ValueError(
+            "This zip was written by sb_grpo's GRPO, whose policy has no critic: load it with sb_grpo.GRPO.load(path)."
+        )
+
+    def _get_samples(self, batch_inds: Any, env: Any = None) -> Any:
+        raise NotImplementedError
+
+
+def check_is_grpo(path: Any, data: Mapping[str, Any]) -> None:
+    """Check that a zip is not one of SB3's other algorithms.
+
+    :param path: of the zip, for the message
+    :param data: its attributes by name, pickled or not
+    :raises ValueError: naming who wrote it
+    """
+    if "group_size" in data or "_base_seed" in data:
+        return
+    writer = next((name for sign, name in SIGNS.items() if sign in data), "A2C" if "vf_coef" in data else None)
+    if writer is not None:
+        raise ValueError(
+            f"{path} was written by {writer}, whose networks have a critic, not by GRPO: load it with {writer}.load(path), or "
+            "train a GRPO of its own."
+        )
 
 
 def fitting(saved: dict[str, Any] | None, built: dict[str, Any]) -> dict[str, Any] | None:
@@ -113,6 +151,23 @@ def with_entries(content: bytes, entries: Mapping[str, bytes]) -> bytes:
     return file.getvalue()
 
 
+def attributes_in(path: Any) -> dict[str, Any]:
+    """What a zip holds beside tensors, by name; nothing is unpickled. Empty where there is no file, as SB3 says that.
+
+    :raises ValueError: if it is no zip
+    """
+    if hasattr(path, "read"):
+        start = path.tell()
+        path.seek(0)  # as SB3 does: the file may just have been written
+        content = read_entry(io.BytesIO(path.read()), "data")
+        path.seek(start)
+    else:
+        found = next((p for p in (Path(path), Path(f"{path}.zip")) if p.is_file()), None)
+        content = None if found is None else read_entry(found, "data")
+    attributes: dict[str, Any] = json.loads(content or b"{}")
+    return attributes
+
+
 def read_entry(path: Any, name: str) -> bytes | None:
     """One entry of a zip; None where it has none.
 
@@ -172,6 +227,8 @@ def without_pickle(
     source = _opened(path)
     data = json.loads(read_entry(source, "data") or b"{}")
     known = {name: data[name] for name in data if name in {*arguments, *STATE, *MADE_ANEW, *MOVED} - {*NOT_FROM_FILES}}
+    if (known.get("rollout_buffer_class") or {}).get("__module__") == __name__:  # OnlyForGRPO: none was given
+        known["rollout_buffer_class"] = None
     plain = json.loads(read_entry(source, PLAIN) or b"{}")
     objects: dict[str, Any] = {}
     refused = []

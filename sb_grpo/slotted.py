@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,17 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb_grpo import figures as log
+from sb_grpo import learners, ranks
 from sb_grpo.arguments import check_early_reset, check_rollout_size
-from sb_grpo.collect.beside import Beside
+from sb_grpo.collect.beside import APART, Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Wanted, make_columns
 from sb_grpo.collect.host_loop import check_finite
 from sb_grpo.collect.interruption import give_up, warn_of_interruption
-from sb_grpo.collect.masks import source_of
-from sb_grpo.collect.plan import Plan
-from sb_grpo.collect.rollouts import Slots
+from sb_grpo.collect.masks import masks_of_the_evaluated, source_of
+from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan
 from sb_grpo.collect.simulators import make_slots
+from sb_grpo.collect.slots import Slots
 from sb_grpo.envs.installing import time_limit
 from sb_grpo.extras.exploration import Bonus
 from sb_grpo.extras.group_weights import GroupWeights
@@ -29,7 +31,8 @@ from sb_grpo.given import Arguments, Options
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.preparing import Prepared
-from sb_grpo.rules import steps_per_env
+from sb_grpo.ranges import RANGES
+from sb_grpo.rules import at_progress, steps_per_env
 from sb_grpo.types import Rollout, UpdateResult
 
 
@@ -39,6 +42,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     policy: ActorPolicy  # type: ignore[assignment]
     beside: Beside
     rollout_buffer: GroupRolloutBuffer  # type: ignore[assignment]
+    shared_statistics: learners.SharedStatistics
     n_steps: int | None  # type: ignore[assignment]
     normalize_advantage: str
     group_size: Any
@@ -85,7 +89,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     @property
     def steps_per_env(self) -> int:
         """Steps per env that a rollout aims at."""
-        return steps_per_env(self.n_steps, self.n_envs)
+        return steps_per_env(self.n_steps, self.n_envs * ranks.place().n)
 
     @property
     def _sequence_length(self) -> int | None:
@@ -109,7 +113,10 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
 
     def _arguments(self) -> Arguments:
         """What the rules between arguments look at."""
-        own = {name: getattr(self, name, None) for name in Arguments.__dataclass_fields__} | {"group_size": self.members}
+        own = {name: getattr(self, name, None) for name in Arguments.__dataclass_fields__}
+        own["group_size"] = self.members
+        if self.env is not None:
+            own["n_envs"] = self.n_envs * ranks.place().n
         return Arguments(**{**own, **self.options._asdict()})
 
     def _make_columns(self) -> None:
@@ -118,7 +125,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
 
     def check_rollout_size(self) -> None:
         """Say once where a rollout does not fill a minibatch."""
-        rows = self.steps_per_env * self.n_envs, self.batch_size
+        rows = self.steps_per_env * self.n_envs * ranks.place().n, self.batch_size
         if rows != self._rows_checked:
             check_rollout_size(self._arguments())
             self._rows_checked = rows
@@ -133,6 +140,8 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     ) -> tuple[int, BaseCallback]:
         if self.env is None:
             raise ValueError("There is no env to learn from: pass one to GRPO.load(..., env=...), or call set_env(env).")
+        if "options" not in vars(self):  # _init_setup_model=False
+            self._setup_model()
         self.check_rollout_size()
         self.moving_gamma = None
         in_step = self.slots is not None and self.slots.in_step_with(self.env)
@@ -146,12 +155,31 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
                 self._steps_trained = self._steps_dropped = 0
             self._queue_new_groups()
             self._time_limit = time_limit(self.env)
+        if ranks.place().rank > 0:  # rank 0 speaks for all
+            self.verbose, self.tensorboard_log, self._custom_logger = 0, None, False
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         if restart:
             self._groups_started()
         if self.tensorboard_log is not None:
             self.logger.record("hparams", log.hparams(self.settings), exclude=log.NOT_PRINTED)
         return result
+
+    def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        return super()._init_callback(learners.own_callbacks(callback), progress_bar and ranks.place().rank == 0)
+
+    def _share_what_was_seen(self, steps_before: int, episodes_before: list[dict[str, Any]]) -> None:
+        """A rollout has ended: number of steps, running statistics and episodes of all learners.
+
+        :param steps_before: that all had taken when it began
+        :param episodes_before: that all knew then
+        """
+        n = ranks.place().n
+        if n == 1:
+            return
+        self.num_timesteps = steps_before + ranks.count((self.num_timesteps - steps_before) // n)
+        self.shared_statistics.merge()
+        assert self.ep_info_buffer is not None
+        self.ep_info_buffer = learners.all_episodes(episodes_before, self.ep_info_buffer)
 
     def _queue_new_groups(self) -> None:
         """The next reset of the env begins groups that no episode has met; what waited for the old ones is dropped."""
@@ -170,10 +198,10 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     def _new_slots(self) -> Slots:
         """Slots whose jobs belong to groups that no episode has met."""
         if self.slots is not None:
-            self._next_group = self.slots.next_group
+            self._next_group = ranks.first_undealt(self.slots.next_group)
         assert self._base_seed is not None and self.env is not None
         self.slots = make_slots(
-            self.env, self.members, self._base_seed, self._next_group, self.device,
+            self.env, self.members, self._base_seed, ranks.own_from(self._next_group), self.device,
             shared_noise=self.options.groups.shared_noise, branch=self.options.groups.restart == "branch",
             whole_episodes=self.whole_episodes,
         )  # fmt: skip
@@ -187,7 +215,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
             self._make_buffer()
         self.beside.begin(self.env)
         self.slots.started_all(self.env, self.raw_last_obs)
-        check_finite(self.env, "observation", self.raw_last_obs, step=0)
+        check_finite(self.env, "observation", self.raw_last_obs, 0, self._limits.observation)
 
     @property
     def members(self) -> int:
@@ -195,15 +223,9 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
 
         :raises ValueError: if the schedule says anything but a whole number from 1 on
         """
-        if not callable(self.group_size):
-            return self.group_size  # type: ignore[no-any-return]
-        size = self.group_size(self._current_progress_remaining)
-        if not size >= 1 or size != int(size):
-            raise ValueError(
-                f"group_size={self.group_size!r} returned {size!r} at progress {self._current_progress_remaining}: it "
-                "must return a whole number from 1 on."
-            )
-        return int(size)
+        rule = RANGES[""]["group_size"]
+        whole = rule._replace(fine=lambda x: rule.fine(int(x) if isinstance(x, float) and x.is_integer() else x))
+        return int(at_progress("group_size", whole, self.group_size, self._current_progress_remaining))
 
     @property
     def raw_last_obs(self) -> Any:
@@ -235,7 +257,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         self.interruptions += 1
         if self.interruptions == 1:
             warn_of_interruption(self.whole_episodes, self.num_timesteps)
-        dropped, can_go_on = give_up(self.slots, self.rollout_buffer, self._last_obs, self.whole_episodes)
+        dropped, can_go_on = give_up(self.slots, self.rollout_buffer, self.beside, self._last_obs, self.whole_episodes)
         self._steps_dropped += dropped
         if can_go_on:
             self.start_slots()
@@ -257,20 +279,66 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         by_number = self.n_groups is not None and not self.options.estimator.whole_episodes
         reason = f"n_groups={self.n_groups}" if by_number else f"advantage={self.advantage!r}"
         way_out = "set n_steps instead of n_groups" if by_number else "use advantage='state'"
+        n_groups = None if self.n_groups is None else self.n_groups // ranks.place().n
         return Plan(
-            self.members, self.n_groups, self.steps_per_env, self.whole_episodes, self._time_limit, reason, way_out,
-            self.use_sde, self.sde_sample_freq, self.num_timesteps // self.n_envs,
+            self.members, n_groups, self.steps_per_env, self.whole_episodes, self._time_limit, reason, way_out,
+            self.use_sde, self.sde_sample_freq, self.num_timesteps // self.n_envs, self._limits,
         )  # fmt: skip
+
+    @property
+    def _limits(self) -> Limits:
+        """What the env may report at most: where nothing keeps statistics of it, anything that is finite."""
+        unbounded, normalized = self.options.rewards.scaling == "none", self._vec_normalize_env
+        reward = LARGEST_REWARD if unbounded or self.group_weighting is not None else Limits().reward
+        keeps_observations = (
+            self.options.estimator.uses_values
+            or self.policy.normalize_obs
+            or isinstance(self.bonus, th.nn.Module)
+            or self.options.multitask.grouping == "auto"
+            or (normalized is not None and normalized.norm_obs)
+        )
+        return Limits(reward, LARGEST_OBSERVATION if keeps_observations else Limits().observation)
 
     def _horizon(self, rollout: Rollout) -> int:
         """Steps of the longest episode possible."""
         return self._time_limit or rollout.max_length if self.whole_episodes else self.steps_per_env
+
+    def _update_learning_rate(self, optimizers: Any) -> None:
+        progress = self._current_progress_remaining
+        at_progress("learning_rate", RANGES[""]["learning_rate"], self.lr_schedule, progress)
+        super()._update_learning_rate(optimizers)
 
     def _log(self, figures: log.Figures) -> None:
         """Log figures, and keep them for who looks at the rollout later; the logger forgets them when it dumps."""
         for key, value in figures.items():
             self.logger.record(key, value)
         self.last_figures.update(figures)
+
+    def predict(  # type: ignore[override]
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """Actions for observations, as SB3's, with sb3-contrib's ``action_masks`` and its ``state`` of a recurrent policy.
+
+        :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them. ``evaluate_policy`` and
+            what is built on it need not pass them: the env that it plays is asked
+        """
+        if action_masks is None and self.mask_source in APART:
+            action_masks = masks_of_the_evaluated()
+            if action_masks is None and not self._warned_of_masks:
+                self._warned_of_masks = True
+                warnings.warn(
+                    "predict() was not told which actions are valid, so it may choose others: this policy has learnt with "
+                    f"masks ({self.mask_source}). Pass predict(obs, action_masks=...), or put them into the observation "
+                    "(docs/masks.md).",
+                    UserWarning,
+                    stacklevel=2,
+                )
+        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
     def autocasting(self) -> th.autocast:
         """The context of every forward pass that makes log-probabilities: ratios compare like with like."""

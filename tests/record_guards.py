@@ -30,6 +30,7 @@ from tests.guards.configurations import CONFIGURATIONS, SLOW, ZIPPED, learnt, lo
 
 FOLDER = Path(__file__).parent / "guards"
 ZIPS = FOLDER / "zips"
+RECORDS = FOLDER / "records.jsonl"
 SAMPLE = 16
 #: Variables that make the libraries choose other kernels than the CPU allows.
 CHOICES = ("ATEN_CPU_CAPABILITY", "MKL_CBWR", "MKL_ENABLE_INSTRUCTIONS", "MKL_DEBUG_CPU_TYPE", "ONEDNN_MAX_CPU_ISA")
@@ -92,11 +93,20 @@ def measure(name: str) -> dict[str, Any]:
     return dict(parts=parts, figures=sorted(logged(model)), env_steps=model.num_timesteps, machine=machine(name in SLOW))
 
 
+def read_records() -> dict[str, dict[str, Any]]:
+    """What is recorded, by configuration."""
+    records = [json.loads(line) for line in RECORDS.read_text().splitlines()]
+    return {record.pop("configuration"): record for record in records}
+
+
 def record(names: list[str]) -> None:
+    """Measure configurations anew; the others stay as they are."""
+    records = read_records()
     for name in names:
-        text = json.dumps(measure(name), indent=1)
-        (FOLDER / f"{name}.json").write_text(text + "\n")
-        print(f"recorded {name}")
+        records[name] = measure(name)
+        lines = [json.dumps({"configuration": key, **value}) + "\n" for key, value in sorted(records.items())]
+        RECORDS.write_text("".join(lines))
+        print(name, flush=True)
 
 
 def check(names: list[str]) -> int:

@@ -4,9 +4,13 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
 
+from sb_grpo import GRPO
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Column
+from tests.helpers import ProbeEnv
 
 OBS = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
@@ -128,3 +132,29 @@ def test_further_columns_stay_with_their_steps(whole_groups):
             assert float(rollout.episode_return[e]) == float(rollout.t[rows].max())
         seen += len(job_of_row)
     assert seen + buffer.n_kept == 6 * 11 * n_envs
+
+
+def test_the_age_of_steps_is_the_number_of_updates_they_waited_for():
+    """One env, groups of 2 episodes of 5 steps, rollouts of 7 steps at least: until a group is complete."""
+    model = GRPO("MlpPolicy", ProbeEnv("action", length=5), advantage="outcome", group_size=2, n_steps=7, device="cpu")
+    ages = []
+
+    class Note(BaseCallback):
+        def _on_rollout_start(self):
+            ages.append(self.model.rollout_buffer.age.tolist())
+
+        def _on_step(self):
+            return True
+
+    model.learn(70, Note())
+    ages.append(model.rollout_buffer.age.tolist())
+    assert ages[1] == [0] * 10  # 10 steps: one group, nothing is left
+    assert model.last_figures["rollout/age"] == 0.0 and model.last_figures["rollout/age_max"] == 0
+    env = make_vec_env(lambda: ProbeEnv("action", length=5), 3)
+    several = GRPO("MlpPolicy", env, advantage="outcome", group_size=2, n_steps=7, device="cpu").learn(21)
+    # Slots take jobs 0 to 2, then 3 to 5: after 7 steps group 0 is complete (jobs 0 and 1); groups 1 and 2 wait with 11 steps.
+    assert several.rollout_buffer.n_kept == 11 and several.rollout_buffer.age.tolist() == [0] * 10
+    several.learn(21, reset_num_timesteps=False)
+    age = several.rollout_buffer.age
+    assert int(age.max()) == 1 and int((age == 1).sum()) == 11
+    assert several.last_figures["rollout/age"] == pytest.approx(11 / len(age))

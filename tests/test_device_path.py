@@ -185,8 +185,10 @@ def test_bad_input_is_named():
         model.learn(1000)
     with pytest.raises(ValueError, match="pass the TensorVecEnv itself"):
         GRPO("MlpPolicy", VecNormalize(make_tensor_env("CartPole-v1", 2)))
-    with pytest.raises(ValueError, match=r"device='cpu'.*device='meta'.*GRPO\(..., device='cpu'\)"):
-        GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 2), device="meta")
+    elsewhere = make_tensor_env("CartPole-v1", 2)
+    elsewhere.device = th.device("meta")
+    with pytest.raises(ValueError, match=r"device='meta'.*device='cpu'.*GRPO\(..., device='meta'\)"):
+        GRPO("MlpPolicy", elsewhere, device="cpu")
 
 
 class FirstRatios(GRPO):

@@ -213,11 +213,11 @@ def test_bad_bonuses_stop_before_the_update(bonus, says):
         (lambda: GRPO("MlpPolicy", "CartPole-v1", rewards=dict(bonus=CountBonus)), r"is no bonus: pass CountBonus\(\)"),
         (lambda: CountBonus(scale=0.0), "CountBonus: scale=0.0 must be a positive number"),
         (lambda: CountBonus(scale=float("nan")), "CountBonus: scale=nan must be"),
-        (lambda: CountBonus(bits=63), "CountBonus: bits=63 must lie between 1 and 62"),
+        (lambda: CountBonus(bits=63), "CountBonus: bits=63 must be an integer, at least 1 and at most 62"),
         (lambda: RNDBonus(scale=-1.0), "RNDBonus: scale=-1.0 must be a positive number"),
         (lambda: RNDBonus(learning_rate=float("inf")), "RNDBonus: learning_rate=inf must be"),
-        (lambda: RNDBonus(hidden=0), "RNDBonus: hidden=0 must be at least 1"),
-        (lambda: RNDBonus(batch_size=0), "RNDBonus: batch_size=0 must be at least 1"),
+        (lambda: RNDBonus(hidden=0), "RNDBonus: hidden=0 must be an integer, at least 1"),
+        (lambda: RNDBonus(batch_size=0), "RNDBonus: batch_size=0 must be an integer, at least 1"),
     ],
 )
 def test_bad_settings(make, says):

@@ -55,12 +55,14 @@ def make_model(
 
 
 SDE = {"use_sde": True}
+LSTM = {"memory": "lstm", "memory_size": 8, "n_layers": 2}
 CASES: dict[str, dict[str, Any]] = {
     "discrete": {"obs": VECTOR, "act": spaces.Discrete(5)},
     "box, clipped": {"obs": VECTOR, "act": TORQUE},
     "box, squashed": {"obs": VECTOR, "act": TORQUE, **SDE, "policy_kwargs": {"squash_output": True}},
     "vec_normalize": {"obs": VECTOR, "act": TORQUE, "normalize": {"clip_obs": 1.5}},
     "dict": {"obs": MIXED, "act": spaces.Discrete(3), "policy": "MultiInputPolicy"},
+    "memory, normalised": {"obs": VECTOR, "act": TORQUE, "policy_kwargs": LSTM, "normalize": {}},
 }
 SLOW: dict[str, dict[str, Any]] = {
     "multi discrete": {"obs": VECTOR, "act": spaces.MultiDiscrete([3, 2, 4])},
@@ -78,6 +80,9 @@ SLOW: dict[str, dict[str, Any]] = {
         "obs": MIXED, "act": TORQUE, "policy": "MultiInputPolicy", "normalize": {"norm_obs_keys": ["vector"]}
     },
     "vec_normalize of rewards": {"obs": VECTOR, "act": TORQUE, "normalize": {"norm_obs": False}},
+    "memory of a dict": {
+        "obs": MIXED, "act": TORQUE, "policy": "MultiInputPolicy", "policy_kwargs": {"memory": "gru", "memory_size": 8}
+    },
     "another net": {"obs": VECTOR, "act": TORQUE, "policy_kwargs": {"net_arch": [32], "activation_fn": th.nn.ELU}},
 }  # fmt: skip
 
@@ -86,9 +91,9 @@ def hold_against_predict(case: dict[str, Any], path: Any) -> None:
     model, statistics = make_model(**case)
     assert model.export(path) == path
     assert check_exported(path, model.policy, statistics, n=1000) <= TOLERANCE
-    drawn = samples(model.observation_space, 50)
-    together = run_exported(path, drawn)
-    one_by_one = np.concatenate([run_exported(path, [x[i : i + 1] for x in drawn]) for i in range(3)])
+    drawn = list(samples(model.policy, 50).values())
+    together = run_exported(path, drawn)[0]
+    one_by_one = np.concatenate([run_exported(path, [x[i : i + 1] for x in drawn])[0] for i in range(3)])
     assert np.abs(together[:3] - one_by_one).max() <= TOLERANCE  # any batch size, one included
     assert len(np.unique(together, axis=0)) > 1  # or equality would say little
     assert all(model.action_space.contains(action) for action in together.astype(model.action_space.dtype))
@@ -113,7 +118,7 @@ def test_bounds_are_met_exactly_and_the_file_says_what_it_is(tmp_path):
     model, _ = make_model(VECTOR, TORQUE)
     path = model.export(tmp_path / "deep" / "policy.onnx")
     far = np.full((1, 3), 1e6, np.float32)
-    action = run_exported(path, [far])
+    action = run_exported(path, [far])[0]
     assert np.isin(action, [-2.0, 2.0, 0.0, 5.0]).all() and model.action_space.contains(action[0])
     about = json.loads({entry.key: entry.value for entry in onnx.load(path).metadata_props}["sb_grpo"])
     assert about["action_space"] == str(TORQUE) and about["vec_normalize"] is False
@@ -140,3 +145,22 @@ def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("sb_grpo.export.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'sb_grpo\[onnx\]'"):
         model.export(tmp_path / "policy.onnx")
+
+
+@pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
+@pytest.mark.parametrize("space", [spaces.Discrete(4), spaces.MultiBinary(3)], ids=["discrete", "bits"])
+def test_masks_and_memory_are_inputs(space, suffix, tmp_path):
+    class Masked(Spaces):
+        def action_masks(self) -> np.ndarray:
+            return np.ones(4 if isinstance(space, spaces.Discrete) else 6, dtype=bool)
+
+    env = DummyVecEnv([lambda: Masked(VECTOR, space)] * 2)
+    model = GRPO("MlpPolicy", env, n_steps=16, seed=1, policy_kwargs={"memory": "gru", "memory_size": 8}).learn(32)
+    path = model.export(tmp_path / f"policy{suffix}")
+    assert check_exported(path, model.policy, masked=True) <= TOLERANCE
+    drawn = samples(model.policy, 50, masked=True)
+    assert list(drawn) == ["observation", "action_mask", "policy_memory"]
+    drawn["action_mask"][:] = np.eye(4)[2] if isinstance(space, spaces.Discrete) else [1, 0, 0, 1, 1, 0]
+    actions, memory = run_exported(path, list(drawn.values()))
+    expected = 2 if isinstance(space, spaces.Discrete) else [0, 1, 0]
+    assert (actions == expected).all() and memory.shape == (50, 8)

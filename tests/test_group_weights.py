@@ -156,16 +156,22 @@ def test_same_seed_groups_can_be_balanced():
             dict(multitask=dict(weights="balanced", weights_kwargs=dict(decay=1))),
             "unknown key 'decay'.*weights='balanced' takes .'floor'",
         ),
-        (dict(multitask=dict(weights="balanced", weights_kwargs=dict(temperature=0))), "temperature=0 must be positive"),
-        (dict(multitask=dict(weights="balanced", weights_kwargs=dict(floor=0.0))), r"floor=0.0 must lie in \(0, 1\]"),
-        (dict(multitask=dict(weights="balanced", weights_kwargs=dict(max_weight=0.5))), "max_weight=0.5 must be at least 1"),
+        (dict(multitask=dict(weights="balanced", weights_kwargs=dict(temperature=0))), "temperature=0 must be a number in"),
+        (
+            dict(multitask=dict(weights="balanced", weights_kwargs=dict(floor=0.0))),
+            r"floor=0.0 must be a positive number up to 1",
+        ),
+        (
+            dict(multitask=dict(weights="balanced", weights_kwargs=dict(max_weight=0.5))),
+            "max_weight=0.5 must be a number in .1,",
+        ),
         (
             dict(multitask=dict(weights="performance", tasks=2, grouping="task", weights_kwargs=dict(ranges=[(0, 1)]))),
             "ranges has 1 pairs for 2 groups",
         ),
         (
             dict(multitask=dict(weights="performance", tasks=1, grouping="task", weights_kwargs=dict(ranges=[(1, 1)]))),
-            "the second return must be the larger",
+            "high above low",
         ),
     ],
 )

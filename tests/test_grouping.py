@@ -143,7 +143,7 @@ def test_difficulty_and_length_cut_at_quantiles():
     assert ByQuantile(lengths).labels(rollout).tolist() == [0, 1, 2, 3]
     same = make_rollout([[1.0]] * 5, [0] * 5)
     assert ByQuantile(undiscounted_returns).labels(same).tolist() == [0] * 5
-    with pytest.raises(ValueError, match="n_quantiles=1 must be at least 2"):
+    with pytest.raises(ValueError, match="n_quantiles=1 must be an integer, at least 2"):
         ByQuantile(lengths, 1)
 
 
@@ -428,10 +428,10 @@ def test_an_undeclared_task_in_the_observation():
         (dict(multitask=dict(grouping="kind")), "grouping='kind' is unknown; use one of .'seed', 'task'"),
         (dict(multitask=dict(grouping="task")), "grouping='task' needs to know the tasks: declare them with tasks="),
         (dict(multitask=dict(grouping="hierarchical")), "grouping='hierarchical' needs to know the tasks"),
-        (dict(multitask=dict(tasks=0)), "tasks=0 must be at least 1"),
-        (dict(multitask=dict(tasks="abc")), "tasks='abc' must be a number of tasks or a list of their names"),
-        (dict(multitask=dict(tasks=[1, 2])), "must be a number of tasks or a list of their names"),
-        (dict(multitask=dict(tasks=["a", "a"])), "at least one name, and each only once"),
+        (dict(multitask=dict(tasks=0)), "tasks=0 must be a number of tasks, a list of names .1 to 1000"),
+        (dict(multitask=dict(tasks="abc")), "tasks='abc' must be a number of tasks, a list of names"),
+        (dict(multitask=dict(tasks=[1, 2])), "must be a number of tasks, a list of names"),
+        (dict(multitask=dict(tasks=["a", "a"])), "1 to 1000, each once"),
         (dict(multitask=dict(task_key="level")), "task_key='level' has no effect without tasks"),
         (
             dict(multitask=dict(grouping_kwargs=dict(n_clusters=3))),
@@ -449,7 +449,10 @@ def test_an_undeclared_task_in_the_observation():
             dict(multitask=dict(grouping="auto", grouping_kwargs=dict(n_clusters=5, window=4))),
             "n_clusters=5 is more than window=4",
         ),
-        (dict(multitask=dict(grouping="auto", grouping_kwargs=dict(n_clusters=1))), "n_clusters=1 must be at least 2"),
+        (
+            dict(multitask=dict(grouping="auto", grouping_kwargs=dict(n_clusters=1))),
+            "n_clusters=1 must be an integer, at least 2",
+        ),
         (
             dict(multitask=dict(grouping="length"), normalize_advantage="batch"),
             "grouping='length' has no effect with advantage='state'",

@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from sb_grpo import GRPO, RNDBonus
 from tests import record_guards
 from tests.guards.configurations import CONFIGURATIONS, SLOW, ZIPPED, host, learnt
-from tests.record_guards import FOLDER, ZIPS, digest, fixed_observation, machine, measure, summary
+from tests.record_guards import ZIPS, digest, fixed_observation, machine, measure, read_records, summary
 
 #: On a machine that rounds otherwise: largest deviation of a sampled weight w, in units of 1 + abs(w). With other vector
 #: instructions (ATEN_CPU_CAPABILITY=default and avx2) 4e-6 was the largest of any policy, except after the 640 gradient steps
@@ -35,8 +35,7 @@ ANEW: dict[str, dict[str, Any]] = {"rnd_bonus": {"exploration_bonus": RNDBonus(h
 
 
 def recorded(name: str) -> dict[str, Any]:
-    result: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text())
-    return result
+    return read_records()[name]
 
 
 def deviations(name: str, found: dict[str, Any], known: dict[str, Any], exact: bool) -> list[str]:
@@ -73,7 +72,7 @@ def test_trained_weights_are_what_they_were(name: str) -> None:
 
 
 def test_every_record_has_its_configuration_and_the_slow_ones_exist() -> None:
-    assert {path.stem for path in FOLDER.glob("*.json")} == set(CONFIGURATIONS) and set(SLOW) <= set(CONFIGURATIONS)
+    assert set(read_records()) == set(CONFIGURATIONS) and set(SLOW) <= set(CONFIGURATIONS)
 
 
 def test_a_record_tells_weights_apart() -> None:

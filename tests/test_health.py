@@ -48,6 +48,19 @@ class Target(gym.Env):
         return self.obs, reward, True, False, {}
 
 
+class Outlier(gym.Wrapper):
+    """CartPole with one large reward at step 100."""
+
+    def __init__(self, size):
+        super().__init__(gym.make("CartPole-v1"))
+        self.size, self.n = size, 0
+
+    def step(self, action):
+        obs, reward, *rest = self.env.step(action)
+        self.n += 1
+        return (obs, self.size if self.n == 100 else reward, *rest)
+
+
 def target(**kwargs):
     return make_vec_env(lambda: Target(**kwargs), 4)
 
@@ -68,6 +81,10 @@ CASES = {
     "dead_groups": ((lambda: probe("constant"), OUTCOME, 4), (lambda: probe("action"), OUTCOME, 4)),
     "advantage_spread": ((lambda: target(scale=1e3), RAW, 4), (lambda: target(scale=1e3), {}, 4)),
     "grad_norm": ((lambda: target(scale=1e3), RAW, 4), (lambda: target(scale=1e3), {}, 4)),
+    "reward_outlier": (
+        (lambda: make_vec_env(lambda: Outlier(1e9), 2), {}, 4),
+        (lambda: make_vec_env(lambda: Outlier(1e3), 2), {}, 4),
+    ),
     "entropy": ((lambda: probe("action"), FAST, 12), (lambda: probe("action"), dict(FAST, ent_coef=0.5), 12)),
     "noise_collapse": ((target, FAST, 30), (target, {}, 30)),
     "noise_growth": ((target, dict(FAST, ent_coef=10.0), 10), (target, FAST, 10)),
@@ -148,7 +165,7 @@ def test_it_is_logged_and_reported(capsys):
     assert [d.get("health/n_broken") for d in dumps] == [None, 0, 0, 1, 1]
     assert all("health/kl" not in d for d in dumps)  # there was no update to look at
     out = capsys.readouterr().out
-    assert "Health after 1280 steps: 1 of 10 rules broken" in out
+    assert "Health after 1280 steps: 1 of 11 rules broken" in out
     assert "dead_groups          BROKEN   group/frac_zero_std 1 to 1, bad in 5 of 5 rollouts" in out
     assert "kl                   -        train/approx_kl was not logged" in out
 

@@ -8,7 +8,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb_grpo import GRPO
 from tests.helpers import ProbeEnv
-from zoo.training.experiment import build
+from zoo.training.building import build
 
 ESTIMATORS = ["outcome", "process", "step", "state"]
 

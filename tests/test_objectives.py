@@ -230,8 +230,8 @@ def test_a_tensor_env_whose_objectives_are_not_finite():
     [
         (dict(rewards=dict(objectives=["win"])), r"objectives=\['win'\] must be a dict of weights by name"),
         (dict(rewards=dict(objectives={})), "must be a dict of weights by name"),
-        (dict(rewards=dict(objectives={"win": "1"})), r"objectives\['win'\]='1': names must be strings, and weights numbers"),
-        (dict(rewards=dict(objectives={"win": math.inf})), r"objectives\['win'\]=inf must be finite"),
+        (dict(rewards=dict(objectives={"win": "1"})), r"objectives=.'win': '1'. must be a dict of weights by name"),
+        (dict(rewards=dict(objectives={"win": math.inf})), "each a finite number"),
         (dict(rewards=dict(objectives={"win": 0.0})), "are all 0: there would be nothing to learn from"),
         (dict(rewards=dict(objectives={"win": 1.0}, normalization="both")), "normalization='both' is unknown"),
         (dict(rewards=dict(normalization="each")), "normalization='each' has no effect without objectives"),

@@ -79,7 +79,10 @@ PUBLIC: dict[str, set[str]] = {
     "sb_grpo.envs.native": {"make_tensor_env"},
     "sb_grpo.envs.random": {"mix", "uniform"},
     "sb_grpo.maths.estimators": {"outcome", "peer_baseline"},
+    "sb_grpo.maths.losses": {"clipped_surrogate"},
     "sb_grpo.maths.returns": {"episode_returns"},
+    "sb_grpo.policies": {"CnnPolicy", "MlpPolicy", "MultiInputPolicy", "load_actor"},
+    "sb_grpo.profiles": {"PROFILES"},
     "sb_grpo.envs.tensor_env": {"TensorStep", "TensorVecEnv", "map_snapshot"},
 }
 #: What some of them need beyond the package itself.
@@ -87,6 +90,7 @@ NEEDS = {"sb_grpo.envs.brax": "jax", "sb_grpo.envs.envpool": "envpool", "sb_grpo
 #: Env ids that importing sb_grpo registers.
 ENV_IDS = {
     "BatteryArbitrage-v0",
+    "CartPolePositions-v0",
     "CartPoleTasks-v0",
     "CausalIntervention-v0",
     "DisturbedPendulum-v0",
@@ -101,8 +105,11 @@ ENV_IDS = {
     "OrNetworkBacklog-v0",
     "OrNetworkLostSales-v0",
     "OrNewsvendor-v0",
+    "PendulumPositions-v0",
     "PendulumTasks-v0",
     "QueueRouting-v0",
+    "TMaze10-v0",
+    "TMaze50-v0",
 }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.studies import critic_probe, device, gradient_agreement, learning, multi_task, search, speed
+from scripts.studies import critic_probe, device, fine_tuning, gradient_agreement, learning, multi_task, search, speed
 from scripts.studies.common.runs import Variant, train
 from scripts.studies.common.tables import on_one_grid, table
 
@@ -62,6 +62,7 @@ def test_the_page_of_multi_task_has_the_tables_of_the_raw_files(suite):
 def test_the_pages_of_single_trainings_have_the_tables_of_the_raw_files():
     assert learning.table() in (DOCS / "learning.md").read_text()
     assert search.table() in (DOCS / "tuning.md").read_text()
+    assert fine_tuning.table() in (DOCS / "fine_tuning.md").read_text()
 
 
 @pytest.mark.parametrize(("page", "made"), [(page, made) for page, tables in speed.TABLES.items() for made in tables])

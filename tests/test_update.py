@@ -31,7 +31,8 @@ def test_every_row_once_per_epoch_in_nearly_equal_parts(n):
 def test_whole_episodes_stay_together():
     th.manual_seed(0)
     lengths = [5, 30, 2, 2, 2, 40, 1, 9]
-    parts = list(minibatches(make_batch(lengths), 16, whole_episodes=True))
+    batch = make_batch(lengths)
+    parts = list(minibatches(batch, 16, together=batch.episode))
     assert sorted(th.cat([p.advantages for p in parts]).tolist()) == list(range(sum(lengths))) and len(parts) > 2
     for part in parts:
         for e in part.episode.unique():
@@ -40,7 +41,8 @@ def test_whole_episodes_stay_together():
 
 
 def test_episodes_longer_than_a_minibatch_make_one_each():
-    parts = list(minibatches(make_batch([100, 3, 100, 100]), 16, whole_episodes=True))
+    batch = make_batch([100, 3, 100, 100])
+    parts = list(minibatches(batch, 16, together=batch.episode))
     assert sorted(len(p.advantages) for p in parts)[-3:] >= [100, 100, 100] and sum(len(p.advantages) for p in parts) == 303
 
 
@@ -50,7 +52,7 @@ def test_unequal_minibatches_average_to_the_loss_of_the_whole(aggregation):
     lengths = [5, 60, 5, 60, 5, 60, 5, 60]
     batch = make_batch(lengths)
     batch = batch._replace(weights=step_weights(batch.episode, aggregation, 100))
-    parts = list(minibatches(batch, 64, whole_episodes=True))
+    parts = list(minibatches(batch, 64, together=batch.episode))
     mean = sum((p.weights * p.advantages).mean() for p in parts) / len(parts)
     th.testing.assert_close(mean, (batch.weights * batch.advantages).mean())
 

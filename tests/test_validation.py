@@ -1,10 +1,13 @@
 """Bad input: a ValueError that names value, rule and remedy, before the first step."""
 
+from functools import partial
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
@@ -25,14 +28,14 @@ from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
         (dict(advantage="outcome", advantage_kwargs=dict(baseline="modus")), "baseline='modus' is unknown.*median"),
         (dict(normalize_advantage="std"), "normalize_advantage='std' is unknown.*'group'"),
         (dict(group_size=2.5), "group_size=2.5 must be an integer"),
-        (dict(n_groups=1.5), "n_groups=1.5 must be an integer, or None"),
+        (dict(n_groups=1.5), "n_groups=1.5 must be an integer, .*, or None"),
         (dict(gamma="x"), "gamma='x' must be a number"),
         (dict(ent_coef=None), "ent_coef=None must be a number"),
         (dict(ent_coef=float("nan")), "ent_coef=nan"),
         (dict(kl_coef=float("nan")), "kl_coef=nan"),
         (dict(clip_range=float("nan")), "clip_range=nan"),
-        (dict(clip_range=None), "clip_range=None must be a number or a function"),
-        (dict(learning_rate="linear"), "learning_rate='linear' must be a number or a function"),
+        (dict(clip_range=None), "clip_range=None must be a number in .* or a function"),
+        (dict(learning_rate="linear"), "learning_rate='linear' must be a number in .* or a function"),
         (dict(learning_rate=-1.0), "learning_rate=-1.0"),
         (dict(policy=PPOPolicy), "ActorCriticPolicy has a critic"),
         (dict(policy="MultiInputPolicy"), "MultiInputPolicy is for Dict observations"),
@@ -47,12 +50,12 @@ from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
         (dict(kl_coef=-1.0), "kl_coef=-1.0"),
         (dict(clip_range=-0.2), "clip_range=-0.2"),
         (dict(loss_kwargs=dict(clip_range_high=-0.2)), "clip_range_high=-0.2"),
-        (dict(loss_kwargs=dict(ratio_cap=0.0)), "ratio_cap=0.0 must be positive"),
-        (dict(target_kl=0.0), "target_kl=0.0 must be positive"),
-        (dict(max_grad_norm=0.0), "max_grad_norm=0.0 must be positive"),
+        (dict(loss_kwargs=dict(ratio_cap=0.0)), "ratio_cap=0.0 must be a positive number"),
+        (dict(target_kl=0.0), "target_kl=0.0 must be a positive number"),
+        (dict(max_grad_norm=0.0), "max_grad_norm=0.0 must be a positive number"),
         (dict(rewards=dict(clip=-1.0)), "rewards: clip=-1.0"),
-        (dict(gamma=1.1), "gamma=1.1 must lie"),
-        (dict(gae_lambda=-0.1), "gae_lambda=-0.1 must lie"),
+        (dict(gamma=1.1), "gamma=1.1 must be a number in .0, 1.*; 0.995 is usual"),
+        (dict(gae_lambda=-0.1), "gae_lambda=-0.1 must be a number in .0, 1."),
         (dict(n_epochs=0), "n_epochs=0"),
         (dict(update_kwargs=dict(micro_batch_size=128)), "micro_batch_size=128 is larger than batch_size=64"),
         (dict(update_kwargs=dict(micro_batch_size=8), loss_kwargs=dict(importance_level="episode")), "lower batch_size"),
@@ -301,3 +304,27 @@ def test_what_is_changed_between_updates_counts(name, value):
         found.append(after)
     plain, changed = found
     assert plain[1].equal(changed[1]) and not plain[-1].equal(changed[-1])
+
+
+@pytest.mark.parametrize("writer", [PPO, A2C, DQN], ids=lambda kind: kind.__name__)
+def test_a_zip_of_another_algorithm_is_named(writer, tmp_path):
+    writer("MlpPolicy", "CartPole-v1", device="cpu").save(tmp_path / "other")
+    for load in (GRPO.load, partial(GRPO.load, trusted=False), GRPO("MlpPolicy", "CartPole-v1", device="cpu").set_parameters):
+        with pytest.raises(
+            ValueError, match=rf"other.* was written by {writer.__name__}, .* not by GRPO: load it with {writer.__name__}.load"
+        ):
+            load(tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    "kwargs", [{}, dict(n_steps=64), dict(n_steps=64, advantage="outcome")], ids=["usual", "n_steps", "outcome"]
+)
+def test_a_zip_of_ours_says_so_to_other_algorithms(kwargs, tmp_path):
+    model = GRPO("MlpPolicy", "CartPole-v1", device="cpu", **kwargs)
+    model.save(tmp_path / "ours")
+    assert model.rollout_buffer_class is None
+    for reader in (PPO, A2C):
+        with pytest.raises(ValueError, match=r"written by sb_grpo's GRPO, .*GRPO.load\(path\)"):
+            reader.load(tmp_path / "ours")
+    for trusted in (True, False):
+        assert GRPO.load(tmp_path / "ours", trusted=trusted).rollout_buffer_class is None

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import gymnasium as gym
@@ -12,16 +13,22 @@ import numpy as np
 import pytest
 import rl_zoo3
 import yaml
+from gymnasium.wrappers import TimeLimit
+from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import zoo.schedules
 from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, wait_for
 from zoo.common.command_line import run
+from zoo.common.evaluating import Counting, with_monitor_outside
 from zoo.schedules import make_schedule
 from zoo.train import main
+from zoo.training.building import build
 from zoo.training.checks import check_settings
-from zoo.training.experiment import build, register
+from zoo.training.experiment import register
 
 ROOT = Path(__file__).parents[1]
 
@@ -101,7 +108,7 @@ def test_other_algorithms_take_the_same_path(tmp_path):
         (["-n", "0"], "--n-timesteps 0: at least 1"),
         (["-n", "-5"], "--n-timesteps -5: at least 1"),
         (["--bogus"], "unrecognized arguments: --bogus"),
-        (["--env", "CartPole-v1", "--hyperparams", "group_size:0"], "group_size=0 is too small"),
+        (["--env", "CartPole-v1", "--hyperparams", "group_size:0"], "group_size=0 must be an integer"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, says, tmp_path, monkeypatch, capsys):
@@ -184,7 +191,8 @@ def test_a_schedule_warms_up_is_saved_and_loaded(tmp_path):
 
 def test_a_profile_lies_between_entry_and_command_line_and_is_tracked(tmp_path):
     arguments = ["--profile", "conservative", "--hyperparams", "n_epochs:1", "n_steps:32", "advantage:step", "--track"]
-    result = zoo_train(tmp_path, "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1", *arguments, WANDB_MODE="offline")
+    often = ["--eval-freq", "128", "--save-freq", "256"]
+    result = zoo_train(tmp_path, "--env", "CartPole-v1", "-n", "256", *often, *arguments, WANDB_MODE="offline")
     assert result.returncode == 0, result.stderr
     model = GRPO.load(tmp_path / "grpo" / "CartPole-v1_1" / "CartPole-v1.zip")
     assert model.gae_lambda == 0.98  # the entry's
@@ -197,9 +205,22 @@ def test_a_profile_lies_between_entry_and_command_line_and_is_tracked(tmp_path):
     content = tags.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
     assert b"learning_rate" in content and b"cos_1e-4_0.1" in content and b"group_size" in content
 
-    (tracked,) = (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")
-    logged = tracked.read_bytes()
-    assert b"rollout/ep_rew_mean" in logged and b"group_size" in logged  # through TensorBoard, and the callback's settings
+    # Through TensorBoard, and the callback's settings; models are versions of an artifact, with what is known of them; charts
+    # are over env steps.
+    parts = (
+        b"rollout/ep_rew_mean",
+        b"group_size",
+        b"grpo-CartPole-v1-seed-",
+        b"best_model.zip",
+        b"settings_sha256",
+        b"global_step",
+    )
+
+    def missing() -> list[bytes]:
+        logged = [file.read_bytes() for file in (tmp_path / "wandb").glob("offline-run-*/run-*.wandb")]
+        return [part for part in parts if len(logged) != 1 or part not in logged[0]]
+
+    wait_for(lambda: not missing(), seconds=30)  # wandb writes in a process of its own
 
 
 def test_tracking_without_wandb_names_the_extra(tmp_path):
@@ -230,3 +251,51 @@ def test_saved_models_find_their_schedule_from_a_checkout_and_from_a_wheel():
     """Models name its function by module: one that both have. The name in models saved before 0.2 stays as well."""
     assert make_schedule("cos_3e-4").func.__module__ == "sb_grpo.maths.schedules"
     assert zoo.schedules.warm_up_cosine is make_schedule("cos_3e-4").func
+
+
+def test_a_time_limit_outside_monitor_ends_the_final_evaluation_too(tmp_path):
+    """As in rl_zoo3's own example config; Monitor, below it, never learns of these ends."""
+    config = tmp_path / "limit.yml"
+    config.write_text(
+        "Pendulum-v1:\n  n_timesteps: 600\n  policy: MlpPolicy\n  n_envs: 2\n  n_steps: 64\n"
+        "  env_wrapper:\n    - gymnasium.wrappers.TimeLimit:\n        max_episode_steps: 30\n"
+    )
+    finished = zoo_train(tmp_path, "--env", "Pendulum-v1", "-c", str(config), "--eval-freq", "200", "--eval-episodes", "2")
+    assert finished.returncode == 0, finished.stderr
+    metrics = json.loads(next(tmp_path.rglob("metrics.json")).read_text())
+    assert len(metrics["final_returns"]) > 0 and all(-30 * 17 < x < 0 for x in metrics["final_returns"])  # of 30 steps
+
+
+def test_a_monitor_is_put_outside_a_time_limit_only():
+    short = partial(TimeLimit, max_episode_steps=9)
+    inside, outside = (with_monitor_outside(kind)(Monitor(gym.make("CartPole-v1"))) for kind in (None, short))
+    assert isinstance(inside, Monitor) and isinstance(inside.env, TimeLimit)  # the registration's, where it belongs
+    assert isinstance(outside, Monitor) and isinstance(outside.env, TimeLimit) and isinstance(outside.env.env, Monitor)
+
+
+class Life(gym.Wrapper):
+    """Ends an episode at every second step, and goes on with the same one at a reset."""
+
+    def reset(self, **kwargs):
+        self.t = 0
+        return np.zeros(4, dtype=np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(4, dtype=np.float32), 0.0, self.t == 2, False, {}
+
+
+class Endless(gym.Wrapper):
+    def step(self, action):
+        return np.zeros(4, dtype=np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "says"),
+    [(Life, "100 episodes of env 0 ended, and its Monitor has closed none"), (Endless, "20 steps without an end")],
+)
+def test_an_evaluation_that_cannot_count_says_why(wrapper, says, monkeypatch):
+    monkeypatch.setattr("zoo.common.evaluating.ENDLESS_STEPS", 20)
+    env = DummyVecEnv([lambda: wrapper(Monitor(gym.make("CartPole-v1")))])
+    with pytest.raises(ValueError, match=f"cannot count: .*{says}"):
+        evaluate_policy(GRPO("MlpPolicy", "CartPole-v1", device="cpu"), env, 1, callback=Counting())

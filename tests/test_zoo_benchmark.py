@@ -204,7 +204,7 @@ def test_settings_that_a_model_refuses_fail_alone(tmp_path, capsys):
     more = ["--variants", str(tmp_path / "bad.yml"), "--algos", "bad", "random", "--seeds", "0"]
     assert benchmark.main(command(tmp_path / "results", *more)[3:]) == 2
     error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "bad seed 0 failed with code 2: group_size=0 is too small" in error
+    assert error.count("\n") == 1 and "bad seed 0 failed with code 2: group_size=0 must be an integer" in error
     assert files(tmp_path / "results") == ["CartPole-v1/bad/seed_0.failed.log", "CartPole-v1/random/seed_0.json"]
 
 

@@ -196,6 +196,18 @@ def test_the_report_shows_tables_and_figures_that_exist(results, tmp_path):
         assert picture.with_suffix(".svg").exists()
 
 
+def test_tables_and_pictures_go_to_weights_and_biases(results, tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.delenv("WANDB_DIR", raising=False)
+    out = tmp_path / "report"
+    assert compare.main([str(results), "--baseline", "ppo", "--out", str(out), "--track"]) == 0
+    (media,) = (out / "wandb").glob("offline-run-*/files/media")
+    logged = {file.name.rsplit("_", 2)[0] for file in media.rglob("*") if file.is_file()}
+    assert {file.stem for part in ("tables/*.csv", "figures/*.png") for file in out.glob(part)} <= logged
+
+
 def test_the_same_files_give_the_same_bytes(results, tmp_path):
     """Whatever the order that the file system lists them in."""
     parts = [str(results / env) for env in ("CartPole-v1", "Acrobot-v1")]

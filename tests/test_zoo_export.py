@@ -48,7 +48,7 @@ def test_a_run_is_exported_with_the_statistics_of_its_weights(folder, best, tmp_
     assert (settings / "config.yml").exists() and isinstance(statistics, VecNormalize)
     obs = np.array([[0.6, 0.8, -3.0], [1.0, 0.0, 5.0]], np.float32)
     expected, _ = model.predict(statistics.normalize_obs(obs), deterministic=True)
-    assert run_exported(out, [obs]) == pytest.approx(expected, abs=1e-5)
+    assert run_exported(out, [obs])[0] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,7 @@ def test_another_trial_than_the_best_can_be_trained(tmp_path, capsys):
     [
         (["--env", "CartPole-v9"], "Did you mean CartPole-v1"),
         (["--hyperparams", "gama:0.9"], "no hyperparameter 'gama'. Did you mean gamma?"),
-        (["--hyperparams", "group_size:0"], "group_size=0 is too small"),
+        (["--hyperparams", "group_size:0"], "group_size=0 must be an integer"),
         (["--sampler", "best"], "invalid choice: 'best'"),
         (["--n-trials", "0"], "--n-trials 0 must be at least 1"),
         (["--storage", "study.json"], "must be a journal file that ends in .log, or a URL"),

@@ -13,12 +13,17 @@ COMMANDS = {
     "train": "one training run, of GRPO or any algorithm of rl_zoo3",
     "enjoy": "show a trained agent in a window, a video or a GIF, or print its returns",
     "tune": "search hyperparameters with Optuna",
+    "recommend": "after a search: sensitivity, and a setting that is good and not merely lucky",
     "benchmark": "train env x algorithm x seed",
+    "evaluate": "saved models against each other, on common seeds",
     "compare": "statistics, tables and figures of a benchmark",
     "plot": "learning curves",
     "record": "groups of episodes for the explorer, in one file",
     "dashboard": "one page of a run or a folder of runs",
+    "check": "an env, before training on it",
     "export": "a policy as one ONNX or .pt2 file, without this library",
+    "push": "a run folder with its model card to the Hugging Face Hub",
+    "storage_proxy": "a database for hundreds of searches",
     "workflow": "benchmark, compare and plot in a row",
 }
 

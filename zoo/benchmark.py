@@ -23,7 +23,7 @@ from .benchmarking.specs import Spec, read_variants, settings_for, swept
 from .benchmarking.worker import BAD_SETTINGS
 from .benchmarking.workers import DONE, LEFT
 from .common.cluster import Launch, add_launcher, read_launch
-from .common.command_line import BadInput, Parser, call, check_env_id, run
+from .common.command_line import BadInput, Parser, call, known_env, run
 from .common.grids import parse_grid
 
 LOG_WIDTH = 200  # a table in a log file need not fit a terminal
@@ -117,9 +117,10 @@ def make_specs(arguments: Sequence[str]) -> Asked:
     launch = read_launch(args)
     if not args.algos and args.variants is None:
         raise BadInput("nothing to run: give --algos, --variants or both")
-    envs = list(dict.fromkeys(args.envs))
-    for env in envs:
-        check_env_id(env, args.gym_packages)
+    envs, packages = [], args.gym_packages
+    for env in dict.fromkeys(args.envs):
+        plain, packages = known_env(env, packages)
+        envs.append(plain)
     steps = parse_steps(args.steps, envs, args.evaluations)
     variants = swept(read_variants(args.variants, args.algos), parse_grid("--sweep", args.sweep))
     settings = {(env, v.label): settings_for(v, env) for env in envs for v in variants}
@@ -134,7 +135,7 @@ def make_specs(arguments: Sequence[str]) -> Asked:
         if ": " in source and not source.endswith(f": {env}"):
             print(f"{env} {label}: settings of {source}")
     command = f"{call('benchmark')} {shlex.join(arguments)}"
-    options = {"command": command, "keep": args.keep_models, "device": args.device, "gym_packages": args.gym_packages}
+    options = {"command": command, "keep": args.keep_models, "device": args.device, "gym_packages": packages}
     return Asked(specs, args.out, launch, args.jobs, {"out": str(args.out), **options})
 
 

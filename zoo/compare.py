@@ -13,10 +13,12 @@ import pandas as pd
 
 from sb_grpo import files
 
+from .benchmarking.results import find_results
 from .common.command_line import BadInput, Parser, check_has_runs, run
 from .common.yaml_files import read_mapping
 from .comparing import figures, pairs, tables
 from .comparing.comparison import Comparison, compare_runs, load
+from .comparing.tracking import check_wandb, log_report
 
 #: Section -> (what it says, tables in the text, figures). Curves, profile and single runs stand in their CSV files only.
 SECTIONS: dict[str, tuple[str, list[str], list[str]]] = {
@@ -60,6 +62,19 @@ SECTIONS: dict[str, tuple[str, list[str], list[str]]] = {
         ["pairwise", "paired", "anova"],
         [],
     ),
+    "Stability": (
+        "Within a run: what its last checkpoint is below its best one, and the mean height of its curve (area over steps, by "
+        "trapezoids). Means over seeds with 95 % bootstrap intervals; largest drop: of all seeds.",
+        ["stability"],
+        [],
+    ),
+    "Worst task": (
+        "Over the tasks that all algorithms have run, of mean normalised scores: the worst, the best, worst over best, and "
+        "the Gini coefficient (0: all tasks are served alike), with 95 % stratified bootstrap intervals; scores below 0 "
+        "count as 0.",
+        ["fairness"],
+        [],
+    ),
     "Ranking": ("Rank by IQM on each task, 1 is best; ties share their mean rank.", ["ranking"], []),
     "Cost": (
         "Medians over seeds. Training time without evaluations; it compares only within one machine and one number of jobs.",
@@ -74,14 +89,17 @@ def parser() -> Parser:
     """The command line."""
     it = Parser("zoo.compare", "Compare the algorithms of a benchmark: Markdown report, CSV tables, PNG and SVG figures.")
     add = it.add_argument
-    add("folders", nargs="+", type=Path, metavar="FOLDER", help="output of zoo.benchmark, or parts of it")
+    add("folders", nargs="+", metavar="FOLDER", help="output of zoo.benchmark, or parts; run folders and models: [LABEL=]PATH")
     add("--out", type=Path, default=Path("comparison"), metavar="FOLDER", help="report.md, tables/, figures/")
     add("--envs", nargs="+", default=[], metavar="ID", help="on which envs; nothing: all")
     add("--labels", nargs="+", default=[], metavar="LABEL", help="which algorithms, in which order; nothing: all, by name")
     add("--baseline", metavar="LABEL", help="measure the others against this one; its mean is 1 of normalised scores")
     add("--threshold", nargs="+", default=[], metavar="ID:VALUE", help="return that solves an env, in place of Gymnasium's")
     add("--references", type=Path, metavar="FILE", help="YAML: env -> [low, high] of normalised scores")
+    add("--episodes", type=int, default=50, help="of run folders and models, which are evaluated on common seeds first")
     add("--allow-unequal", action="store_true", help="compare runs with unequal step budgets all the same")
+    add("--track", action="store_true", help="tables and pictures to Weights & Biases, too")
+    add("--wandb-project-name", default="sb3", help="of --track")
     return it
 
 
@@ -154,6 +172,28 @@ def _report(comparison: Comparison, broken: Sequence[str], made: dict[str, pd.Da
     return "\n".join(lines) + "\n"
 
 
+def results_of(places: Sequence[str], episodes: int, out: Path) -> list[Path]:
+    """Folders of result files: those given, and those that an evaluation of the saved models among them writes.
+
+    :param places: of the command line
+    :param episodes: per model
+    :param out: folder of the report; the evaluation goes into a folder in it
+    """
+    unknown = [place for place in places if not (Path(place).exists() and find_results([Path(place)]))]
+    if not unknown:
+        return [Path(place) for place in places]
+    from .evaluating.models import is_saved  # with rl_zoo3, which results do not need
+
+    saved = [place for place in unknown if is_saved(place)]
+    plain = [Path(place) for place in places if place not in saved]
+    if not saved:
+        return plain
+    from .evaluate import body as evaluate
+
+    evaluate([*saved, "--episodes", str(episodes), "--out", str(out / "evaluation")])
+    return [*plain, out / "evaluation" / "results"]
+
+
 def body(arguments: Sequence[str]) -> int:
     """The command.
 
@@ -161,8 +201,10 @@ def body(arguments: Sequence[str]) -> int:
     :return: 0
     """
     args = parser().parse_args(arguments)
+    if args.track:
+        check_wandb()
     thresholds, references = parse_thresholds(args.threshold), read_references(args.references)
-    runs, broken = load(args.folders)
+    runs, broken = load(results_of(args.folders, args.episodes, args.out))
     for line in broken:
         print(f"zoo.compare: broken result file left out: {line}", file=sys.stderr)
     check_has_runs("--envs", args.envs, {run.env for run in runs})
@@ -172,6 +214,9 @@ def body(arguments: Sequence[str]) -> int:
     for note in comparison.notes:
         print(note)
     print(f"Report: {write(comparison, broken, args.out)}")
+    if args.track:
+        about = {"envs": comparison.envs, "labels": comparison.labels, "baseline": comparison.baseline}
+        log_report(args.out, args.wandb_project_name, about)
     return 0
 
 

@@ -14,27 +14,23 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import rl_zoo3
 import torch as th
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3.exp_manager import ExperimentManager
-from rl_zoo3.utils import get_wrapper_class
-from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.utils import set_random_seed
-from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
+from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
 from sb_grpo import files
+from sb_grpo.collect.masks import masks_of, source_apart
 
-from .common.command_line import BadInput, Parser, Settings, check_env_id, default_threads, did_you_mean, run
-from .training.checkpoints import read_facts, statistics_of
+from .common.command_line import BadInput, Parser, Settings, default_threads, did_you_mean, known_env, run
+from .training.checkpoints import read_facts
 from .training.experiment import register
-from .training.run_files import check_wrappers, env_kwargs, read_values
+from .training.saved import Saved
 
 VIDEOS = (".gif", ".mp4")
 
@@ -75,7 +71,7 @@ def check(args: Any) -> None:
 
     :raises BadInput: for what cannot work
     """
-    check_env_id(args.env, args.gym_packages)
+    args.env, args.gym_packages = known_env(args.env, args.gym_packages)
     if args.untrusted and args.algo != "grpo":
         raise BadInput(f"--untrusted: models of {args.algo} cannot be read without unpickling them; those of grpo can.")
     if args.record is not None:
@@ -136,54 +132,6 @@ def find_model(folder: Path, env_name: str, args: Any) -> Path:
     return model
 
 
-def make_env(model: Path, settings_folder: Path, env_name: EnvironmentName, args: Any) -> tuple[VecEnv, dict[str, Any]]:
-    """One env as in training, with VecNormalize's statistics of the model that is shown, frozen.
-
-    :param model: zip of the model
-    :return: the env, and the run's settings
-    :raises BadInput: if it cannot be built
-    """
-    hyperparams = read_values(settings_folder / "config.yml")
-    if args.untrusted:
-        check_wrappers(hyperparams)
-    kwargs = env_kwargs(settings_folder, hyperparams, args.env_kwargs)
-    wrap = statistics_of(model, settings_folder, bool(hyperparams.get("normalize")), trusted=not args.untrusted)
-    if args.record is not None:
-        kwargs["render_mode"] = "rgb_array"
-    elif not args.no_render:
-        kwargs.setdefault("render_mode", "human")
-    try:
-        make = gym.spec(env_name.gym_id).make
-        env = make_vec_env(
-            lambda **options: make(**options), seed=args.seed, monitor_dir=args.reward_log or None,
-            wrapper_class=get_wrapper_class(hyperparams), env_kwargs=kwargs,
-        )  # fmt: skip
-        vec_env_wrapper = get_wrapper_class(hyperparams, "vec_env_wrapper")
-        env = env if vec_env_wrapper is None else vec_env_wrapper(env)  # type: ignore[assignment, arg-type]
-        env = env if wrap is None else wrap(env, True)
-        n_stack = hyperparams.get("frame_stack") or 0
-        return VecFrameStack(env, n_stack) if n_stack > 0 else env, hyperparams
-    except Exception as error:  # envs and their renderers raise what they like
-        way_out = "" if args.no_render else " (Should it be one that cannot be drawn: --no-render.)"
-        raise BadInput(f"cannot build {env_name.gym_id}: {error}.{way_out}") from error
-
-
-def load(path: Path, env: VecEnv, hyperparams: dict[str, Any], args: Any) -> BaseAlgorithm:
-    """The model, without memory for a replay buffer.
-
-    :raises BadInput: if the file is no model
-    """
-    kwargs: dict[str, Any] = {"trusted": False} if args.untrusted else {}
-    if issubclass(rl_zoo3.ALGOS[args.algo], OffPolicyAlgorithm):
-        kwargs = {"buffer_size": 1, "optimize_memory_usage": False}
-    if hyperparams.get("replay_buffer_class") in (HerReplayBuffer, "HerReplayBuffer"):
-        kwargs["env"] = env
-    try:
-        return rl_zoo3.ALGOS[args.algo].load(path, device=args.device, **kwargs)
-    except Exception as error:  # a broken zip, another algorithm's model, missing classes
-        raise BadInput(f"cannot load {path}: {error}") from error
-
-
 class Recorder:
     """Writes what the env draws, frame by frame; without a file it does nothing."""
 
@@ -195,7 +143,7 @@ class Recorder:
 
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.unfinished = path, path.with_name(f".{path.stem}.part{path.suffix}")
-        fps: Any = env.metadata.get("render_fps", 30)
+        fps: Any = env.unwrapped.get_attr("metadata", indices=[0])[0].get("render_fps", 30)  # a VecEnv's own has none
         options = {"duration": 1000 / fps, "loop": 0} if path.suffix == ".gif" else {"fps": fps, "macro_block_size": 2}
         self.writer = imageio.get_writer(self.unfinished, mode="I", **options)
 
@@ -223,13 +171,15 @@ def play(model: BaseAlgorithm, env: VecEnv, deterministic: bool, args: Any) -> l
     """
     episodes: list[tuple[float, int]] = []
     recorder = Recorder(env, args.record)
-    obs, state, starts = env.reset(), None, np.ones(env.num_envs, dtype=bool)
+    obs, state, starts, infos = env.reset(), None, np.ones(env.num_envs, dtype=bool), None
+    source = source_apart(env) if getattr(model, "mask_source", None) else None
     bar = tqdm(total=args.n_episodes or args.n_timesteps, disable=not args.progress)
     steps = 0
     try:
         recorder.frame()
         while len(episodes) < args.n_episodes if args.n_episodes else steps < args.n_timesteps:
-            actions, state = model.predict(obs, state=state, episode_start=starts, deterministic=deterministic)  # type: ignore[arg-type]
+            further = {} if source is None else {"action_masks": masks_of(env, source, infos, starts)}
+            actions, state = model.predict(obs, state, starts, deterministic, **further)  # type: ignore[arg-type]
             obs, _, starts, infos = env.step(actions)
             steps += 1
             recorder.frame()
@@ -255,6 +205,22 @@ def _known_of(path: Path) -> str:
     return "" if known is None else f" (saved after {known['env_steps']:,} steps)"
 
 
+def restored(saved: Saved, args: Any) -> tuple[VecEnv, BaseAlgorithm]:
+    """The env as in training, drawn as asked for, and the model."""
+    kwargs = dict(args.env_kwargs)
+    if args.record is not None:
+        kwargs["render_mode"] = "rgb_array"
+    elif not args.no_render:
+        kwargs = {"render_mode": "human", **kwargs}
+    try:
+        env = saved.make_env(kwargs, seed=args.seed, monitor_dir=args.reward_log or None)
+    except BadInput as error:
+        raise BadInput(
+            f"{error}{'' if args.no_render else ' (Should it be one that cannot be drawn: --no-render.)'}"
+        ) from error
+    return env, saved.load(env, args.device)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Load, run, report.
 
@@ -271,8 +237,8 @@ def main(arguments: Sequence[str]) -> int:
     set_random_seed(args.seed)
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
-    env, hyperparams = make_env(path, folder / env_name, env_name, args)
-    model = load(path, env, hyperparams, args)
+    saved = Saved(args.algo, path, folder / env_name, args.env, trusted=not args.untrusted)
+    env, model = restored(saved, args)
     random_by_default = ExperimentManager.is_atari(args.env) or ExperimentManager.is_minigrid(args.env)
     deterministic = args.deterministic or not (args.stochastic or random_by_default)
     episodes = play(model, env, deterministic, args)

@@ -16,6 +16,7 @@ import gymnasium as gym
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb_grpo import GRPO
+from sb_grpo.collect.beside import APART
 from sb_grpo.export import SUFFIXES, TOLERANCE, check_exported, export_policy
 from sb_grpo.normalization import with_statistics
 from sb_grpo.policies import ActorPolicy
@@ -99,19 +100,20 @@ def body(arguments: Sequence[str]) -> int:
         raise BadInput(f"{path}: there is no such file.")
     given = read_statistics(args.vec_normalize) if args.vec_normalize is not None else None
     try:
-        policy = GRPO.load(path, device="cpu").policy
+        model = GRPO.load(path, device="cpu")
     except Exception as error:  # a broken zip, another algorithm's model, missing classes
         raise BadInput(f"cannot load {path} as a GRPO model: {error}") from error
+    policy, masked = model.policy, model.mask_source in APART
     within = statistics_within(path, policy)
     statistics_path = args.vec_normalize or (path if within is not None else beside)
     statistics = given or within or (read_statistics(beside) if beside is not None else None)
     try:
-        export_policy(policy, args.out, statistics)
+        export_policy(policy, args.out, statistics, masked)
     except (ValueError, ImportError) as error:
         raise BadInput(str(error)) from error
     print(f"Policy: {args.out} ({args.out.stat().st_size / 1024:.0f} KiB), from {path}")
     print(f"Inside: normalisation of {statistics_path or 'the policy alone'}, network, action as the env takes it")
-    difference = check_exported(args.out, policy, statistics, OBSERVATIONS)
+    difference = check_exported(args.out, policy, statistics, OBSERVATIONS, masked)
     print(f"Largest difference to predict(deterministic=True) over {OBSERVATIONS:,} sampled observations: {difference:.1e}")
     return int(difference > TOLERANCE)
 

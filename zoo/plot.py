@@ -24,7 +24,9 @@ from sb_grpo import files
 from .common.command_line import BadInput, Parser, check_has_runs, run
 from .comparing import curves as reading
 from .comparing import figures
+from .comparing.zoo_runs import COLUMNS, RETURN
 
+MARKED = 40  # of a line's points: beyond that markers hide it
 TRAINING, EVALUATION = "#0072B2", "#D55E00"  # Okabe-Ito: told apart by colour-blind readers
 
 
@@ -51,7 +53,8 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
                       label=f"deterministic evaluation, mean and std of {data['results'].shape[1]} episodes")  # fmt: skip
     axes.set(title=title, xlabel="environment steps", ylabel="return of an episode")
     axes.grid(alpha=0.3)
-    axes.legend(loc="best")
+    if axes.get_legend_handles_labels()[0]:  # no episode has ended, and nothing was evaluated
+        axes.legend(loc="best")
     path = folder / "learning_curve.png"
     with files.replacing(path) as unfinished:
         figure.savefig(unfinished, dpi=120)
@@ -62,6 +65,8 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
 def draw(curves: Sequence[reading.Curve], y_name: str = "return of an episode") -> Figure:
     """Mean curves in their intervals, one panel per env; training dashed where it stands beside evaluations.
 
+    Markers stand where something was measured, and only there.
+
     :param curves: of runs
     :param y_name: of the vertical axis
     """
@@ -71,13 +76,15 @@ def draw(curves: Sequence[reading.Curve], y_name: str = "return of an episode") 
     for panel, axes in grid:
         for mean in reading.average([curve for curve in curves if curve.panel == panel]):
             look = dict(style[mean.label])
+            if not mean.measured or len(mean.steps) > MARKED:
+                look["marker"] = None
             if len(kinds) > 1 and mean.kind == reading.TRAINING:
-                look |= {"linestyle": "--", "marker": None}
+                look["linestyle"] = "--"
             name = f"{mean.label}, {mean.kind} ({mean.of})"
-            figures.band(axes, mean.steps, mean.value, mean.low, mean.high, name, look)
+            figures.band(axes, mean.steps, mean.value, mean.low, mean.high, name, look, every=1)
         axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.set(xlabel="environment steps", ylabel=y_name)
-        axes.legend(fontsize=8)
+    figures.legend_of_all(figure)
     return figure
 
 
@@ -92,9 +99,12 @@ def parser() -> Parser:
     add("folders", nargs="*", type=Path, metavar="FOLDER", help="zoo runs, folders of runs, or results of zoo.benchmark")
     add("--envs", nargs="+", default=[], metavar="ID", help="on which envs; nothing: all")
     add("--kind", choices=kinds, default="both", help="curves to draw from folders")
+    add("--y", choices=list(COLUMNS), default=RETURN, help="of an episode; success where the env reports is_success")
+    by = "a line per run; per algorithm and settings, which are named where they differ; or per algorithm on an env"
+    add("--by", choices=["run", "setting", "env"], default="setting", help=by)
     add("--tensorboard", nargs="+", type=Path, default=[], metavar="DIR", help="folders with TensorBoard event files")
-    add("--tag", default="rollout/ep_rew_mean", help="what to draw from event files")
-    add("--out", type=Path, default=Path("curves"), metavar="FILE", help="for FILE.png and FILE.svg")
+    add("--tag", nargs="+", default=["rollout/ep_rew_mean"], help="what to draw from event files, a panel each")
+    add("--out", type=Path, default=Path("curves"), metavar="FILE", help="FILE.pdf, .png or .svg; else FILE.png and FILE.svg")
     return it
 
 
@@ -109,17 +119,20 @@ def body(arguments: Sequence[str]) -> int:
         raise BadInput("nothing to draw: give folders, or --tensorboard" if not args.folders else "folders or --tensorboard")
     curves: list[reading.Curve] = []
     for folder in args.folders:
-        found, broken = reading.from_folder(folder)
+        found, broken = reading.from_folder(folder, args.y)
         for line in broken:
             print(f"zoo.plot: broken result file left out: {line}", file=sys.stderr)
         curves += [curve for curve in found if args.kind in ("both", curve.kind)]
+    curves = reading.in_common_panels(curves)
     check_has_runs("--envs", args.envs, {curve.panel for curve in curves})
     curves = [curve for curve in curves if curve.panel in (args.envs or [curve.panel])]
     for folder in args.tensorboard:
-        curves += reading.from_tensorboard(folder, args.tag)
+        curves += [curve for tag in args.tag for curve in reading.from_tensorboard(folder, tag)]
     if not curves:
         raise BadInput(f"the folders hold no {args.kind} curves")
-    for file in figures.save(draw(curves, args.tag if args.tensorboard else "return of an episode"), args.out):
+    tags = "value" if len(args.tag) > 1 else args.tag[0]
+    figure = draw(reading.labelled(curves, args.by), tags if args.tensorboard else f"{args.y} of an episode")
+    for file in figures.save(figure, args.out):
         print(file)
     return 0
 

@@ -19,7 +19,7 @@ from stable_baselines3.common.logger import Logger
 import sb_grpo
 from sb_grpo import GRPO, AdvantageOptions, Rollout
 
-from .common.command_line import BadInput, Parser, Settings, check_env_id, run
+from .common.command_line import BadInput, Parser, Settings, known_env, run
 from .recording import policy_figures as figures
 from .recording.document import FORMAT, VERSION, columns, episodes_of, rounded, write
 from .recording.episodes import collect
@@ -47,7 +47,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hyperparams", nargs="+", action=Settings, default={}, help="of GRPO, as name:value")
     args = parser.parse_args(arguments)
-    check_env_id(args.env)
+    args.env, _ = known_env(args.env)
     for name, least in (("steps", 0), ("groups", 2), ("members", 2), ("max_steps", 2)):
         if getattr(args, name) < least:
             raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least {least}.")

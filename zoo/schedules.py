@@ -11,7 +11,7 @@ from typing import Any
 from rl_zoo3.utils import SimpleLinearSchedule
 from stable_baselines3.common.type_aliases import Schedule
 
-from sb_grpo.maths.schedules import warm_up_cosine
+from sb_grpo.maths.schedules import SYNTAX, linear, named, warm_up_cosine
 from sb_grpo.plain import FORMS, attributes
 
 FORMS["SimpleLinearSchedule"] = attributes(SimpleLinearSchedule, "initial_value")
@@ -20,8 +20,6 @@ __all__ = ["SCHEDULED", "SYNTAX", "make_schedule", "warm_up_cosine"]
 
 #: Hyperparameters that may be a schedule.
 SCHEDULED = ("learning_rate", "clip_range", "clip_range_vf", "delta_std")
-SYNTAX = "a number, lin_3e-4 (linear to 0), cos_3e-4 or cos_3e-4_0.1 (cosine to 0 after warming up for that share of the run)"
-WARM_UP = 0.1
 
 
 def with_schedules(settings: dict[str, Any]) -> dict[str, Any]:
@@ -37,17 +35,10 @@ def with_schedules(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def make_schedule(text: str) -> Schedule:
-    """The function that a schedule's name stands for. It can be pickled, so that models with it can be saved.
+    """The function that a schedule's name stands for; linear ones are rl_zoo3's own.
 
     :raises ValueError: if the text is none
     """
-    kind, *numbers = text.split("_")
-    try:
-        values = [float(number) for number in numbers]
-    except ValueError:
-        values = []
-    if kind == "lin" and len(values) == 1:
-        return SimpleLinearSchedule(values[0])
-    if kind == "cos" and len(values) in (1, 2) and 0.0 <= (warm_up := [*values, WARM_UP][1]) < 1.0:
-        return partial(warm_up_cosine, peak=values[0], warm_up=warm_up)
-    raise ValueError(f"{text!r} is no schedule; there are {SYNTAX}")
+    made = named(text)
+    is_linear = isinstance(made, partial) and made.func is linear
+    return SimpleLinearSchedule(made.keywords["initial"]) if is_linear else made  # type: ignore[attr-defined]

@@ -7,45 +7,81 @@ and ``metrics.json``.
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import rl_zoo3.train
 
-from .common.command_line import BadInput, Parser, Settings, call, check_env_id, default_threads, run
-from .common.yaml_files import HYPERPARAMS, read_sections
-from .training.experiment import HEALTH, Experiment, register
+from sb_grpo import ranks
+from sb_grpo.profiles import PROFILES
 
-PROFILES = HYPERPARAMS.with_name("profiles.yml")
+from .common.command_line import BadInput, Parser, Settings, call, default_threads, known_env, run
+from .common.yaml_files import HYPERPARAMS
+from .training.experiment import HEALTH, Experiment, register
+from .training.followers import Follower, check_learners
+from .training.run_files import Unreadable, read_values
+
+#: Options of rl_zoo3's search, which zoo.tune has in their place.
+SEARCH = frozenset(
+    "--optimize-hyperparameters --optimization-log-path --n-trials --max-total-trials --n-jobs --sampler --pruner "
+    "--n-startup-trials --n-evaluations --no-optim-plots".split()
+)
 
 
 class TrainParser(Parser):
     """rl_zoo3's parser with our options, our defaults, and a look at what was given before anything starts."""
 
     def __init__(self) -> None:
+        self.of_a_search: dict[str, tuple[str, Any]] = {}  #: by destination: option, and rl_zoo3's default
         super().__init__("zoo.train", __doc__)
         self.add_argument(
             "--profile",
-            choices=list(read_sections(PROFILES)),
-            help="section of zoo/hyperparams/profiles.yml, laid over the env's entry; --hyperparams goes over both",
+            choices=list(PROFILES),
+            help="how bold a policy step is (sb_grpo/profiles.py), laid over the env's entry; --hyperparams goes over both",
         )
 
         self.add_argument(
             "--health", choices=list(HEALTH), help="watch the training; exit code 3 if a rule is broken at its end"
         )
+        self.add_argument(
+            "--continue",
+            dest="continue_run",
+            action="store_true",
+            help="the run of --trained-agent goes on: its settings, step count and schedules, up to -n steps in all",
+        )
         self.add_argument("--untrusted", action="store_true", help="run nothing that --trained-agent holds (docs/security.md)")
 
+    def add_argument(self, *names: Any, **options: Any) -> Any:
+        """Options of a search are known, so that they can be refused, but not shown."""
+        if not SEARCH.intersection(names):
+            return super().add_argument(*names, **options)
+        unless_given = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+        action = super().add_argument(*names, **{**options, **unless_given})
+        self.of_a_search[action.dest] = names[-1], options.get("default")
+        return action
+
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        self.set_defaults(algo="grpo", tensorboard_log="logs/tensorboard", num_threads=default_threads())
+        self.set_defaults(algo="grpo", tensorboard_log=None, num_threads=default_threads())
         given = super().parse_args(args, namespace)
-        check_env_id(given.env, given.gym_packages)
+        if given.tensorboard_log is None:
+            given.tensorboard_log = str(Path(given.log_folder, "tensorboard"))
+        for dest, (name, default) in self.of_a_search.items():
+            if hasattr(given, dest):
+                raise BadInput(f"{name}: the search is a command of its own, {call('tune')}.")
+            setattr(given, dest, default)
+        given.env, given.gym_packages = known_env(given.env, given.gym_packages)
         _check_options(given)
+        check_learners(given)
+        if given.continue_run:
+            go_on(given)
         if given.conf_file is None and given.algo == "grpo":
             given.conf_file = str(HYPERPARAMS)
         if given.trial_id is not None:
@@ -54,7 +90,7 @@ class TrainParser(Parser):
             found = settings_of_trial(given.storage, given.study_name, given.trial_id)
             given.hyperparams, given.trial_id = {**found, **(given.hyperparams or {})}, None
         if given.profile:
-            given.hyperparams = {**read_sections(PROFILES)[given.profile], **(given.hyperparams or {})}
+            given.hyperparams = {**PROFILES[given.profile], **(given.hyperparams or {})}
         return given
 
 
@@ -63,14 +99,14 @@ def _check_options(given: Any) -> None:
 
     :raises BadInput: naming what to do instead
     """
-    if given.optimize_hyperparameters:
-        raise BadInput(f"--optimize-hyperparameters: the search is a command of its own, {call('tune')}.")
     if given.n_timesteps == 0 or given.n_timesteps < -1:
         raise BadInput(f"--n-timesteps {given.n_timesteps}: at least 1; without it, the settings' own number.")
     if given.profile and given.algo != "grpo":
         raise BadInput(f"--profile {given.profile}: the profiles are for grpo, not for {given.algo}.")
     if given.trained_agent and not (given.trained_agent.endswith(".zip") and Path(given.trained_agent).is_file()):
         raise BadInput(f"--trained-agent {given.trained_agent}: there is no such .zip file.")
+    if given.continue_run and not given.trained_agent:
+        raise BadInput("--continue needs --trained-agent: the model of the run that goes on.")
     if given.untrusted and (given.algo != "grpo" or not given.trained_agent):
         raise BadInput("--untrusted says how --trained-agent is read, and only models of grpo can be read like that.")
     if given.health and given.algo != "grpo":
@@ -84,6 +120,28 @@ def _check_options(given: Any) -> None:
         Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
 
 
+def go_on(given: Any) -> None:
+    """Take what is not given from the run that goes on.
+
+    :param given: options; changed
+    :raises BadInput: if the model is of no run, of another env, or has settings that a file cannot say
+    """
+    folder = Path(given.trained_agent).parent
+    found = list(folder.glob("*/config.yml"))
+    if len(found) != 1:
+        raise BadInput(f"--continue: {given.trained_agent} is in no run folder; without --continue a new run begins from it.")
+    settings, options = read_values(found[0]), read_values(found[0].with_name("args.yml"))
+    if options.get("env", given.env) != given.env or options.get("algo", given.algo) != given.algo:
+        raise BadInput(f"--continue: the run is of --algo {options.get('algo')} --env {options.get('env')}: say so.")
+    given.hyperparams = {**settings, **(given.hyperparams or {})}
+    for name, value in given.hyperparams.items():
+        if isinstance(value, Unreadable):
+            raise BadInput(f"--continue: {found[0]} has a Python object as {name}: pass --hyperparams {name}:VALUE.")
+    given.env_kwargs = given.env_kwargs or options.get("env_kwargs")
+    if given.n_timesteps == -1:
+        given.n_timesteps = options.get("n_timesteps", -1)
+
+
 #: Exit code of a training at whose end a rule of ``--health`` is broken.
 UNHEALTHY = 3
 INTERRUPTED = 130
@@ -93,6 +151,25 @@ def stop(signum: int, frame: Any) -> None:
     """What a queue or ``kill`` asks for with SIGTERM is what Ctrl-C asks for; asked twice, the process ends at once."""
     signal.signal(signum, signal.SIG_DFL)
     raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def silence(arguments: Sequence[str]) -> Iterator[None]:
+    """With ``--verbose 0``, and on all ranks but 0, nothing is printed, whoever prints; errors and warnings go elsewhere.
+
+    :param arguments: command line
+    """
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    parser.add_argument("--verbose", type=int, default=1)
+    try:
+        verbose = parser.parse_known_args(list(arguments))[0].verbose
+    except argparse.ArgumentError:
+        verbose = 1  # said by the real parser
+    if verbose != 0 and ranks.announced().rank == 0:
+        yield
+        return
+    with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
+        yield
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -105,7 +182,8 @@ def main(arguments: Sequence[str]) -> int:
     experiments: list[Experiment] = []
 
     def experiment(*args: Any, **kwargs: Any) -> Experiment:
-        experiments.append(Experiment(*args, **kwargs))
+        kind = Follower if ranks.announced().rank > 0 else Experiment
+        experiments.append(kind(*args, **kwargs))
         return experiments[-1]
 
     rl_zoo3.train.argparse = SimpleNamespace(ArgumentParser=TrainParser)  # type: ignore
@@ -114,7 +192,8 @@ def main(arguments: Sequence[str]) -> int:
     sys.argv = [call("train"), *arguments]
     before = signal.signal(signal.SIGTERM, stop)
     try:
-        rl_zoo3.train.train()
+        with silence(arguments):
+            rl_zoo3.train.train()
     except KeyboardInterrupt:  # not while it trained
         print("zoo.train: interrupted.", file=sys.stderr)
         return INTERRUPTED

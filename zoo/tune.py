@@ -27,7 +27,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sb_grpo import GRPO
 
 from .common.cluster import add_launcher, read_launch
-from .common.command_line import BadInput, Parser, Settings, check_env_id, default_threads, run
+from .common.command_line import BadInput, Parser, Settings, default_threads, known_env, run
 from .common.grids import parse_grid
 from .common.yaml_files import HYPERPARAMS
 from .training.checks import check_settings
@@ -297,7 +297,7 @@ def main(arguments: Sequence[str]) -> int:
     if args.workers is not None and launch.launcher != "ray":
         raise BadInput(f"--workers {args.workers} needs --launcher ray; on one machine start the command several times.")
     register()
-    check_env_id(args.env, args.gym_packages)
+    args.env, args.gym_packages = known_env(args.env, args.gym_packages)
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # Progress speaks

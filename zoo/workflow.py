@@ -10,7 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import benchmark, compare, plot
+from .benchmarking.results import find_results
+from .benchmarking.worker import BAD_SETTINGS
 from .common.command_line import BadInput, Parser, run
+
+#: Exit codes of a benchmark that has come to its end: all well, some runs crashed, some were refused by their model.
+FINISHED = (0, 1, BAD_SETTINGS)
 
 
 def parser() -> Parser:
@@ -30,7 +35,7 @@ def body(arguments: Sequence[str]) -> int:
     """The command.
 
     :param arguments: command line
-    :return: exit code of the step that failed, or 0
+    :return: exit code of the benchmark: where runs have failed, the report is about the others
     """
     args, rest = parser().parse_known_args(arguments)
     if args.n_runs < 1:
@@ -39,10 +44,13 @@ def body(arguments: Sequence[str]) -> int:
         raise BadInput("--n-runs N takes the place of --seeds (seeds 0 to N-1)")
     results, report = args.out / "results", args.out / "report"
     failed = benchmark.body([*rest, "--seeds", f"0-{args.n_runs - 1}", "--out", str(results)])
-    if failed:
+    if failed not in FINISHED or not find_results([results]):
         return failed
     compare.body([str(results), "--out", str(report), *(["--baseline", args.baseline] if args.baseline else [])])
-    return plot.body([str(results), "--out", str(report / "figures" / "curves")])
+    plot.body([str(results), "--out", str(report / "figures" / "curves")])
+    if failed:
+        print("zoo.workflow: the report is without the runs that failed", file=sys.stderr)
+    return failed
 
 
 def main(arguments: Sequence[str]) -> int:

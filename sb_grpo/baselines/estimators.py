@@ -18,11 +18,9 @@ from sb_grpo.baselines.estimation import Baselines
 from sb_grpo.baselines.settings import StateSettings
 from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.maths.estimators import outcome, process, step
-from sb_grpo.rules import check_choice, check_keys
+from sb_grpo.ranges import check_settings
+from sb_grpo.rules import check_keys, is_function, plain, shown
 from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout
-
-BASELINES = ("mean", "leave_one_out", "median", "global")
-ENDED_MEMBERS = ("zero", "drop")
 
 
 class Estimator(Protocol):
@@ -50,7 +48,7 @@ class OfReturns:
     whole_episodes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_choice("baseline", self.baseline, BASELINES)
+        check_settings("advantage_kwargs", self)
 
     @property
     def needs_peers(self) -> bool:
@@ -78,10 +76,6 @@ class Step(OfReturns):
 
     #: Members that have ended count as return 0 (``"zero"``) or not at all (``"drop"``).
     ended_members: str = "zero"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_choice("ended_members", self.ended_members, ENDED_MEMBERS)
 
     def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Any = None, objective: int = 0) -> Estimate:
         return Estimate(step(rollout, options, self.baseline, self.ended_members))
@@ -131,7 +125,7 @@ def make_estimator(advantage: Any, kwargs: Mapping[str, Any] | None) -> Any:
     if isinstance(advantage, str) and advantage in NAMES:
         kind = NAMES[advantage]
         check_keys("advantage_kwargs", kwargs or {}, [f.name for f in fields(kind)], f"advantage={advantage!r}")
-        return kind(**(kwargs or {}))
+        return kind(**{name: plain(value) for name, value in (kwargs or {}).items()})
     if hasattr(advantage, "estimate") or hasattr(advantage, "build"):
         if isinstance(advantage, type):
             raise ValueError(f"advantage={advantage!r} is a class: pass an object, {advantage.__name__}(...).")
@@ -140,9 +134,9 @@ def make_estimator(advantage: Any, kwargs: Mapping[str, Any] | None) -> Any:
             if not hasattr(advantage, name):
                 raise ValueError(f"advantage={advantage!r} must say what it needs: it has no attribute {name} (a bool).")
         return advantage
-    if callable(advantage):
+    if is_function(advantage, 2, kwargs):
         return OfFunction(advantage, dict(kwargs or {}))
     raise ValueError(
-        f"advantage={advantage!r} is unknown; use one of {list(NAMES)}, an object with a method estimate, or a function of "
-        "(Rollout, AdvantageOptions)."
+        f"advantage={shown(advantage)} is unknown; use one of {list(NAMES)}, an object with a method estimate, or a function "
+        "of (Rollout, AdvantageOptions) and advantage_kwargs."
     )

@@ -11,8 +11,9 @@ from __future__ import annotations
 import torch as th
 from torch import nn
 
+from sb_grpo import ranks
 from sb_grpo.baselines.kernel import KernelFeatures, usual_n_features
-from sb_grpo.maths.chunks import evenly_spaced, in_chunks
+from sb_grpo.maths.chunks import evenly_spaced_steps, in_chunks
 from sb_grpo.maths.returns import gae, is_last
 from sb_grpo.maths.ridge import factorise
 from sb_grpo.types import AdvantageOptions, Rollout
@@ -84,10 +85,10 @@ class Horizons(nn.Module):
             for (signal, horizon), values, final_values in zip(columns, predicted.T, predicted_final.T, strict=True)
         ]
         target = th.stack(residuals, dim=1) + predicted
-        rows = evenly_spaced(len(x), self.fit_rows, x.device)
+        rows = evenly_spaced_steps(rollout, self.fit_rows)
         self.phi.normalizer.update(x[rows])
         phi = self.phi(x[rows])
-        gram, moment = phi.T @ phi, phi.T @ target[rows]
+        gram, moment = ranks.total(phi.T @ phi), ranks.total(phi.T @ target[rows])
         if self._moments is not None:
             gram.add_(self._moments[0], alpha=MEMORY)
             moment.add_(self._moments[1], alpha=MEMORY)

@@ -14,6 +14,7 @@ from typing import Any
 import torch as th
 from torch import nn
 
+from sb_grpo import ranks
 from sb_grpo.maths.normalizer import RunningNormalizer
 
 #: Share of the identity in the metric (what the fit does not look at now, it may need later), and weight of the metric before.
@@ -98,7 +99,7 @@ class KernelFeatures(nn.Module):
         if self.metric is None:
             return False
         slopes = self.slopes(x, weights)
-        outer = slopes.T @ slopes
+        outer = ranks.total(slopes.T @ slopes)
         total = float(outer.trace())
         if not total > 0.0 or not math.isfinite(total):
             return False

@@ -9,12 +9,12 @@ Environments", ICLR 2019, https://arxiv.org/abs/1807.02264; simulation calls it 
 
 from __future__ import annotations
 
-from numbers import Real
 from typing import NamedTuple
 
 import torch as th
 from torch import nn
 
+from sb_grpo import ranks
 from sb_grpo.maths.returns import Residuals
 from sb_grpo.maths.segments import segment_sum
 from sb_grpo.types import Rollout
@@ -43,20 +43,6 @@ class Moments(NamedTuple):
     peers: th.Tensor  #: of m, the mean of its peers'
     product: th.Tensor  #: of x * m
     square: th.Tensor  #: of x squared
-
-
-def check_paired(paired: bool | float) -> None:
-    """Check the argument ``paired``.
-
-    :raises ValueError: unless it is True, False or a number in [0, 1]
-    """
-    if isinstance(paired, bool):
-        return
-    if not isinstance(paired, Real) or not 0 <= paired <= 1:
-        raise ValueError(
-            f"advantage_kwargs: paired={paired!r} must be True (the share of luck is fitted), False, or a number in [0, 1] "
-            "that takes the place of the fitted share."
-        )
 
 
 class Pairing(nn.Module):
@@ -145,12 +131,12 @@ class Pairing(nn.Module):
         """
         groups, place = th.unique(group, return_inverse=True)
         part = place * STRETCHES + stretch(t)
-        shift = own.mean()  # of no effect but on the rounding
+        shift = ranks.mean(own)  # of no effect but on the rounding
         own, peers = own - shift, (peers - shift) * paired
         columns = th.stack([paired, own * paired, peers, own * peers, own.square() * paired], dim=1)
         of_part = own.new_zeros(len(groups) * STRETCHES, columns.shape[1]).index_add_(0, part, columns)
         of_group = of_part.view(len(groups), STRETCHES, -1)
-        whole, before = of_group.sum(0), MEMORY * self.memory
+        whole, before = ranks.total(of_group.sum(0)), MEMORY * self.memory
         self.memory.copy_(before + correlated(Moments(*whole.unbind(-1))))
         if self.coefficient is not None:
             return th.full_like(own, self.coefficient)
@@ -158,11 +144,11 @@ class Pairing(nn.Module):
         return fitted_coefficient(common / rows.clamp(min=1.0), part, n)
 
     def _note(self, own: th.Tensor, after: th.Tensor, paired: th.Tensor, c: th.Tensor) -> None:
-        share = paired.to(own.dtype).mean().item()
+        share = ranks.mean(paired.to(own.dtype)).item()
         self.figures = {"group/paired_fraction": share}
-        if int(paired.sum()) > 1:
-            before, left = own[paired].var(unbiased=False), after[paired].var(unbiased=False)
-            self.figures["group/paired_coef"] = c[paired].mean().item()
+        if ranks.count(int(paired.sum())) > 1:
+            before, left = ranks.moments(own[paired])[2], ranks.moments(after[paired])[2]
+            self.figures["group/paired_coef"] = ranks.mean(c[paired]).item()
             if before > 0:
                 self.figures["group/paired_variance"] = (left / before).item()
 
@@ -186,15 +172,15 @@ def level_of_others(own: th.Tensor, group: th.Tensor) -> th.Tensor:
 
     :param own: ``[M]``
     :param group: ``[M]``
-    :return: ``[M]``; 0 with less than two other groups
+    :return: ``[M]``; 0 with less than two other groups, those of all ranks counted
     """
     groups, place = th.unique(group, return_inverse=True)
-    others = len(groups) - 1
+    others = ranks.count(len(groups)) - 1
     if others < 2:
         return th.zeros_like(own)
     mean = segment_sum(own, place, len(groups)) / segment_sum(th.ones_like(own), place, len(groups))
-    level = (mean.sum() - mean) / others
-    error = ((mean.square().sum() - mean.square()) / others - level.square()).clamp(min=0.0) / (others - 1)
+    level = (ranks.total(mean.sum()) - mean) / others
+    error = ((ranks.total(mean.square().sum()) - mean.square()) / others - level.square()).clamp(min=0.0) / (others - 1)
     return (level * (1.0 - error / level.square()).clamp(min=0.0).nan_to_num(0.0))[place]
 
 

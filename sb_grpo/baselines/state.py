@@ -16,26 +16,22 @@ from typing import Any
 import torch as th
 from torch import nn
 
+from sb_grpo import ranks
 from sb_grpo.baselines.horizons import Horizons
 from sb_grpo.baselines.kernel import KernelFeatures, usual_n_features
-from sb_grpo.baselines.paired import Pairing, check_paired
+from sb_grpo.baselines.paired import Pairing
 from sb_grpo.baselines.settings import StateSettings
-from sb_grpo.maths.chunks import evenly_spaced, in_chunks
+from sb_grpo.maths.chunks import evenly_spaced_steps, in_chunks
 from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.returns import Residuals, explained_variance, gae, residuals_of, rewards_to_go
 from sb_grpo.maths.ridge import factorise, solve_each
-from sb_grpo.rules import AT_LEAST_ONE, BELOW_ONE, POSITIVE, SHARE, check_numbers
+from sb_grpo.ranges import check_settings
 from sb_grpo.types import AdvantageOptions, Estimate, Features, Rollout
 
 RIDGE_RANGE = (0.1, 1000.0)
 RIDGE_FACTORS = (0.1, 1.0, 10.0)
 #: Rollouts from one change of the metric to the next, and how many of the past are then fitted anew.
 METRIC_EVERY, REFITTED = 4, 4
-RULES = dict(
-    n_features=AT_LEAST_ONE, sweeps=AT_LEAST_ONE, fit_rows=AT_LEAST_ONE, folds=AT_LEAST_ONE, scale=POSITIVE, memory=BELOW_ONE,
-    anchor=SHARE,
-)  # fmt: skip
-
 
 Predict = Callable[[th.Tensor], th.Tensor]
 
@@ -62,11 +58,9 @@ class StateBaseline(nn.Module):
     def __init__(self, input_dim: int, **settings: Any) -> None:
         super().__init__()
         s = StateSettings(**settings)
-        given = {name: getattr(s, name) for name in RULES if getattr(s, name) is not None or name != "n_features"}
-        check_numbers("advantage_kwargs", given, RULES)
+        check_settings("advantage_kwargs", s)
         dim = Horizons.size if s.horizons else input_dim
         n_features = usual_n_features(dim, 256 if s.learn_metric else 512) if s.n_features is None else s.n_features
-        check_paired(s.paired)
         self.memory, self.anchor, self.follow_level = s.memory, s.anchor, s.follow_level
         self.sweeps, self.with_time, self.fit_rows, self.folds = s.sweeps, s.with_time, s.fit_rows, s.folds
         self.horizons = Horizons(input_dim, s.seed + 1, s.fit_rows) if s.horizons else None
@@ -124,7 +118,7 @@ class StateBaseline(nn.Module):
         """
         x, x_final = self._inputs(rollout, options, features, final_features)
         first = bool(self.phi.normalizer.count == 0)
-        rows = evenly_spaced(len(x), self.fit_rows, x.device)
+        rows = evenly_spaced_steps(rollout, self.fit_rows)
         x_fit = x[rows]
         if first:
             self._begin(x_fit, rewards_to_go(rollout, options.gamma)[rows])
@@ -138,14 +132,14 @@ class StateBaseline(nn.Module):
         if not first:  # weights must be used with the statistics that they were fitted under
             self.phi.normalizer.update(x_fit)
         phi, before = self.phi(x_fit), self.weights[:, best].clone()
-        if len(x) > self.fit_rows:
+        if not isinstance(rows, slice):
             self.weights.copy_(self._regression(phi, before)(target[rows]))
             self._remember(x_fit, target[rows], phi, before)
             return residuals, values[:, 0], target
         phi_final, own_values = self.phi(x_final), values[:, 0]
         gram = None
-        if self.folds > 1 and len(rollout.group) > 1 and not first:
-            fold = th.arange(len(rollout.group), device=phi.device) % self.folds
+        if self.folds > 1 and ranks.count(len(rollout.group)) > 1 and not first:
+            fold = self._folds(rollout)
             weights, gram = self._cross_fitted(phi, fold[rollout.episode], target, before)
             values, final_values = phi @ weights, phi_final @ weights
             own_values = values.gather(1, fold[rollout.episode].unsqueeze(1)).squeeze(1)
@@ -185,6 +179,14 @@ class StateBaseline(nn.Module):
         self.weights.copy_(solve(target))
         return target
 
+    def _folds(self, rollout: Rollout) -> th.Tensor:
+        """``[E]``: the episodes of all ranks are dealt into the folds in turn."""
+        number = th.arange(len(rollout.group), device=rollout.group.device)
+        if ranks.place().n > 1:
+            assert rollout.seed_group is not None
+            number, _ = ranks.episodes_before(rollout.seed_group, th.ones_like(number))
+        return number % self.folds
+
     def _cross_fitted(
         self, phi: th.Tensor, fold: th.Tensor, target: th.Tensor, before: th.Tensor
     ) -> tuple[th.Tensor, th.Tensor]:
@@ -200,8 +202,8 @@ class StateBaseline(nn.Module):
         :return: weights ``[size, folds]``, and the Gram matrix ``[size, size]`` of all features
         """
         parts = [(phi[rows], target[rows]) for rows in (fold == k for k in range(self.folds))]
-        grams = th.stack([x.T @ x for x, _ in parts])
-        moments = th.stack([x.T @ y for x, y in parts])
+        grams = ranks.total(th.stack([x.T @ x for x, _ in parts]))
+        moments = ranks.total(th.stack([x.T @ y for x, y in parts]))
         whole = grams.sum(0)
         gram, moment = whole - grams, moments.sum(0) - moments
         if self._moments is not None:
@@ -224,7 +226,7 @@ class StateBaseline(nn.Module):
         """Index of the ridge whose predictions come closest to the lambda-returns under the middle one."""
         middle = values[:, 1]
         target = gae(rollout, middle, final_values[:, 1], options.gamma, options.gae_lambda) + middle
-        best = int((values - target.unsqueeze(1)).square().mean(0).argmin())
+        best = int(ranks.mean((values - target.unsqueeze(1)).square()).argmin())
         self.ridge.mul_(RIDGE_FACTORS[best]).clamp_(*RIDGE_RANGE)
         return best
 
@@ -236,7 +238,7 @@ class StateBaseline(nn.Module):
         :param gram: ``[size, size]`` Gram matrix of the features, where it is known; changed
         :return: function of targets ``[M]``, and which of the ridges (a slice; default: all), to weights ``[size, ridges]``
         """
-        gram = phi.T @ phi if gram is None else gram
+        gram = ranks.total(phi.T @ phi) if gram is None else gram
         past, sums = self._moments, gram[0].clone()
         if past is not None:
             gram.add_(past[0], alpha=self.memory)
@@ -245,7 +247,7 @@ class StateBaseline(nn.Module):
         pull = self._pull(ridges, before)
 
         def solve(target: th.Tensor, which: slice = slice(None)) -> th.Tensor:
-            moment = phi.T @ target
+            moment = ranks.total(phi.T @ target)
             if past is not None:
                 moment.add_(self._past_moment(past, moment[:1], sums, before), alpha=self.memory)
             self._moments = gram, moment
@@ -281,7 +283,7 @@ class StateBaseline(nn.Module):
         if self.phi.metric is None:
             return
         if self.follow_level:
-            rise = (target - phi @ before).mean()
+            rise = ranks.mean(target - phi @ before)
             self._past = deque(((past_x, past_target + rise) for past_x, past_target in self._past), REFITTED)
         self._past.append((x, target))
         self._fits += 1
@@ -300,7 +302,8 @@ class StateBaseline(nn.Module):
             values.add_(phi.T @ known)
             gram.mul_(self.memory).add_(gram_of_one)
             moment.mul_(self.memory).add_(phi.T @ past_target)
-        self._moments = gram, moment
+        whole, values = ranks.total(whole), ranks.total(values)
+        self._moments = ranks.total(gram), ranks.total(moment)
         # The function stays: the weights are those whose values on all that is kept are what they were.
         factor = factorise(whole.double().unsqueeze(0), whole.new_ones(1, dtype=th.float64))[0]
         self.weights.copy_(th.cholesky_solve(values.double(), factor))

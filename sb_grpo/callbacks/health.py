@@ -94,6 +94,16 @@ RULES: tuple[Rule, ...] = (
         high=20.0,
     ),
     Rule(
+        "reward_outlier",
+        "group/reward_max",
+        "A reward of size {value:.3g} is more than a million times the largest of the first rollout: one such step decides "
+        "what the baseline expects everywhere; fix the env, or bound the rewards with rewards=dict(scaling='clip').",
+        "The baseline forgets by a factor of 4 a rollout, so such a step shows in it for ten more.",
+        high=1e6,
+        relative=True,
+        patience=1,
+    ),
+    Rule(
         "entropy",
         "train/mean_entropy",
         "The policy's entropy is down to {value:.2g} nats, so it tries nothing new: unless the task is solved, raise ent_coef "

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb_grpo.collect.columns import Column
+from sb_grpo.collect.columns import Column, check_one_task
 from sb_grpo.maths.chunks import in_chunks
 from sb_grpo.types import NOTHING, Rollout, TensorOrDict, map_obs
 
@@ -44,6 +44,7 @@ class GroupRolloutBuffer(BaseBuffer):
         super().__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.pos = 0
         self.n_idle = 0  #: rows of the last rollout in which a slot had no job; they are left out
+        self.age = th.zeros(0)  #: [M] of the rows that were handed out last: updates since they were collected
         self.n_lost = 0  #: rows of earlier rollouts whose episodes were lost with a worker in this one
         self._kept: dict[str, Any] | None = None
         self._obs_dtypes: dict[str, th.dtype] = {}
@@ -221,12 +222,14 @@ class GroupRolloutBuffer(BaseBuffer):
             **{name: getattr(self, name)[: self.pos].flatten() for name in ("rewards", "jobs", "t", "ends")},
             **{name: column[: self.pos].flatten(0, 1) for name, column in self.extra.items()},
             "final_obs": self._new_final_observations(),
+            "age": th.zeros_like(self.jobs[: self.pos].flatten()),
         }
         has_job = rows["jobs"] >= 0
         self.n_idle = len(has_job) - int(has_job.sum())
         if self.n_idle:
             rows = self._take(rows, th.nonzero(has_job).squeeze(1))
         if self._kept is not None:
+            self._kept["age"] += 1
             kept_final, new_final = self._kept.pop("final_obs"), rows.pop("final_obs")
             rows = {key: map_obs(lambda a, b: th.cat([a, b]), self._kept[key], value) for key, value in rows.items()}
             rows["final_obs"] = self._join_final_observations(kept_final, new_final)
@@ -239,7 +242,9 @@ class GroupRolloutBuffer(BaseBuffer):
             if not ready.all():
                 self._kept = self._take(rows, th.nonzero(~ready).squeeze(1))
                 order = order[ready[order]]
-        return self._as_rollout(self._take(rows, order), group_size) if len(order) else None
+        rows = self._take(rows, order)
+        self.age = rows["age"]
+        return self._as_rollout(rows, group_size) if len(order) else None
 
     def complete_groups(self, group_size: int) -> int:
         """Groups of which every member has ended, kept rows included."""
@@ -263,8 +268,7 @@ class GroupRolloutBuffer(BaseBuffer):
     def _whole_groups(jobs: th.Tensor, ends: th.Tensor, group_size: int) -> th.Tensor:
         """Numbers of the groups of which every member has ended among these rows."""
         groups, members_ended = th.unique(jobs[ends > 0] // group_size, return_counts=True)
-        whole: th.Tensor = groups[members_ended == group_size]
-        return whole
+        return groups[members_ended == group_size]  # type: ignore[no-any-return]
 
     def _new_final_observations(self) -> Any:
         """What :meth:`_final_observations` will need of this rollout's steps."""
@@ -276,7 +280,7 @@ class GroupRolloutBuffer(BaseBuffer):
     def _take(self, rows: dict[str, Any], index: th.Tensor) -> dict[str, Any]:
         on_device = index.to(self.device)
         taken = {key: map_obs(lambda o: o.index_select(0, on_device), rows[key]) for key in ("obs", "actions", "log_probs")}
-        taken.update({key: rows[key].index_select(0, index) for key in ("rewards", "jobs", "t", "ends", *self.extra)})
+        taken.update({key: rows[key].index_select(0, index) for key in ("rewards", "jobs", "t", "ends", "age", *self.extra)})
         taken["final_obs"] = self._take_final_observations(rows["final_obs"], index, taken["jobs"])
         return taken
 
@@ -294,7 +298,7 @@ class GroupRolloutBuffer(BaseBuffer):
         for name in self._of_episodes:
             extra[name] = extra[name].index_select(0, last.to(self.device))
         if "task" in extra:
-            self._check_one_task(rows["task"], extra["task"].to(rows["task"].device), episode)
+            check_one_task(rows["task"], extra["task"].to(rows["task"].device), episode)
         fields = {name: extra.pop(name) for name in set(extra) & set(Rollout._fields)}
         return Rollout(
             observations=rows["obs"],
@@ -313,16 +317,6 @@ class GroupRolloutBuffer(BaseBuffer):
             extra=extra,
             **fields,
         )
-
-    @staticmethod
-    def _check_one_task(row_task: th.Tensor, episode_task: th.Tensor, episode: th.Tensor) -> None:
-        differs = row_task != episode_task[episode]
-        if bool(differs.any()):
-            row = int(differs.nonzero()[0])
-            raise ValueError(
-                f"An episode changed its task from {int(row_task[row])} to {int(episode_task[episode[row]])} on the way. An "
-                "episode belongs to one task: choose the task in reset()."
-            )
 
     def _final_observations(self, rows: dict[str, Any], jobs: th.Tensor, last: th.Tensor) -> TensorOrDict:
         """``[E, ...]`` observation after the last step of each episode, zeros where nobody will ask.

@@ -6,6 +6,7 @@ host and on the device. Buffers, packing, rollouts and minibatches carry whateve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
+from sb_grpo.collect.plan import LARGEST_REWARD
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.options import Multitask, Rewards
 
@@ -66,7 +68,8 @@ def objectives_column(wanted: Wanted) -> Column | None:
     if objectives is None:
         return None
     shape = (len(objectives),)
-    return Column("objectives", shape, th.float32, False, ObjectiveReader(objectives), lambda env, returns: env.objectives)
+    read = ObjectiveReader(objectives, LARGEST_REWARD if wanted.rewards.scaling == "none" else math.inf)
+    return Column("objectives", shape, th.float32, False, read, lambda env, returns: env.objectives)
 
 
 def return_column(wanted: Wanted) -> Column | None:
@@ -167,10 +170,11 @@ class ObjectiveReader:
     """Reads the rewards by objective from ``info["rewards"]``: a dict by name, or a vector in the order of ``objectives``.
 
     :param objectives: weights by name
+    :param largest: reward that is taken
     """
 
-    def __init__(self, objectives: Mapping[str, float]) -> None:
-        self.objectives = list(objectives)
+    def __init__(self, objectives: Mapping[str, float], largest: float = math.inf) -> None:
+        self.objectives, self.largest = list(objectives), largest
 
     def __call__(self, step: HostStep) -> np.ndarray:
         values = np.array([self._rewards(slot, info) for slot, info in enumerate(step.infos)], dtype=np.float32)
@@ -200,10 +204,27 @@ class ObjectiveReader:
         return rewards
 
     def _check_finite(self, values: np.ndarray) -> None:
-        bad = ~np.isfinite(values)
+        bad = ~(np.isfinite(values) & (np.abs(values) <= self.largest))
         if bad.any():
             slot, k = np.argwhere(bad)[0].tolist()
             raise ValueError(
                 f"The reward of env {slot} for the objective {self.objectives[k]!r} is {values[slot, k]}. The policy has not "
                 "been updated with it; fix the env, or bound this reward with a wrapper."
             )
+
+
+def check_one_task(row_task: th.Tensor, episode_task: th.Tensor, episode: th.Tensor) -> None:
+    """Check that every episode has kept its task.
+
+    :param row_task: ``[M]``
+    :param episode_task: ``[E]``
+    :param episode: ``[M]``
+    :raises ValueError: naming both tasks of one that has not
+    """
+    differs = row_task != episode_task[episode]
+    if bool(differs.any()):
+        row = int(differs.nonzero()[0])
+        raise ValueError(
+            f"An episode changed its task from {int(row_task[row])} to {int(episode_task[episode[row]])} on the way. An "
+            "episode belongs to one task: choose the task in reset()."
+        )

@@ -12,12 +12,13 @@ from gymnasium import spaces
 from sb_grpo.collect.columns import Column
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.collect.interruption import check_hopeless
-from sb_grpo.collect.plan import Plan, Taken, check_endless
+from sb_grpo.collect.plan import Limits, Plan, Taken, check_endless, too_large
 from sb_grpo.collect.slots import TensorSlots
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.policies.beside import MASK, MEMORY, env_part, with_beside
+from sb_grpo.policies.beside import MASK, MEMORY, beside, env_part, with_beside
+from sb_grpo.policies.masks import choices_of
 from sb_grpo.types import map_obs
 
 
@@ -154,26 +155,50 @@ def collect_tensors(
             break
         check_hopeless(interruptions, buffer.pos, complete)
         check_endless(slots.t, plan)
-    check_finite(buffer)
+    check_finite(buffer, plan.limits)
+    check_masks(buffer)
 
 
-def check_finite(buffer: TensorRolloutBuffer) -> None:
-    """Look for NaN and inf in what the simulator returned, once per rollout.
+def check_finite(buffer: TensorRolloutBuffer, limits: Limits) -> None:
+    """Look for NaN, inf and numbers beyond all measure in what the simulator returned, once per rollout.
 
     :raises ValueError: naming slot, step and tensor
     """
-    columns = {"observation": env_part(buffer.next_observations), "reward": buffer.rewards.unsqueeze(2)}
+    columns = {
+        "observation": (env_part(buffer.next_observations), limits.observation),
+        "reward": (buffer.rewards.unsqueeze(2), limits.reward),
+    }
     if "objectives" in buffer.extra:
-        columns["reward by objective"] = buffer.extra["objectives"]
-    for what, values in columns.items():
+        columns["reward by objective"] = buffer.extra["objectives"], limits.reward
+    for what, (values, largest) in columns.items():
         if not values.is_floating_point():
             continue
-        bad = ~th.isfinite(values[: buffer.pos].flatten(2)).all(dim=2)
+        rows = values[: buffer.pos].flatten(2)
+        bad = ~(rows.isfinite() & (rows.abs() <= largest)).all(dim=2)
         if bool(bad.any()):
             step, slot = bad.nonzero()[0].tolist()
+            wrong = too_large(largest) if bool(values[step, slot].isfinite().all()) else "is not finite"
             raise ValueError(
-                f"{what} of slot {slot} is not finite at step {step} of this rollout: {values[step, slot].tolist()}. The "
+                f"{what} of slot {slot} {wrong} at step {step} of this rollout: {values[step, slot].tolist()}. The "
                 "policy has not been updated with it; the simulator has diverged: check its time step and its actions' bounds."
+            )
+
+
+def check_masks(buffer: TensorRolloutBuffer) -> None:
+    """Look for steps in which no action was valid, once per rollout.
+
+    :raises ValueError: naming slot and step
+    """
+    masks = beside(buffer.observations, MASK)
+    if masks is None:
+        return
+    for number, part in enumerate(masks[: buffer.pos].bool().split(choices_of(buffer.action_space), dim=2)):
+        dead = ~part.any(dim=2) & (buffer.jobs[: buffer.pos] >= 0)
+        if bool(dead.any()):
+            step, slot = dead.nonzero()[0].tolist()
+            raise ValueError(
+                f"action_masks of slot {slot} at step {step} of this rollout allow no action for choice {number}. Allow at "
+                "least one at every step, or end the episode where nothing can be done."
             )
 
 

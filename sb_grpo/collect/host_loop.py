@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,35 +17,38 @@ from sb_grpo.collect.beside import Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Column, HostStep, read_host
 from sb_grpo.collect.interruption import check_hopeless
-from sb_grpo.collect.plan import Plan, Taken, check_endless, is_complete
+from sb_grpo.collect.plan import Plan, Taken, check_endless, is_complete, too_large
 from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.env_batch import EPISODE_LOST
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.types import NOTHING, map_obs
 
 
-def check_finite(env: VecEnv, what: str, value: Any, step: int) -> None:
-    """Stop at the first NaN or inf that an env produces.
+def check_finite(env: VecEnv, what: str, value: Any, step: int, largest: float = math.inf) -> None:
+    """Stop at the first NaN, inf or number beyond all measure that an env produces.
 
     :param what: name of the tensor, for the message
     :param value: ``[n_envs, ...]`` array or dict of arrays
     :param step: number of the vector step
+    :param largest: size beyond which squares are no numbers any more
     :raises ValueError: naming env, step and tensor
     """
     if isinstance(value, dict):
         for key, part in value.items():
-            check_finite(env, f"{what}[{key!r}]", part, step)
+            check_finite(env, f"{what}[{key!r}]", part, step, largest)
         return
-    # A finite sum proves that all is well.
-    if value.dtype.kind != "f" or np.isfinite(value.sum(dtype=np.float64)):
+    if value.dtype.kind != "f" or value.size == 0:
         return
-    bad = ~np.isfinite(value.reshape(len(value), -1)).all(axis=1)
-    if bad.any():
-        slot = int(np.flatnonzero(bad)[0])
-        raise ValueError(
-            f"{what} of env {slot} (of {env.num_envs}) is not finite at vector step {step} since the start of learn(): "
-            f"{value[slot]}. The policy has not been updated with it; fix the env, or bound its {what} with a wrapper."
-        )
+    size = float(np.abs(value).max())
+    if math.isfinite(size) and size <= largest:
+        return
+    sizes = np.abs(value.reshape(len(value), -1)).max(axis=1)
+    slot = int(np.flatnonzero(~(np.isfinite(sizes) & (sizes <= largest)))[0])
+    wrong = too_large(largest) if np.isfinite(value[slot]).all() else "is not finite"
+    raise ValueError(
+        f"{what} of env {slot} (of {env.num_envs}) {wrong} at vector step {step} since the start of learn(): "
+        f"{value[slot]}. The policy has not been updated with it; fix the env, or bound its {what} with a wrapper."
+    )
 
 
 def check_reward_wrappers(env: VecEnv, vec_normalize: VecNormalize | None, rewards: np.ndarray) -> None:
@@ -138,8 +142,8 @@ def collect(
             (new_obs, rewards) if vec_normalize is None else (vec_normalize.old_obs, vec_normalize.old_reward)
         )
         check_reward_wrappers(env, vec_normalize, rewards)
-        check_finite(env, "reward", raw_rewards, plan.steps_before + n_steps)
-        check_finite(env, "observation", raw_obs, plan.steps_before + n_steps)
+        check_finite(env, "reward", raw_rewards, plan.steps_before + n_steps, plan.limits.reward)
+        check_finite(env, "observation", raw_obs, plan.steps_before + n_steps, plan.limits.observation)
         starts = slots.starts(env, dones, raw_obs)  # before any callback, which may reset the envs
         carried.see(env, infos, dones, plan.steps_before + n_steps)
         yield Taken(n_steps, obs_tensor, actions, clipped_actions, new_obs, rewards, dones, infos)

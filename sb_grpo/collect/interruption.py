@@ -7,8 +7,9 @@ from typing import Any
 
 import torch as th
 
+from sb_grpo.collect.beside import Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
-from sb_grpo.collect.slots import GroupSlots, TensorSlots
+from sb_grpo.collect.slots import GroupSlots, Slots, TensorSlots
 from sb_grpo.types import map_obs
 
 #: Steps per env in which no group becomes complete, because somebody else keeps taking the envs.
@@ -16,24 +17,26 @@ HOPELESS = 10_000
 
 
 def give_up(
-    slots: GroupSlots | TensorSlots, buffer: GroupRolloutBuffer, last_obs: Any, whole_episodes: bool
+    slots: Slots, buffer: GroupRolloutBuffer, carried: Beside, last_obs: Any, whole_episodes: bool
 ) -> tuple[int, bool]:
     """End the running episodes, whose envs are no longer where the slots left them.
 
     Estimators that use parts of episodes keep what the slots had done: the episodes end here, and the next jobs begin.
     Whole-episode estimators lose the running episodes; they run once more.
 
+    :param carried: masks and memory of host slots
     :param last_obs: ``[n_envs, ...]`` array or dict of arrays, after the slots' last steps of host envs
     :return: how many steps are dropped; whether these slots can go on (those of tensor envs cannot run a job again)
     """
     if isinstance(slots, TensorSlots):
         return (buffer.drop_jobs(buffer.unfinished_jobs(slots.group_size)) if whole_episodes else 0), False
+    assert isinstance(slots, GroupSlots)
     dropped = 0
     if whole_episodes:
         dropped = buffer.drop_jobs(th.as_tensor(slots.job))
     else:
         for slot, job in enumerate(slots.job.tolist()):
-            buffer.add_final_observation(job, map_obs(lambda o: o[slot], last_obs))  # noqa: B023
+            buffer.add_final_observation(job, carried.after(slot, map_obs(lambda o: o[slot], last_obs)))  # noqa: B023
     slots.give_up(again=whole_episodes)
     return dropped, True
 

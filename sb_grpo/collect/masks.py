@@ -103,10 +103,10 @@ def masks_of(env: VecEnv, source: str, infos: Sequence[dict[str, Any]] | None, d
     return checked(found, env.action_space, env.num_envs, f"of env {{slot}} at vector step {step}")
 
 
-def masks_apart(env: VecEnv, infos: Sequence[dict[str, Any]] | None = None, dones: Any = None) -> np.ndarray | None:
-    """As :func:`masks_of`; None where the env has no masks, or its observations hold them."""
+def source_apart(env: VecEnv) -> str | None:
+    """Where the masks of an env that has been reset come from; None where it has none, or its observations hold them."""
     source = source_of(env, getattr(env.unwrapped, "reset_infos", ()))
-    return None if source in (None, "observation") else masks_of(env, source, infos, dones)
+    return None if source == "observation" else source
 
 
 def masks_of_the_evaluated() -> np.ndarray | None:
@@ -119,6 +119,7 @@ def masks_of_the_evaluated() -> np.ndarray | None:
     while frame is not None:
         if frame.f_code is evaluate_policy.__code__:
             known = frame.f_locals
-            return masks_apart(known["env"], known.get("infos"), known.get("dones"))
+            source = source_apart(known["env"])
+            return None if source is None else masks_of(known["env"], source, known.get("infos"), known.get("dones"))
         frame = frame.f_back
     return None

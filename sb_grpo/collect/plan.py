@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 #: With whole-episode estimators and no known time limit, an episode may run this long before we call it endless.
 ENDLESS = 10_000
+
+
+#: Rewards whose returns have squares that add up to a float32, over a rollout of a million steps and episodes of ten thousand.
+LARGEST_REWARD = 1e12
+#: Observations whose squares, summed over a rollout, are still a float32.
+LARGEST_OBSERVATION = 1e17
+
+
+class Limits(NamedTuple):
+    """What an env may report at most; what is not finite is never taken."""
+
+    reward: float = math.inf
+    observation: float = math.inf
 
 
 class Plan(NamedTuple):
@@ -21,10 +35,16 @@ class Plan(NamedTuple):
     use_sde: bool
     sde_sample_freq: int  #: steps after which gSDE draws new noise; 0 or less: once per rollout
     steps_before: int  #: steps per env before this rollout, for messages
+    limits: Limits = Limits()
 
     def draws_noise(self, n_steps: int) -> bool:
         """gSDE draws new noise before this step."""
         return self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0
+
+
+def too_large(largest: float) -> str:
+    """What is wrong with a number beyond a limit, for messages."""
+    return f"is beyond +-{largest:g}, where statistics in float32 break down,"
 
 
 class Taken(NamedTuple):

@@ -15,11 +15,9 @@ from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.collect.device_loop import Stepper, check_tasks, collect_tensors, record_episodes
 from sb_grpo.collect.host_loop import collect, unspoilt
 from sb_grpo.collect.plan import Plan, Taken
-from sb_grpo.collect.slots import GroupSlots, TensorSlots
+from sb_grpo.collect.slots import GroupSlots, Slots, TensorSlots
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies import ActorPolicy
-
-Slots = GroupSlots | TensorSlots
 
 
 def buffer_class(env: Any) -> type[GroupRolloutBuffer]:

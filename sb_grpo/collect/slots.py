@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb_grpo import ranks
 from sb_grpo.collect.starts import Start, mismatch_message, start_of
 from sb_grpo.envs.hold import Hold, hold_of
 from sb_grpo.envs.installing import facts, install_seeded_reset
@@ -25,11 +26,39 @@ from sb_grpo.types import Rollout
 NO_JOB = -1
 
 
+class Slots(Protocol):
+    """What runs a stream of jobs in the slots of an env: job ``j`` is member ``j % group_size`` of group ``j // group_size``.
+
+    ``job`` and ``t`` (which one each slot runs, and its step in the episode) are arrays for host envs and tensors for tensor
+    envs, so how a step goes on is the business of ``collect.host_loop`` and ``collect.device_loop``, which know their kind.
+    """
+
+    group_size: int
+    start_mismatches: int  #: episodes that did not start like the first one of their group
+
+    @property
+    def next_group(self) -> int:
+        """Number of the first group of which no job has been handed out."""
+
+    def queue_all(self, env: VecEnv) -> None:
+        """Take the envs, and queue a job in every slot for the reset that must follow."""
+
+    def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
+        """Every queued job has been started."""
+
+    def in_step_with(self, env: VecEnv) -> bool:
+        """Nobody else has reset or stepped these envs since: they still run the jobs noted here."""
+
+    def note_starts(self, rollout: Rollout) -> None:
+        """Compare the starts of a rollout's episodes, where that has not been done when they were made."""
+
+
 class GroupSlots:
     """Hands out jobs to the slots of a VecEnv of host envs and keeps each slot's place in its episode.
 
     Jobs are numbered through: job ``j`` is member ``j % group_size`` of group ``j // group_size``. Every slot always
-    has one job running and one queued, because SB3 resets inside ``step``, before anybody could choose.
+    has one job running and one queued, because SB3 resets inside ``step``, before anybody could choose. Several learners
+    number their own groups through; seeds are those of the groups in the stream of all (:func:`sb_grpo.ranks.dealt`).
 
     :param n_envs: number of slots
     :param group_size: members per group
@@ -159,8 +188,10 @@ class GroupSlots:
         else:
             job, self.next_job = self.next_job, self.next_job + 1
         self._queued[slot] = job
-        noise_seed = None if self.shared_noise else mix(self.base_seed, job, 1)
-        self._hold.queue(slot, group_seed(self.base_seed, job // self.group_size), noise_seed)
+        group, member = divmod(job, self.group_size)
+        group = ranks.dealt(group)
+        noise_seed = None if self.shared_noise else mix(self.base_seed, group * self.group_size + member, 1)
+        self._hold.queue(slot, group_seed(self.base_seed, group), noise_seed)
 
     def _start(self, env: VecEnv, slot: int, start: Start | None) -> None:
         job = int(self._queued[slot])
@@ -176,6 +207,7 @@ class GroupSlots:
             return
         self.start_mismatches += 1
         if self.start_mismatches == 1:
+            group = ranks.dealt(group)
             seed = group_seed(self.base_seed, group)
             warnings.warn(mismatch_message(facts(env)[0], group, seed, first, start), UserWarning, stacklevel=2)
 
@@ -260,4 +292,4 @@ class TensorSlots:
 
     def _seeds(self) -> th.Tensor:
         """``[n_envs]`` reset seed of the group that each slot works for."""
-        return group_seeds(self.seed_word, self.job // self.group_size)
+        return group_seeds(self.seed_word, ranks.dealt(self.job // self.group_size))

@@ -160,7 +160,7 @@ NATIVE: dict[str, type[_ClassicControl]] = {
 def make_tensor_env(env_id: str, num_envs: int, device: th.device | str = "cpu", **kwargs: Any) -> TensorVecEnv:
     """A native env by its Gymnasium id.
 
-    :param env_id: one of ``NATIVE``, of the multi-task ``NATIVE_TASKS``, or of the ``TENSOR_VERSIONS`` of ``input_driven`` and ``memory``
+    :param env_id: one of ``NATIVE``, of the multi-task ``NATIVE_TASKS``, or of ``input_driven`` or ``memory``
     :param num_envs: number of slots
     :param device: torch device
     :param kwargs: of the env's class (``dtype``; multi-task: ``task``)

@@ -26,6 +26,7 @@ from sb_grpo.maths.per_step import check_per_step
 from sb_grpo.maths.returns import rewards_to_go
 from sb_grpo.policies.beside import env_part
 from sb_grpo.policies.observations import from_zero, starts_of
+from sb_grpo.ranges import check_settings
 from sb_grpo.types import Rollout, TensorOrDict, map_obs
 
 #: What a rollout is handed to: M bonuses for M steps.
@@ -53,7 +54,8 @@ class CountBonus:
     not change), and a 1 is appended, so that the planes do not all go through the centre and near and far differ too.
 
     :param scale: of the bonus, in units of reward; what the first visit to a cell pays
-    :param bits: planes that cut the observations into cells; more of them make smaller cells. 1 to 62
+    :param bits: planes that cut the observations into cells; more of them make smaller cells. 1 to 62: they are packed into
+        one integer
     :param seed: of the planes; the same in every run, so there is nothing to save but counts
     :raises ValueError: for values out of range
     """
@@ -63,8 +65,7 @@ class CountBonus:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check(self, "scale", "be a positive number", 0 < self.scale < math.inf)
-        _check(self, "bits", "lie between 1 and 62: they are packed into one integer", 1 <= self.bits <= 62)
+        check_settings("CountBonus", self)
 
     def build(self, place: Place) -> StateCounts:
         space = place.observation_space
@@ -102,18 +103,10 @@ class RNDBonus:
     batch_size: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("scale", "learning_rate"):
-            _check(self, name, "be a positive number", 0 < getattr(self, name) < math.inf)
-        for name in ("hidden", "outputs", "n_epochs", "batch_size"):
-            _check(self, name, "be at least 1", getattr(self, name) >= 1)
+        check_settings("RNDBonus", self)
 
     def build(self, place: Place) -> RandomDistillation:
         return RandomDistillation(place.observation_space, self, place.gamma)
-
-
-def _check(settings: Any, name: str, rule: str, fine: bool) -> None:
-    if not fine:
-        raise ValueError(f"{type(settings).__name__}: {name}={getattr(settings, name)} must {rule}.")
 
 
 class StateCounts(nn.Module):

@@ -13,9 +13,8 @@ import torch as th
 from torch import nn
 
 from sb_grpo.maths.segments import segment_mean, segment_std, segment_sum
+from sb_grpo.ranges import check_settings
 from sb_grpo.types import Rollout
-
-GROUP_WEIGHTS = ("balanced", "performance", "adaptive")
 
 
 def row_weights(shares: th.Tensor, label: th.Tensor, max_weight: float = 10.0) -> th.Tensor:
@@ -93,29 +92,15 @@ class GroupWeights(nn.Module):
         max_weight: float = 10.0,
     ) -> None:
         super().__init__()
-        for name, value, rule, fine in (
-            ("temperature", temperature, "be positive", temperature > 0),
-            ("floor", floor, "lie in (0, 1]", 0 < floor <= 1),
-            ("max_weight", max_weight, "be at least 1", max_weight >= 1),
-        ):
-            if not fine:
-                raise ValueError(f"weights_kwargs: {name}={value} must {rule}.")
-        self._check_ranges(ranges, n_labels)
+        given = {"temperature": temperature, "ranges": ranges, "floor": floor, "max_weight": max_weight}
+        check_settings("multitask: weights_kwargs", given)
+        if ranges is not None and len(ranges) != n_labels:
+            raise ValueError(f"weights_kwargs: ranges has {len(ranges)} pairs for {n_labels} groups: give one for each.")
         self.kind, self.n_labels, self.max_weight = kind, n_labels, max_weight
         self.temperature, self.ranges, self.floor = temperature, ranges, floor
         for name in ("fast", "slow", "spread"):
             self.register_buffer(name, th.zeros(n_labels))
         self.register_buffer("seen", th.zeros(n_labels, dtype=th.bool))
-
-    @staticmethod
-    def _check_ranges(ranges: Sequence[tuple[float, float]] | None, n_labels: int) -> None:
-        if ranges is None:
-            return
-        if len(ranges) != n_labels:
-            raise ValueError(f"weights_kwargs: ranges has {len(ranges)} pairs for {n_labels} groups: give one for each.")
-        for low, high in ranges:
-            if not low < high:
-                raise ValueError(f"weights_kwargs: ranges has ({low}, {high}): the second return must be the larger.")
 
     @th.no_grad()
     def observe(self, rollout: Rollout, labels: th.Tensor) -> None:

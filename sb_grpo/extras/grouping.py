@@ -19,6 +19,7 @@ from sb_grpo.maths.returns import episode_returns
 from sb_grpo.maths.segments import segment_mean, segment_std, segment_sum
 from sb_grpo.options import Multitask
 from sb_grpo.policies.beside import env_part
+from sb_grpo.ranges import check_settings
 from sb_grpo.types import Rollout
 
 
@@ -94,8 +95,7 @@ class ByQuantile(Grouping):
     """
 
     def __init__(self, what: Callable[[Rollout], th.Tensor], n_quantiles: int = 4) -> None:
-        if n_quantiles < 2:
-            raise ValueError(f"grouping_kwargs: n_quantiles={n_quantiles} must be at least 2.")
+        check_settings("multitask: grouping_kwargs", {"n_quantiles": n_quantiles})
         self.what, self.n_quantiles = what, n_quantiles
         self.names = tuple(f"quantile_{i}" for i in range(n_quantiles))
 
@@ -195,8 +195,7 @@ class Clusters(nn.Module, Grouping):
             raise ValueError(
                 f"grouping='auto' needs scikit-learn, which is not installed ({error}): pip install 'sb_grpo[grouping]'."
             ) from error
-        if n_clusters < 2:
-            raise ValueError(f"grouping_kwargs: n_clusters={n_clusters} must be at least 2.")
+        check_settings("multitask: grouping_kwargs", {"n_clusters": n_clusters, "window": window})
         if window < n_clusters:
             raise ValueError(
                 f"grouping_kwargs: n_clusters={n_clusters} is more than window={window}, the episodes that are remembered. "
@@ -238,10 +237,6 @@ class Clusters(nn.Module, Grouping):
         self.centres.copy_(centres * spread + mean)
         self.n_fits += 1
         return th.as_tensor(means.predict(standardised(features)), device=mean.device).long()
-
-
-#: What the constructor of GRPO calls them.
-GROUPINGS = ("seed", "task", "hierarchical", "difficulty", "length", "auto")
 
 
 def make_grouping(multitask: Multitask, observation_space: spaces.Space, seed: int) -> Grouping:

@@ -100,6 +100,7 @@ def update_obstacle(
     surgery: bool,
     use_sde: bool,
     has_memory: bool,
+    n_ranks: int = 1,
 ) -> str | None:
     """Why the gradient step cannot be captured; None where it can."""
     group = optimizer.param_groups[0]
@@ -111,6 +112,8 @@ def update_obstacle(
         return "importance_level='episode' makes minibatches of unequal size"
     if micro_batch_size is not None:
         return f"micro_batch_size={micro_batch_size} splits minibatches"
+    if n_ranks > 1:
+        return "several learners add up their gradients"
     if has_memory:
         return "a policy with a memory has minibatches of unequal size"
     if surgery:

@@ -40,7 +40,7 @@ class PlainGradient:
         :param parameters: of the policy
         """
         rows = len(minibatch.advantages)
-        size = self.micro_batch_size or rows
+        size = self.micro_batch_size or max(rows, 1)  # one of several learners may have no rows
         for parameter in parameters:  # what optimizer.zero_grad() does, without its bookkeeping
             parameter.grad = None
         for i in range(0, rows, size):

@@ -1,11 +1,15 @@
-"""The guard around many gradient steps: bad gradients never reach the weights that are kept."""
+"""The guards around what learns: bad gradients never reach the weights that are kept, nor bad rollouts what else learns."""
 
 from __future__ import annotations
 
 import copy
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch as th
+from torch import nn
 
 
 class LastGood:
@@ -40,3 +44,71 @@ class LastGood:
             "back at their values before this update and can be saved. Lower learning_rate or max_grad_norm, or bound the "
             "rewards with rewards=dict(scaling='clip')."
         )
+
+
+#: Attributes that change from rollout to rollout, and are no buffers.
+KEPT = (th.Tensor, tuple, deque, dict, int, float, type(None))
+OF_ALL_MODULES = frozenset(vars(nn.Module()))
+
+
+@contextmanager
+def unharmed(learners: Sequence[Any], at_fault: str) -> Iterator[None]:
+    """Put all that learns or is averaged beside the policy back where it was if something fails, or is not finite after.
+
+    Once a running mean has seen an inf it never recovers, and nothing says so.
+
+    :param learners: modules with all that they are made of; what is no module has nothing to lose
+    :param at_fault: sentence on what the rollout holds, for the message
+    :raises ValueError: naming the tensor that is not finite
+    """
+    modules = [module for learner in learners if isinstance(learner, nn.Module) for module in learner.modules()]
+    before = [_State(module) for module in modules]
+    try:
+        yield
+        for module in modules:
+            for name, value in [*_tensors(module).items(), *_attributes(module).items()]:
+                if not _is_finite(value):
+                    raise ValueError(
+                        f"{name} of the {type(module).__name__} was not finite after this rollout. {at_fault} What was learnt "
+                        "is back at what it was before it, and can be saved. Bound the rewards with rewards=dict("
+                        "scaling='clip'), or the observations with a wrapper."
+                    )
+    except BaseException:
+        for state in before:
+            state.put_back()
+        raise
+
+
+class _State:
+    """A module's own tensors, attributes and optimiser, without those of its parts."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.tensors = {name: tensor.detach().clone() for name, tensor in _tensors(module).items()}
+        self.attributes = {name: copy.copy(value) for name, value in _attributes(module).items()}
+        optimizers = {name: value for name, value in vars(module).items() if isinstance(value, th.optim.Optimizer)}
+        self.optimizers = {name: copy.deepcopy(value.state_dict()) for name, value in optimizers.items()}
+
+    def put_back(self) -> None:
+        with th.no_grad():
+            for name, tensor in _tensors(self.module).items():
+                tensor.copy_(self.tensors[name])
+        vars(self.module).update(self.attributes)
+        for name, state in self.optimizers.items():
+            getattr(self.module, name).load_state_dict(state)
+
+
+def _tensors(module: nn.Module) -> dict[str, th.Tensor]:
+    return dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    own = {name: value for name, value in vars(module).items() if name not in OF_ALL_MODULES}
+    return {name: value for name, value in own.items() if isinstance(value, KEPT)}
+
+
+def _is_finite(value: Any) -> bool:
+    """Of tensors, alone or in tuples; the rest is no statistic."""
+    if isinstance(value, tuple | deque):
+        return all(_is_finite(part) for part in value)
+    return not isinstance(value, th.Tensor) or not value.is_floating_point() or bool(value.isfinite().all())

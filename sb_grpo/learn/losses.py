@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch as th
 from stable_baselines3.common.type_aliases import Schedule
 from torch import nn
 
+from sb_grpo import ranks
 from sb_grpo.maths.losses import Clip, cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.rules import check_keys
+from sb_grpo.rules import check_keys, plain, shown
 from sb_grpo.types import Minibatch
-
-AGGREGATIONS = ("step", "episode", "constant")
-LEVELS = ("step", "episode")
 
 
 @dataclass(frozen=True)
@@ -32,6 +30,9 @@ class Loss:
     importance_level: str = "step"
     #: Rollouts after which the reference policy of ``kl_coef`` becomes the current one; None: never.
     ref_sync_interval: int | None = None
+    #: Reference policy of ``kl_coef`` at the start: a policy, a model that has one, or a saved model's zip (GRPO, PPO, A2C).
+    #: None: the policy itself as it is before the first update. Its weights are copied, and saved with the model.
+    ref_policy: Any = field(default=None, repr=False, compare=False)
 
     def surrogate(self, log_prob: th.Tensor, ratio: th.Tensor, advantages: th.Tensor, clip: Clip) -> th.Tensor:
         """Loss of each row, to be minimised.
@@ -75,10 +76,12 @@ def make_loss(loss: Any, kwargs: Mapping[str, Any] | None) -> Loss:
         check_keys("loss_kwargs", kwargs or {}, (), f"loss={loss!r}, which has its own settings,")
         return loss
     if not isinstance(loss, str) or loss not in NAMES:
-        raise ValueError(f"loss={loss!r} is unknown; use one of {list(NAMES)}, or an object of a subclass of sb_grpo.Loss.")
+        raise ValueError(
+            f"loss={shown(loss)} is unknown; use one of {list(NAMES)}, or an object of a subclass of sb_grpo.Loss."
+        )
     kind = NAMES[loss]
     check_keys("loss_kwargs", kwargs or {}, [f.name for f in fields(kind)], f"loss={loss!r}")
-    return kind(**(kwargs or {}))
+    return kind(**{name: plain(value) for name, value in (kwargs or {}).items()})
 
 
 class Objective(nn.Module):
@@ -155,7 +158,9 @@ class Objective(nn.Module):
 
     @th.no_grad()
     def approximate_kl(self, minibatch: Minibatch) -> float:
-        """k3 KL between the policy that acted and the one as it is now, over some rows."""
+        """k3 KL between the policy that acted and the one as it is now, over some rows; those of all ranks."""
+        if len(minibatch.advantages) == 0:  # of one of several learners
+            return ranks.mean(minibatch.old_log_probs).item()
         with self.autocasting():
             log_prob = self.policy.log_prob(minibatch.observations, minibatch.actions)
-        return kl_k3(minibatch.old_log_probs, log_prob).mean().item()
+        return ranks.mean(kl_k3(minibatch.old_log_probs, log_prob)).item()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch as th
 
+from sb_grpo import ranks
 from sb_grpo.policies.beside import MEMORY, SEQUENCE, beside, with_beside
 from sb_grpo.types import Minibatch, map_obs
 
@@ -27,34 +28,42 @@ def stretches(episode: th.Tensor, length: int) -> th.Tensor:
 def minibatches(batch: Minibatch, batch_size: int, together: th.Tensor | None = None) -> Iterator[Minibatch]:
     """Every row exactly once, in random order, in minibatches of nearly equal size.
 
+    Several learners cut their own rows into the same number of minibatches; the k-th ones of all together are one.
+
     :param batch: M rows
-    :param batch_size: rows per minibatch, met as closely as M allows
+    :param batch_size: rows per minibatch, met as closely as M allows; those of all ranks
     :param together: ``[M]`` adjacent rows of one number are kept together and in order: episodes, or stretches of them; these
         are shuffled instead of rows. The minibatches are then of unequal size, and their weights make up for it: the mean of
         weight * loss over a minibatch, averaged over minibatches, is that over all rows. A memory learns what these rows are
     """
     n, device = len(batch.advantages), batch.advantages.device
+    of_all = ranks.count(n)
+    k = max(1, round(of_all / batch_size))
     if together is not None:
         _, row, length = th.unique_consecutive(together, return_inverse=True, return_counts=True)
         rank = th.randperm(len(length), device=device)
         order = rank[row].argsort(stable=True)
         ranked_length = th.zeros_like(length).scatter_(0, rank, length)
-        _, bucket = th.unique_consecutive((ranked_length.cumsum(0) - ranked_length) // batch_size, return_inverse=True)
-        splits = th.bincount(bucket, ranked_length).long().tolist()
+        before = ranked_length.cumsum(0) - ranked_length
+        if ranks.place().n == 1:
+            _, bucket = th.unique_consecutive(before // batch_size, return_inverse=True)
+            counts = th.bincount(bucket, ranked_length).long()
+        else:
+            counts = th.bincount(before * k // max(n, 1), ranked_length, minlength=k).long()
+        splits, whole = counts.tolist(), ranks.total(counts).tolist()
     else:
         order = th.randperm(n, device=device)
-        k = max(1, round(n / batch_size))
-        splits = [n // k + (i < n % k) for i in range(k)]
+        splits = whole = [n // k + (i < n % k) for i in range(k)]
     # The small columns are shuffled at once; observations, which may be images, one minibatch at a time.
     shuffled = batch._replace(observations={}).map(lambda x: x.index_select(0, order))
-    start = 0
-    for size in splits:
+    start, n_parts = 0, sum(size > 0 for size in whole)
+    for size, size_of_all in zip(splits, whole, strict=True):
         part = shuffled.map(lambda x: x[start : start + size])  # noqa: B023
         start += size
         rows, weights = order[start - size : start], part.weights
         observations = map_obs(lambda x: x.index_select(0, rows), batch.observations)  # noqa: B023
         if together is not None:
-            weights = weights * (size * len(splits) / n)
+            weights = weights * (size_of_all * n_parts / of_all)
             if beside(observations, MEMORY) is not None:
                 observations = with_beside(observations, {SEQUENCE: together[rows]})
         yield part._replace(observations=observations, weights=weights)

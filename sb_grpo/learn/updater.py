@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch as th
 
+from sb_grpo import ranks
 from sb_grpo.learn.captured import Captured
 from sb_grpo.learn.gradients import PlainGradient, clip_gradients
 from sb_grpo.learn.last_good import LastGood
@@ -48,7 +49,7 @@ class Updater:
     def run(self, batch: Minibatch, clip: Clip, tasks: th.Tensor | None = None) -> Taken:
         """Pass over the rows ``n_epochs`` times.
 
-        :param batch: M >= 1 rows
+        :param batch: M >= 1 rows; of several learners one may have none
         :param clip: lower and upper clip range
         :param tasks: ``[E]`` task of each episode of the rollout, for gradient surgery
         :raises ValueError: for a gradient that is not finite; the weights are then what they were before
@@ -91,6 +92,7 @@ class Updater:
             return result
 
         self.gradient(loss, minibatch, parameters)
+        ranks.average_gradients(parameters, len(minibatch.advantages))
         norms = clip_gradients(parameters, self.plan.max_grad_norm)
         self.objective.policy.optimizer.step()
         return norms

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch as th
 
-from sb_grpo.types import map_obs
+from sb_grpo import ranks
+from sb_grpo.types import Rollout, map_obs
 
 #: Rows per forward pass where no gradient is needed; a GPU, which waits for launches, gets more of them where rows are narrow.
 CHUNK, GPU_CHUNK, NARROW = 4096, 65536, 256
@@ -42,3 +43,22 @@ def evenly_spaced(n: int, at_most: int, device: th.device) -> th.Tensor | slice:
     if n <= at_most:
         return slice(None)
     return th.arange(at_most, device=device) * n // at_most
+
+
+def evenly_spaced_steps(rollout: Rollout, at_most: int) -> th.Tensor | slice:
+    """As :func:`evenly_spaced`, of the steps of all ranks together: an index of those that are this rank's.
+
+    :param rollout: M steps, its episodes in the order of their groups
+    """
+    n, place = len(rollout.t), ranks.place()
+    if place.n == 1:
+        return evenly_spaced(n, at_most, rollout.t.device)
+    of_all = ranks.count(n)
+    if of_all <= at_most:
+        return slice(None)
+    _, lengths = th.unique_consecutive(rollout.episode, return_counts=True)
+    assert rollout.seed_group is not None
+    before = ranks.episodes_before(rollout.seed_group, lengths)[1]
+    number = before[rollout.episode] + th.arange(n, device=before.device) - (lengths.cumsum(0) - lengths)[rollout.episode]
+    chosen = th.arange(at_most, device=before.device) * of_all // at_most
+    return th.isin(number, chosen).nonzero().squeeze(1)

@@ -14,8 +14,9 @@ from collections.abc import Callable
 
 import torch as th
 
+from sb_grpo import ranks
 from sb_grpo.maths.returns import episode_returns, rewards_to_go
-from sb_grpo.maths.segments import segment_mean, segment_median, segment_std, segment_sum
+from sb_grpo.maths.segments import Total, own, segment_mean, segment_median, segment_std, segment_sum
 from sb_grpo.types import AdvantageOptions, Rollout
 
 SPREAD_TOLERANCE = 1e-5
@@ -53,6 +54,7 @@ def scale(
     n_groups: int,
     normalize: str,
     tolerance: float = SPREAD_TOLERANCE,
+    total: Total = own,
 ) -> th.Tensor:
     """Divide by the spread, and set to 0 what belongs to a group without spread.
 
@@ -63,15 +65,16 @@ def scale(
     :param n_groups: number of groups
     :param normalize: ``"group"``, ``"batch"`` or ``"none"``
     :param tolerance: a spread below this share of the root mean square of ``size_of`` is none
+    :param total: of sums over the ranks, where groups lie on several
     :return: ``[K]``
     """
-    spread = segment_std(spread_of, group, n_groups)
-    alive = (spread > tolerance * segment_mean(size_of.square(), group, n_groups).sqrt())[group]
+    spread = segment_std(spread_of, group, n_groups, total)
+    alive = (spread > tolerance * segment_mean(size_of.square(), group, n_groups, total).sqrt())[group]
     tiny = th.finfo(spread.dtype).tiny
     if normalize == "group":
         centred = centred / spread[group].clamp(min=tiny)
-    elif normalize == "batch" and alive.any():
-        centred = centred / spread_of[alive].std(unbiased=False).clamp(min=tiny)
+    elif normalize == "batch" and ranks.some(bool(alive.any())):
+        centred = centred / ranks.spread(spread_of[alive]).clamp(min=tiny)
     return th.where(alive, centred, th.zeros_like(centred))
 
 
@@ -151,13 +154,13 @@ def centre_and_scale(advantages: th.Tensor, targets: th.Tensor, rollout: Rollout
     """
     if options.normalize == "none":
         return advantages
-    row_group, n = rollout.group[rollout.episode], rollout.n_groups
+    row_group, n, total = rollout.group[rollout.episode], rollout.n_groups, own
     if options.normalize == "batch":
-        row_group, n = th.zeros_like(row_group), 1
-    centred = advantages - segment_mean(advantages, row_group, n)[row_group]
+        row_group, n, total = th.zeros_like(row_group), 1, ranks.total
+    centred = advantages - segment_mean(advantages, row_group, n, total)[row_group]
     one_over_horizon = max(1.0 - options.gamma, 1.0 / rollout.max_length)
     tolerance = RESIDUAL_TOLERANCE * min(1.0, LONGEST_HORIZON * one_over_horizon)
-    return scale(centred, advantages, targets, row_group, n, "group", tolerance)
+    return scale(centred, advantages, targets, row_group, n, "group", tolerance, total)
 
 
 def to_one_scale(advantages: th.Tensor, label: th.Tensor, n: int) -> th.Tensor:
@@ -168,14 +171,14 @@ def to_one_scale(advantages: th.Tensor, label: th.Tensor, n: int) -> th.Tensor:
     :param n: number of labels
     :return: ``[M]``
     """
-    rows = segment_sum((advantages != 0).to(advantages.dtype), label, n).clamp_(min=1.0)
-    size = (segment_sum(advantages.square(), label, n) / rows).sqrt()
+    rows = ranks.total(segment_sum((advantages != 0).to(advantages.dtype), label, n)).clamp_(min=1.0)
+    size = (ranks.total(segment_sum(advantages.square(), label, n)) / rows).sqrt()
     return advantages / size.clamp(min=th.finfo(size.dtype).tiny)[label]
 
 
 def _baseline(values: th.Tensor, group: th.Tensor, n_groups: int, kind: str) -> th.Tensor:
     if kind == "global":
-        return values.mean().expand_as(values)
+        return ranks.mean(values).expand_as(values)
     return peer_baseline(values, group, n_groups, kind)
 
 

@@ -6,6 +6,8 @@ from typing import Any, TypeAlias
 
 import torch as th
 
+from sb_grpo import ranks
+
 #: A float; a 0-d tensor where the loss is captured in a graph (torch's annotations know no such union).
 Scalar: TypeAlias = Any
 #: Lower and upper clip range.
@@ -80,7 +82,8 @@ def step_weights(episode: th.Tensor, aggregation: str, horizon: int) -> th.Tenso
     if aggregation == "step":
         return th.ones(len(episode), device=episode.device)
     _, row, length = th.unique_consecutive(episode, return_inverse=True, return_counts=True)
+    rows, episodes = ranks.count(len(episode)), ranks.count(len(length))
     if aggregation == "constant":
-        return th.full((len(episode),), len(episode) / (len(length) * horizon), device=episode.device)
-    weights: th.Tensor = len(episode) / (len(length) * length.float())
+        return th.full((len(episode),), rows / (episodes * horizon), device=episode.device)
+    weights: th.Tensor = rows / (episodes * length.float())
     return weights[row]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch as th
 from torch import nn
 
+from sb_grpo import ranks
+
 
 class RunningNormalizer(nn.Module):
     """Standardise vectors by the statistics of all that was seen: (x - mean) / std, clipped.
@@ -34,13 +36,13 @@ class RunningNormalizer(nn.Module):
 
     @th.no_grad()
     def update(self, x: th.Tensor) -> None:
-        """Merge a batch into mean and variance (Chan et al., 1979); never makes the host wait.
+        """Merge a batch into mean and variance (Chan et al., 1979); with one learner it never makes the host wait.
 
-        :param x: ``[M, dim]``
+        :param x: ``[M, dim]``; of several learners the rows of all
         """
-        total = self.count + len(x)
-        mean, var = x.mean(0), x.var(0, unbiased=False)
-        delta, share = mean - self.mean, len(x) / total
+        n, mean, var = ranks.moments(x)
+        total = self.count + n
+        delta, share = mean - self.mean, n / total
         self.var.mul_(1.0 - share).add_(var * share).add_(delta.square() * share * (1.0 - share))
         self.mean.add_(delta * share)
         self.count.copy_(total)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch as th
 
+from sb_grpo import ranks
 from sb_grpo.types import AdvantageOptions, Rollout
 
 
@@ -88,5 +89,5 @@ def residuals_of(
 
 def explained_variance(predicted: th.Tensor, actual: th.Tensor) -> float:
     """1 - Var[actual - predicted] / Var[actual]: 1 is perfect, 0 no better than a constant; nan without variance."""
-    variance = actual.var(unbiased=False)
-    return math.nan if variance == 0 else float(1.0 - (actual - predicted).var(unbiased=False) / variance)
+    variance = ranks.moments(actual)[2]
+    return math.nan if variance == 0 else float(1.0 - ranks.moments(actual - predicted)[2] / variance)

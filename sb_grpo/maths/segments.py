@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch as th
+
+#: Adds up sums over the ranks, where segments lie on several of them.
+Total = Callable[[th.Tensor], th.Tensor]
+
+
+def own(values: th.Tensor) -> th.Tensor:
+    """The sums as they are: every segment lies on one rank."""
+    return values
 
 
 def segment_sum(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:
@@ -16,15 +26,18 @@ def segment_sum(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:
     return values.new_zeros(n).index_add_(0, segment, values)
 
 
-def segment_mean(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:
-    """Mean per segment, 0 for an empty one; arguments as in :func:`segment_sum`."""
-    return segment_sum(values, segment, n) / segment_sum(th.ones_like(values), segment, n).clamp_(min=1.0)
+def segment_mean(values: th.Tensor, segment: th.Tensor, n: int, total: Total = own) -> th.Tensor:
+    """Mean per segment, 0 for an empty one; arguments as in :func:`segment_sum`.
+
+    :param total: of sums over the ranks
+    """
+    return total(segment_sum(values, segment, n)) / total(segment_sum(th.ones_like(values), segment, n)).clamp_(min=1.0)
 
 
-def segment_std(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:
-    """Population standard deviation per segment; arguments as in :func:`segment_sum`."""
-    centred = values - segment_mean(values, segment, n)[segment]
-    return segment_mean(centred.square(), segment, n).sqrt()
+def segment_std(values: th.Tensor, segment: th.Tensor, n: int, total: Total = own) -> th.Tensor:
+    """Population standard deviation per segment; arguments as in :func:`segment_mean`."""
+    centred = values - segment_mean(values, segment, n, total)[segment]
+    return segment_mean(centred.square(), segment, n, total).sqrt()
 
 
 def segment_median(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:

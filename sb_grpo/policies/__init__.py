@@ -8,5 +8,14 @@ from sb_grpo.policies.actor import (
     MlpPolicy,
     MultiInputPolicy,
 )
+from sb_grpo.policies.weights import load_actor
 
-__all__ = ["ActorCnnPolicy", "ActorMultiInputPolicy", "ActorPolicy", "CnnPolicy", "MlpPolicy", "MultiInputPolicy"]
+__all__ = [
+    "ActorCnnPolicy",
+    "ActorMultiInputPolicy",
+    "ActorPolicy",
+    "CnnPolicy",
+    "MlpPolicy",
+    "MultiInputPolicy",
+    "load_actor",
+]

@@ -27,10 +27,11 @@ def with_beside(obs: Any, parts: Mapping[str, Any]) -> Any:
 
 def env_part(obs: Any) -> Any:
     """An observation as the networks see it."""
-    if not isinstance(obs, Mapping) or not any(key in obs for key in BESIDE):
+    if not isinstance(obs, Mapping):
         return obs
-    rest = {key: part for key, part in obs.items() if key not in BESIDE}
-    return rest.get(ALONE, rest)
+    if ALONE in obs:
+        return obs[ALONE]
+    return {key: part for key, part in obs.items() if key not in BESIDE} if any(key in obs for key in BESIDE) else obs
 
 
 def beside(obs: Any, key: str) -> Any:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from typing import Any
 
-import numpy as np
+from sb_grpo.rules import integer, shown
+
+LAYER = integer(1, 16_384)
+MOST_WEIGHTS = 10_000_000
 
 
 def layers_of_the_actor(net_arch: Any) -> list[int]:
@@ -18,6 +22,14 @@ def layers_of_the_actor(net_arch: Any) -> list[int]:
         warnings.warn(f"net_arch={net_arch} is SB3's form before version 1.8: pass {net_arch[0]}.", UserWarning, stacklevel=3)
         net_arch = net_arch[0]
     layers = net_arch.get("pi", []) if isinstance(net_arch, dict) else net_arch
-    if not isinstance(layers, list | tuple) or not all(isinstance(n, int | np.integer) and n >= 1 for n in layers):
-        raise ValueError(f"policy_kwargs: net_arch={net_arch!r} must be a list of layer sizes from 1 on, or a dict with 'pi'.")
+    if not isinstance(layers, list | tuple) or len(layers) > 100 or not all(LAYER.fine(n) for n in layers):
+        raise ValueError(
+            f"policy_kwargs: net_arch={shown(net_arch)} must be a list of layer sizes from 1 on, or a dict with 'pi'; up to "
+            "100 layers of up to 16384."
+        )
+    if sum(int(n) * int(m) for n, m in itertools.pairwise(layers)) > MOST_WEIGHTS:
+        raise ValueError(
+            f"policy_kwargs: net_arch={shown(net_arch)} must not have more than {MOST_WEIGHTS:,} weights between its layers: "
+            "make them smaller; [64, 64] is usual."
+        )
     return [int(n) for n in layers]

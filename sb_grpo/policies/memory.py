@@ -13,7 +13,13 @@ import numpy as np
 import torch as th
 from torch import nn
 
+from sb_grpo.ranges import check_settings
+
 KINDS: dict[str, tuple[type[nn.LSTM] | type[nn.GRU], int]] = {"lstm": (nn.LSTM, 2), "gru": (nn.GRU, 1)}
+
+
+#: Steps that units remember for at first, at most.
+LONGEST = 100.0
 
 
 class Memory(nn.Module):
@@ -28,14 +34,23 @@ class Memory(nn.Module):
 
     def __init__(self, kind: str, n_inputs: int, size: int, n_layers: int) -> None:
         super().__init__()
-        if kind not in KINDS:
-            raise ValueError(f"policy_kwargs: memory={kind!r} is unknown; use one of {list(KINDS)}, or None for no memory.")
-        for name, value in (("memory_size", size), ("n_layers", n_layers)):
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-                raise ValueError(f"policy_kwargs: {name}={value!r} must be a whole number from 1 on.")
+        check_settings("policy_kwargs", {"memory": kind, "memory_size": size, "n_layers": n_layers})
         net, n_parts = KINDS[kind]
         self.net, self.form = net(n_inputs, int(size), int(n_layers)), (n_parts, int(n_layers), int(size))
         self.n_state = n_parts * int(n_layers) * int(size)
+        self._keep_long()
+
+    @th.no_grad()
+    def _keep_long(self) -> None:
+        """Chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188): units forget at rates that are
+        spread over times up to ``LONGEST``; the usual biases of about 0 forget half at every step."""
+        size = self.form[2]
+        for layer in range(self.form[1]):
+            bias, other = (getattr(self.net, f"{name}_l{layer}") for name in ("bias_ih", "bias_hh"))
+            keep = th.empty(size).uniform_(1.0, LONGEST).log_()
+            bias[size : 2 * size], other[size : 2 * size] = keep, 0.0  # the forget gate, or a GRU's update gate
+            if self.form[0] == 2:
+                bias[:size], other[:size] = -keep, 0.0  # the input gate
 
     def forward(
         self, x: th.Tensor, state: th.Tensor | None, sequence: th.Tensor | None = None

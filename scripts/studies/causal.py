@@ -39,7 +39,7 @@ from sb_grpo.envs.random import group_seed
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, DOCS, IMG
 from zoo.common.provenance import commit, machine, versions
-from zoo.training.experiment import build
+from zoo.training.building import build
 
 GRAPHS = 200
 #: Reset seeds of the evaluation.

@@ -17,7 +17,10 @@ import numpy as np
 
 from sb_grpo import files
 
+from ..common.strict_json import finite
+
 LINES = ".jsonl"  # one run per line, in the place of folders of files
+EVALUATED = "evaluated: "  # in front of the model that zoo.evaluate has made a result of
 RANDOM = "random"  # pseudo-algorithm: uniformly random actions, the lower reference of normalised scores
 
 
@@ -120,7 +123,8 @@ def write_result(path: Path, content: dict[str, Any]) -> None:
     :param content: JSON values
     :raises BrokenResult: if :func:`read_run` would refuse it
     """
-    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
+    settings = {"settings": finite(content["settings"])} if "settings" in content else {}  # of results NaN is refused
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in {**content, **settings}.items()]
     with files.replacing(path) as unfinished:
         unfinished.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         read_run(unfinished)

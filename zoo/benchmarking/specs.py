@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import rl_zoo3
-from rl_zoo3.exp_manager import ExperimentManager
 
 from sb_grpo.moved import modern
 
@@ -20,6 +19,7 @@ from ..benchmarking.results import RANDOM, env_folder, seed_file
 from ..common.command_line import BadInput, did_you_mean
 from ..common.yaml_files import HYPERPARAMS, read_sections
 from ..training.checks import check_settings
+from ..training.entries import entry_name
 from ..training.experiment import register
 
 CONSTRUCTOR_DEFAULTS = ("defaults", "sb3-defaults")
@@ -146,22 +146,11 @@ def settings_for(variant: Variant, env_id: str) -> tuple[dict[str, Any], str]:
     else:
         path = Path(variant.conf_file) if variant.conf_file else _default_conf(variant.algo)
         table = read_sections(path)
-        name = _entry_name(table, env_id, path)
+        name = entry_name(table, env_id, path)
         entry, source = table[name], f"{path.name}: {name}"
     settings = {"policy": "MlpPolicy", **entry, **variant.hyperparams}
     settings.pop("n_timesteps", None)  # the budget is the benchmark's
     return settings, source
-
-
-def _entry_name(table: dict[str, Any], env_id: str, path: Path) -> str:
-    """The env's own entry, that of another version of it (rl_zoo3 has Hopper-v4, not v5), "atari", or "default"."""
-    base, _, _ = env_id.rpartition("-v")
-    versions = [name for name in table if base and re.fullmatch(re.escape(base) + r"-v\d+", name)]
-    family = ["atari"] if ExperimentManager.is_atari(env_id) else []
-    for name in [env_id, *sorted(versions, key=lambda name: int(name.rpartition("-v")[2]), reverse=True), *family, "default"]:
-        if name in table:
-            return name
-    raise BadInput(f"{path} has neither an entry for {env_id} nor a default")
 
 
 def _default_conf(algo: str) -> Path:

@@ -28,7 +28,9 @@ from sb_grpo import files
 from ..benchmarking.results import RANDOM, write_result
 from ..benchmarking.specs import Spec
 from ..common import provenance
-from ..training.experiment import Experiment, build, sync
+from ..common.evaluating import Counting
+from ..training.building import build
+from ..training.experiment import Experiment, sync
 
 BAD_SETTINGS = 2
 NO_SETTINGS = ("self", "env", "policy", "tensorboard_log", "verbose", "_init_setup_model", "monitor_wrapper")
@@ -56,8 +58,10 @@ def evaluate(model: Any, env: VecEnv, seed: int, deterministic: bool) -> list[fl
     :return: in the order of the envs, so of the starts
     """
     finished: list[int] = []
+    counting = Counting()
 
-    def note(step: dict[str, Any], _: dict[str, Any]) -> None:
+    def note(step: dict[str, Any], everything: dict[str, Any]) -> None:
+        counting(step, everything)
         if step["done"] and "episode" in step["info"]:
             finished.append(step["i"])
 

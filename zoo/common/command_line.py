@@ -103,21 +103,32 @@ def check_has_runs(option: str, names: Iterable[str], known: Collection[str]) ->
             raise BadInput(f"{option} names {name!r}, which has no runs.{did_you_mean(name, known)}")
 
 
-def check_env_id(env_id: str, packages: Collection[str] = ()) -> None:
+#: Beginnings of ids that an extra registers.
+EXTRAS = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "ALE/": "atari", "Or": "input_driven", "Motor": "input_driven"}
+
+
+def known_env(env_id: str, packages: Sequence[str] = ()) -> tuple[str, list[str]]:
     """Import the packages that register envs and see that the env exists.
 
-    :raises BadInput: naming the nearest ids
+    :param env_id: as Gymnasium takes it: ``package:Id`` imports a package first
+    :param packages: to import
+    :return: the id without its package, and all packages
+    :raises BadInput: naming the nearest ids, or the extra that brings the env
     """
-    for package in packages:
+    *before, plain = env_id.split(":")
+    for package, option in (*((name, "--gym-packages ") for name in packages), *((name, "--env ") for name in before)):
         try:
             importlib.import_module(package)
         except ImportError as error:
-            raise BadInput(f"--gym-packages {package}: {error}") from error
-    if env_id not in gym.registry:
+            raise BadInput(f"{option}{package}: {error}") from error
+    if plain not in gym.registry:
+        extra = next((extra for start, extra in EXTRAS.items() if plain.startswith(start)), None)
+        hint = f" Such envs come with an extra: pip install 'sb_grpo[{extra}]'." if extra else ""
         raise BadInput(
-            f"env {env_id!r} not found.{did_you_mean(env_id, gym.registry)} "
-            "(An env of a package of yours is found with --gym-packages PACKAGE.)"
+            f"env {plain!r} not found.{did_you_mean(plain, gym.registry)}{hint} "
+            "(An env of a package of yours is found with --gym-packages PACKAGE, or as PACKAGE:ID.)"
         )
+    return plain, list(dict.fromkeys([*packages, *before]))
 
 
 def run(name: str, main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:

@@ -9,10 +9,12 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 
-from ..benchmarking.results import RANDOM, Run, find_results, read_all
+from ..benchmarking.results import EVALUATED, RANDOM, Run, find_results, read_all
 from ..common.command_line import BadInput, check_has_runs, did_you_mean
 from ..comparing import statistics
 
+ROLLOUT_TOLERANCE = 0.1  # of a run of zoo.train, which ends with a whole rollout
+FEW = 5  # runs: a reference that is the mean of fewer is named
 BUDGET_TOLERANCE = 0.02  # of the steps really taken, which whole vector steps can exceed the budget by
 
 
@@ -48,6 +50,16 @@ class Comparison:
     def on(self, env: str) -> list[str]:
         """Labels that have runs on this env."""
         return [label for label in self.labels if (env, label) in self.runs]
+
+    @property
+    def keys(self) -> list[tuple[str, str]]:
+        """(env, label) of all runs, in order."""
+        return [(env, label) for env in self.envs for label in self.on(env)]
+
+    @property
+    def groups(self) -> list[tuple[str, str, list[Run]]]:
+        """(env, label, runs), in order."""
+        return [(*key, self.runs[key]) for key in self.keys]
 
     @property
     def common_envs(self) -> list[str]:
@@ -143,8 +155,10 @@ def _check_budgets(table: Mapping[tuple[str, str], list[Run]], allow_unequal: bo
         for run in runs:
             if not np.array_equal(run.checkpoint_steps, runs[0].checkpoint_steps) or run.steps != runs[0].steps:
                 raise BadInput(f"{env}: runs of {label} have different budgets or checkpoints: {runs[0].path} and {run.path}")
-            excess = run.env_steps - run.steps
-            if abs(excess) > max(BUDGET_TOLERANCE * run.steps, 64) and not allow_unequal:
+            excess, tolerance = run.env_steps - run.steps, BUDGET_TOLERANCE
+            if run.origin["settings_of"].startswith(EVALUATED) and excess > 0:
+                tolerance = ROLLOUT_TOLERANCE
+            if abs(excess) > max(tolerance * run.steps, 64) and not allow_unequal:
                 raise BadInput(f"{run.path}: took {run.env_steps:,} steps of a budget of {run.steps:,} (--allow-unequal)")
         first, other = plans.setdefault(env, (label, runs[0]))
         if (other.steps != runs[0].steps or len(other.curve) != len(runs[0].curve)) and not allow_unequal:
@@ -170,8 +184,23 @@ def _set_references(comparison: Comparison, random_runs: Sequence[Run], given: M
         low, high = given.get(env, (low, high))
         if high > low:
             comparison.references[env] = low, high
+            if env not in given:
+                top = comparison.baseline if comparison.baseline in means else max(means, key=lambda label: means[label])
+                _note_few(comparison, env, len(random), str(top))
         else:
             comparison.notes.append(f"{env} is left out of normalised scores: its references are {low:g} and {high:g}.")
+
+
+def _note_few(comparison: Comparison, env: str, n_random: int, top: str) -> None:
+    """Say where 0 or 1 of the normalised scores rests on a handful of runs: the intervals take them for known."""
+    n_top = len(comparison.runs[env, top])
+    few = [f"0 on {n_random} of random"] if 0 < n_random < FEW else []
+    few += [f"1 on {n_top} of {top}"] if n_top < FEW else []
+    if few:
+        comparison.notes.append(
+            f"{env}: normalised scores, and so their IQM, rest on few runs ({', '.join(few)}), and their intervals take "
+            "those for known: more seeds, or --references."
+        )
 
 
 def _note_gaps(comparison: Comparison) -> None:

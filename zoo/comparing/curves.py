@@ -5,16 +5,15 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
-from stable_baselines3.common.monitor import load_results
 
-from ..benchmarking.results import RANDOM, find_results, read_all
+from ..benchmarking.results import RANDOM, env_folder, find_results, read_all
 from ..common.command_line import BadInput, did_you_mean
 from ..comparing import statistics
+from ..comparing import zoo_runs as runs
 
 EVALUATION, TRAINING = "evaluation", "training"
 GRID = 100  # points of the mean over runs that were measured at different steps
@@ -58,27 +57,36 @@ class Mean:
     low: np.ndarray
     high: np.ndarray
     of: str
+    measured: bool = True  #: at these steps; False: interpolated, or a running mean
 
 
-def from_folder(folder: Path) -> tuple[list[Curve], list[str]]:
-    """All curves below a folder.
+def from_folder(folder: Path, y: str = runs.RETURN) -> tuple[list[Curve], list[str]]:
+    """All curves below a folder; a run and those that went on from it are one.
 
     :param folder: a zoo run, a folder of runs, or results of ``zoo.benchmark``
+    :param y: of an episode: a key of :data:`zoo.comparing.zoo_runs.COLUMNS`; result files have returns only
     :return: curves, and a line per broken result file
     :raises BadInput: if there are none
     """
     if not folder.exists():
         raise BadInput(f"{folder} does not exist")
-    runs, broken = read_all(find_results([folder]))
+    found, broken = read_all(find_results([folder]))
     curves = [
         Curve(run.env, run.label, EVALUATION, run.checkpoint_steps, run.curve, run.checkpoint_returns.T, run.path)
-        for run in runs
-        if run.algo != RANDOM
+        for run in found
+        if run.algo != RANDOM and y == runs.RETURN
     ]
-    folders = {file.parent for pattern in ("evaluations.npz", "*monitor.csv") for file in folder.rglob(pattern)}
-    for run_folder in sorted(folders):
-        env = re.sub(r"_\d+(_[0-9a-f-]{36})?$", "", run_folder.resolve().name)
-        curves += _zoo_run(run_folder, env, run_folder.resolve().parent.name)
+    chains = runs.chains(folder)
+    for chain in chains:
+        env, label = runs.env_of(chain[-1]), chain[-1].parent.name
+        steps, values, samples = runs.evaluations(chain, y)
+        if len(steps):
+            curves.append(Curve(env, label, EVALUATION, steps, values, samples, chain[-1]))
+        steps, values = runs.training(chain, y, WINDOW)
+        if len(steps):
+            curves.append(Curve(env, label, TRAINING, steps, values, source=chain[-1]))
+    if not curves and chains and y != runs.RETURN:
+        raise BadInput(f"--y {y}: no run in {folder} has kept it.")
     if not curves:
         raise BadInput(f"{folder} holds no evaluations.npz, no monitor.csv and no result file of zoo.benchmark")
     return curves, broken
@@ -113,6 +121,32 @@ def from_tensorboard(folder: Path, tag: str) -> list[Curve]:
     return curves
 
 
+def labelled(curves: Sequence[Curve], by: str) -> list[Curve]:
+    """Curves under the names of their lines.
+
+    :param curves: of runs
+    :param by: ``"run"``: each its own; ``"setting"``: runs of one algorithm and equal settings are averaged; ``"env"``: all
+        runs of an algorithm on an env
+    """
+    if by == "run":
+        names = [c.source.stem if c.source else "" for c in curves]
+        own = [name if name.startswith(c.label) else f"{c.label} {name}" for name, c in zip(names, curves, strict=True)]
+        return [replace(c, label=name) for c, name in zip(curves, own, strict=True)]
+    if by == "env":
+        return list(curves)
+    differences = runs.differences({c.source: (c.panel, c.label) for c in curves if c.source is not None})
+    return [replace(c, label=f"{c.label} {differences[c.source] if c.source else ''}".strip()) for c in curves]
+
+
+def in_common_panels(curves: Sequence[Curve]) -> list[Curve]:
+    """Ids such as ``ALE/Pong-v5``, which folders cannot be called, in one panel with the folders of their runs."""
+    names: dict[str, str] = {}
+    for curve in curves:
+        key = env_folder(curve.panel)
+        names[key] = max(names.get(key, ""), curve.panel, key=lambda name: ("/" in name, name))
+    return [replace(curve, panel=names[env_folder(curve.panel)]) for curve in curves]
+
+
 def average(curves: Sequence[Curve]) -> list[Mean]:
     """Mean curves per label and kind, in the order of their first runs.
 
@@ -136,7 +170,8 @@ def _mean(label: str, kind: str, group: Sequence[Curve]) -> Mean:
     low = high = np.full(len(steps), np.nan)
     if samples is not None and len(samples) > 1:
         low, high = statistics.curve_interval([samples], statistics.mean, resamples=1000)
-    return Mean(label, kind, steps, matrix.mean(axis=0), low, high, of if np.isfinite(low).any() else "one run")
+    measured = kind == EVALUATION and (len(group) == 1 or _same_steps(group))
+    return Mean(label, kind, steps, matrix.mean(axis=0), low, high, of if np.isfinite(low).any() else "one run", measured)
 
 
 def _same_steps(group: Iterable[Curve]) -> bool:
@@ -152,7 +187,7 @@ def _common_grid(group: Sequence[Curve]) -> np.ndarray:
     if end <= start:
         raise BadInput(
             f"{what}: no steps in common, as {late.source} begins at {start:,.0f} and {early.source} ends at {end:,.0f}. "
-            "Give the folders of runs that belong together."
+            "Give the folders of runs that belong together, or --by run."
         )
     if end < 0.9 * longest:
         print(
@@ -161,19 +196,3 @@ def _common_grid(group: Sequence[Curve]) -> np.ndarray:
             file=sys.stderr,
         )
     return np.linspace(start, end, GRID)
-
-
-def _zoo_run(folder: Path, env: str, label: str) -> list[Curve]:
-    curves = []
-    if (folder / "evaluations.npz").exists():
-        data = np.load(folder / "evaluations.npz")
-        mean, samples = data["results"].mean(axis=1), data["results"].T
-        curves.append(Curve(env, label, EVALUATION, data["timesteps"], mean, samples, folder))
-    if any(folder.glob("*monitor.csv")):
-        episodes: pd.DataFrame = load_results(str(folder))
-        window = max(1, min(100, int(WINDOW * len(episodes))))
-        if len(episodes) > 0:
-            smooth = episodes["r"].rolling(window).mean().to_numpy()[window - 1 :]
-            steps = episodes["l"].cumsum().to_numpy()[window - 1 :]
-            curves.append(Curve(env, label, TRAINING, steps, smooth, source=folder))
-    return curves

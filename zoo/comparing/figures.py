@@ -38,11 +38,19 @@ def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
-    """Write a figure as PNG and SVG, the same bytes for the same figure.
+    """Write a figure as PNG and SVG, or as the suffix says, the same bytes for the same figure.
 
     :param figure: closed afterwards
-    :param path: without suffix
+    :param path: without suffix: both; ``.png``, ``.svg`` or ``.pdf``: that one
     """
+    if path.suffix in (".png", ".svg", ".pdf"):
+        date: dict[str, Any] = (
+            {} if path.suffix == ".png" else {"metadata": {"CreationDate" if path.suffix == ".pdf" else "Date": None}}
+        )
+        with matplotlib.rc_context({"svg.hashsalt": path.stem}), files.replacing(path) as unfinished:
+            figure.savefig(unfinished, dpi=120, format=path.suffix[1:], **date)
+        plt.close(figure)
+        return [path]
     png, svg = (path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg"))
     with matplotlib.rc_context({"svg.hashsalt": path.name}), files.replacing(png) as first, files.replacing(svg) as second:
         figure.savefig(first, dpi=120)
@@ -51,7 +59,9 @@ def save(figure: Figure, path: Path) -> list[Path]:
     return [png, svg]
 
 
-def band(axes: Axes, x: Any, value: Any, low: Any, high: Any, label: str, style: dict[str, Any]) -> None:
+def band(
+    axes: Axes, x: Any, value: Any, low: Any, high: Any, label: str, style: dict[str, Any], every: int | None = None
+) -> None:
     """A line in its shaded interval.
 
     :param axes: to draw on
@@ -61,8 +71,9 @@ def band(axes: Axes, x: Any, value: Any, low: Any, high: Any, label: str, style:
     :param high: ``[n]``; NaN in both bounds draws no band
     :param label: of the legend
     :param style: of :func:`styles`
+    :param every: how many points a marker stands for; None: eight in all
     """
-    axes.plot(x, value, markersize=4, markevery=max(1, len(x) // 8), linewidth=1.6, label=label, **style)
+    axes.plot(x, value, markersize=4, markevery=every or max(1, len(x) // 8), linewidth=1.6, label=label, **style)
     axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
@@ -93,6 +104,14 @@ def legend_below(figure: Figure, axes: Axes) -> None:
     """One legend for all panels, below them, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+
+
+def legend_of_all(figure: Figure) -> None:
+    """One legend of the lines of all panels, below them."""
+    named = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    columns = 1 if any(len(label) > 45 for label in named) else 2
+    place: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+    figure.legend(list(named.values()), list(named), ncols=min(columns, len(named)), **place)
 
 
 def learning_curves(table: pd.DataFrame, labels: Sequence[str]) -> Figure:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -134,6 +134,11 @@ def interval(
         drawn = np.full_like(drawn, np.nan)
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return low, high
+
+
+def with_interval(name: str, value: float, low: Any, high: Any) -> dict[str, float]:
+    """Three cells of a table's row: the value and its bounds."""
+    return {name: float(value), f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
 def curve_interval(curves: Sequence[Array], statistic: Callable[[Scores], Array], **options: int) -> tuple[Array, Array]:

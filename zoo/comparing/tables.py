@@ -14,7 +14,9 @@ import pandas as pd
 from ..benchmarking.results import Run
 from ..comparing import statistics
 from ..comparing.comparison import Comparison
+from ..comparing.fairness import fairness
 from ..comparing.pairs import paired
+from ..comparing.stability import stability
 
 PROFILE_POINTS, PROFILE_RANGE = 81, (-1.0, 3.0)
 NONE = "-"  # cannot be computed, or does not apply
@@ -35,7 +37,7 @@ def runs(c: Comparison) -> pd.DataFrame:
             "train_wall_s": run.train_wall_s,
             "train_cpu_s": run.train_cpu_s,
         }
-        for _, _, group in _groups(c)
+        for _, _, group in c.groups
         for run in group
     )
 
@@ -43,7 +45,7 @@ def runs(c: Comparison) -> pd.DataFrame:
 def summary(c: Comparison) -> pd.DataFrame:
     """Per env and algorithm: the final evaluation, its spread over seeds, success and convergence."""
     rows = []
-    for env, label, group in _groups(c):
+    for env, label, group in c.groups:
         scores = c.scores(env, label)
         low, high = statistics.interval(statistics.iqm, [scores])
         steps = group[0].checkpoint_steps
@@ -73,7 +75,7 @@ def summary(c: Comparison) -> pd.DataFrame:
 def threshold(c: Comparison) -> pd.DataFrame:
     """Per env with a threshold and algorithm: how many runs reach it, and when."""
     rows = []
-    for env, label, group in _groups(c):
+    for env, label, group in c.groups:
         if env not in c.thresholds:
             continue
         level = c.thresholds[env]
@@ -97,7 +99,7 @@ def aggregate(c: Comparison) -> pd.DataFrame:
     for label in c.labels if c.common_envs else []:
         scores, row = c.normalised(label), dict[str, Any](algorithm=label)
         for name, measure in measures.items():
-            row |= _with_interval(name, float(measure(scores)), *statistics.interval(measure, scores))
+            row |= statistics.with_interval(name, float(measure(scores)), *statistics.interval(measure, scores))
         rows.append({**row, "envs": len(scores), "runs": sum(map(len, scores))})
     return pd.DataFrame(rows)
 
@@ -111,7 +113,7 @@ def improvement(c: Comparison) -> pd.DataFrame:
     for a, b in pairs if c.common_envs else []:
         x, y = ([c.scores(env, label) for env in c.common_envs] for label in (a, b))
         measure = statistics.probability_of_improvement
-        values = _with_interval("probability", float(measure(x, y)), *statistics.interval(measure, x, y))
+        values = statistics.with_interval("probability", float(measure(x, y)), *statistics.interval(measure, x, y))
         rows.append({"algorithm": a, "over": b, **values})
     return pd.DataFrame(rows)
 
@@ -121,7 +123,7 @@ def pairwise(c: Comparison) -> pd.DataFrame:
     rows = []
     for env in c.envs:
         for a, b, test, corrected, d in statistics.pairwise({label: c.scores(env, label) for label in c.on(env)}):
-            values = _with_interval("difference", test.difference, test.low, test.high)
+            values = statistics.with_interval("difference", test.difference, test.low, test.high)
             rows.append(
                 {
                     "env": env,
@@ -160,7 +162,7 @@ def ranking(c: Comparison) -> pd.DataFrame:
 def cost(c: Comparison) -> pd.DataFrame:
     """Per env and algorithm: what a run takes (medians)."""
     rows = []
-    for env, label, group in _groups(c):
+    for env, label, group in c.groups:
         processor, timed = _timed(group)
         row = {
             "env": env,
@@ -210,7 +212,9 @@ def speed(c: Comparison) -> pd.DataFrame:
             row: dict[str, Any] = {"algorithm": label, "over": c.baseline, "env": name}
             for column, field in (("speedup", "train_wall_s"), ("cpu_speedup", "train_cpu_s")):
                 times = [[np.array([getattr(run, field) for run in timed[env][side]]) for env in envs] for side in (0, 1)]
-                row |= _with_interval(column, float(_speedup(*times)), *statistics.interval(_speedup, *times))
+                known = all((t > 0).all() for side in times for t in side)  # an evaluation later on knows no times
+                values = (_speedup(*times), *statistics.interval(_speedup, *times)) if known else [np.nan] * 3
+                row |= statistics.with_interval(column, *values)
             rows.append(row)
     return pd.DataFrame(rows)
 
@@ -223,7 +227,7 @@ def references(c: Comparison) -> pd.DataFrame:
 def settings(c: Comparison) -> pd.DataFrame:
     """Per env and algorithm: where its settings come from, and all of them as used, as JSON."""
     rows = []
-    for env, label, group in _groups(c):
+    for env, label, group in c.groups:
         used = json.dumps(group[0].settings, sort_keys=True)
         rows.append({"env": env, "algorithm": label, "settings_of": group[0].origin["settings_of"], "settings": used})
     return pd.DataFrame(rows)
@@ -231,7 +235,7 @@ def settings(c: Comparison) -> pd.DataFrame:
 
 def provenance(c: Comparison) -> pd.DataFrame:
     """Commits, versions, machines and commands that the runs come from."""
-    return origins(run for _, _, group in _groups(c) for run in group)
+    return origins(run for key in c.keys for run in c.runs[key])
 
 
 def origins(runs: Iterable[Run]) -> pd.DataFrame:
@@ -247,11 +251,13 @@ def origins(runs: Iterable[Run]) -> pd.DataFrame:
 def curves(c: Comparison) -> pd.DataFrame:
     """Per env, algorithm and checkpoint: mean return over seeds with its interval."""
     rows = []
-    for env, label, group in _groups(c):
+    for env, label, group in c.groups:
         matrix = c.curves(env, label)
         low, high = statistics.curve_interval([matrix], statistics.mean)
         for step, value, *bounds in zip(group[0].checkpoint_steps, matrix.mean(axis=0), low, high, strict=True):
-            rows.append({"env": env, "algorithm": label, "env_steps": step, **_with_interval("mean", value, *bounds)})
+            rows.append(
+                {"env": env, "algorithm": label, "env_steps": step, **statistics.with_interval("mean", value, *bounds)}
+            )
     return pd.DataFrame(rows)
 
 
@@ -263,7 +269,7 @@ def sample_efficiency(c: Comparison) -> pd.DataFrame:
         values = statistics.iqm([m.T for m in matrices])
         low, high = statistics.curve_interval(matrices, statistics.iqm)
         for share, value, *bounds in zip(SHARES, values, low, high, strict=True):
-            rows.append({"algorithm": label, "share_of_budget": share, **_with_interval("iqm", value, *bounds)})
+            rows.append({"algorithm": label, "share_of_budget": share, **statistics.with_interval("iqm", value, *bounds)})
     return pd.DataFrame(rows)
 
 
@@ -278,7 +284,7 @@ def profile(c: Comparison) -> pd.DataFrame:
         values = statistics.performance_profile(own, points)
         low, high = statistics.interval(lambda s: statistics.performance_profile(s, points), own)
         for point, value, *bounds in zip(points, values, low, high, strict=True):
-            rows.append({"algorithm": label, "score": point, **_with_interval("share", value, *bounds)})
+            rows.append({"algorithm": label, "score": point, **statistics.with_interval("share", value, *bounds)})
     return pd.DataFrame(rows)
 
 
@@ -293,6 +299,8 @@ ALL: dict[str, Callable[[Comparison], pd.DataFrame]] = {
         paired,
         anova,
         ranking,
+        stability,
+        fairness,
         cost,
         speed,
         references,
@@ -332,14 +340,6 @@ def _text(value: Any) -> str:
     if abs(value) >= 1000 or float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
-
-
-def _groups(c: Comparison) -> list[tuple[str, str, Any]]:
-    return [(env, label, c.runs[env, label]) for env in c.envs for label in c.on(env)]
-
-
-def _with_interval(name: str, value: float, low: Any, high: Any) -> dict[str, float]:
-    return {name: float(value), f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
 def _speedup(bar: Any, mine: Any) -> Any:

@@ -30,7 +30,7 @@ def write_card(folder: Path) -> Path:
 
 def _metadata(metrics: dict[str, Any]) -> str:
     """The head that the Hugging Face Hub reads."""
-    value = f"{metrics['mean_return']:.2f} +/- {metrics['std_return']:.2f}"
+    value = f"{_number(metrics['mean_return'], 2)} +/- {_number(metrics['std_return'], 2)}"
     result = {
         "task": {"type": "reinforcement-learning", "name": "reinforcement-learning"},
         "dataset": {"name": metrics["env"], "type": metrics["env"]},
@@ -45,15 +45,17 @@ def _metadata(metrics: dict[str, Any]) -> str:
 
 
 def _text(folder: Path, metrics: dict[str, Any]) -> str:
-    algo, env, returns = metrics["algo"], metrics["env"], metrics["final_returns"]
+    algo, env = metrics["algo"], metrics["env"]
+    returns = [value for value in metrics["final_returns"] if value is not None]
     (config,) = folder.glob("*/config.yml")
     command = _command()
     stopped = metrics["env_steps"] < metrics["planned_steps"]
     lines = [
         f"# {algo.upper()} on {env}",
         "",
-        f"Mean return over {len(returns)} episodes after training: **{metrics['mean_return']:.1f} +- "
-        f"{metrics['std_return']:.1f}** (worst {min(returns):.1f}, best {max(returns):.1f}), seed {metrics['seed']}."
+        f"Mean return over {len(metrics['final_returns'])} episodes after training: **{_number(metrics['mean_return'])} +- "
+        f"{_number(metrics['std_return'])}** (worst {_number(min(returns, default=None))}, best "
+        f"{_number(max(returns, default=None))}), seed {metrics['seed']}."
         + (f" The run was stopped after {metrics['env_steps']:,} of {metrics['planned_steps']:,} steps." if stopped else ""),
         "",
         *(["![learning curve](learning_curve.png)", ""] if (folder / "learning_curve.png").exists() else []),
@@ -82,6 +84,10 @@ def _text(folder: Path, metrics: dict[str, Any]) -> str:
 def _command() -> str | None:
     """As the user has typed it; None where the run was started from Python."""
     return f"{sys.argv[0]} {shlex.join(sys.argv[1:])}" if sys.argv[0] == call("train") else None
+
+
+def _number(value: float | None, digits: int = 1) -> str:
+    return "not a number" if value is None else f"{value:.{digits}f}"
 
 
 def _cell(value: Any) -> str:

@@ -23,7 +23,10 @@ from sb_grpo.normalization import statistics_to_bytes, with_statistics
 from sb_grpo.saving import PLAIN, STATISTICS, read_entry, with_entries, write_zip
 
 from ..common.command_line import BadInput
+from ..common.evaluating import Counting
 from ..common.provenance import commit, versions
+from ..common.strict_json import to_json
+from .tracking import Keep
 
 FACTS = "checkpoint.json"
 #: Folder in a run's settings folder where earlier versions kept the statistics of the best model.
@@ -65,7 +68,7 @@ def save(model: BaseAlgorithm, path: Path, known: dict[str, Any]) -> None:
     """
     file = io.BytesIO()
     model.save(file)
-    entries = {FACTS: (json.dumps(known, indent=2) + "\n").encode()}
+    entries = {FACTS: (to_json(known, indent=2) + "\n").encode()}
     vec_normalize = model.get_vec_normalize_env()
     if vec_normalize is not None and read_entry(file, STATISTICS) is None:
         entries[STATISTICS] = statistics_to_bytes(vec_normalize)
@@ -84,16 +87,21 @@ class Checkpoints(BaseCallback):
     :param every: vector steps
     :param folder: of the run
     :param settings: of the run
+    :param keep: is given each file and what is known of it
     """
 
-    def __init__(self, every: int, folder: Path, settings: dict[str, Any]) -> None:
+    rank_0_only = True
+
+    def __init__(self, every: int, folder: Path, settings: dict[str, Any], keep: Keep | None = None) -> None:
         super().__init__()
-        self.every, self.folder, self.settings = every, folder, settings
+        self.every, self.folder, self.settings, self.keep = every, folder, settings, keep
 
     def _on_step(self) -> bool:
         if self.n_calls % self.every == 0:
-            path = self.folder / f"rl_model_{self.num_timesteps}_steps.zip"
-            save(self.model, path, facts(self.model, self.settings))
+            path, known = self.folder / f"rl_model_{self.num_timesteps}_steps.zip", facts(self.model, self.settings)
+            save(self.model, path, known)
+            if self.keep is not None:
+                self.keep(path, known)
         return True
 
 
@@ -102,16 +110,19 @@ class BestModel(BaseCallback):
 
     :param folder: of the run
     :param settings: of the run
+    :param keep: is given the file and what is known of it
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, settings: dict[str, Any], keep: Keep | None = None) -> None:
         super().__init__()
-        self.folder, self.settings = folder, settings
+        self.folder, self.settings, self.keep = folder, settings, keep
 
     def _on_step(self) -> bool:
         assert isinstance(self.parent, EvalCallback)
-        evaluated = float(self.parent.best_mean_reward)
-        save(self.model, self.folder / "best_model.zip", facts(self.model, self.settings, evaluated=evaluated))
+        known = facts(self.model, self.settings, evaluated=float(self.parent.best_mean_reward))
+        save(self.model, self.folder / "best_model.zip", known)
+        if self.keep is not None:
+            self.keep(self.folder / "best_model.zip", known)
         return True
 
 
@@ -128,7 +139,12 @@ class Evaluations(EvalCallback):
         self.finished = folder / "evaluations.npz"
         self.log_path = str(folder / ".evaluations.part")  # to which np.savez adds .npz
 
+    def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
+        super()._log_success_callback(locals_, globals_)
+        self.counting(locals_, globals_)
+
     def _on_step(self) -> bool:
+        self.counting = Counting()
         going_on = super()._on_step()
         unfinished = Path(f"{self.log_path}.npz")
         if unfinished.exists():

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 import rl_zoo3
 import rl_zoo3.train
+from huggingface_sb3 import EnvironmentName
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import ProgressBarCallback
@@ -20,22 +18,26 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize, sync_envs_normalization
 
-from sb_grpo import GRPO, SeededResetWrapper, files
+from sb_grpo import GRPO, SeededResetWrapper, files, ranks
 from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback
 from sb_grpo.figures import as_shown
 
 from ..common.command_line import BadInput
+from ..common.evaluating import Counting, with_monitor_outside
 from ..common.folders import new_folder
 from ..common.literals import without_texts
 from ..common.pictures import drawn
 from ..common.provenance import commit, versions
-from ..common.yaml_files import HYPERPARAMS, read_sections
+from ..common.strict_json import to_json
 from ..schedules import with_schedules
 from ..training.callbacks import HParamsCallback
 from ..training.card import write_card
 from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, save, statistics_of
 from ..training.checks import check_settings
+from ..training.crashes import is_bad_input
+from ..training.entries import entry_name, read_entries
 from ..training.run_files import read_values, write_values
+from ..training.tracking import Keep, artifact_name, define_metrics, keeper
 
 FINAL_EPISODES = 20
 #: Rules of ``--health``.
@@ -57,24 +59,40 @@ class Experiment(ExperimentManager):
     health: HealthCallback | None = None
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
-        """rl_zoo3's, with everything that can be wrong before the first step as :class:`BadInput`."""
+        """rl_zoo3's, with everything that a user can have asked for wrongly as :class:`BadInput`; a crash stays a crash."""
         try:
             return super().setup_experiment()
-        except (ValueError, TypeError, AssertionError, AttributeError, OSError, ImportError, gym.error.Error) as error:
-            raise error if isinstance(error, BadInput) else BadInput(str(error)) from error
+        except Exception as error:
+            if isinstance(error, BadInput) or not is_bad_input(error):
+                raise
+            raise BadInput(str(error)) from error
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        if self.config.endswith((".yml", ".yaml")):
-            read_sections(self.config)
-        hyperparams, saved = super().read_hyperparameters()
+        asked = self.env_name
+        try:
+            self.env_name = EnvironmentName(self._entry(asked.gym_id))  # rl_zoo3 looks entries up by the env's name
+            hyperparams, saved = super().read_hyperparameters()
+        finally:
+            self.env_name = asked
         custom = self.custom_hyperparams or {}
 
         def where(name: str) -> str:
             return "--hyperparams" if name in custom else self.config
 
         check_settings(self.algo, hyperparams, where)
+        share_of_envs(int(hyperparams.get("n_envs", 1)))
         self.settings = saved
         return without_texts(hyperparams, where), saved
+
+    def _entry(self, env_id: str) -> str:
+        """The entry that the env gets; rl_zoo3's choice for its own algorithms, but where that cannot work."""
+        entries = read_entries(self.config)
+        if self.algo != "grpo" and not self.is_minigrid(env_id):
+            return env_id
+        name = entry_name(entries, env_id, self.config)
+        if name != env_id:
+            print(f"{env_id} has no entry of its own: settings of {name}")
+        return name
 
     @staticmethod
     def _preprocess_schedules(hyperparams: dict[str, Any]) -> dict[str, Any]:
@@ -97,10 +115,12 @@ class Experiment(ExperimentManager):
         if self.show_progress:
             self.callbacks.append(ProgressBarCallback())
         if self.save_freq > 0:
-            self.callbacks.append(Checkpoints(max(self.save_freq // self.n_envs, 1), folder, settings))
+            keep = self._keeper("checkpoint")
+            self.callbacks.append(Checkpoints(max(self.save_freq // self.n_envs, 1), folder, settings, keep))
         if self.eval_freq > 0:
             evaluations = Evaluations(
-                self.create_envs(self.n_eval_envs, eval_env=True), folder, callback_on_new_best=BestModel(folder, settings),
+                self.create_envs(self.n_eval_envs, eval_env=True), folder,
+                callback_on_new_best=BestModel(folder, settings, self._keeper("best")),
                 n_eval_episodes=self.n_eval_episodes, eval_freq=max(self.eval_freq // self.n_envs, 1),
                 deterministic=self.deterministic_eval,
             )  # fmt: skip
@@ -108,14 +128,24 @@ class Experiment(ExperimentManager):
         if self.tensorboard_log is not None:
             self.callbacks.append(HParamsCallback({"algo": self.algo, "seed": self.seed, **settings}))
         if getattr(self.args, "track", False):
-            from wandb.integration.sb3 import WandbCallback  # an extra
+            import wandb  # an extra
+            from wandb.integration.sb3 import WandbCallback
 
             # rl_zoo3 has chosen a folder in the working directory.
             self.tensorboard_log = str(Path(self.log_folder, self.tensorboard_log or "runs"))
             self.callbacks.append(WandbCallback())
+            define_metrics(wandb.run)
         if getattr(self.args, "health", None):
             self.health = HealthCallback(HEALTH[self.args.health])
             self.callbacks.append(self.health)
+
+    def _keeper(self, alias: str) -> Keep | None:
+        """What makes an artifact of a model; None without ``--track``."""
+        if not getattr(self.args, "track", False):
+            return None
+        import wandb  # an extra
+
+        return keeper(wandb.run, artifact_name(self.algo, self.env_name, f"seed-{self.seed}"), alias)
 
     def _maybe_normalize(self, env: VecEnv, eval_env: bool) -> VecEnv:
         """VecNormalize with the statistics that belong to the weights which go on training; new ones for new weights."""
@@ -133,13 +163,25 @@ class Experiment(ExperimentManager):
         return env
 
     def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
-        if self.trusted:
-            return super()._load_pretrained_agent(hyperparams, env)
+        model = super()._load_pretrained_agent(hyperparams, env) if self.trusted else self._load_untrusted(hyperparams, env)
+        if self.going_on and model.num_timesteps >= self.n_timesteps:
+            raise BadInput(
+                f"--continue: {self.trained_agent} has taken {model.num_timesteps:,} of {self.n_timesteps:,} steps: give a "
+                "larger -n."
+            )
+        return model
+
+    def _load_untrusted(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
         kept = {name: value for name, value in hyperparams.items() if name not in ("policy", "policy_kwargs")}
         return GRPO.load(
             self.trained_agent, env, self.device, trusted=False, seed=self.seed, tensorboard_log=self.tensorboard_log,
             verbose=self.verbose, **kept,
         )  # fmt: skip
+
+    @property
+    def going_on(self) -> bool:
+        """Whether steps are counted on from those of the model."""
+        return bool(getattr(self.args, "continue_run", False))
 
     @property
     def trusted(self) -> bool:
@@ -155,9 +197,11 @@ class Experiment(ExperimentManager):
         print(f"Log path: {self.save_path}")
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
+        n_envs = n_envs if eval_env else share_of_envs(n_envs)
         wrapper = self.env_wrapper
+        self.env_wrapper = with_monitor_outside(wrapper)
         if self.algo == "grpo" and self.vec_env_class is SubprocVecEnv:
-            self.env_wrapper = lambda env: SeededResetWrapper(wrapper(env) if wrapper else env)
+            self.env_wrapper = lambda env: SeededResetWrapper(with_monitor_outside(wrapper)(env))
         try:
             return super().create_envs(n_envs, eval_env, no_log)
         finally:
@@ -170,7 +214,7 @@ class Experiment(ExperimentManager):
             self._learn(model)
         except KeyboardInterrupt:
             print("Interrupted.")
-        except Exception:
+        except (Exception, ranks.RankLost):
             save(model, self.model_path, facts(model, self.settings))
             print(f"The training ended in an error after {model.num_timesteps:,} steps; the model is {self.model_path}")
             raise
@@ -186,9 +230,14 @@ class Experiment(ExperimentManager):
         if self.tensorboard_log is not None:
             folder = new_folder(Path(self.tensorboard_log), self.algo.upper())
             model.set_logger(configure(str(folder), ["stdout", "tensorboard"] if model.verbose else ["tensorboard"]))
-        interval = {} if self.log_interval == -1 else {"log_interval": self.log_interval if self.log_interval >= 0 else None}
+        options: dict[str, Any] = {}
+        if self.log_interval != -1:
+            options["log_interval"] = self.log_interval if self.log_interval >= 0 else None
+        steps = self.n_timesteps
+        if self.going_on:  # SB3 adds the steps that the model has taken, and schedules go by the sum
+            options["reset_num_timesteps"], steps = False, steps - model.num_timesteps
         try:
-            model.learn(self.n_timesteps, callback=self.callbacks or None, **interval)  # type: ignore[arg-type]
+            model.learn(steps, callback=self.callbacks or None, **options)
         except BaseException:
             for callback in self.callbacks:  # bars and reports; SB3 ends them only where training comes to its end
                 callback.on_training_end()
@@ -230,7 +279,7 @@ class Experiment(ExperimentManager):
         env.seed(int(np.random.SeedSequence([self.seed, 1]).generate_state(1)[0]) >> 1)
         sync(model, env)
         returns, _ = evaluate_policy(
-            model, env, n_episodes, deterministic=self.deterministic_eval, return_episode_rewards=True
+            model, env, n_episodes, deterministic=self.deterministic_eval, return_episode_rewards=True, callback=Counting()
         )
         return [float(r) for r in returns]  # type: ignore[union-attr]
 
@@ -266,7 +315,7 @@ class Experiment(ExperimentManager):
             "commit": commit(),
             "versions": versions(),
         }
-        files.write(folder / "metrics.json", json.dumps(metrics, indent=2) + "\n")
+        files.write(folder / "metrics.json", to_json(metrics, indent=2) + "\n")
         from ..plot import plot_learning_curve  # with SciPy
 
         title = f"{self.algo.upper()} on {self.env_name.gym_id}"
@@ -283,47 +332,22 @@ class Experiment(ExperimentManager):
         print(f"Model card:     {write_card(folder)}")
 
 
+def share_of_envs(n_envs: int) -> int:
+    """How many of a training's envs a learner has.
+
+    :raises BadInput: if they cannot be shared out
+    """
+    n = ranks.announced().n
+    if n_envs % n:
+        raise BadInput(
+            f"n_envs={n_envs} cannot be shared out evenly to {n} learners: use --hyperparams n_envs:{-(-n_envs // n) * n}, or "
+            "another --nproc-per-node."
+        )
+    return n_envs // n
+
+
 def sync(model: BaseAlgorithm, env: VecEnv) -> None:
     """Give evaluation envs the training's observation statistics."""
     training_env = model.get_env()
     assert training_env is not None
     sync_envs_normalization(training_env, env)
-
-
-def build(
-    env_id: str,
-    seed: int,
-    log_folder: str,
-    algo: str = "grpo",
-    n_timesteps: int = -1,
-    config: str | None = None,
-    device: str = "auto",
-    **hyperparams: Any,
-) -> Experiment:
-    """A run from Python.
-
-    :param env_id: registered env id
-    :param seed: of the run
-    :param log_folder: where its folder goes
-    :param algo: any algorithm that rl_zoo3 knows
-    :param n_timesteps: in place of the file's
-    :param config: the file; None: ``zoo/hyperparams/grpo.yml``, or rl_zoo3's of the algorithm
-    :param device: as SB3's
-    :param hyperparams: in place of the file's
-    :return: the experiment; ``setup_experiment()`` gives the model
-    """
-    register()
-    return Experiment(
-        Namespace(env=env_id, seed=seed, algo=algo),
-        algo,
-        env_id,
-        log_folder,
-        n_timesteps=n_timesteps,
-        eval_freq=-1,
-        hyperparams=hyperparams,
-        seed=seed,
-        log_interval=-2,
-        verbose=0,
-        config=config or (str(HYPERPARAMS) if algo == "grpo" else None),
-        device=device,
-    )

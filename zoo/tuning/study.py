@@ -91,15 +91,19 @@ class SeededByTrial(BaseSampler):
         self._samplers.pop(trial.number, self.make(0)).after_trial(study, trial, state, values)
 
 
-def open_storage(storage: str) -> BaseStorage:
-    """A journal file, or any database that SQLAlchemy has a driver for.
+#: Of the address of a proxy.
+PROXY = "grpc://"
 
-    :param storage: path that ends in ``.log``, or a URL such as ``sqlite:///study.db`` or ``grpc://HOST:PORT``
+
+def open_storage(storage: str) -> BaseStorage:
+    """A journal file, any database that SQLAlchemy has a driver for, or one behind ``zoo.storage_proxy``.
+
+    :param storage: path that ends in ``.log``, or a URL such as ``sqlite:///study.db`` or ``grpc://host:13000``
     :raises BadInput: if it cannot be opened
     """
     try:
-        if storage.startswith("grpc://"):
-            return _open_proxy(storage)
+        if storage.startswith(PROXY):
+            return _open_proxy(storage.removeprefix(PROXY))
         if "://" in storage:
             return _open_database(storage)
         if storage.endswith(".log"):
@@ -112,11 +116,31 @@ def open_storage(storage: str) -> BaseStorage:
     raise BadInput(f"--storage {storage}: must be a journal file that ends in .log, or a URL such as sqlite:///study.db.")
 
 
-def _open_proxy(url: str) -> BaseStorage:
-    """Optuna's gRPC proxy of a database, for more workers than that has connections for; see docs/scale.md."""
-    host, _, port = url.removeprefix("grpc://").rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=5.0):  # the proxy's client would wait for ever
-        return GrpcStorageProxy(host=host, port=int(port))
+def _open_proxy(address: str) -> BaseStorage:
+    from optuna.storages import GrpcStorageProxy  # needs grpcio, of the extra [scale]
+
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"write {PROXY}HOST:PORT, as zoo.storage_proxy prints it")
+    _wait_for(host, int(port))  # Optuna itself would wait for ever
+    return GrpcStorageProxy(host=host, port=int(port))
+
+
+def _wait_for(host: str, port: int, patience: float = 5.0) -> None:
+    """See that somebody listens, or soon does.
+
+    :param patience: seconds
+    :raises OSError: if nobody does
+    """
+    until = time.monotonic() + patience
+    while True:
+        try:
+            socket.create_connection((host, port), timeout=patience).close()
+            return
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.2)
 
 
 def _open_database(url: str) -> RDBStorage:

@@ -1,4 +1,4 @@
-"""The T-maze (Bakker, "Reinforcement Learning with Long Short-Term Memory", NIPS 2001): what was seen at the start decides at the end.
+"""The T-maze (Bakker, "Reinforcement Learning with Long Short-Term Memory", NIPS 2001): the start tells how to end.
 
 The first observation shows which arm holds the prize. A corridor follows that looks the same all along; at its end the agent
 turns into one of the arms. Who remembers nothing is right half of the time.

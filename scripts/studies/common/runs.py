@@ -32,9 +32,10 @@ class Variant(NamedTuple):
     label: str
     setting: str  #: what it differs from the others in, for the table
     steps: int
-    make: Callable[[int], GRPO]  #: from a seed
+    make: Callable[[int], Any]  #: from a seed
     eval_env: str
     callbacks: Callable[[], list[BaseCallback]] = list
+    evaluate: Callable[..., Any] = evaluate_policy
 
 
 class Progress(BaseCallback):
@@ -67,13 +68,13 @@ def train(variant: Variant, seed: int) -> dict[str, Any]:
     model.learn(variant.steps, callback=[progress, *callbacks])
     seconds = time.perf_counter() - start
     env = make_vec_env(variant.eval_env, 1, seed=EVAL_SEED)
-    returns, _ = evaluate_policy(model, env, EVAL_EPISODES, return_episode_rewards=True)
+    returns, _ = variant.evaluate(model, env, EVAL_EPISODES, return_episode_rewards=True)
     return {
         "variant": variant.label,
         "setting": variant.setting,
         "seed": seed,
         "env_steps": model.num_timesteps,
-        "gradient_steps": model._n_gradient_steps,
+        "gradient_steps": gradient_steps(model),
         "wall_time_s": round(seconds, 2),
         "first_goal": progress.first_goal,
         "goals": progress.goals,
@@ -84,6 +85,13 @@ def train(variant: Variant, seed: int) -> dict[str, Any]:
         "versions": versions(),
         **{key: value for callback in callbacks for key, value in getattr(callback, "kept", dict)().items()},
     }
+
+
+def gradient_steps(model: Any) -> int:
+    """Taken in a training; of SB3's algorithms, which count epochs, those times the minibatches of one."""
+    if isinstance(model, GRPO):
+        return model._n_gradient_steps
+    return model._n_updates * -(-model.n_steps * model.n_envs // model.batch_size)  # type: ignore[no-any-return]
 
 
 def evaluate_normalized(model: OnPolicyAlgorithm, env_id: str, episodes: int) -> list[float]:

@@ -1,0 +1,92 @@
+"""load_actor: start from, or measure the KL to, a policy that is there already: GRPO's, or the actor of SB3's PPO and A2C.
+
+The actor of an SB3 ``ActorCriticPolicy`` has the same layers as :class:`ActorPolicy` under other names, beside those of its
+critic. With the same weights, observations and activation its deterministic actions are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch as th
+from stable_baselines3.common.save_util import load_from_zip_file
+
+from sb_grpo.policies.actor import ActorPolicy
+
+#: Beginnings of names in an actor-critic, and what an actor calls them; the first that is there is taken.
+ACTOR = (("mlp_extractor.policy_net.", "policy_net."), ("pi_features_extractor.", "features_extractor."))
+#: Beginnings of what belongs to the critic.
+CRITIC = ("mlp_extractor.", "value_net.", "vf_features_extractor.", "pi_features_extractor.")
+
+
+def load_actor(policy: ActorPolicy, source: Any) -> None:
+    """Give a policy the weights of another one.
+
+    :param policy: as built, for example ``GRPO(...).policy``; its optimiser starts afresh
+    :param source: a policy, a model that has one, or the zip of a saved model, of which only tensors are read. What
+        VecNormalize has learnt is not part of a policy: use the same statistics (docs/fine_tuning.md)
+    :raises ValueError: naming the first layer that does not fit, or an activation that differs
+    """
+    other = getattr(source, "policy", source)
+    weights: Mapping[str, Any]
+    if isinstance(other, th.nn.Module):
+        _check_activation(policy, other)
+        weights = other.state_dict()
+    else:
+        weights = _from_zip(source)
+    found, wanted = actor_weights(weights), policy.state_dict()
+    _check_fits(found, wanted)
+    policy.load_state_dict(found)
+
+
+def actor_weights(weights: Mapping[str, th.Tensor]) -> dict[str, th.Tensor]:
+    """An actor-critic's weights without its critic, by the names that :class:`ActorPolicy` has; an actor's own as they are.
+
+    :param weights: by name
+    """
+    renamed = {
+        new + name.removeprefix(old): value for old, new in ACTOR for name, value in weights.items() if name.startswith(old)
+    }
+    rest = {name: value for name, value in weights.items() if not name.startswith(CRITIC)}
+    return {**rest, **renamed}
+
+
+def _from_zip(source: Any) -> dict[str, Any]:
+    if not isinstance(source, str | Path):
+        raise ValueError(f"{source!r:.80} is no policy: give one, a model that has one, or the path of a model's zip.")
+    try:
+        _, tensors, _ = load_from_zip_file(source, load_data=False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ValueError(f"cannot read the weights of {source}: {error}") from error
+    if not tensors or "policy" not in tensors:
+        raise ValueError(f"{source} holds no policy: give the zip that save() of a GRPO, PPO or A2C model has written.")
+    return dict(tensors["policy"])  # type: ignore[arg-type]
+
+
+def _check_activation(policy: ActorPolicy, other: th.nn.Module) -> None:
+    theirs = getattr(other, "activation_fn", policy.activation_fn)
+    if theirs is not policy.activation_fn:
+        raise ValueError(
+            f"the other policy has {theirs.__name__} between its layers, this one {policy.activation_fn.__name__}: pass "
+            f"policy_kwargs=dict(activation_fn=torch.nn.{theirs.__name__})."
+        )
+
+
+def _check_fits(found: Mapping[str, th.Tensor], wanted: Mapping[str, th.Tensor]) -> None:
+    for name in [*wanted, *found]:
+        theirs, own = (None if name not in side else tuple(side[name].shape) for side in (found, wanted))
+        if theirs != own:
+            raise ValueError(
+                f"the other policy does not fit: {name} is {theirs or 'not there'} in it and {own or 'not there'} here. "
+                f"{_remedy(name)}"
+            )
+
+
+def _remedy(name: str) -> str:
+    if name.startswith("obs_normalizer"):
+        return "Give both normalize_obs, or neither: VecNormalize's statistics are no part of a policy."
+    if name == "log_std":
+        return "Give both the same action space and use_sde."
+    return "Give both the same spaces, features extractor and policy_kwargs=dict(net_arch=...)."

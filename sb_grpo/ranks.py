@@ -1,0 +1,274 @@
+"""Several learners of one model: what each of them has found, added up (docs/scale.md).
+
+``torchrun`` starts the same script N times and tells each process its rank. Each has its own envs and its own groups, and all
+have the same weights, because whatever changes them is made of sums over all ranks. In a single process every function here
+gives back what it was given, so that who calls them need not know how many there are.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+from collections.abc import Iterable
+from typing import Any, NamedTuple, TypeVar
+
+import torch as th
+import torch.distributed as dist
+
+T = TypeVar("T")
+Number = TypeVar("Number", int, float)
+
+
+class Place(NamedTuple):
+    """Which of how many learners this process is."""
+
+    rank: int
+    n: int
+
+
+class RankLost(SystemExit):
+    """Another learner has ended before its time, so the sums that this one waits for will never come.
+
+    A script that does not catch it ends with its sentence, without a traceback.
+    """
+
+
+_place = Place(0, 1)
+
+
+def place() -> Place:
+    """Which of how many learners this process is; 0 of 1 before :func:`join`, and where there is but one."""
+    return _place
+
+
+def announced() -> Place:
+    """What torchrun has said in the environment, whether or not the process has joined.
+
+    :raises ValueError: for variables that say what cannot be
+    """
+    names = ("RANK", "WORLD_SIZE")
+    if any(name not in os.environ for name in names):
+        return Place(0, 1)
+    texts = [os.environ[name] for name in names]
+    if not all(text.isdecimal() for text in texts) or not int(texts[0]) < int(texts[1]):
+        raise ValueError(
+            f"RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r} must be whole numbers with 0 <= RANK < WORLD_SIZE: start the "
+            "learners with torchrun --nproc-per-node N script.py, which sets them, or unset both."
+        )
+    return Place(int(texts[0]), int(texts[1]))
+
+
+def join(device: th.device | str) -> th.device | str:
+    """Meet the other learners that torchrun has started, once per process; alone, nothing happens.
+
+    :param device: that the user asked for
+    :return: the device to use: on CUDA the GPU of this process's own
+    :raises ValueError: for a rank without a GPU where the ranks run on GPUs
+    """
+    global _place
+    joined = dist.is_available() and dist.is_initialized()  # by an earlier model, or by the user
+    if not joined and announced().n == 1:
+        return device
+    on_cuda = th.cuda.is_available() if device == "auto" else th.device(device).type == "cuda"
+    if not joined:
+        if on_cuda:
+            th.cuda.set_device(_own_gpu())
+        # Defaults of its functions are the group that there is when it is imported, and keep that group's threads alive: to
+        # the end of the process, which they then abort now and then. Imported before, it keeps nothing.
+        importlib.import_module("torch.distributed.nn.functional")
+        # Counts and settings travel between the hosts, what is on a GPU between the GPUs.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
+        atexit.register(_leave)
+    _place = Place(dist.get_rank(), dist.get_world_size())
+    return f"cuda:{th.cuda.current_device()}" if on_cuda and _place.n > 1 else device
+
+
+def _own_gpu() -> str:
+    local, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), th.cuda.device_count()
+    if local >= n_gpus:
+        raise ValueError(
+            f"LOCAL_RANK={local} has no GPU of its own: this machine has {n_gpus}. Start torchrun with --nproc-per-node "
+            f"{max(n_gpus, 1)}, or pass device='cpu'."
+        )
+    return f"cuda:{local}"
+
+
+def _leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+# ---------------------------------------------------------------- sums
+
+
+def total(values: th.Tensor) -> th.Tensor:
+    """Sum over the ranks of a tensor that has the same shape on all of them.
+
+    :raises RankLost: if one of them has ended
+    """
+    if _place.n == 1:
+        return values
+    result = values.clone(memory_format=th.contiguous_format)
+    _reduce(result, dist.ReduceOp.SUM)
+    return result
+
+
+def count(n: int) -> int:
+    """Sum over the ranks of a number."""
+    return n if _place.n == 1 else int(total(th.tensor(n)))
+
+
+def largest(x: Number) -> Number:
+    """The largest of the ranks' numbers."""
+    if _place.n == 1:
+        return x
+    number = th.tensor(x, dtype=th.float64)
+    _reduce(number, dist.ReduceOp.MAX)
+    return type(x)(number.item())
+
+
+def every(flag: bool) -> bool:
+    """Whether it is so on all ranks."""
+    return flag if _place.n == 1 else count(not flag) == 0
+
+
+def some(flag: bool) -> bool:
+    """Whether it is so on at least one rank."""
+    return flag if _place.n == 1 else count(flag) > 0
+
+
+def mean(rows: th.Tensor) -> th.Tensor:
+    """Mean over the first dimension, the rows of all ranks taken together.
+
+    :param rows: ``[M, ...]``, M differing between ranks, 0 included
+    """
+    if _place.n == 1:
+        return rows.mean(0)
+    return _summed(rows)[0].to(rows.dtype)
+
+
+def moments(rows: th.Tensor) -> tuple[int, th.Tensor, th.Tensor]:
+    """Number, mean and population variance of the rows of all ranks.
+
+    :param rows: ``[M, ...]`` as of :func:`mean`
+    """
+    if _place.n == 1:
+        return len(rows), rows.mean(0), rows.var(0, unbiased=False)
+    middle, n = _summed(rows)
+    variance, _ = _summed((rows.double() - middle).square())
+    return n, middle.to(rows.dtype), variance.to(rows.dtype)
+
+
+def spread(rows: th.Tensor) -> th.Tensor:
+    """Population standard deviation over the rows of all ranks; arguments as of :func:`mean`."""
+    return rows.std(0, unbiased=False) if _place.n == 1 else moments(rows)[2].sqrt()
+
+
+def _summed(rows: th.Tensor) -> tuple[th.Tensor, int]:
+    """Mean in double precision, and number, in one reduction."""
+    sums = total(th.cat([rows.sum(0, dtype=th.float64).flatten(), rows.new_full((1,), len(rows), dtype=th.float64)]))
+    return (sums[:-1] / sums[-1]).view(rows.shape[1:]), int(sums[-1])
+
+
+def _reduce(values: th.Tensor, how: Any) -> None:
+    try:
+        dist.all_reduce(values, how)
+    except RuntimeError as error:
+        raise _lost() from error
+
+
+def _lost() -> RankLost:
+    return RankLost(
+        f"Rank {_place.rank} of {_place.n} stops, because another rank has ended: torchrun's report says which, and that "
+        "one's messages why. What has been saved is whole; go on from the last checkpoint."
+    )
+
+
+# ---------------------------------------------------------------- weights
+
+
+def average_gradients(parameters: list[th.nn.Parameter], rows: int) -> None:
+    """Put the mean over the rows of all ranks into every ``.grad``: one reduction of one flat tensor.
+
+    :param parameters: the same on all ranks; ``.grad`` is None where a rank has no rows
+    :param rows: that this rank's gradients are the means of
+    """
+    if _place.n == 1:
+        return
+    parts = [(th.zeros_like(p) if p.grad is None else p.grad).flatten() * rows for p in parameters]
+    flat = total(th.cat([*parts, parts[0].new_full((1,), rows)]))
+    flat /= flat[-1].clamp(min=1.0)
+    for parameter, part in zip(parameters, th.split(flat[:-1], [p.numel() for p in parameters]), strict=True):
+        parameter.grad = part.view_as(parameter)
+
+
+@th.no_grad()
+def broadcast(tensors: Iterable[th.Tensor]) -> None:
+    """Give every rank the tensors of rank 0."""
+    if _place.n == 1:
+        return
+    for tensor in tensors:
+        whole = tensor.contiguous()
+        try:
+            dist.broadcast(whole, 0)
+        except RuntimeError as error:
+            raise _lost() from error
+        tensor.copy_(whole)
+
+
+def gathered(value: T) -> list[T]:
+    """The picklable values of all ranks, in their order."""
+    if _place.n == 1:
+        return [value]
+    values: list[Any] = [None] * _place.n
+    try:
+        dist.all_gather_object(values, value)
+    except RuntimeError as error:
+        raise _lost() from error
+    return values
+
+
+# ---------------------------------------------------------------- groups
+
+
+def dealt(group: T) -> T:
+    """Number in the stream of all groups of a rank's own k-th: they are dealt out in turn, as cards are.
+
+    :param group: a number or a tensor of them
+    """
+    every: Any = group
+    return group if _place.n == 1 else every * _place.n + _place.rank  # type: ignore[no-any-return]
+
+
+def first_undealt(group: int) -> int:
+    """Number of the first of all groups that no rank has begun when it is known which of its own this rank has not.
+
+    :param group: number of the first of the rank's own
+    """
+    return group * _place.n
+
+
+def own_from(group: int) -> int:
+    """Number of a rank's own first group, of those from ``group`` on in the stream of all."""
+    return -(-group // _place.n)
+
+
+def episodes_before(key: th.Tensor, lengths: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    """Where a rank's episodes stand among those of all ranks, by key.
+
+    :param key: ``[E]`` ascending; no two ranks share one
+    :param lengths: ``[E]`` steps of each episode
+    :return: ``[E]`` numbers of episodes, and ``[E]`` of their steps, that come before
+    """
+    if _place.n == 1:
+        return th.arange(len(key), device=key.device), lengths.cumsum(0) - lengths
+    everyone = gathered((key.cpu(), lengths.cpu()))
+    keys, steps = (th.cat([part[i] for part in everyone]) for i in range(2))
+    order = keys.argsort(stable=True)
+    number, before = th.empty_like(order), th.empty_like(steps)
+    number[order] = th.arange(len(order))
+    before[order] = steps[order].cumsum(0) - steps[order]
+    first = sum(len(part[0]) for part in everyone[: _place.rank])
+    own = slice(first, first + len(key))
+    return number[own].to(key.device), before[own].to(key.device)

@@ -1,0 +1,159 @@
+"""Starting from a policy that is there already, and the KL to it: weights of PPO's actor, and ``ref_policy``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import A2C, PPO
+from torch import nn
+
+from sb_grpo import GRPO, Clipped
+from sb_grpo.policies import load_actor
+from tests.helpers import ProbeEnv, SpaceEnv
+
+BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
+IMAGE = spaces.Box(0, 255, (36, 36, 1), np.uint8)
+DICT = spaces.Dict({"a": BOX, "b": spaces.Discrete(3)})
+OTHER_NET = dict(policy_kwargs=dict(net_arch=dict(pi=[8], vf=[4]), activation_fn=nn.ReLU))
+SMALL: dict[str, Any] = dict(n_steps=16, batch_size=16, n_epochs=1, seed=0)
+
+
+def moved(model: Any) -> Any:
+    """The same model with weights that no initialisation gives."""
+    with th.no_grad():
+        for p in model.policy.parameters():
+            p.add_(0.3 * th.randn(p.shape, generator=th.Generator().manual_seed(p.numel())))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("policy", "observations", "actions", "kwargs"),
+    [
+        ("MlpPolicy", BOX, spaces.Discrete(4), {}),
+        ("MlpPolicy", BOX, spaces.Box(-2.0, 2.0, (2,), np.float32), {}),
+        ("MlpPolicy", BOX, spaces.Box(-2.0, 2.0, (2,), np.float32), dict(use_sde=True)),
+        ("MlpPolicy", BOX, spaces.MultiDiscrete([2, 3]), {}),
+        ("MlpPolicy", BOX, spaces.MultiBinary(3), OTHER_NET),
+        ("CnnPolicy", IMAGE, spaces.Discrete(4), {}),
+        ("CnnPolicy", IMAGE, spaces.Discrete(4), dict(policy_kwargs=dict(share_features_extractor=False))),
+        ("MultiInputPolicy", DICT, spaces.Discrete(4), {}),
+    ],
+    ids=["discrete", "box", "gsde", "multi_discrete", "multi_binary", "images", "images_apart", "dict"],
+)
+@pytest.mark.filterwarnings("ignore:share_features_extractor")
+def test_the_actor_of_ppo_acts_the_same(policy, observations, actions, kwargs, tmp_path):
+    """Deterministic actions of 200 observations, from the object and from its zip, to the last bit."""
+    env = SpaceEnv(observations, actions)
+    ppo = moved(PPO(policy, env, n_steps=16, batch_size=16, **kwargs))
+    ppo.save(tmp_path / "ppo")
+    env.observation_space.seed(7)
+    seen = [env.observation_space.sample() for _ in range(200)]
+    expected = [ppo.predict(obs, deterministic=True)[0] for obs in seen]
+    for source in (ppo, ppo.policy, tmp_path / "ppo.zip", str(tmp_path / "ppo")):
+        grpo = GRPO(policy, env, **SMALL, **kwargs)
+        load_actor(grpo.policy, source)
+        assert all(np.array_equal(grpo.predict(obs, deterministic=True)[0], a) for obs, a in zip(seen, expected, strict=True))
+
+
+def test_a_loaded_actor_gives_the_log_probabilities_of_ppo():
+    env = SpaceEnv(BOX, spaces.Box(-2.0, 2.0, (2,), np.float32))
+    ppo, grpo = moved(A2C("MlpPolicy", env)), GRPO("MlpPolicy", env, **SMALL)
+    load_actor(grpo.policy, ppo)
+    obs, actions = th.randn(50, 3), th.randn(50, 2)
+    _, expected, _ = ppo.policy.evaluate_actions(obs, actions)
+    assert th.allclose(grpo.policy.log_prob(obs, actions), expected, atol=1e-6)
+
+
+def test_weights_of_a_grpo_zip_are_read_without_its_pickles(tmp_path):
+    env = ProbeEnv("action")
+    first = moved(GRPO("MlpPolicy", env, **SMALL, policy_kwargs=dict(normalize_obs=True)))
+    first.save(tmp_path / "first.zip")
+    second = GRPO("MlpPolicy", env, **SMALL, policy_kwargs=dict(normalize_obs=True))
+    load_actor(second.policy, tmp_path / "first.zip")
+    for name, value in first.policy.state_dict().items():
+        assert th.equal(second.policy.state_dict()[name], value)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "says"),
+    [
+        (dict(policy_kwargs=dict(net_arch=[32])), r"policy_net.0.weight is \(64, 2\) in it and \(32, 2\) here"),
+        (dict(policy_kwargs=dict(activation_fn=nn.ReLU)), r"activation_fn=torch.nn.Tanh"),
+        (dict(policy_kwargs=dict(normalize_obs=True)), r"Give both normalize_obs, or neither"),
+        (dict(env=ProbeEnv("action", action_space=spaces.Discrete(3))), r"action_net.weight is \(2, 64\) in it"),
+    ],
+)
+def test_what_does_not_fit_is_named(kwargs, says):
+    ppo = PPO("MlpPolicy", ProbeEnv("action"), n_steps=16, batch_size=16)
+    grpo = GRPO("MlpPolicy", **{"env": ProbeEnv("action"), **SMALL, **kwargs})
+    with pytest.raises(ValueError, match=says):
+        load_actor(grpo.policy, ppo)
+
+
+def test_what_is_no_policy_is_refused(tmp_path):
+    grpo = GRPO("MlpPolicy", ProbeEnv("action"), **SMALL)
+    (tmp_path / "broken.zip").write_bytes(b"no zip")
+    for source, says in (
+        (3, "is no policy"),
+        (tmp_path / "nowhere.zip", "cannot read"),
+        (tmp_path / "broken.zip", "broken.zip"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            load_actor(grpo.policy, source)
+
+
+def same(policy: Any, other: Any) -> bool:
+    return all(th.equal(a, b) for a, b in zip(policy.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+@pytest.mark.parametrize("how", ["dict", "object", "file"])
+def test_the_reference_is_the_given_policy_and_stays_it(how, tmp_path):
+    env = ProbeEnv("action")
+    given = moved(GRPO("MlpPolicy", env, **SMALL))
+    given.save(tmp_path / "given.zip")
+    source = tmp_path / "given.zip" if how == "file" else given
+    loss = dict(loss=Clipped(ref_policy=source)) if how == "object" else dict(loss_kwargs=dict(ref_policy=source))
+    model = GRPO("MlpPolicy", env, **SMALL, kl_coef=0.5, **loss)
+    assert same(model.ref_policy, given.policy) and not same(model.policy, given.policy)
+    model.learn(64)
+    assert same(model.ref_policy, given.policy)
+    model.save(tmp_path / "model.zip")
+    loaded = GRPO.load(tmp_path / "model.zip", trusted=how == "object")  # what was given is no part of the file
+    assert same(loaded.ref_policy, given.policy)
+
+
+def test_a_loaded_model_takes_a_new_reference(tmp_path):
+    env = ProbeEnv("action")
+    given, model = moved(GRPO("MlpPolicy", env, **SMALL)), GRPO("MlpPolicy", env, **SMALL, kl_coef=0.5)
+    model.learn(16).save(tmp_path / "model.zip")
+    loaded = GRPO.load(tmp_path / "model.zip", env, loss_kwargs=dict(ref_policy=given))
+    assert same(loaded.ref_policy, given.policy) and same(loaded.policy, model.policy)
+
+
+def test_a_large_coefficient_pulls_the_policy_to_the_reference():
+    """The env pays for action 1; the reference prefers action 0 by 0.9, and wins."""
+    env = ProbeEnv("action")
+    given = GRPO("MlpPolicy", env, **SMALL)
+    with th.no_grad():
+        given.policy.action_net.weight.zero_()
+        given.policy.action_net.bias.copy_(th.log(th.tensor([0.9, 0.1])))
+    probabilities = []
+    for kl_coef in (0.0, 30.0):
+        reference = dict(loss_kwargs=dict(ref_policy=given)) if kl_coef else {}
+        settings = dict(n_steps=128, batch_size=64, n_epochs=5, learning_rate=3e-3, seed=0, kl_coef=kl_coef)
+        model = GRPO("MlpPolicy", env, **settings, **reference)
+        model.learn(1500)
+        probabilities.append(model.policy.get_distribution(th.zeros(1, 2)).distribution.probs[0, 1].item())
+    assert probabilities[0] > 0.9 and abs(probabilities[1] - 0.1) < 0.1
+
+
+def test_a_reference_without_a_coefficient_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"ref_policy has no effect with kl_coef=0"):
+        GRPO("MlpPolicy", ProbeEnv("action"), loss_kwargs=dict(ref_policy=tmp_path / "x.zip"))
+    with pytest.raises(ValueError, match=r"cannot read the weights of .*x.zip"):
+        GRPO("MlpPolicy", ProbeEnv("action"), kl_coef=0.1, loss_kwargs=dict(ref_policy=tmp_path / "x.zip"))

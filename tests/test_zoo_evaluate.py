@@ -1,0 +1,173 @@
+"""Saved models against each other: common seeds, variants, pairs, stability and fairness; also by way of ``zoo.compare``."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pandas as pd
+import pytest
+from stable_baselines3.common.env_util import make_vec_env
+
+from sb_grpo import GRPO, evaluate_paired
+from sb_grpo.normalization import with_statistics
+from sb_grpo.saving import STATISTICS, read_entry
+from tests.test_zoo_compare import write_runs
+from zoo import compare, evaluate
+from zoo.benchmarking.results import find_results, read_all
+from zoo.common.command_line import run
+from zoo.comparing.fairness import gini, worst_over_best
+from zoo.comparing.stability import area_under_curve, drop_from_best
+from zoo.evaluating.playing import variants_of
+from zoo.train import main as train
+
+SMALL = ["--env", "Pendulum-v1", "-n", "256", "--eval-freq", "128", "-tb", "", "--verbose", "0"]
+SETTINGS = ["-params", "n_steps:32", "n_envs:2", "n_epochs:1", "normalize:True"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two runs each of GRPO and PPO, seeds 0 and 1, with VecNormalize."""
+    folder = tmp_path_factory.mktemp("logs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", [])
+        for algo in ("grpo", "ppo"):
+            for seed in ("0", "1"):
+                arguments = [*SMALL, "--algo", algo, "--seed", seed, "-f", str(folder), *SETTINGS]
+                assert run("zoo.train", train, arguments) == 0
+    return folder
+
+
+def evaluate_here(*arguments: object) -> int:
+    return run("zoo.evaluate", evaluate.body, list(map(str, arguments)))
+
+
+def table(out: Path, name: str) -> pd.DataFrame:
+    return pd.read_csv(out / "tables" / f"{name}.csv")
+
+
+def test_models_meet_the_same_starts_with_their_own_statistics(runs, tmp_path):
+    """The numbers are those of evaluate_paired with each model's own VecNormalize."""
+    first, second = runs / "grpo" / "Pendulum-v1_1", runs / "grpo" / "Pendulum-v1_2"
+    assert evaluate_here(first, second, "--episodes", 6, "--first-seed", 77, "--out", tmp_path) == 0
+    row = table(tmp_path, "paired").iloc[0]
+    zips = [folder / "Pendulum-v1.zip" for folder in (first, second)]
+    models = [GRPO.load(file) for file in zips]
+    a, b = (with_statistics(make_vec_env("Pendulum-v1"), read_entry(file, STATISTICS), frozen=True) for file in zips)
+    expected = evaluate_paired(models[1], models[0], "Pendulum-v1", range(77, 83), normalize=(b, a))
+    assert row["difference"] == pytest.approx(expected.difference, rel=1e-4)
+    assert (row["difference_low"], row["difference_high"]) == pytest.approx((expected.low, expected.high), rel=1e-4)
+    assert row["p"] == pytest.approx(expected.p, rel=1e-3) and row["pairs"] == 6
+
+
+def test_variants_fairness_and_stability_are_reported(runs, tmp_path, capsys):
+    places = [runs / "grpo" / "Pendulum-v1_1", f"best={runs / 'ppo' / 'Pendulum-v1_1' / 'best_model.zip'}"]
+    assert evaluate_here(*places, "--env-kwargs-grid", "g=5.0,10.0", "--episodes", 4, "--out", tmp_path) == 0
+    said, report = capsys.readouterr().out, (tmp_path / "report.md").read_text()
+    assert said.count("mean return") == 4 and "Pendulum-v1[g=5.0]" in said
+    assert set(table(tmp_path, "summary")["env"]) == {"Pendulum-v1[g=5.0]", "Pendulum-v1[g=10.0]"}
+    assert list(table(tmp_path, "stability")["evaluations"]) == [2, 2]
+    assert len(table(tmp_path, "returns")) == 2 * 2 * 4
+    assert "label best" in report and (tmp_path / "figures" / "returns.png").stat().st_size > 5_000
+    of_runs, broken = read_all(find_results([tmp_path / "results"]))
+    assert not broken and {(r.env, r.label) for r in of_runs} == {
+        (f"Pendulum-v1[g={g}]", label) for g in ("5.0", "10.0") for label in ("grpo", "best")
+    }
+    assert all(r.parameters > 0 and r.n_updates > 0 for r in of_runs)
+
+
+def test_the_random_reference_and_the_seeds_are_the_same_every_time(runs, tmp_path):
+    for name in ("a", "b"):
+        assert evaluate_here(runs / "ppo" / "Pendulum-v1_1", "--episodes", 3, "--out", tmp_path / name) == 0
+    assert (tmp_path / "a/tables/summary.csv").read_bytes() == (tmp_path / "b/tables/summary.csv").read_bytes()
+
+
+def test_compare_takes_folders_of_runs(runs, tmp_path, capsys):
+    arguments = [str(runs / "grpo"), str(runs / "ppo"), "--episodes", "3", "--baseline", "ppo", "--out", str(tmp_path)]
+    assert compare.main(arguments) == 0
+    pairs = table(tmp_path, "paired").iloc[0]
+    assert (pairs["algorithm"], pairs["other"], pairs["pairs"]) == ("grpo", "ppo", 2)
+    assert "rest on few runs (1 on 2 of ppo)" in capsys.readouterr().out
+    assert {"drop_from_best", "area_under_curve"} <= set(table(tmp_path, "stability"))
+
+
+def test_models_of_one_label_and_seed_are_told_apart(runs, tmp_path, capsys):
+    shutil.copytree(runs / "grpo" / "Pendulum-v1_1", tmp_path / "grpo" / "Pendulum-v1_7")
+    places = [runs / "grpo" / "Pendulum-v1_1", tmp_path / "grpo" / "Pendulum-v1_7"]
+    assert evaluate_here(*places, "--episodes", 2, "--out", tmp_path / "out") == 0
+    assert {file.stem for file in (tmp_path / "out/results").iterdir()} == {"grpo-Pendulum-v1_1", "grpo-Pendulum-v1_7"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nowhere"], "nowhere: there is no such run folder."),
+        (["nowhere.zip"], "nowhere.zip: there is no such file."),
+        (["RUN", "--episodes", "1"], "--episodes 1 must be at least 2."),
+        (["RUN", "--env-kwargs-grid", "g"], "must be name=value,value"),
+        (["RUN", "--env-kwargs-grid", "gravity=5"], "cannot build Pendulum-v1"),
+        (["RUN", "--env", "CartPole-v1"], "cannot build CartPole-v1: VecNormalize"),
+        (["RUN", "RUN"], "is given twice."),
+        (["ALONE"], "no run stands beside it, so say --algo and --env."),
+        (["ALONE", "--algo", "gppo", "--env", "CartPole-v1"], "unknown algorithm 'gppo'"),
+        (["ALONE", "--algo", "grpo", "--env", "CartPole-v1"], "is broken, or no zip"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(runs, arguments, says, tmp_path, capsys):
+    (tmp_path / "alone.zip").write_bytes(b"no zip")
+    places = {"RUN": runs / "grpo" / "Pendulum-v1_1", "ALONE": tmp_path / "alone.zip"}
+    assert evaluate_here(*(places.get(a, a) for a in arguments), "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+
+
+def test_a_grid_names_its_variants():
+    made = variants_of("A-v0", {"g": [1, 2], "w": ["a"]})
+    assert [(v.name, v.kwargs) for v in made] == [("A-v0[g=1,w=a]", {"g": 1, "w": "a"}), ("A-v0[g=2,w=a]", {"g": 2, "w": "a"})]
+    assert variants_of("A-v0", {}) == [("A-v0", {})]
+
+
+def test_stability_of_known_curves():
+    curve, steps = np.array([0.0, 10.0, 4.0]), np.array([0, 100, 300])
+    assert drop_from_best(curve) == 6.0 and drop_from_best(curve[:2]) == 0.0
+    assert area_under_curve(curve, steps) == (5 * 100 + 7 * 200) / 300
+    assert area_under_curve(curve[:1], steps[:1]) == 0.0
+
+
+def test_fairness_of_known_scores():
+    assert gini(np.array([1.0, 1.0, 1.0])) == 0.0
+    assert gini(np.array([1.0, 0.0, 0.0, 0.0])) == 0.75  # (n - 1) / n: one has everything
+    assert gini(np.array([1.0, 3.0])) == 0.25 and gini(np.array([10.0, 30.0])) == 0.25  # no unit
+    assert gini(np.array([-5.0, 1.0])) == gini(np.array([0.0, 1.0]))
+    assert np.isnan(gini(np.array([0.0, -1.0]))) and np.isnan(worst_over_best(np.array([0.0, 0.0])))
+    assert worst_over_best(np.array([[0.5, 1.0], [2.0, 2.0]])).tolist() == [0.5, 1.0]
+
+
+def test_fairness_over_the_tasks_of_a_benchmark(tmp_path):
+    """Known scores: of ``even`` 0.5 on both tasks, of ``odd`` 1 and 0.2."""
+    for env, even, odd in (("CartPole-v1", 50, 100), ("Acrobot-v1", 50, 20)):
+        write_runs(tmp_path / "r", env, "even", [even] * 5)
+        write_runs(tmp_path / "r", env, "odd", [odd] * 5)
+        write_runs(tmp_path / "r", env, "random", [0] * 5, algo="random")
+    references = tmp_path / "references.yml"
+    references.write_text("CartPole-v1: [0, 100]\nAcrobot-v1: [0, 100]\n")
+    assert compare.main([str(tmp_path / "r"), "--references", str(references), "--out", str(tmp_path / "out")]) == 0
+    found = table(tmp_path / "out", "fairness").set_index("algorithm")
+    assert found.loc["even", ["worst", "best", "worst_over_best", "gini"]].tolist() == [0.5, 0.5, 1.0, 0.0]
+    assert found.loc["odd", "worst_task"] == "Acrobot-v1"
+    assert found.loc["odd", ["worst_over_best", "gini"]].tolist() == pytest.approx([0.2, 1 / 3], rel=1e-5)
+    assert "rest on few runs" not in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_a_run_without_evaluations_still_has_a_record(runs, tmp_path):
+    folder = tmp_path / "grpo" / "Pendulum-v1_1"
+    shutil.copytree(runs / "grpo" / "Pendulum-v1_1", folder)
+    (folder / "evaluations.npz").unlink()
+    assert evaluate_here(folder, "--episodes", 2, "--out", tmp_path / "out") == 0
+    record = json.loads((tmp_path / "out" / "results" / "grpo.jsonl").read_text())
+    assert len(record["checkpoints"]) == 1 and not (tmp_path / "out/tables/stability.csv").exists()
+    assert gym.spec(record["spec"]["env"]).id == "Pendulum-v1"

@@ -1,0 +1,1 @@
+"""What ``zoo.check`` is made of."""

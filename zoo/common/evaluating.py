@@ -1,0 +1,62 @@
+"""Evaluations that end: an episode that Monitor never closes is closed where it ends, and what cannot be counted is named."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+from gymnasium.wrappers import TimeLimit
+from stable_baselines3.common.monitor import Monitor
+
+#: Ends of one env in a row that Monitor has not counted: lives of an Atari game are fewer.
+UNCOUNTED_ENDS = 100
+#: Steps of one env without any end; Atari cuts at 27,000.
+ENDLESS_STEPS = 300_000
+
+
+def with_monitor_outside(wrapper: Callable[[gym.Env], gym.Env] | None) -> Callable[[gym.Env], gym.Env]:
+    """A wrapper around which a further Monitor is put where a TimeLimit stands outside the first: that one would never learn
+    of the ends, and whoever counts its episodes would wait for ever.
+
+    :param wrapper: what settings put around an env that has a Monitor
+    """
+
+    def wrap(env: gym.Env) -> gym.Env:
+        wrapped = env if wrapper is None else wrapper(env)
+        layer = wrapped
+        while isinstance(layer, gym.Wrapper) and not isinstance(layer, Monitor):
+            if isinstance(layer, TimeLimit):
+                return Monitor(wrapped)
+            layer = layer.env
+        return wrapped
+
+    return wrap
+
+
+class Counting:
+    """A callback for SB3's ``evaluate_policy`` that gives up where nothing will ever be counted.
+
+    :raises ValueError: naming the cause
+    """
+
+    def __init__(self) -> None:
+        self.steps: Counter[int] = Counter()
+        self.ends: Counter[int] = Counter()
+
+    def __call__(self, step: dict[str, Any], _: dict[str, Any]) -> None:
+        slot, done = step["i"], bool(step["done"])
+        self.steps[slot] = 0 if done else self.steps[slot] + 1
+        self.ends[slot] = 0 if "episode" in step["info"] else self.ends[slot] + done
+        if step["is_monitor_wrapped"] and self.ends[slot] >= UNCOUNTED_ENDS:
+            raise ValueError(
+                f"The evaluation cannot count: {UNCOUNTED_ENDS} episodes of env {slot} ended, and its Monitor has closed none "
+                "of them. A wrapper outside Monitor ends episodes that the env itself would go on with: put it inside Monitor "
+                "(into the env's registration), or wrap it in stable_baselines3.common.monitor.Monitor again."
+            )
+        if self.steps[slot] >= ENDLESS_STEPS:
+            raise ValueError(
+                f"The evaluation cannot count: env {slot} has taken {ENDLESS_STEPS:,} steps without an end. Set a limit with "
+                "gymnasium.wrappers.TimeLimit in env_wrapper, or max_episode_steps at the env's registration."
+            )

@@ -1,0 +1,27 @@
+"""JSON as its standard has it: what is not a finite number is null, since NaN and Infinity are no JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+
+def finite(value: Any) -> Any:
+    """The same value with None in the place of numbers that are not finite, however deep.
+
+    :param value: of lists, tuples, dicts and plain values
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def to_json(value: Any, **options: Any) -> str:
+    """Text that any JSON parser reads.
+
+    :param options: of :func:`json.dumps`
+    """
+    return json.dumps(finite(value), allow_nan=False, **options)

@@ -1,0 +1,1 @@
+"""What ``zoo.evaluate`` is made of: saved models found, played on common seeds, and reported."""

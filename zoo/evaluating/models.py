@@ -1,0 +1,120 @@
+"""The models that are evaluated: run folders and zips of the command line, with what their runs say of them."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import rl_zoo3
+
+from sb_grpo.saving import read_entry
+
+from ..common.command_line import BadInput
+from ..training.run_files import read_values
+from ..training.saved import Saved
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A saved model under a name.
+
+    :param saved: where it is
+    :param label: of the algorithm, or as the user calls it; models of one label differ by their seeds
+    :param name: of this very model
+    :param seed: of its training
+    :param folder: of its run
+    """
+
+    saved: Saved
+    label: str
+    name: str
+    seed: int
+    folder: Path
+
+    @property
+    def metrics(self) -> dict[str, Any]:
+        """``metrics.json`` of the run; empty where there is none, as of a run that was killed."""
+        file = self.folder / "metrics.json"
+        return dict(json.loads(file.read_text())) if file.exists() else {}
+
+    @property
+    def curve(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """``[C]`` steps and ``[C, E]`` returns of the evaluations during training; None where there were none."""
+        file = self.folder / "evaluations.npz"
+        if not file.exists():
+            return None
+        with np.load(file) as data:
+            return data["timesteps"], data["results"]
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether a folder is what one training has left."""
+    return path.is_dir() and len(list(path.glob("*/config.yml"))) == 1
+
+
+def run_folders(path: Path) -> list[Path]:
+    """The run folders at or below a folder, in order."""
+    return [path] if is_run_folder(path) else sorted({file.parent.parent for file in path.rglob("*/*/config.yml")})
+
+
+def is_saved(text: str) -> bool:
+    """Whether an argument without results is about saved models: ``LABEL=PATH``, a zip, or a folder that holds runs."""
+    path = Path(text)
+    return "=" in text if not path.exists() else path.suffix == ".zip" or bool(run_folders(path))
+
+
+def find(texts: Sequence[str], best: bool, algo: str | None, env_id: str | None) -> list[Contestant]:
+    """Models of the command line.
+
+    :param texts: ``[LABEL=]PATH``: a run folder, a folder of them, or a model's zip
+    :param best: of a run folder, the best model in place of the last
+    :param algo: of zips that stand alone
+    :param env_id: in place of the runs' own
+    :raises BadInput: for what is no model
+    """
+    found: list[Contestant] = []
+    for text in texts:
+        label, equals, place = text.partition("=")
+        path = Path(place if equals else text)
+        folders = [path.parent] if path.suffix == ".zip" else run_folders(path)
+        if not path.exists() or not folders:
+            raise BadInput(f"{path}: there is no such {'file' if path.suffix == '.zip' else 'run folder'}.")
+        for folder in folders:
+            model = path if path.suffix == ".zip" else None
+            found.append(_contestant(folder, model, best, algo, env_id, label if equals else ""))
+    return _told_apart(found)
+
+
+def _contestant(folder: Path, model: Path | None, best: bool, algo: str | None, env_id: str | None, label: str) -> Contestant:
+    settings = next((file.parent for file in folder.glob("*/config.yml")), folder / "none")
+    args = read_values(settings / "args.yml")
+    algo, env_id = algo or args.get("algo"), env_id or args.get("env")
+    path = model or folder / ("best_model.zip" if best else f"{settings.name}.zip")
+    if algo is None or env_id is None:
+        raise BadInput(f"{path}: no run stands beside it, so say --algo and --env.")
+    if algo not in rl_zoo3.ALGOS:
+        raise BadInput(f"{path}: unknown algorithm {algo!r}.")
+    if not path.exists():
+        raise BadInput(f"{folder} holds no {path.name}; there are {sorted(file.name for file in folder.glob('*.zip'))}.")
+    try:
+        read_entry(path, "data")
+    except ValueError as error:
+        raise BadInput(f"cannot load {path}: {error}") from error
+    name = folder.name if model is None and not best else f"{folder.name}/{path.stem}"
+    return Contestant(Saved(algo, path, settings, env_id), label or algo, f"{algo} {name}", int(args.get("seed") or 0), folder)
+
+
+def _told_apart(found: list[Contestant]) -> list[Contestant]:
+    """Models of one label and seed are of different kinds: each gets a label of its own."""
+    twice = {key for key, n in Counter((one.label, one.seed) for one in found).items() if n > 1}
+    labels = {one.label for one in found if (one.label, one.seed) in twice}
+    made = [replace(one, label=one.name.replace(" ", "-").replace("/", "-")) if one.label in labels else one for one in found]
+    again = [one for one, n in Counter(one.saved.path.resolve() for one in made).items() if n > 1]
+    if again:
+        raise BadInput(f"{again[0]} is given twice.")
+    return made

@@ -1,0 +1,112 @@
+"""Every model plays every variant of the env from the same reset seeds, and so does the random policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch as th
+from rl_zoo3.exp_manager import ExperimentManager
+from stable_baselines3.common.vec_env import VecEnv
+
+from sb_grpo.collect.seeded_episodes import Episodes, actor, frozen_statistics, held, play
+from sb_grpo.envs.installing import install_seeded_reset
+
+from ..common.command_line import BadInput
+from .models import Contestant
+
+
+class Variant(NamedTuple):
+    """One way to make the env."""
+
+    name: str  #: ``CartPole-v1``, or ``CartPole-v1[masscart=2]``
+    kwargs: dict[str, Any]
+
+
+class Played(NamedTuple):
+    """What came of it."""
+
+    variants: list[Variant]
+    seeds: list[int]
+    returns: dict[tuple[str, str], np.ndarray]  #: (variant, model) -> ``[n]`` in the order of the seeds
+    random: dict[str, float]  #: variant -> mean return of random actions on the same seeds
+    sizes: dict[str, tuple[int, int]]  #: model -> trainable parameters, SB3's count of updates
+    notes: list[str]
+
+
+def variants_of(env_id: str, grid: dict[str, list[Any]]) -> list[Variant]:
+    """Every combination of a grid.
+
+    :param grid: values by name; empty: the env as it was trained in
+    """
+    made = []
+    for values in product(*grid.values()):
+        kwargs = dict(zip(grid, values, strict=True))
+        inside = ",".join(f"{name}={value}" for name, value in kwargs.items())
+        made.append(Variant(f"{env_id}[{inside}]" if kwargs else env_id, kwargs))
+    return made
+
+
+def play_all(
+    contestants: Sequence[Contestant],
+    variants: Sequence[Variant],
+    seeds: list[int],
+    n_envs: int,
+    stochastic: bool,
+    device: str,
+) -> Played:
+    """Play everything.
+
+    :param seeds: of the episodes, the same for everybody
+    :param n_envs: envs side by side
+    :param stochastic: draw actions in place of taking the likeliest
+    :param device: of torch
+    :raises BadInput: if a model or an env cannot be built
+    """
+    returns: dict[tuple[str, str], np.ndarray] = {}
+    random: dict[str, float] = {}
+    sizes: dict[str, tuple[int, int]] = {}
+    notes: list[str] = []
+    for variant in variants:
+        starts: dict[str, list[bytes]] = {}
+        for one in contestants:
+            env = one.saved.make_env(variant.kwargs, n_envs=min(n_envs, len(seeds)))
+            if variant.name not in random:
+                random[variant.name] = float(_episodes(env, _random(env), seeds, False).returns.mean())
+            model = one.saved.load(env, device)
+            parameters = sum(p.numel() for p in model.policy.parameters() if p.requires_grad)
+            sizes[one.name] = parameters, int(getattr(model, "_n_updates", 0))
+            try:
+                episodes = _episodes(env, model, seeds, not (stochastic or _draws(one.saved.env_id)))
+            except ValueError as error:
+                raise BadInput(f"{one.name} on {variant.name}: {error}") from error
+            finally:
+                env.close()
+            returns[variant.name, one.name], starts[one.name] = episodes.returns, episodes.starts
+        first, *others = starts
+        unlike = [name for name in others if starts[name] != starts[first]]
+        if unlike:
+            notes.append(
+                f"{variant.name}: {', '.join(unlike)} saw other first observations than {first}: other wrappers, or an env "
+                "that ignores its seed; in the latter case the pairs are none."
+            )
+    return Played(list(variants), seeds, returns, random, sizes, notes)
+
+
+def _draws(env_id: str) -> bool:
+    """As rl_zoo3: actions are drawn on Atari and MiniGrid."""
+    return ExperimentManager.is_atari(env_id) or ExperimentManager.is_minigrid(env_id)
+
+
+def _random(env: VecEnv) -> Any:
+    env.action_space.seed(0)
+    return lambda observations: np.array([env.action_space.sample() for _ in range(env.num_envs)])
+
+
+def _episodes(env: VecEnv, policy: Any, seeds: list[int], deterministic: bool) -> Episodes:
+    install_seeded_reset(env)
+    th.manual_seed(seeds[0])
+    with held(env), frozen_statistics(env):
+        return play(actor(policy, None, deterministic), env, seeds)

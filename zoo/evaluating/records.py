@@ -1,0 +1,64 @@
+"""An evaluation as result files of ``zoo.benchmark``: what ``zoo.compare`` reads, one run per model and variant."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from sb_grpo import files
+
+from ..benchmarking.results import EVALUATED, LINES
+from .models import Contestant
+from .playing import Played
+
+
+def write(models: Sequence[Contestant], played: Played, out: Path) -> list[Path]:
+    """One file of lines per label.
+
+    :param out: folder
+    """
+    lines: dict[str, list[str]] = {}
+    for variant in played.variants:
+        for one in models:
+            earned = [float(x) for x in played.returns[variant.name, one.name]]
+            lines.setdefault(one.label, []).append(
+                json.dumps(_record(one, variant.name, earned, played.sizes[one.name]), default=str)
+            )
+    return [files.write(out / f"{label}{LINES}", "\n".join(of) + "\n") for label, of in lines.items()]
+
+
+def _record(one: Contestant, env: str, earned: list[float], size: tuple[int, int]) -> dict[str, Any]:
+    """Times are of the whole run, evaluations included, where the run says them; the processor's are not known."""
+    metrics = one.metrics
+    steps = int(metrics.get("planned_steps") or metrics.get("env_steps") or 0)
+    wall = float(metrics.get("wall_time_s") or 0.0)
+    curve = one.curve
+    if curve is None:
+        points = [{"steps": steps, "env_steps": steps, "train_wall_s": wall, "returns": earned}]
+    else:
+        points = [
+            {
+                "steps": int(at),
+                "env_steps": int(at),
+                "train_wall_s": wall * int(at) / max(steps, 1),
+                "returns": list(map(float, of)),
+            }
+            for at, of in zip(*curve, strict=True)
+        ]
+    source = f"{EVALUATED}{one.saved.path}"
+    return {
+        "spec": {"env": env, "label": one.label, "algo": one.saved.algo, "seed": one.seed, "steps": steps, "source": source},
+        "env_steps": int(metrics.get("env_steps") or steps),
+        "gradient_steps": int(metrics.get("gradient_steps") or 0),
+        "n_updates": size[1],
+        "parameters": size[0],
+        "train_wall_s": wall,
+        "train_cpu_s": 0.0,
+        "checkpoints": points,
+        "final_returns": earned,
+        "settings": {name: str(value) for name, value in one.saved.hyperparams.items()},
+        "commit": metrics.get("commit"),
+        "versions": metrics.get("versions"),
+    }

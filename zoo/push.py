@@ -1,0 +1,126 @@
+"""Upload a run folder, its model card included, to the Hugging Face Hub.
+
+``python -m zoo.push logs/grpo/CartPole-v1_1 --repo-id me/grpo-cartpole`` after ``hf auth login``. A repository that is not
+there is made. What may hold names of your machine is shown by ``--dry-run``, which uploads nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Protocol
+
+from .common.command_line import BadInput, Parser, one_line, run
+from .training.card import write_card
+
+#: Files of a run that others can use; monitor files, checkpoints and replay buffers stay.
+FILES = ("README.md", "metrics.json", "evaluations.npz", "learning_curve.png", "*.zip", "*/config.yml", "*/vecnormalize.pkl")
+CHECKPOINTS = "rl_model_*"
+#: Files that say how the run was made, with paths and names of the machine.
+PRIVATE = ("*/args.yml", "*/command.txt")
+
+
+class Client(Protocol):
+    """What is used of :class:`huggingface_hub.HfApi`."""
+
+    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any: ...
+
+    def upload_folder(
+        self, *, repo_id: str, folder_path: str, commit_message: str, allow_patterns: list[str], ignore_patterns: list[str]
+    ) -> Any: ...
+
+
+def make_parser() -> Parser:
+    parser = Parser("zoo.push", __doc__)
+    add = parser.add_argument
+    add("folder", type=Path, help="run folder")
+    add("--repo-id", required=True, metavar="USER/NAME", help="of the repository")
+    add("--private", action="store_true", help="a new repository is not public")
+    add("--checkpoints", action="store_true", help="checkpoints too")
+    add("--with-command", action="store_true", help="args.yml and command.txt too, which hold paths of this machine")
+    add("--message", default="A run of sb_grpo's zoo", help="of the commit")
+    add("--dry-run", action="store_true", help="say what would be uploaded, and upload nothing")
+    return parser
+
+
+def patterns(checkpoints: bool, with_command: bool) -> tuple[list[str], list[str]]:
+    """Which files of a run folder are uploaded, as ``upload_folder`` takes it: allowed, and not for all that."""
+    return [*FILES, *(PRIVATE if with_command else ())], [] if checkpoints else [CHECKPOINTS]
+
+
+def files_of(folder: Path, allowed: Sequence[str], ignored: Sequence[str]) -> list[Path]:
+    """The files that the patterns choose.
+
+    :param folder: of the run
+    """
+    found = [file.relative_to(folder) for file in sorted(folder.rglob("*")) if file.is_file()]
+    return [
+        file
+        for file in found
+        if any(fnmatch(str(file), p) for p in allowed) and not any(fnmatch(str(file), p) for p in ignored)
+    ]
+
+
+def push(folder: Path, client: Client, args: Any) -> list[Path]:
+    """Upload.
+
+    :param folder: of a finished run
+    :param client: does it
+    :param args: of the command line
+    :return: files, relative to the folder
+    :raises BadInput: for a folder that is none of a finished run, and for what the Hub refuses
+    """
+    if not (folder / "metrics.json").exists() or len(list(folder.glob("*/config.yml"))) != 1:
+        raise BadInput(f"{folder} is no folder of a finished run: it lacks metrics.json, or a folder with config.yml.")
+    if not (folder / "README.md").exists():  # the run's own says the command too
+        write_card(folder)
+    allowed, ignored = patterns(args.checkpoints, args.with_command)
+    chosen = files_of(folder, allowed, ignored)
+    if not any(file.suffix == ".zip" for file in chosen):
+        raise BadInput(f"{folder} holds no model.")
+    if args.dry_run:
+        return chosen
+    try:
+        client.create_repo(args.repo_id, private=args.private, exist_ok=True)
+        client.upload_folder(
+            repo_id=args.repo_id, folder_path=str(folder), commit_message=args.message, allow_patterns=allowed,
+            ignore_patterns=ignored,
+        )  # fmt: skip
+    except (OSError, ValueError) as error:  # of the network, the Hub, a missing token, a bad name
+        raise BadInput(
+            f"the Hub refused {args.repo_id}: {one_line(error)} (hf auth login, a token that may write?)"
+        ) from error
+    return chosen
+
+
+def body(arguments: Sequence[str], client: Client | None = None) -> int:
+    """The command.
+
+    :param arguments: command line
+    :param client: does the upload; None: huggingface_hub's
+    :return: 0
+    """
+    args = make_parser().parse_args(arguments)
+    if args.repo_id.count("/") != 1 or args.repo_id.startswith("/") or args.repo_id.endswith("/"):
+        raise BadInput(f"--repo-id {args.repo_id} must be USER/NAME.")
+    if client is None:
+        from huggingface_hub import HfApi  # comes with rl_zoo3
+
+        client = HfApi()  # type: ignore[assignment]
+    assert client is not None
+    for file in push(args.folder, client, args):
+        print(file)
+    where = f"https://huggingface.co/{args.repo_id}"
+    print(f"{'Would be uploaded to' if args.dry_run else 'Uploaded to'} {where}")
+    return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``python -m zoo.push``."""
+    return run("zoo.push", body, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

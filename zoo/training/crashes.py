@@ -1,0 +1,50 @@
+"""Of an error while a run is set up: has the user asked for something that cannot be, or has code crashed?
+
+The former is one line. The latter needs its traceback, most of all where the code is the user's own env.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from pathlib import Path
+
+import gymnasium as gym
+
+import sb_grpo
+
+#: Where code is that checks what it is given.
+LIBRARIES = (
+    *(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")),
+    Path(sb_grpo.__file__).resolve().parent,
+    Path(__file__).resolve().parents[1],
+)
+REFUSALS = (ValueError, AssertionError, OSError, ImportError, gym.error.Error)
+
+
+def is_bad_input(error: Exception) -> bool:
+    """Whether an error is a library's answer to wrong arguments, wrong names or missing files.
+
+    A TypeError or AttributeError is one only where it speaks of an argument, or of a name that a module lacks.
+    """
+    root: BaseException = error
+    while root.__cause__ is not None:  # gymnasium wraps what an env's constructor raises
+        root = root.__cause__
+    if not _in_a_library(root):
+        return False
+    said = str(error)
+    if isinstance(error, TypeError):
+        return "argument" in said
+    if isinstance(error, AttributeError):
+        return said.startswith("module ")
+    return isinstance(error, REFUSALS) and bool(said)
+
+
+def _in_a_library(error: BaseException) -> bool:
+    """Whether it was raised there, and not in a user's own code."""
+    trace = error.__traceback__
+    if trace is None:
+        return True
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    name = trace.tb_frame.f_code.co_filename
+    return name.startswith("<frozen") or any(Path(name).resolve().is_relative_to(folder) for folder in LIBRARIES)

@@ -1,0 +1,86 @@
+"""A saved model, and the env as it was trained in: wrappers, frames, and VecNormalize's statistics of the model, frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import rl_zoo3
+from rl_zoo3.utils import get_wrapper_class
+from stable_baselines3 import HerReplayBuffer
+from stable_baselines3.common.base_class import BaseAlgorithm
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
+from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
+
+from ..common.command_line import BadInput
+from .checkpoints import statistics_of
+from .run_files import check_wrappers, env_kwargs, read_values
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Where a model and its settings are.
+
+    :param algo: algorithm of the model
+    :param path: its zip
+    :param settings_folder: of its run, with ``config.yml`` and ``args.yml``; a folder without them: no wrappers
+    :param env_id: registered id
+    :param trusted: False: nothing that the files hold is unpickled, or imported if it is not known
+    """
+
+    algo: str
+    path: Path
+    settings_folder: Path
+    env_id: str
+    trusted: bool = True
+
+    @property
+    def hyperparams(self) -> dict[str, Any]:
+        """Settings of the run."""
+        return read_values(self.settings_folder / "config.yml")
+
+    def make_env(self, kwargs: dict[str, Any], seed: int = 0, n_envs: int = 1, monitor_dir: str | None = None) -> VecEnv:
+        """Envs as in training.
+
+        :param kwargs: of the env; they go over the run's own
+        :param seed: of the first env
+        :param monitor_dir: for monitor files
+        :raises BadInput: if they cannot be built
+        """
+        hyperparams = self.hyperparams
+        if not self.trusted:
+            check_wrappers(hyperparams)
+        found = env_kwargs(self.settings_folder, hyperparams, kwargs)
+        wrap = statistics_of(self.path, self.settings_folder, bool(hyperparams.get("normalize")), trusted=self.trusted)
+        try:
+            make = gym.spec(self.env_id).make
+            env = make_vec_env(
+                lambda **options: make(**options), n_envs, seed=seed, monitor_dir=monitor_dir,
+                wrapper_class=get_wrapper_class(hyperparams), env_kwargs=found,
+            )  # fmt: skip
+            vec_env_wrapper = get_wrapper_class(hyperparams, "vec_env_wrapper")
+            env = env if vec_env_wrapper is None else vec_env_wrapper(env)  # type: ignore[assignment, arg-type]
+            env = env if wrap is None else wrap(env, True)
+            n_stack = hyperparams.get("frame_stack") or 0
+            return VecFrameStack(env, n_stack) if n_stack > 0 else env
+        except Exception as error:  # envs and their renderers raise what they like
+            raise BadInput(f"cannot build {self.env_id}: {str(error).rstrip('.')}.") from error
+
+    def load(self, env: VecEnv, device: str = "auto") -> BaseAlgorithm:
+        """The model, without memory for a replay buffer.
+
+        :param env: for models that need one to be loaded
+        :raises BadInput: if the file is no model
+        """
+        kwargs: dict[str, Any] = {} if self.trusted else {"trusted": False}
+        if issubclass(rl_zoo3.ALGOS[self.algo], OffPolicyAlgorithm):
+            kwargs = {"buffer_size": 1, "optimize_memory_usage": False}
+        if self.hyperparams.get("replay_buffer_class") in (HerReplayBuffer, "HerReplayBuffer"):
+            kwargs["env"] = env
+        try:
+            return rl_zoo3.ALGOS[self.algo].load(self.path, device=device, **kwargs)
+        except Exception as error:  # a broken zip, another algorithm's model, missing classes
+            raise BadInput(f"cannot load {self.path}: {error}") from error
