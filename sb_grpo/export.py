@@ -269,6 +269,8 @@ def check_exported(
     expected, after = policy.predict(obs, before, None, True, drawn[MASK] if masked else None)
     known = [expected]
     if memory is not None:
-        known.append(memory.from_parts(after, n, th.device("cpu")).numpy())
+        remembered = memory.from_parts(after, n, th.device("cpu"))
+        assert remembered is not None
+        known.append(remembered.numpy())
     found = run_exported(path, list(drawn.values()))
     return max(float(np.abs(a.astype(np.float64) - b).max()) for a, b in zip(found, known, strict=True))

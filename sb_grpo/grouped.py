@@ -19,8 +19,9 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import learners, ranks
 from sb_grpo.arguments import check_arguments, check_env
-from sb_grpo.collect.beside import APART, Beside, spaces_beside
+from sb_grpo.collect.beside import Beside, spaces_beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
+from sb_grpo.collect.masks import APART
 from sb_grpo.collect.rollouts import buffer_class
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
 from sb_grpo.envs.random import mix
@@ -103,8 +104,9 @@ class GroupedAlgorithm(SlottedAlgorithm):
             self.rollout_buffer_class = None
         self.options = Options.read(self.__dict__)
         self._derive()
-        check_arguments(self._arguments())
-        learners.check_shares(self._arguments())
+        given = self._arguments()
+        check_arguments(given)
+        learners.check_shares(given)
         learners.check_equal(self.settings)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)

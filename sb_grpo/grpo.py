@@ -239,12 +239,10 @@ class GRPO(GroupedAlgorithm):
             prepared = preparation(rollout, self.policy, options, self._horizon)
         self._steps_trained += len(prepared.estimate.advantages)
         assert self.slots is not None
-        steps, buffer, mismatches = (
-            (self._steps_trained, self._steps_dropped),
-            self.rollout_buffer,
-            self.slots.start_mismatches,
+        buffer, mismatches = self.rollout_buffer, self.slots.start_mismatches
+        counts = log.Counts(
+            self._steps_trained, self._steps_dropped, buffer.n_kept, self.interruptions, mismatches, buffer.age
         )
-        counts = log.Counts(*steps, buffer.n_kept, self.interruptions, mismatches, buffer.age)
         self.last_figures = {}
         self._log(log.of_rollout(prepared.rollout, prepared.estimate, prepared.has_signal, counts))
         self.logger.record("group/advantages", prepared.estimate.advantages, exclude=log.NOT_PRINTED)

@@ -15,12 +15,12 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 from sb_grpo import figures as log
 from sb_grpo import learners, ranks
 from sb_grpo.arguments import check_early_reset, check_rollout_size
-from sb_grpo.collect.beside import APART, Beside
+from sb_grpo.collect.beside import Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Wanted, make_columns
 from sb_grpo.collect.host_loop import check_finite
 from sb_grpo.collect.interruption import give_up, warn_of_interruption
-from sb_grpo.collect.masks import masks_of_the_evaluated, source_of
+from sb_grpo.collect.masks import APART, masks_of_the_evaluated, source_of
 from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan
 from sb_grpo.collect.simulators import make_slots
 from sb_grpo.collect.slots import Slots
@@ -192,7 +192,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         """Ask the env where its masks come from; True if that is another place than was known."""
         if self.env is None:  # what a saved model knows of the env that it was trained on
             return False
-        known, self.mask_source = self.mask_source, source_of(self.env, getattr(self.env.unwrapped, "reset_infos", ()))
+        known, self.mask_source = self.mask_source, source_of(self.env)
         return known != self.mask_source
 
     def _new_slots(self) -> Slots:
@@ -213,7 +213,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         if self._find_masks():  # the infos of resets have told of them
             self._steps_dropped += self.rollout_buffer.drop_kept()
             self._make_buffer()
-        self.beside.begin(self.env)
+        self.beside.see(self.env)
         self.slots.started_all(self.env, self.raw_last_obs)
         check_finite(self.env, "observation", self.raw_last_obs, 0, self._limits.observation)
 

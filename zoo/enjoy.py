@@ -18,14 +18,13 @@ import numpy as np
 import rl_zoo3
 import torch as th
 from huggingface_sb3 import EnvironmentName
-from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
 from tqdm import tqdm
 
 from sb_grpo import files
-from sb_grpo.collect.masks import masks_of, source_apart
+from sb_grpo.collect.masks import masks_of, source_of
 
 from .common.command_line import BadInput, Parser, Settings, default_threads, did_you_mean, known_env, run
 from .training.checkpoints import read_facts
@@ -172,13 +171,14 @@ def play(model: BaseAlgorithm, env: VecEnv, deterministic: bool, args: Any) -> l
     episodes: list[tuple[float, int]] = []
     recorder = Recorder(env, args.record)
     obs, state, starts, infos = env.reset(), None, np.ones(env.num_envs, dtype=bool), None
-    source = source_apart(env) if getattr(model, "mask_source", None) else None
+    source = source_of(env) if getattr(model, "mask_source", None) else None
     bar = tqdm(total=args.n_episodes or args.n_timesteps, disable=not args.progress)
     steps = 0
     try:
         recorder.frame()
         while len(episodes) < args.n_episodes if args.n_episodes else steps < args.n_timesteps:
-            further = {} if source is None else {"action_masks": masks_of(env, source, infos, starts)}
+            masks = masks_of(env, source, infos, starts)
+            further = {} if masks is None else {"action_masks": masks}
             actions, state = model.predict(obs, state, starts, deterministic, **further)  # type: ignore[arg-type]
             obs, _, starts, infos = env.step(actions)
             steps += 1
@@ -239,8 +239,7 @@ def main(arguments: Sequence[str]) -> int:
         th.set_num_threads(args.num_threads)
     saved = Saved(args.algo, path, folder / env_name, args.env, trusted=not args.untrusted)
     env, model = restored(saved, args)
-    random_by_default = ExperimentManager.is_atari(args.env) or ExperimentManager.is_minigrid(args.env)
-    deterministic = args.deterministic or not (args.stochastic or random_by_default)
+    deterministic = args.deterministic or not (args.stochastic or saved.draws_actions)
     episodes = play(model, env, deterministic, args)
     env.close()
     if episodes:

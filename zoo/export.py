@@ -16,7 +16,7 @@ import gymnasium as gym
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
 from sb_grpo import GRPO
-from sb_grpo.collect.beside import APART
+from sb_grpo.collect.masks import APART
 from sb_grpo.export import SUFFIXES, TOLERANCE, check_exported, export_policy
 from sb_grpo.normalization import with_statistics
 from sb_grpo.policies import ActorPolicy

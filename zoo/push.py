@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from .common.command_line import BadInput, Parser, one_line, run
 from .training.card import write_card
+from .training.run_files import is_run_folder
 
 #: Files of a run that others can use; monitor files, checkpoints and replay buffers stay.
 FILES = ("README.md", "metrics.json", "evaluations.npz", "learning_curve.png", "*.zip", "*/config.yml", "*/vecnormalize.pkl")
@@ -72,7 +73,7 @@ def push(folder: Path, client: Client, args: Any) -> list[Path]:
     :return: files, relative to the folder
     :raises BadInput: for a folder that is none of a finished run, and for what the Hub refuses
     """
-    if not (folder / "metrics.json").exists() or len(list(folder.glob("*/config.yml"))) != 1:
+    if not (folder / "metrics.json").exists() or not is_run_folder(folder):
         raise BadInput(f"{folder} is no folder of a finished run: it lacks metrics.json, or a folder with config.yml.")
     if not (folder / "README.md").exists():  # the run's own says the command too
         write_card(folder)

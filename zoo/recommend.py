@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import optuna
 import torch as th
 import yaml
 from optuna.importance import get_param_importances
@@ -29,7 +28,7 @@ from .training.experiment import register
 from .tuning import robust, surface
 from .tuning.objective import Objective, ReportCallback
 from .tuning.robust import Candidate
-from .tuning.study import derived_seed, open_storage
+from .tuning.study import derived_seed, load_study
 from .tuning.surrogate import Surrogate
 
 #: Makes the seeds of this command others than the study's.
@@ -49,20 +48,6 @@ def make_parser() -> Parser:
     add("--device", default="auto", help="of torch")
     add("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
     return parser
-
-
-def load_study(storage: str, name: str) -> Study:
-    """The study.
-
-    :raises BadInput: if there is none of that name
-    """
-    if "://" not in storage and not Path(storage).exists():
-        raise BadInput(f"--storage {storage}: there is no such file.")
-    opened = open_storage(storage)
-    names = optuna.get_all_study_names(opened)
-    if name not in names:
-        raise BadInput(f"--study-name {name}: not in {storage}.{did_you_mean(name, names)}")
-    return optuna.load_study(study_name=name, storage=opened)
 
 
 def draw_surfaces(

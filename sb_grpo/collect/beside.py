@@ -10,13 +10,10 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo.collect.masks import masks_of
+from sb_grpo.collect.masks import APART, masks_of
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.beside import MASK, MEMORY, beside, env_part, with_beside
 from sb_grpo.policies.masks import checked, choices_of
-
-#: Sources whose masks the observations do not hold.
-APART = ("method", "info", "tensor")
 
 
 def spaces_beside(policy: ActorPolicy, mask_source: str | None) -> Mapping[str, spaces.Space]:
@@ -40,17 +37,15 @@ class Beside:
         self._masks: np.ndarray | None = None
         self._memory: th.Tensor | None = None  # after the last step
 
-    def begin(self, env: VecEnv) -> None:
-        """Every slot has just been reset."""
-        if self.mask_source in ("method", "info"):
-            self._masks = masks_of(env, self.mask_source, None)
-
-    def see(self, env: VecEnv, infos: Sequence[dict[str, Any]], dones: np.ndarray, step: int) -> None:
+    def see(
+        self, env: VecEnv, infos: Sequence[dict[str, Any]] | None = None, dones: np.ndarray | None = None, step: int = 0
+    ) -> None:
         """A step has been taken, and nobody has touched the envs since.
 
+        :param infos: of the step; None: every slot has just been reset
         :raises ValueError: for masks that are missing, of another form, or without a valid action
         """
-        if self.mask_source in ("method", "info"):
+        if self.mask_source != "tensor":  # the device loop looks at its env itself
             self._masks = masks_of(env, self.mask_source, infos, dones, step)
 
     def observe(self, obs: Any, policy: ActorPolicy, t: np.ndarray, step: int) -> Any:
@@ -65,10 +60,7 @@ class Beside:
         elif self._masks is not None:
             parts[MASK] = th.as_tensor(self._masks, device=policy.device)
         if policy.memory is not None:
-            if self._memory is None or len(self._memory) != len(t):
-                self._memory = th.zeros((len(t), policy.memory.n_state), device=policy.device)
-            begins = th.as_tensor(t == 0, device=policy.device).unsqueeze(1)
-            parts[MEMORY] = self._memory.masked_fill(begins, 0.0)
+            parts[MEMORY] = policy.memory.before(self._memory, th.as_tensor(t == 0, device=policy.device))
         return with_beside(obs, parts)
 
     def remember(self, memory: th.Tensor | None) -> None:

@@ -41,10 +41,7 @@ def observe(policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots) -> Any:
     """Observations as the policy sees them: with the env's masks, and what the policy remembers of the running episodes."""
     parts = {} if env.action_masks is None else {MASK: env.action_masks}
     if policy.memory is not None:
-        before = slots.memory
-        if before is None:
-            before = th.zeros((env.num_envs, policy.memory.n_state), device=policy.device)
-        parts[MEMORY] = before.masked_fill((slots.t == 0).unsqueeze(1), 0.0)
+        parts[MEMORY] = policy.memory.before(slots.memory, slots.t == 0)
     return with_beside(env.observations, parts)
 
 

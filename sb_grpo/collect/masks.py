@@ -15,13 +15,14 @@ from sb_grpo.policies.beside import MASK
 from sb_grpo.policies.masks import checked, choices_of
 
 METHOD = "action_masks"  #: sb3-contrib's name for it
+#: Sources whose masks observations do not hold.
+APART = ("method", "info", "tensor")
 
 
-def source_of(env: VecEnv, infos: Sequence[dict[str, Any]] = ()) -> str | None:
+def source_of(env: VecEnv) -> str | None:
     """Where the masks of an env come from, first that is there: ``"tensor"``, ``"method"``, ``"info"``, ``"observation"``.
 
-    :param infos: of its last resets, where it has been reset
-    :return: None where it has none
+    :return: None where it has none; those in infos are known when it has been reset
     :raises ValueError: for masks of Box actions, and for masks that a wrapper drops or changes
     """
     base = env.unwrapped
@@ -30,7 +31,7 @@ def source_of(env: VecEnv, infos: Sequence[dict[str, Any]] = ()) -> str | None:
         source = "tensor" if base.action_masks is not None else None
     elif has_method(env):
         source = "method"
-    elif any(MASK in info for info in infos):
+    elif any(MASK in info for info in getattr(base, "reset_infos", ())):
         source = "info"
     elif _has_key(env):
         source = "observation"
@@ -74,16 +75,20 @@ def _check_not_normalized(env: VecEnv) -> None:
         layer = layer.venv
 
 
-def masks_of(env: VecEnv, source: str, infos: Sequence[dict[str, Any]] | None, dones: Any = None, step: int = 0) -> np.ndarray:
-    """``[n_envs, m]`` valid actions of every slot now.
+def masks_of(
+    env: VecEnv, source: str | None, infos: Sequence[dict[str, Any]] | None = None, dones: Any = None, step: int = 0
+) -> np.ndarray | None:
+    """``[n_envs, m]`` valid actions of every slot now; None where observations hold the masks, or there are none.
 
-    :param source: ``"method"``, ``"info"`` or ``"tensor"``
+    :param source: of :func:`source_of`
     :param infos: of the last step; None: every slot has just been reset
     :param dones: ``[n_envs]`` slots that have been reset since, whose infos are those of their resets
     :param step: number of the vector step, for messages
     :raises ValueError: for masks that are missing, of another shape or kind, or without a valid action
     """
     base, found = env.unwrapped, None
+    if source not in APART:
+        return None
     if isinstance(base, TensorVecEnv):
         assert base.action_masks is not None
         return base.action_masks.cpu().numpy()  # type: ignore[no-any-return]
@@ -103,12 +108,6 @@ def masks_of(env: VecEnv, source: str, infos: Sequence[dict[str, Any]] | None, d
     return checked(found, env.action_space, env.num_envs, f"of env {{slot}} at vector step {step}")
 
 
-def source_apart(env: VecEnv) -> str | None:
-    """Where the masks of an env that has been reset come from; None where it has none, or its observations hold them."""
-    source = source_of(env, getattr(env.unwrapped, "reset_infos", ()))
-    return None if source == "observation" else source
-
-
 def masks_of_the_evaluated() -> np.ndarray | None:
     """Valid actions in the env that SB3's ``evaluate_policy`` is playing, if it is that which asks for actions.
 
@@ -119,7 +118,7 @@ def masks_of_the_evaluated() -> np.ndarray | None:
     while frame is not None:
         if frame.f_code is evaluate_policy.__code__:
             known = frame.f_locals
-            source = source_apart(known["env"])
-            return None if source is None else masks_of(known["env"], source, known.get("infos"), known.get("dones"))
+            env = known["env"]
+            return masks_of(env, source_of(env), known.get("infos"), known.get("dones"))
         frame = frame.f_back
     return None

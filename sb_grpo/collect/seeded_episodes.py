@@ -11,7 +11,7 @@ import torch as th
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize, is_vecenv_wrapped, unwrap_vec_normalize
 
-from sb_grpo.collect.masks import masks_of, source_apart
+from sb_grpo.collect.masks import masks_of, source_of
 from sb_grpo.collect.starts import start_of
 from sb_grpo.envs.hold import hold_of
 from sb_grpo.envs.seeded_reset import observation_digest
@@ -144,9 +144,9 @@ def _play_batch(act: Act, env: TensorVecEnv, seeds: Sequence[int]) -> Episodes:
     starts = [observation_digest(row) for row in observations[: len(seeds)]]
     returns, running = np.zeros(env.num_envs), np.ones(env.num_envs, dtype=bool)
     running[len(seeds) :] = False
-    state, begins, source = None, np.ones(env.num_envs, dtype=bool), source_apart(env)
+    state, begins, source = None, np.ones(env.num_envs, dtype=bool), source_of(env)
     while running.any():
-        actions, state = act(observations, state, begins, None if source is None else masks_of(env, source, None))
+        actions, state = act(observations, state, begins, masks_of(env, source))
         check_actions(actions, env.action_space)
         step = env.step_tensor(th.as_tensor(actions, device=env.device))
         observations = step.observations.cpu().numpy()
@@ -174,12 +174,11 @@ def _play_in_turn(act: Act, env: VecEnv, seeds: Sequence[int]) -> Episodes:
             hold_of(env).queue(slot, seeds[turns[slot][1]])
 
     observations = _reset(env, seeds[:n])
-    state, dones, infos, source = None, np.ones(env.num_envs, dtype=bool), None, source_apart(env)
+    state, dones, infos, source = None, np.ones(env.num_envs, dtype=bool), None, source_of(env)
     for slot in range(n):
         begin(slot)
     while any(turns):
-        masks = None if source is None else masks_of(env, source, infos, dones)
-        actions, state = act(observations, state, dones, masks)
+        actions, state = act(observations, state, dones, masks_of(env, source, infos, dones))
         observations, rewards, dones, infos = env.step(actions)
         earned += rewards if normalize is None else normalize.get_original_reward()
         for slot in (slot for slot in range(n) if dones[slot] and turns[slot]):

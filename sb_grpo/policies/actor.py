@@ -288,11 +288,9 @@ class ActorPolicy(PredictingPolicy):
 
     def get_distribution(self, obs: PyTorchObs) -> Distribution:
         """SB3's distribution object at these observations. It is shared and mutable: copy it before a second call."""
-        latent = self.policy_net(self.features(obs))
-        out, masks = self.action_net(latent), beside(obs, MASK)
-        out = out if masks is None else put_masks(out, masks)
-        if isinstance(self.action_dist, StateDependentNoiseDistribution):
-            return self.action_dist.proba_distribution(out, self.log_std, latent)
+        out = self._head_input(obs)
+        if isinstance(self.head, StateDependentNoiseHead):
+            return self.head.distribution(out)
         if isinstance(self.action_dist, DiagGaussianDistribution):
             return self.action_dist.proba_distribution(out, self.log_std)
         return self.action_dist.proba_distribution(out)

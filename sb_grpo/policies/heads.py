@@ -160,7 +160,7 @@ class StateDependentNoiseHead:
     def __init__(self, dist: StateDependentNoiseDistribution, owner: HasLogStd) -> None:
         self.dist, self.owner = dist, owner
 
-    def _at(self, out: th.Tensor) -> StateDependentNoiseDistribution:
+    def distribution(self, out: th.Tensor) -> StateDependentNoiseDistribution:
         mean, latent = out[:, : self.dist.action_dim], out[:, self.dist.action_dim :]
         return self.dist.proba_distribution(mean, self.owner.log_std, latent)
 
@@ -168,17 +168,17 @@ class StateDependentNoiseHead:
         return like.new_zeros(like.shape)  # the exploration matrices hold it: see ActorPolicy.reset_noise
 
     def sample(self, out: th.Tensor, noise: th.Tensor) -> th.Tensor:
-        return self._at(out).sample()
+        return self.distribution(out).sample()
 
     def mode(self, out: th.Tensor) -> th.Tensor:
         mean = out[:, : self.dist.action_dim]  # without the distribution object, which no exported graph can hold
         return mean if self.dist.bijector is None else self.dist.bijector.forward(mean)
 
     def log_prob(self, out: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        return self._at(out).log_prob(actions)
+        return self.distribution(out).log_prob(actions)
 
     def entropy(self, out: th.Tensor) -> th.Tensor | None:
-        return self._at(out).entropy()
+        return self.distribution(out).entropy()
 
 
 def make_discrete_head(action_space: spaces.Space) -> ActionHead:

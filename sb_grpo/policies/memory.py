@@ -70,6 +70,17 @@ class Memory(nn.Module):
         out, after = self.step(x, state) if sequence is None else (self.run(x, state, sequence), None)
         return th.cat([x, out], dim=-1), after
 
+    def before(self, state: th.Tensor | None, begins: th.Tensor) -> th.Tensor:
+        """What is remembered before a step: nothing where an episode begins.
+
+        :param state: ``[batch, n_state]`` after the last step; None: there was none
+        :param begins: ``[batch]`` bool
+        :return: ``[batch, n_state]``
+        """
+        if state is None:
+            return th.zeros((len(begins), self.n_state), device=begins.device)
+        return state.masked_fill(begins.unsqueeze(1), 0.0)
+
     def step(self, x: th.Tensor, state: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """One step of every row.
 
@@ -108,13 +119,13 @@ class Memory(nn.Module):
         """As sb3-contrib's RecurrentPPO hands states out: ``[n_layers, batch, size]`` per part."""
         return tuple(state.view(-1, *self.form).permute(1, 2, 0, 3).cpu().numpy())
 
-    def from_parts(self, parts: Any, n: int, device: th.device) -> th.Tensor:
-        """``[n, n_state]``; zeros where there are no parts yet.
+    def from_parts(self, parts: Any, n: int, device: th.device) -> th.Tensor | None:
+        """``[n, n_state]``; None where there are no parts yet.
 
         :raises ValueError: for parts of another form
         """
         if parts is None:
-            return th.zeros((n, self.n_state), device=device)
+            return None
         n_parts, n_layers, size = self.form
         found = [np.asarray(part) for part in parts] if isinstance(parts, tuple | list) else [np.asarray(parts)]
         if len(found) != n_parts or any(part.shape != (n_layers, n, size) for part in found):

@@ -61,10 +61,9 @@ class PredictingPolicy(BasePolicy):
             masks = checked(action_masks, self.action_space, n, "of row {slot}")
             parts[MASK] = th.as_tensor(masks, device=self.device)
         if self.memory is not None:
-            parts[MEMORY] = self.memory.from_parts(state, n, self.device)
-            if episode_start is not None:
-                begins = th.as_tensor(np.asarray(episode_start, dtype=bool).reshape(-1, 1), device=self.device)
-                parts[MEMORY] = parts[MEMORY].masked_fill(begins, 0.0)
+            begins = np.zeros(n, dtype=bool) if episode_start is None else np.asarray(episode_start, dtype=bool).reshape(-1)
+            before = self.memory.from_parts(state, n, self.device)
+            parts[MEMORY] = self.memory.before(before, th.as_tensor(begins, device=self.device))
         return with_beside(obs, parts)
 
     def in_bounds(self, actions: np.ndarray) -> np.ndarray:

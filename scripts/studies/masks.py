@@ -13,6 +13,7 @@ from sb3_contrib import MaskablePPO
 from sb3_contrib.common.maskable.evaluation import evaluate_policy as evaluate_maskable
 from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb_grpo import GRPO
 from scripts.studies.common.runs import Variant, main, results
@@ -57,8 +58,6 @@ def _evaluate_maskable(model: Any, env: Any, n: int, **kwargs: Any) -> Any:
 
 
 def _evaluate_unmasked(model: Any, env: Any, n: int, **kwargs: Any) -> Any:
-    from stable_baselines3.common.evaluation import evaluate_policy
-
     return evaluate_policy(model, make_vec_env(TASK, 1, seed=10_000, wrapper_class=WithoutMask), n, **kwargs)
 
 

@@ -15,7 +15,7 @@ import rl_zoo3
 from sb_grpo.saving import read_entry
 
 from ..common.command_line import BadInput
-from ..training.run_files import read_values
+from ..training.run_files import is_run_folder, read_values
 from ..training.saved import Saved
 
 
@@ -50,11 +50,6 @@ class Contestant:
             return None
         with np.load(file) as data:
             return data["timesteps"], data["results"]
-
-
-def is_run_folder(path: Path) -> bool:
-    """Whether a folder is what one training has left."""
-    return path.is_dir() and len(list(path.glob("*/config.yml"))) == 1
 
 
 def run_folders(path: Path) -> list[Path]:

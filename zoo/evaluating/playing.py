@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
-from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.collect.seeded_episodes import Episodes, actor, frozen_statistics, held, play
@@ -79,7 +78,7 @@ def play_all(
             parameters = sum(p.numel() for p in model.policy.parameters() if p.requires_grad)
             sizes[one.name] = parameters, int(getattr(model, "_n_updates", 0))
             try:
-                episodes = _episodes(env, model, seeds, not (stochastic or _draws(one.saved.env_id)))
+                episodes = _episodes(env, model, seeds, not (stochastic or one.saved.draws_actions))
             except ValueError as error:
                 raise BadInput(f"{one.name} on {variant.name}: {error}") from error
             finally:
@@ -93,11 +92,6 @@ def play_all(
                 "that ignores its seed; in the latter case the pairs are none."
             )
     return Played(list(variants), seeds, returns, random, sizes, notes)
-
-
-def _draws(env_id: str) -> bool:
-    """As rl_zoo3: actions are drawn on Atari and MiniGrid."""
-    return ExperimentManager.is_atari(env_id) or ExperimentManager.is_minigrid(env_id)
 
 
 def _random(env: VecEnv) -> Any:

@@ -56,6 +56,11 @@ _Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix
 _Loader.add_constructor("!object", lambda loader, node: Unreadable(str(node.value)))
 
 
+def is_run_folder(path: Path) -> bool:
+    """Whether a folder is what one training has left."""
+    return path.is_dir() and len(list(path.glob("*/config.yml"))) == 1
+
+
 def write_values(path: Path, values: dict[str, Any]) -> None:
     """Write a mapping; what is no plain value is kept as the text that Python shows of it."""
     files.write(path, yaml.dump(values, Dumper=_Dumper, sort_keys=False))

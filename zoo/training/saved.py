@@ -8,6 +8,7 @@ from typing import Any
 
 import gymnasium as gym
 import rl_zoo3
+from rl_zoo3.exp_manager import ExperimentManager
 from rl_zoo3.utils import get_wrapper_class
 from stable_baselines3 import HerReplayBuffer
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -41,6 +42,11 @@ class Saved:
     def hyperparams(self) -> dict[str, Any]:
         """Settings of the run."""
         return read_values(self.settings_folder / "config.yml")
+
+    @property
+    def draws_actions(self) -> bool:
+        """As rl_zoo3: on Atari and MiniGrid actions are drawn, elsewhere the likeliest are taken."""
+        return bool(ExperimentManager.is_atari(self.env_id) or ExperimentManager.is_minigrid(self.env_id))
 
     def make_env(self, kwargs: dict[str, Any], seed: int = 0, n_envs: int = 1, monitor_dir: str | None = None) -> VecEnv:
         """Envs as in training.

@@ -229,18 +229,26 @@ def failure(trial: FrozenTrial) -> str | None:
     return text.strip().splitlines()[-1] if text else None
 
 
-def settings_of_trial(storage: str, study_name: str, number: int) -> dict[str, Any]:
-    """What ``zoo.tune`` trained in a trial.
+def load_study(storage: str, name: str) -> Study:
+    """A study that is there.
 
-    :raises BadInput: if there is none
+    :raises BadInput: if there is none of that name
     """
     if "://" not in storage and not Path(storage).exists():
         raise BadInput(f"--storage {storage}: there is no such file.")
     opened = open_storage(storage)
     names = optuna.get_all_study_names(opened)
-    if study_name not in names:
-        raise BadInput(f"--study-name {study_name}: not in {storage}.{did_you_mean(study_name, names)}")
-    trials = optuna.load_study(study_name=study_name, storage=opened).get_trials(deepcopy=False)
+    if name not in names:
+        raise BadInput(f"--study-name {name}: not in {storage}.{did_you_mean(name, names)}")
+    return optuna.load_study(study_name=name, storage=opened)
+
+
+def settings_of_trial(storage: str, study_name: str, number: int) -> dict[str, Any]:
+    """What ``zoo.tune`` trained in a trial.
+
+    :raises BadInput: if there is none
+    """
+    trials = load_study(storage, study_name).get_trials(deepcopy=False)
     if not 0 <= number < len(trials) or "settings" not in trials[number].user_attrs:
         raise BadInput(f"--trial-id {number}: {study_name} has no such trial with settings of zoo.tune.")
     settings: dict[str, Any] = trials[number].user_attrs["settings"]

@@ -10,7 +10,6 @@ import math
 
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.distributions import Distribution
 from stable_baselines3.common.torch_layers import create_mlp
 from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
@@ -76,6 +75,3 @@ class InterventionPolicy(ActorPolicy):
     def _scores(self, features: th.Tensor, obs: PyTorchObs) -> th.Tensor:
         known = describe(self.flat_observations(obs), *self._sizes)
         return self.action_net(self.policy_net(known)).squeeze(2)  # type: ignore[no-any-return]
-
-    def get_distribution(self, obs: PyTorchObs) -> Distribution:
-        return self.action_dist.proba_distribution(self._head_input(obs))  # type: ignore[call-arg]
