@@ -52,6 +52,7 @@ class Variant(NamedTuple):
     kwargs: dict[str, Any]
     together: bool = True
     scaled: bool = False
+    policy: str = "MlpPolicy"
 
 
 #: Of GRPO, ``tasks`` is added where one policy learns all.
@@ -59,6 +60,17 @@ VARIANTS = {
     "grpo_task": Variant("GRPO, grouping=task", GRPO, dict(group_size=1, multitask=dict(grouping="task"))),
     "grpo_task_constant": Variant(
         "GRPO, grouping=task, constant rate", GRPO, dict(group_size=1, multitask=dict(grouping="task"), learning_rate=3e-4)
+    ),
+    "grpo_wide": Variant(
+        "GRPO, grouping=task, net_arch=[128, 128]",
+        GRPO,
+        dict(group_size=1, multitask=dict(grouping="task"), policy_kwargs=dict(net_arch=[128, 128])),
+    ),
+    "grpo_routed": Variant(
+        "GRPO, grouping=task, soft modularization",
+        GRPO,
+        dict(group_size=1, multitask=dict(grouping="task"), policy_kwargs=dict(n_tasks=4)),
+        policy="RoutedPolicy",
     ),
     "grpo_global": Variant("GRPO, global normalisation", GRPO, dict(group_size=1, normalize_advantage="batch")),
     "ppo": Variant("PPO", PPO, {}),
@@ -116,7 +128,7 @@ def train(suite: str, variant: Variant, tasks: list[str], seed: int) -> dict[str
     env, start = make_env(suite, tasks, seed), time.perf_counter()
     if variant.scaled:
         env = VecNormalize(env, norm_obs=False, gamma=kwargs["gamma"])
-    model = variant.algorithm("MlpPolicy", env, seed=seed, **kwargs)
+    model = variant.algorithm(variant.policy, env, seed=seed, **kwargs)
     model.learn(SETTINGS[suite][0] * len(tasks))
     seconds = time.perf_counter() - start
     returns = {task: evaluate(suite, model, task) for task in tasks}
