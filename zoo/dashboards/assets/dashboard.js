@@ -84,14 +84,8 @@ function cards(run) {
   return el("div", { class: "cards" }, ...shown.map(([value, name]) => el("div", { class: "card" }, el("b", {}, String(value)), el("span", {}, name))));
 }
 
-function health(run) {
-  const rules = keysOf(run.log, ["health/"]).filter((name) => name !== "health/n_broken");
-  const broken = rules.filter((name) => run.log[name].values.at(-1) > 0).map((name) => name.slice(7));
-  const mismatches = run.log["group/start_mismatch"]?.values.at(-1) ?? 0;
-  const sentences = [...run.notes];
-  if (rules.length) sentences.unshift(broken.length ? `Broken health rules at the end: ${broken.join(", ")}.` : `All ${rules.length} health rules hold.`);
-  if (mismatches > 0) sentences.unshift(`${whole(mismatches)} members did not start where their group did: reset(seed=...) does not fix the start state.`);
-  return sentences.map((text) => el("p", { class: "alert" }, text));
+function messages(run) {
+  return [...run.messages, ...run.notes].map((text) => el("p", { class: "alert" }, text));
 }
 
 function tables(run) {
@@ -117,7 +111,7 @@ function render() {
   const charts = [compared(), returns(run), advantages(run), ...CHARTS.map((chart) => logged(run, chart))].filter(Boolean);
   host.replaceChildren(
     el("div", { class: "head" }, el("h1", {}, run.name), el("div", { class: "bar" }, picker, theme)),
-    cards(run), ...health(run),
+    cards(run), ...messages(run),
     el("div", { class: "grid" }, ...charts.map(([figure]) => figure), ...tables(run)),
   );
   for (const [, show] of charts) show();
