@@ -38,7 +38,8 @@ def stretches(name: str, log: dict[str, Column]) -> list[str]:
         end = "the end" if steps[-1] == rows[-1][0] else f"{steps[-1]:,.0f}"
         values = log.get(rule.key) if rule is not None else None
         seen = [] if values is None else [v for s, v in zip(values["steps"], values["values"], strict=True) if s <= steps[-1]]
-        advice = rule.advice.format(value=seen[-1]) if rule is not None and seen else "a rule of your own."
+        own = "a rule of your own." if rule is None else f"{rule.key} is not in the log."
+        advice = rule.advice.format(value=seen[-1]) if rule is not None and seen else own
         found.append(f"{name}, from step {steps[0]:,.0f} to {end}: {advice}")
     return found
 

@@ -102,7 +102,15 @@ function compared() {
   return [figure, () => draw(figure, traces, { height: 320, showlegend: true, xaxis: { title: "env steps" }, yaxis: { title: "return, training" } }, `The newest ${traces.length} of ${data.runs.length} runs.`)];
 }
 
-function render() {
+// One chart after another, so that the page can be read and used while it draws.
+function drawInTurn(charts) {
+  const [first, ...rest] = charts.filter(([figure]) => figure.isConnected);
+  if (!first) return;
+  first[1]();
+  setTimeout(() => drawInTurn(rest));
+}
+
+function render(atOnce = false) {
   chosen = Math.min(chosen, data.runs.length - 1);
   const run = data.runs[chosen];
   const dark = document.body.dataset.mdColorScheme === "slate";
@@ -114,7 +122,8 @@ function render() {
     cards(run), ...messages(run),
     el("div", { class: "grid" }, ...charts.map(([figure]) => figure), ...tables(run)),
   );
-  for (const [, show] of charts) show();
+  if (atOnce) for (const [, show] of charts) show();
+  else drawInTurn(charts);
 }
 
 async function refresh() {
@@ -126,7 +135,7 @@ async function refresh() {
     if (JSON.stringify(newer) === JSON.stringify(data)) return;
     data = newer;
     const [place, focused] = [window.scrollY, document.activeElement?.name];
-    render();
+    render(true); // the page keeps its height, and the reader the place
     window.scrollTo(0, place);
     if (focused) document.querySelector(`[name="${focused}"]`)?.focus();
   } catch {
