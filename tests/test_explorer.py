@@ -14,7 +14,7 @@ import pytest
 import torch as th
 
 from tests.browser import WIDTHS, browser, complaints, faults, requests, resize, served, wait_until
-from tests.explorer_reference import advantages, fifty_settings
+from tests.explorer_reference import advantages, fifty_settings, impact
 from zoo.common.command_line import BadInput
 from zoo.recording.document import read
 
@@ -85,11 +85,12 @@ def test_fifty_settings_give_pythons_numbers(driver: Any, address: str, recordin
         if one["labels"] is not None:  # any labels, as clusters would give them
             one["labels"] = [(7 * e) % 3 for e in range(len(document["episodes"]["length"]))]
     go(driver, address, recording=recording)
-    found = driver.execute_script("return arguments[0].map((s) => window.explorer.advantages(s))", settings)
-    for one, in_page in zip(settings, found, strict=True):
+    script = "return arguments[0].map((s) => [window.explorer.advantages(s), ...window.explorer.impact(s)])"
+    for one, in_page in zip(settings, driver.execute_script(script, settings), strict=True):
         expected = advantages(document, one)
-        size = max(1.0, float(expected.abs().max()))
-        assert float((th.tensor(in_page, dtype=th.float64) - expected).abs().max()) < 1e-6 * size, one
+        for ours, theirs in zip([expected, *impact(document, one, expected)], in_page, strict=True):
+            size = max(1.0, float(ours.abs().max()))
+            assert float((th.tensor(theirs, dtype=th.float64) - ours).abs().max()) < 1e-6 * size, one
     assert sum(float(advantages(document, one).abs().max()) > 0 for one in settings) > 35
 
 

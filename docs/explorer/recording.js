@@ -50,6 +50,7 @@ function toRollout(document) {
   return {
     env: document.env, draw: document.draw, settings: document.settings, tasks: document.tasks,
     observationNames: document.observation_names, history: document.history, conflicts: document.conflicts,
+    weighting: document.weighting ?? null,
     rewards: numbers(steps.reward), values: numbers(steps.value), ratio: numbers(steps.ratio),
     observations: steps.observation.map(numbers), actions: steps.action.map(numbers), scores: steps.score.map(numbers),
     episode, t, first, lengths, group, seedGroup: group, task: Int32Array.from(episodes.task),
