@@ -283,6 +283,38 @@ def test_a_broken_file_becomes_a_sentence(driver: Any, address: str, tmp_path: P
     assert complaints(driver) == []
 
 
+@pytest.mark.slow
+def test_every_field_that_is_missing_or_odd_is_named(driver: Any, address: str) -> None:
+    """What parses can be drawn: all else is a sentence."""
+    go(driver, address)
+    script = """
+    const [text, done] = arguments;
+    (async () => {
+      const { BadRecording, parse } = await import(new URL("recording.js", location.href));
+      const passed = [];
+      const walk = (whole, at, path) => Object.keys(at).forEach((key) => {
+        const kept = at[key];
+        for (const odd of [undefined, null, [], {}, "x", -1, [null, "x"]]) {
+          at[key] = odd;
+          try { parse(JSON.stringify(whole), "f"); passed.push([...path, key].join(".")); }
+          catch (error) { if (!(error instanceof BadRecording)) passed.push(`${key}: ${error}`); }
+        }
+        at[key] = kept;
+        if (kept && typeof kept === "object" && !Array.isArray(kept)) walk(whole, kept, [...path, key]);
+      });
+      const whole = JSON.parse(text);
+      walk(whole, whole, []);
+      done([...new Set(passed)].filter((name) => !name.startsWith("history.columns.")));
+    })();
+    """
+    document = json.loads((DATA / "tasks.json").read_text())
+    document["history"]["columns"] = {"task/balance": document["history"]["columns"]["task/balance"]}
+    passed = set(driver.execute_async_script(script, json.dumps(document)))
+    by_number = {f"settings.{name}" for name in ("seed", "train_steps", "group_size", "gamma", "gae_lambda", "clip_range")}
+    assert passed <= {"env", "sb_grpo", "settings", "weighting", "conflicts", "history.columns"} | by_number, passed
+    assert complaints(driver) == []
+
+
 def test_reading_in_python_refuses_the_same_files(tmp_path: Path) -> None:
     for text in [*broken_files().values()][:4]:
         file = tmp_path / "rollout.json"
