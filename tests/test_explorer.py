@@ -169,6 +169,8 @@ CONTROLS = [
     ("sensitivity", "across", "n_epochs", "#surface"),
     ("sensitivity", "up", "ent_coef", "#surface"),
     ("sensitivity", "width", "0.3", "#surface"),
+    ("sensitivity", "scale", "rank", "#alone"),
+    ("sensitivity", "study", "1", "#surface"),
 ]
 
 
