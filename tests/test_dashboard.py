@@ -114,6 +114,8 @@ def driver() -> Iterator[Any]:
 
 @pytest.mark.slow
 def test_the_page_in_a_browser(driver: Any, runs: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
     assert main([str(runs)]) == 0
     for width in WIDTHS:
         resize(driver, width)
@@ -126,6 +128,11 @@ def test_the_page_in_a_browser(driver: Any, runs: Path) -> None:
             driver.find_element("name", "theme").click()
         assert complaints(driver) == []
         assert [url for url in requests(driver) if not url.startswith((runs / "dashboard.html").as_uri())] == []
+    reached = []
+    for _ in range(3):  # the keyboard comes to the controls, then to the links
+        driver.switch_to.active_element.send_keys(Keys.TAB)
+        reached.append(driver.switch_to.active_element.get_attribute("name") or driver.switch_to.active_element.tag_name)
+    assert reached == ["run", "theme", "a"]
     before = driver.find_element("tag name", "h1").text
     driver.execute_script("const s = document.querySelector('[name=run]'); s.selectedIndex = 1 - s.selectedIndex;"
                           "s.dispatchEvent(new Event('change'))")  # fmt: skip
