@@ -130,3 +130,19 @@ def test_observations_without_a_one_hot_are_refused() -> None:
     for env, says in ((images, "flat observations"), ("CartPole-v1", "pass 2 to 3")):
         with pytest.raises(ValueError, match=says):
             GRPO("RoutedPolicy", env, policy_kwargs={"n_tasks": 4})
+
+
+class Masked(Contrary):
+    """Allows the right action only."""
+
+    def action_masks(self) -> np.ndarray:
+        return np.arange(2) == (self.bit if self.task == 0 else 1 - self.bit)
+
+
+def test_gsde_masks_and_low_precision_go_with_it() -> None:
+    small: dict[str, Any] = dict(policy_kwargs=dict(n_tasks=3, net_arch=[8, 8]), n_steps=32, seed=0, device="cpu")
+    model = GRPO("RoutedPolicy", make_vec_env(Masked, 2), update_kwargs=dict(autocast=True), **small).learn(64)
+    rollout = model.collect()
+    assert rollout is not None and bool((rollout.rewards == 1.0).all())  # what is masked is never done
+    small["policy_kwargs"] = dict(n_tasks=4, net_arch=[8, 8])
+    GRPO("RoutedPolicy", "PendulumTasks-v0", use_sde=True, **small).learn(64)
