@@ -98,8 +98,10 @@ def test_the_controls_change_the_numbers_as_they_say(driver: Any, address: str) 
     go(driver, address, "advantages", "tasks")
     document = read(DATA / "tasks.json")
     now = {**fifty_settings(0, 0)[0], "estimator": "state", "grouping": "seed", "labels": None, "n": 4, "paired": False,
-           "baseline": "mean", "normalize": "group", "ended": "zero", "gamma": 0.99, "lambda": 0.95}  # fmt: skip
+           "baseline": "mean", "normalize": "group", "ended": "zero", "gamma": 0.99, "lambda": 0.95, "weights": "none",
+           "temperature": 0.5, "floor": 0.3}  # fmt: skip
     changes = [("normalize", "batch"), ("paired", True), ("lambda", 0.5), ("gamma", 0.9), ("grouping", "task"),
+               ("weights", "adaptive"), ("floor", 0.1), ("weights", "performance"), ("temperature", 0.2),
                ("grouping", "hierarchical"), ("estimator", "step"), ("ended", "drop"), ("baseline", "leave_one_out"),
                ("grouping", "difficulty"), ("n", 3), ("estimator", "outcome"), ("normalize", "none")]  # fmt: skip
     for name, value in changes:
@@ -109,6 +111,8 @@ def test_the_controls_change_the_numbers_as_they_say(driver: Any, address: str) 
             now["paired"] = False
         expected = advantages(document, now)
         assert float((th.tensor(numbers(driver), dtype=th.float64) - expected).abs().max()) < 1e-6, (name, value)
+        shares = driver.execute_script("return window.explorer.impact({})[2]")
+        assert shares == pytest.approx(impact(document, now, expected)[2].tolist(), abs=1e-6), (name, value)
     assert complaints(driver) == []
 
 
