@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch as th
 
@@ -19,6 +20,8 @@ from zoo.common.command_line import BadInput
 from zoo.recording.document import read
 
 pytest.importorskip("mkdocs", reason="the docs site needs the extra docs: pip install 'sb_grpo[docs]'")
+
+from scripts.site.sensitivity import surfaces
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "docs" / "explorer" / "data"
@@ -199,6 +202,34 @@ def test_every_control_changes_what_it_should(driver: Any, address: str) -> None
         else:
             wait_until(driver, f"document.querySelector('{part}').innerHTML !== {json.dumps(before)}")
     assert complaints(driver) == []
+
+
+@pytest.mark.slow
+def test_the_surface_and_what_a_parameter_says_are_pythons(driver: Any, address: str) -> None:
+    """Kernel regression over the trials in units of the searched range; alone: each trial told from the others."""
+    go(driver, address, "sensitivity")
+    wait_until(driver, "document.querySelector('#alone svg')")
+    script = "const p = document.querySelector(arguments[0]).data[0]; return [p.x, p.y, p.z ?? null]"
+    study, width = surfaces()["studies"][0], 0.15
+    values = np.array(study["values"])
+    unit = {}
+    for parameter in study["parameters"]:
+        raw = np.log10(parameter["values"]) if parameter["log"] else np.array(parameter["values"])
+        unit[parameter["name"]] = (raw - raw.min()) / np.ptp(raw)
+    across, _, found = driver.execute_script(script, "#surface")
+    at = np.linspace(0, 1, len(across))
+    x, y = unit["learning_rate"], unit["one_minus_gamma"]
+    near = np.exp(-((at[None, :, None] - x) ** 2 + (at[:, None, None] - y) ** 2) / (2 * width**2))
+    np.testing.assert_allclose(found, near @ values / near.sum(2), rtol=1e-6)
+    shares, names, _ = driver.execute_script(script, "#alone")
+    for name, share in zip(names, shares, strict=True):
+        u = unit[name]
+        weights = np.exp(-((u[:, None] - u) ** 2) / (2 * width**2)) * (1 - np.eye(len(u)))
+        others = (values.sum() - values) / (len(values) - 1)
+        told = weights @ values / weights.sum(1)
+        assert share == pytest.approx(max(1 - np.mean((values - told) ** 2) / np.mean((values - others) ** 2), 0), abs=1e-6), (
+            name
+        )
 
 
 @pytest.mark.slow

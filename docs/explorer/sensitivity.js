@@ -63,7 +63,7 @@ export function sensitivityView(app) {
   function plotAlone(study) {
     const bars = study.parameters.map((p) => [p.name, explained(study, p)]).sort((a, b) => b[1] - a[1]);
     draw(alone, [{ type: "bar", orientation: "h", y: bars.map(([name]) => name), x: bars.map(([, x]) => x), text: bars.map(([, x]) => percent(x)), textposition: "auto", marker: { color: colour(0) } }],
-      { height: 60 + 24 * bars.length, xaxis: { title: "share explained", tickformat: ".0%", rangemode: "tozero" }, yaxis: { autorange: "reversed" } },
+      { height: 60 + 24 * bars.length, xaxis: { title: "share explained", tickformat: ".1~%", rangemode: "tozero" }, yaxis: { autorange: "reversed" } },
       `Share of the differences between trials that a parameter explains by itself, each trial being told from the others. 0 where it says nothing: it may still matter together with another.`);
   }
 
