@@ -36,9 +36,9 @@ from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
 from sb_grpo.learn.losses import Loss
 from sb_grpo.maths.discount import discount_for
 from sb_grpo.moved import DEFAULTS_0_1, MOVED, check_moved, modern
-from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, load_actor
+from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, RoutedPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
-from sb_grpo.policy_arguments import check_memory
+from sb_grpo.policy_arguments import check_memory, check_routing
 from sb_grpo.profiles import arguments_of
 from sb_grpo.rules import check_choice
 from sb_grpo.saving import (
@@ -66,6 +66,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         "MlpPolicy": ActorPolicy,
         "CnnPolicy": ActorCnnPolicy,
         "MultiInputPolicy": ActorMultiInputPolicy,
+        "RoutedPolicy": RoutedPolicy,
     }
     loss: str | Loss
     loss_kwargs: dict[str, Any] | None
@@ -118,6 +119,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         whole = None if self.whole_episodes else self.steps_per_env
         limit = time_limit(self.env) if self.env is not None else None
         check_memory(self.policy_class, self.policy_kwargs, self.options.update.sequence_length, whole, limit)
+        check_routing(self.policy_kwargs, self.options.multitask.names)
         self.policy = self._make_policy()
         self._find_masks()
         self._make_buffer()

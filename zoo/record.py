@@ -102,6 +102,7 @@ def document(args: Namespace, model: GRPO, rollout: Rollout, history: History, t
             "score": columns(figures.scores(model.policy, rollout)),
         },
         "conflicts": {"labels": names, "cosines": [rounded(th.tensor(row)) for row in cosines]},
+        "weighting": figures.weighting(model),
         "history": {
             "steps": history.steps,
             "columns": {key: rounded(th.tensor([float("nan") if x is None else x for x in column]))
