@@ -22,8 +22,9 @@ import rl_zoo3.train
 
 from sb_grpo import ranks
 from sb_grpo.profiles import PROFILES
+from sb_grpo.types import Breakdown
 
-from .common.command_line import BadInput, Parser, Settings, call, default_threads, known_env, run
+from .common.command_line import BadInput, Parser, Settings, call, default_threads, known_env, one_line, run
 from .common.yaml_files import HYPERPARAMS
 from .training.experiment import HEALTH, Experiment, register
 from .training.followers import Follower, check_learners
@@ -50,6 +51,13 @@ class TrainParser(Parser):
 
         self.add_argument(
             "--health", choices=list(HEALTH), help="watch the training; exit code 3 if a rule is broken at its end"
+        )
+        self.add_argument(
+            "--recover",
+            type=int,
+            default=0,
+            metavar="N",
+            help="after a breakdown go back to the last healthy weights and halve the learning rate, at most N times",
         )
         self.add_argument(
             "--continue",
@@ -111,6 +119,8 @@ def _check_options(given: Any) -> None:
         raise BadInput("--untrusted says how --trained-agent is read, and only models of grpo can be read like that.")
     if given.health and given.algo != "grpo":
         raise BadInput(f"--health {given.health}: the rules are for grpo, not for {given.algo}.")
+    if given.recover < 0 or (given.recover and given.algo != "grpo"):
+        raise BadInput(f"--recover {given.recover} with --algo {given.algo}: a number of times, for grpo alone.")
     if given.trial_id is not None and not (given.storage and given.study_name):
         raise BadInput("--trial-id needs --storage and --study-name.")
     if given.track:
@@ -142,7 +152,7 @@ def go_on(given: Any) -> None:
         given.n_timesteps = options.get("n_timesteps", -1)
 
 
-#: Exit code of a training at whose end a rule of ``--health`` is broken.
+#: Exit code of a training at whose end a rule of ``--health`` is broken, or that broke down.
 UNHEALTHY = 3
 INTERRUPTED = 130
 
@@ -197,6 +207,9 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:  # not while it trained
         print("zoo.train: interrupted.", file=sys.stderr)
         return INTERRUPTED
+    except Breakdown as error:  # what has been learnt is saved
+        print(f"zoo.train: {one_line(error)}", file=sys.stderr)
+        return UNHEALTHY
     finally:
         signal.signal(signal.SIGTERM, before)
     health = experiments[-1].health

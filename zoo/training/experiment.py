@@ -19,7 +19,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize, sync_envs_normalization
 
 from sb_grpo import GRPO, SeededResetWrapper, files, ranks
-from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback
+from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, RecoveryCallback
 from sb_grpo.figures import as_shown
 
 from ..common.command_line import BadInput
@@ -138,6 +138,8 @@ class Experiment(ExperimentManager):
         if getattr(self.args, "health", None):
             self.health = HealthCallback(HEALTH[self.args.health])
             self.callbacks.append(self.health)
+        if getattr(self.args, "recover", 0):
+            self.callbacks.append(RecoveryCallback(self.args.recover))
 
     def _keeper(self, alias: str) -> Keep | None:
         """What makes an artifact of a model; None without ``--track``."""
