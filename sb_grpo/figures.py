@@ -62,7 +62,8 @@ def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, coun
     :param has_signal: ``[n_groups]`` bool: the group has a spread
     """
     returns, advantages = episode_returns(rollout, 1.0), estimate.advantages
-    counts = Counts(*ranks.total(th.tensor(counts[:-1])).tolist(), counts.age)
+    trained, dropped, pending, interruptions, mismatches, lost = ranks.total(th.tensor(counts[:-1])).tolist()
+    counts = Counts(trained, dropped, pending, interruptions, mismatches, lost, counts.age)
     figures = {
         "rollout/useful_fraction": counts.trained / (counts.trained + counts.dropped),
         "rollout/pending_steps": counts.pending,

@@ -240,7 +240,8 @@ class GRPO(GroupedAlgorithm):
             prepared = preparation(rollout, self.policy, options, self._horizon)
         self._steps_trained += len(prepared.estimate.advantages)
         assert self.slots is not None
-        buffer, troubles = self.rollout_buffer, (self.interruptions, self.slots.start_mismatches, getattr(self.env, "n_lost", 0))
+        buffer, lost = self.rollout_buffer, getattr(self.env, "n_lost", 0)
+        troubles = self.interruptions, self.slots.start_mismatches, lost
         counts = log.Counts(self._steps_trained, self._steps_dropped, buffer.n_kept, *troubles, buffer.age)
         self.last_figures = {}
         self._log(log.of_rollout(prepared.rollout, prepared.estimate, prepared.has_signal, counts))

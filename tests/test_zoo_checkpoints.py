@@ -171,6 +171,17 @@ def test_a_picture_that_cannot_be_drawn_ends_nothing(tmp_path, capsys, no_argume
     assert drawn("picture", lambda: tmp_path) == tmp_path
 
 
+def test_a_training_that_gives_up_is_saved_and_says_why(tmp_path, capsys, no_arguments):
+    options = ["--recover", "1", "-n", "4096", "--seed", "0", "-params", "n_steps:64", "n_envs:2", "learning_rate:1.0"]
+    assert train(tmp_path, *options) == 3
+    said = capsys.readouterr()
+    assert "Recovery: 1 of 1" in said.out and "Traceback" not in said.err
+    assert said.err.startswith(
+        "zoo.train: The training has broken down 2 times, and max_retries is 1; the last time: The rule"
+    )
+    assert read_facts(tmp_path / "grpo" / "CartPole-v1_1" / "CartPole-v1.zip")["env_steps"] < 4096
+
+
 @pytest.mark.parametrize(("rate", "code"), [("1e-4", 0), ("0.5", 3)])
 def test_the_exit_code_of_an_unhealthy_training_is_3(rate, code, tmp_path, no_arguments):
     options = ["--health", "strict", "-n", "1024", "-params", "n_steps:256", "n_envs:2", f"learning_rate:{rate}"]

@@ -37,6 +37,16 @@ SEARCH = frozenset(
 )
 
 
+def times(text: str) -> int:
+    """A whole number from 0.
+
+    :raises ValueError: for anything else
+    """
+    if not text.isdecimal():
+        raise ValueError(text)
+    return int(text)
+
+
 class TrainParser(Parser):
     """rl_zoo3's parser with our options, our defaults, and a look at what was given before anything starts."""
 
@@ -54,7 +64,7 @@ class TrainParser(Parser):
         )
         self.add_argument(
             "--recover",
-            type=int,
+            type=times,
             default=0,
             metavar="N",
             help="after a breakdown go back to the last healthy weights and halve the learning rate, at most N times",
@@ -109,18 +119,15 @@ def _check_options(given: Any) -> None:
     """
     if given.n_timesteps == 0 or given.n_timesteps < -1:
         raise BadInput(f"--n-timesteps {given.n_timesteps}: at least 1; without it, the settings' own number.")
-    if given.profile and given.algo != "grpo":
-        raise BadInput(f"--profile {given.profile}: the profiles are for grpo, not for {given.algo}.")
     if given.trained_agent and not (given.trained_agent.endswith(".zip") and Path(given.trained_agent).is_file()):
         raise BadInput(f"--trained-agent {given.trained_agent}: there is no such .zip file.")
     if given.continue_run and not given.trained_agent:
         raise BadInput("--continue needs --trained-agent: the model of the run that goes on.")
     if given.untrusted and (given.algo != "grpo" or not given.trained_agent):
         raise BadInput("--untrusted says how --trained-agent is read, and only models of grpo can be read like that.")
-    if given.health and given.algo != "grpo":
-        raise BadInput(f"--health {given.health}: the rules are for grpo, not for {given.algo}.")
-    if given.recover < 0 or (given.recover and given.algo != "grpo"):
-        raise BadInput(f"--recover {given.recover} with --algo {given.algo}: a number of times, for grpo alone.")
+    for name in ("profile", "health", "recover"):
+        if getattr(given, name) and given.algo != "grpo":
+            raise BadInput(f"--{name} {getattr(given, name)} is for grpo, not for {given.algo}.")
     if given.trial_id is not None and not (given.storage and given.study_name):
         raise BadInput("--trial-id needs --storage and --study-name.")
     if given.track:
