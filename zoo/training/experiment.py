@@ -32,7 +32,7 @@ from ..common.strict_json import to_json
 from ..schedules import with_schedules
 from ..training.callbacks import HParamsCallback
 from ..training.card import write_card
-from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, save, statistics_of
+from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, read_facts, save, statistics_of
 from ..training.checks import check_settings
 from ..training.crashes import is_bad_input
 from ..training.entries import entry_name, read_entries
@@ -186,6 +186,12 @@ class Experiment(ExperimentManager):
         return bool(getattr(self.args, "continue_run", False))
 
     @property
+    def tensorboard_name(self) -> str:
+        """Of this run in TensorBoard, without its number; a run that goes on is named after the one before."""
+        before = (read_facts(Path(self.trained_agent)) or {}).get("tensorboard") if self.going_on else None
+        return f"{before}_continued" if before else self.algo.upper()
+
+    @property
     def trusted(self) -> bool:
         """Whether the files of the run that goes on may be unpickled."""
         return not getattr(self.args, "untrusted", False)
@@ -230,7 +236,7 @@ class Experiment(ExperimentManager):
             super().learn(model)
             return
         if self.tensorboard_log is not None:
-            folder = new_folder(Path(self.tensorboard_log), self.algo.upper())
+            folder = new_folder(Path(self.tensorboard_log), self.tensorboard_name)
             model.set_logger(configure(str(folder), ["stdout", "tensorboard"] if model.verbose else ["tensorboard"]))
         options: dict[str, Any] = {}
         if self.log_interval != -1:
