@@ -28,6 +28,7 @@ from .common.command_line import BadInput, Parser, Settings, call, default_threa
 from .common.yaml_files import HYPERPARAMS
 from .training.experiment import HEALTH, Experiment, register
 from .training.followers import Follower, check_learners
+from .training.mlflow_runs import check_mlflow
 from .training.run_files import Unreadable, read_values
 
 #: Options of rl_zoo3's search, which zoo.tune has in their place.
@@ -61,6 +62,13 @@ class TrainParser(Parser):
 
         self.add_argument(
             "--health", choices=list(HEALTH), help="watch the training; exit code 3 if a rule is broken at its end"
+        )
+        self.add_argument(
+            "--mlflow",
+            nargs="?",
+            const="sb_grpo",
+            metavar="EXPERIMENT",
+            help="log to MLflow: at MLFLOW_TRACKING_URI, or in the folder mlflow of the log folder",
         )
         self.add_argument(
             "--recover",
@@ -130,6 +138,16 @@ def _check_options(given: Any) -> None:
             raise BadInput(f"--{name} {getattr(given, name)} is for grpo, not for {given.algo}.")
     if given.trial_id is not None and not (given.storage and given.study_name):
         raise BadInput("--trial-id needs --storage and --study-name.")
+    _check_tracking(given)
+
+
+def _check_tracking(given: Any) -> None:
+    """See that what a run is to be logged to is installed.
+
+    :raises BadInput: naming what is missing
+    """
+    if given.mlflow:
+        check_mlflow()
     if given.track:
         if importlib.util.find_spec("wandb") is None:
             raise BadInput("--track needs Weights & Biases: pip install -e '.[track]'.")

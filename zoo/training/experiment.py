@@ -36,8 +36,9 @@ from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Eval
 from ..training.checks import check_settings
 from ..training.crashes import is_bad_input
 from ..training.entries import entry_name, read_entries
+from ..training.mlflow_runs import RESULTS, MlflowCallback
 from ..training.run_files import read_values, write_values
-from ..training.tracking import Keep, artifact_name, define_metrics, keeper
+from ..training.tracking import Keep, all_of, artifact_name, define_metrics, keeper
 
 FINAL_EPISODES = 20
 #: Rules of ``--health``.
@@ -57,6 +58,7 @@ class Experiment(ExperimentManager):
     gradient_steps: int | None = None  #: of this run; a model that goes on training has taken others before
     settings: dict[str, Any]
     health: HealthCallback | None = None
+    mlflow: MlflowCallback | None = None
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """rl_zoo3's, with everything that a user can have asked for wrongly as :class:`BadInput`; a crash stays a crash."""
@@ -112,6 +114,10 @@ class Experiment(ExperimentManager):
     def create_callbacks(self) -> None:
         """As rl_zoo3's, with whole checkpoints; frequencies are in steps of all envs together."""
         folder, settings = Path(self.save_path), self.settings
+        if getattr(self.args, "mlflow", None):
+            name, about = f"{self.algo}-{folder.name}", {"algo": self.algo, "seed": self.seed, **settings}
+            self.mlflow = MlflowCallback(self.args.mlflow, name, about, Path(self.log_folder, "mlflow"))
+            self.callbacks.append(self.mlflow)
         if self.show_progress:
             self.callbacks.append(ProgressBarCallback())
         if self.save_freq > 0:
@@ -142,12 +148,13 @@ class Experiment(ExperimentManager):
             self.callbacks.append(RecoveryCallback(self.args.recover))
 
     def _keeper(self, alias: str) -> Keep | None:
-        """What makes an artifact of a model; None without ``--track``."""
-        if not getattr(self.args, "track", False):
-            return None
-        import wandb  # an extra
+        """What makes an artifact of a model; None without ``--track`` and ``--mlflow``."""
+        keepers = [] if self.mlflow is None else [self.mlflow.keeper(alias)]
+        if getattr(self.args, "track", False):
+            import wandb  # an extra
 
-        return keeper(wandb.run, artifact_name(self.algo, self.env_name, f"seed-{self.seed}"), alias)
+            keepers.append(keeper(wandb.run, artifact_name(self.algo, self.env_name, f"seed-{self.seed}"), alias))
+        return all_of(keepers)
 
     def _maybe_normalize(self, env: VecEnv, eval_env: bool) -> VecEnv:
         """VecNormalize with the statistics that belong to the weights which go on training; new ones for new weights."""
@@ -224,6 +231,8 @@ class Experiment(ExperimentManager):
             print("Interrupted.")
         except (Exception, ranks.RankLost):
             save(model, self.model_path, facts(model, self.settings))
+            if self.mlflow is not None:
+                self.mlflow.finish(failed=True)
             print(f"The training ended in an error after {model.num_timesteps:,} steps; the model is {self.model_path}")
             raise
         finally:
@@ -338,6 +347,8 @@ class Experiment(ExperimentManager):
             print(f"Learning curve: {picture}")
         print(f"Metrics:        {folder / 'metrics.json'}")
         print(f"Model card:     {write_card(folder)}")
+        if self.mlflow is not None:
+            self.mlflow.finish([self.model_path, *(folder / name for name in RESULTS)])
 
 
 def share_of_envs(n_envs: int) -> int:
