@@ -106,8 +106,8 @@ def run(seeds: list[int]) -> None:
         print(seed, {shift: {arm: round(float(np.mean(x)), 3) for arm, x in arms.items()} for shift, arms in found.items()})
 
 
-def report() -> None:
-    """Put the table between the marks of docs/causal.md."""
+def table() -> str:
+    """Markdown: arms down, shifts across; then differences system by system."""
     runs = records.read(FILE)
     lines = [f"| target returns, {len(runs)} training seeds | {' | '.join(SHIFTS)} |", "|---" * (len(SHIFTS) + 1) + "|"]
     scores = {shift: {arm: np.array([run["returns"][shift][arm] for run in runs]) for arm in ARMS} for shift in SHIFTS}
@@ -117,10 +117,14 @@ def report() -> None:
                           ("source, few steps", "from scratch, as many steps")):  # fmt: skip
         cells = [cell(scores[shift][first] - scores[shift][second]) for shift in SHIFTS]
         lines.append(f"| {first} minus {second} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def report() -> None:
+    """Put the table between the marks of docs/causal.md."""
     before, rest = PAGE.read_text().split("<!-- transfer -->")
     _, after = rest.split("<!-- end of transfer -->")
-    table = "\n".join(lines)
-    PAGE.write_text(f"{before}<!-- transfer -->\n{table}\n<!-- end of transfer -->{after}")
+    PAGE.write_text(f"{before}<!-- transfer -->\n{table()}\n<!-- end of transfer -->{after}")
 
 
 def main() -> None:
