@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -35,6 +36,7 @@ from sb_grpo.learn.captured import Captured, rollout_obstacle, update_obstacle
 from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
 from sb_grpo.learn.losses import Loss
 from sb_grpo.maths.discount import discount_for
+from sb_grpo.maths.schedules import scaled
 from sb_grpo.moved import DEFAULTS_0_1, MOVED, check_moved, modern
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, RoutedPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
@@ -131,6 +133,16 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self.bonus = make_bonus(self.options.rewards.bonus, place)
         self._capture()
         self._begin_together()
+
+    def _setup_lr_schedule(self) -> None:
+        super()._setup_lr_schedule()
+        if self.lr_scale != 1.0:
+            self.lr_schedule = partial(scaled, schedule=self.lr_schedule, factor=self.lr_scale)
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the learning rate, or its whole schedule, from here on; it stays so when the model is saved."""
+        self.lr_scale *= factor
+        self._setup_lr_schedule()
 
     def _begin_together(self) -> None:
         """Several learners: one set of weights, and random numbers of each one's own."""

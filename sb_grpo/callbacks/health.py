@@ -208,7 +208,7 @@ STRICT_RULES: tuple[Rule, ...] = (
 
 
 @dataclass
-class _Watch:
+class Watch:
     """How a rule has fared in one training."""
 
     rule: Rule
@@ -279,7 +279,7 @@ class HealthCallback(BaseCallback):
         if twice:
             raise ValueError(f"rules: {twice} are there twice; each rule needs a name of its own.")
         self.rules = tuple(rules)
-        self._watches = [_Watch(rule) for rule in self.rules]
+        self._watches = [Watch(rule) for rule in self.rules]
         self._seen: Any = None
 
     @property
@@ -300,7 +300,7 @@ class HealthCallback(BaseCallback):
             )
 
     def _on_training_start(self) -> None:
-        self._watches = [_Watch(rule) for rule in self.rules]
+        self._watches = [Watch(rule) for rule in self.rules]
         self._seen = cast("GRPO", self.model).last_figures  # of an earlier training, already judged there
 
     def _on_rollout_start(self) -> None:

@@ -19,7 +19,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize, sync_envs_normalization
 
 from sb_grpo import GRPO, SeededResetWrapper, files, ranks
-from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback
+from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, RecoveryCallback
 from sb_grpo.figures import as_shown
 
 from ..common.command_line import BadInput
@@ -32,12 +32,13 @@ from ..common.strict_json import to_json
 from ..schedules import with_schedules
 from ..training.callbacks import HParamsCallback
 from ..training.card import write_card
-from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, save, statistics_of
+from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, read_facts, save, statistics_of
 from ..training.checks import check_settings
 from ..training.crashes import is_bad_input
 from ..training.entries import entry_name, read_entries
+from ..training.mlflow_runs import RESULTS, MlflowCallback
 from ..training.run_files import read_values, write_values
-from ..training.tracking import Keep, artifact_name, define_metrics, keeper
+from ..training.tracking import Keep, all_of, artifact_name, define_metrics, keeper
 
 FINAL_EPISODES = 20
 #: Rules of ``--health``.
@@ -57,6 +58,7 @@ class Experiment(ExperimentManager):
     gradient_steps: int | None = None  #: of this run; a model that goes on training has taken others before
     settings: dict[str, Any]
     health: HealthCallback | None = None
+    mlflow: MlflowCallback | None = None
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """rl_zoo3's, with everything that a user can have asked for wrongly as :class:`BadInput`; a crash stays a crash."""
@@ -112,6 +114,10 @@ class Experiment(ExperimentManager):
     def create_callbacks(self) -> None:
         """As rl_zoo3's, with whole checkpoints; frequencies are in steps of all envs together."""
         folder, settings = Path(self.save_path), self.settings
+        if getattr(self.args, "mlflow", None):
+            name, about = f"{self.algo}-{folder.name}", {"algo": self.algo, "seed": self.seed, **settings}
+            self.mlflow = MlflowCallback(self.args.mlflow, name, about, Path(self.log_folder, "mlflow"))
+            self.callbacks.append(self.mlflow)
         if self.show_progress:
             self.callbacks.append(ProgressBarCallback())
         if self.save_freq > 0:
@@ -138,14 +144,17 @@ class Experiment(ExperimentManager):
         if getattr(self.args, "health", None):
             self.health = HealthCallback(HEALTH[self.args.health])
             self.callbacks.append(self.health)
+        if getattr(self.args, "recover", 0):
+            self.callbacks.append(RecoveryCallback(self.args.recover))
 
     def _keeper(self, alias: str) -> Keep | None:
-        """What makes an artifact of a model; None without ``--track``."""
-        if not getattr(self.args, "track", False):
-            return None
-        import wandb  # an extra
+        """What makes an artifact of a model; None without ``--track`` and ``--mlflow``."""
+        keepers = [] if self.mlflow is None else [self.mlflow.keeper(alias)]
+        if getattr(self.args, "track", False):
+            import wandb  # an extra
 
-        return keeper(wandb.run, artifact_name(self.algo, self.env_name, f"seed-{self.seed}"), alias)
+            keepers.append(keeper(wandb.run, artifact_name(self.algo, self.env_name, f"seed-{self.seed}"), alias))
+        return all_of(keepers)
 
     def _maybe_normalize(self, env: VecEnv, eval_env: bool) -> VecEnv:
         """VecNormalize with the statistics that belong to the weights which go on training; new ones for new weights."""
@@ -184,6 +193,12 @@ class Experiment(ExperimentManager):
         return bool(getattr(self.args, "continue_run", False))
 
     @property
+    def tensorboard_name(self) -> str:
+        """Of this run in TensorBoard, without its number; a run that goes on is named after the one before."""
+        before = (read_facts(Path(self.trained_agent)) or {}).get("tensorboard") if self.going_on else None
+        return f"{before}_continued" if before else self.algo.upper()
+
+    @property
     def trusted(self) -> bool:
         """Whether the files of the run that goes on may be unpickled."""
         return not getattr(self.args, "untrusted", False)
@@ -216,6 +231,8 @@ class Experiment(ExperimentManager):
             print("Interrupted.")
         except (Exception, ranks.RankLost):
             save(model, self.model_path, facts(model, self.settings))
+            if self.mlflow is not None:
+                self.mlflow.finish(failed=True)
             print(f"The training ended in an error after {model.num_timesteps:,} steps; the model is {self.model_path}")
             raise
         finally:
@@ -228,7 +245,7 @@ class Experiment(ExperimentManager):
             super().learn(model)
             return
         if self.tensorboard_log is not None:
-            folder = new_folder(Path(self.tensorboard_log), self.algo.upper())
+            folder = new_folder(Path(self.tensorboard_log), self.tensorboard_name)
             model.set_logger(configure(str(folder), ["stdout", "tensorboard"] if model.verbose else ["tensorboard"]))
         options: dict[str, Any] = {}
         if self.log_interval != -1:
@@ -330,6 +347,8 @@ class Experiment(ExperimentManager):
             print(f"Learning curve: {picture}")
         print(f"Metrics:        {folder / 'metrics.json'}")
         print(f"Model card:     {write_card(folder)}")
+        if self.mlflow is not None:
+            self.mlflow.finish([self.model_path, *(folder / name for name in RESULTS)])
 
 
 def share_of_envs(n_envs: int) -> int:
