@@ -252,9 +252,10 @@ class GroupedAlgorithm(SlottedAlgorithm):
     def _normalize_anew(self, rollout_buffer: GroupRolloutBuffer) -> None:
         """Take the last rollout's observations into the policy's running statistics: between rollouts only, as within one old
         and new log-probabilities must see the same observations."""
-        if not self.policy.normalize_obs or rollout_buffer.pos == 0:
+        seen = rollout_buffer.seen_observations() if self.policy.normalize_obs else None
+        if seen is None:
             return
-        self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.seen_observations()))
+        self.policy.obs_normalizer.update(self.policy.flat_observations(seen))
         if self.ref_policy is not None:  # what moves the KL is the policy, not its view of the observations
             self.ref_policy.obs_normalizer.load_state_dict(self.policy.obs_normalizer.state_dict())
 
