@@ -117,6 +117,7 @@ class GroupRolloutBuffer(BaseBuffer):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Wait with the rows of another buffer."""
+        self.reset()
         self._kept, self._seen_before = state["kept"], state["seen"]
 
     def drop_kept(self) -> int:
@@ -191,7 +192,7 @@ class GroupRolloutBuffer(BaseBuffer):
             self._allocate(self.buffer_size)
 
     def add_final_observation(self, job: int, obs: Any) -> None:
-        """Remember the observation after the last step of an episode (needed where it did not terminate)."""
+        """Remember the observation after an episode's last step (needed where it did not terminate)."""
         self._final_obs[job] = obs
 
     def new_rows(self) -> tuple[TensorOrDict, th.Tensor]:
@@ -199,10 +200,7 @@ class GroupRolloutBuffer(BaseBuffer):
         return map_obs(lambda o: o[: self.pos].flatten(0, 1), self.observations), self.actions[: self.pos].flatten(0, 1)
 
     def log_probs_of(self, policy_log_prob: Callable[..., th.Tensor]) -> th.Tensor:
-        """``[time * slots]`` log-probabilities of :meth:`new_rows`, under the policy that collected them.
-
-        :param policy_log_prob: from observations and actions
-        """
+        """``[time * slots]`` log-probabilities of :meth:`new_rows`, under the policy (a function) that collected them."""
         return in_chunks(policy_log_prob, *self.new_rows())
 
     def seen_observations(self) -> TensorOrDict | None:

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.state import attributes
 
 
-def generators_of(env: VecEnv) -> list[dict[str, Any]] | dict[str, Any] | None:
+#: What SB3 has been told for the next resets.
+TOLD = ("_seeds", "_options")
+
+
+def generators_of(env: VecEnv) -> dict[str, Any] | None:
     """Where the ``np_random`` of every env stands; of a tensor env its whole state; None where neither can be had."""
+    base = env.unwrapped
     try:
-        base = env.unwrapped
-        return base.state_dict() if isinstance(base, TensorVecEnv) else [g.bit_generator.state for g in _generators(env)]
+        if isinstance(base, TensorVecEnv):
+            return base.state_dict()
+        states = [generator.bit_generator.state for generator in env.get_attr("np_random")]
+        return {"np_random": states, "told": attributes(base, TOLD)}
     except (AttributeError, NotImplementedError):
         return None
 
 
-def put_generators(env: VecEnv, state: Any) -> None:
+def put_generators(env: VecEnv, state: dict[str, Any] | None) -> None:
     """Let the next resets draw what they would have drawn then.
 
     :param state: of :func:`generators_of`
@@ -30,10 +37,7 @@ def put_generators(env: VecEnv, state: Any) -> None:
     if isinstance(base, TensorVecEnv):
         base.load_state_dict(state)
         return
-    for slot, (generator, known) in enumerate(zip(_generators(env), state, strict=True)):
+    vars(base).update(state["told"])
+    for slot, (generator, known) in enumerate(zip(env.get_attr("np_random"), state["np_random"], strict=True)):
         generator.bit_generator.state = known
         env.set_attr("np_random", generator, indices=[slot])  # in another process it was a copy
-
-
-def _generators(env: VecEnv) -> Sequence[Any]:
-    return env.get_attr("np_random")
