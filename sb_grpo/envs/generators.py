@@ -9,7 +9,6 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.state import attributes
 
-
 #: What SB3 has been told for the next resets.
 TOLD = ("_seeds", "_options")
 
