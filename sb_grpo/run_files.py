@@ -87,6 +87,8 @@ def read_run(path: Any, device: Any = "auto") -> dict[str, Any]:
         if found is None:
             raise ValueError(f"There is no file {path}: model.save_run(path) writes one.")
     content = read_entry(found, RUN)
+    if content is None and read_entry(found, "data") is None:  # half of a zip may end where a zip within it does
+        raise ValueError(f"{path} is broken, or no zip that SB3 or sb_grpo has written.")
     if content is None:
         raise ValueError(
             f"{path} holds a model, but no run: go on with GRPO.load(path, env), which begins new groups; runs are what "
@@ -100,7 +102,7 @@ def read_run(path: Any, device: Any = "auto") -> dict[str, Any]:
             map_location=lambda x, at: x if at == "cpu" else x.to(to),  # type: ignore
         )
         facts = {name: state["facts"][name] for name in Facts._fields}
-    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError, AttributeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"The state of the run in {path} is broken, or not of save_run(): {reason:.200}") from error
     if facts["device"] != to.type:

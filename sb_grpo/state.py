@@ -21,7 +21,7 @@ import torch as th
 from torch import nn
 
 #: Attributes of modules that change from rollout to rollout, and are no buffers.
-KEPT = (th.Tensor, tuple, deque, dict, int, float, type(None))
+KEPT = (th.Tensor, tuple, list, deque, dict, int, float, type(None))
 OF_ALL_MODULES = frozenset(vars(nn.Module()))
 PLAIN = (bool, int, float, str, bytes, type(None))
 #: Keys of the dicts that stand for an array, and for a deque and its length.
