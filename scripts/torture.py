@@ -1,6 +1,7 @@
 """Hard use, by sections: what must survive does, or the exit code is 1. ``python -m scripts.torture saves``.
 
 ``saves``: processes that save without a pause are killed at random moments; every file that stands there afterwards is read.
+``resume``: runs are killed at random moments and resumed; they must end where undisturbed ones do, bit by bit.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb_grpo import GRPO, files
 from sb_grpo.normalization import with_statistics
 from sb_grpo.saving import STATISTICS, read_entry
+from scripts.torture_resume import HOST, TENSOR, resumed
 
 
 class Figure(NamedTuple):
@@ -112,7 +114,13 @@ def _live_and_die(made: dict[str, GRPO], folder: Path, life: int, seconds: float
     os.waitpid(child, 0)
 
 
-SECTIONS: dict[str, Callable[[bool], list[Figure]]] = {"saves": saves}
+def resume(short: bool) -> list[Figure]:
+    """``kill -9`` at random moments; then the run goes on from the last state that was saved."""
+    of_tensor_envs = Figure("runs of tensor envs that ended elsewhere", *resumed(TENSOR, 2 if short else 20))
+    return [of_tensor_envs, Figure("runs of host envs that ended elsewhere", *resumed(HOST, 2 if short else 10))]
+
+
+SECTIONS: dict[str, Callable[[bool], list[Figure]]] = {"saves": saves, "resume": resume}
 
 
 def main() -> int:
