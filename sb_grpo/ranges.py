@@ -152,6 +152,7 @@ RANGES: dict[str, dict[str, Rule]] = {
         "seed": SEED,
         "fit_rows": integer(1, 10_000_000, "4096 is usual"),
         "folds": integer(1, 1000, "4 is usual"),
+        "hold_idle": FLAG,
         "paired": Rule(
             "must be True (the share of luck is fitted), False, or a number in [0, 1] in place of the fitted share",
             lambda x: FLAG.fine(x) or number(0, 1).fine(x),

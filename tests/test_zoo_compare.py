@@ -1,6 +1,7 @@
 """Comparison and plots on small result files with known numbers."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -203,6 +204,7 @@ def test_tables_and_pictures_go_to_weights_and_biases(results, tmp_path, monkeyp
     monkeypatch.delenv("WANDB_DIR", raising=False)
     out = tmp_path / "report"
     assert compare.main([str(results), "--baseline", "ppo", "--out", str(out), "--track"]) == 0
+    assert "WANDB_DIR" not in os.environ  # what runs next in this process finds its own folder
     (media,) = (out / "wandb").glob("offline-run-*/files/media")
     logged = {file.name.rsplit("_", 2)[0] for file in media.rglob("*") if file.is_file()}
     assert {file.stem for part in ("tables/*.csv", "figures/*.png") for file in out.glob(part)} <= logged

@@ -32,6 +32,10 @@ class StateSettings:
         ``fit_rows`` steps, where it is a smaller share that the newest one adds
     :param paired: take out of each residual the luck that the other members of its same-seed group had at the same step
         (:class:`~sb_grpo.baselines.paired.Pairing`): True with a fitted coefficient, or that coefficient, in [0, 1]
+    :param hold_idle: let advantages be 0 where all that is left in them is errors of the fit: every step so far has paid the
+        same, no episode has ended by itself, and the values have come near the level that this leads to
+        (:class:`~sb_grpo.baselines.idle.Idle`). Not the default, because in tasks that pay only at a distant goal the policy
+        that drifts under such errors finds the goal sooner than one that stands still
     """
 
     n_features: int | None = None
@@ -47,3 +51,4 @@ class StateSettings:
     fit_rows: int = 4096
     folds: int = 4
     paired: bool | float = False
+    hold_idle: bool = False

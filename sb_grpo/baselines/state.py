@@ -18,6 +18,7 @@ from torch import nn
 
 from sb_grpo import ranks
 from sb_grpo.baselines.horizons import Horizons
+from sb_grpo.baselines.idle import Idle
 from sb_grpo.baselines.kernel import KernelFeatures, usual_n_features
 from sb_grpo.baselines.paired import Pairing
 from sb_grpo.baselines.settings import StateSettings
@@ -71,6 +72,7 @@ class StateBaseline(nn.Module):
         #: Inputs and targets of the rollouts before, oldest first: what the moments are made of.
         self._past: deque[tuple[th.Tensor, th.Tensor]] = deque(maxlen=REFITTED)
         self._fits = 0
+        self.idle = Idle() if s.hold_idle else None
         self.pairing = None if s.paired is False else Pairing(None if s.paired is True else float(s.paired))
 
     def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
@@ -88,8 +90,12 @@ class StateBaseline(nn.Module):
         :param final_features: ``[E, input_dim]`` of the observation after each episode's last step
         :return: ``[M]`` advantages, and the explained variance of the baseline that they were computed with
         """
+        if self.idle is not None:
+            self.idle.look(rollout, first=bool(self.phi.normalizer.count == 0))
         residuals, values, target = self._residuals(rollout, options, features, final_features)
         advantages = residuals.own if self.pairing is None else self.pairing(residuals, rollout)
+        if self.idle is not None and self.idle.is_noise(target, options.gamma):
+            advantages = th.zeros_like(advantages)
         return centre_and_scale(advantages, target, rollout, options), explained_variance(values, target)
 
     @property

@@ -31,8 +31,7 @@ def log_report(out: Path, project: str, about: Mapping[str, Any]) -> None:
     """
     import wandb  # an extra
 
-    os.environ.setdefault("WANDB_DIR", str(out))
-    run = wandb.init(project=project, job_type="compare", config=dict(about))
+    run = wandb.init(project=project, job_type="compare", config=dict(about), dir=os.environ.get("WANDB_DIR", str(out)))
     for file in sorted((out / "tables").glob("*.csv")):
         run.log({f"tables/{file.stem}": wandb.Table(dataframe=pd.read_csv(file))})
     for file in sorted((out / "figures").glob("*.png")):
