@@ -135,7 +135,7 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
 
 def random_state() -> dict[str, Any]:
     """Where the generators of torch, NumPy and Python stand."""
-    cuda = th.cuda.get_rng_state_all() if th.cuda.is_available() else []
+    cuda = th.cuda.get_rng_state_all() if th.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return {"torch": th.get_rng_state(), "cuda": cuda, "numpy": np.random.get_state(), "python": random.getstate()}
 
 

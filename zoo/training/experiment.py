@@ -246,10 +246,10 @@ class Experiment(ExperimentManager):
             if saves is not None:
                 saves.stopped()
         except (Exception, ranks.RankLost):
-            if saves is not None:
-                saves.stopped()
             save(model, self.model_path, facts(model, self.settings))
             print(f"The training ended in an error after {model.num_timesteps:,} steps; the model is {self.model_path}")
+            if saves is not None:
+                saves.stopped()
             raise
         finally:
             self._close(model)
