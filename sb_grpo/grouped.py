@@ -254,9 +254,8 @@ class GroupedAlgorithm(SlottedAlgorithm):
     def _use_given_reference(self) -> None:
         """The reference policy gets the weights that ``loss_kwargs`` names; what was given is not kept in the model."""
         given = self.options.loss.ref_policy
-        if given is None:
+        if given is None or self.ref_policy is None:
             return
-        assert self.ref_policy is not None
         load_actor(self.ref_policy, given)
         if isinstance(self.loss, Loss):
             self.loss = replace(self.loss, ref_policy=None)
@@ -264,11 +263,11 @@ class GroupedAlgorithm(SlottedAlgorithm):
             self.loss_kwargs = {name: value for name, value in (self.loss_kwargs or {}).items() if name != "ref_policy"}
 
     def _normalize_anew(self, rollout_buffer: GroupRolloutBuffer) -> None:
-        """Take the last rollout's observations into the policy's running statistics: between rollouts only, as within one old
-        and new log-probabilities must see the same observations."""
-        if not self.policy.normalize_obs or rollout_buffer.pos == 0:
+        """Normalise by the last rollout too; between rollouts only, so that old and new log-probabilities see the same."""
+        seen = rollout_buffer.seen_observations() if self.policy.normalize_obs else None
+        if seen is None:
             return
-        self.policy.obs_normalizer.update(self.policy.flat_observations(rollout_buffer.seen_observations()))
+        self.policy.obs_normalizer.update(self.policy.flat_observations(seen))
         if self.ref_policy is not None:  # what moves the KL is the policy, not its view of the observations
             self.ref_policy.obs_normalizer.load_state_dict(self.policy.obs_normalizer.state_dict())
 

@@ -25,7 +25,7 @@ from sb_grpo.plain import NotPlain, from_plain, to_plain
 NOT_SAVED = (
     "slots", "_prepared", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
     "last_figures", "last_update", "estimator", "options", "beside", "_warned_of_masks", "_loop_callback", "_rows_checked",
-    "shared_statistics", "rescue",
+    "shared_statistics", "rescue", "_in_rollout", "_callback_in_use", "_iteration", "_runs_due", "_to_resume",
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
 OPTIONAL_MODULES = ("estimator", "ref_policy", "grouper", "group_weighting", "bonus")

@@ -3,6 +3,7 @@
 ``saves``: processes that save without a pause are killed at random moments; every file that stands there afterwards is read.
 ``recovery``: trainings with learning rates far too high, and with envs that send a huge reward or NaN, must end healthy with a
 RecoveryCallback; sound ones must not go back.
+``resume``: runs are killed at random moments and resumed; they must end where undisturbed ones do, bit by bit.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from sb_grpo.callbacks import RECOVERY_RULES, HealthCallback, RecoveryCallback
 from sb_grpo.normalization import with_statistics
 from sb_grpo.saving import STATISTICS, read_entry
 from sb_grpo.types import Breakdown
+from scripts.torture_resume import HOST, TENSOR, resumed
 
 
 class Figure(NamedTuple):
@@ -177,7 +179,13 @@ def _recovered(
     return callback.n, finite and health.ok and bool(np.isfinite(env.ret_rms.var))
 
 
-SECTIONS: dict[str, Callable[[bool], list[Figure]]] = {"saves": saves, "recovery": recovery}
+def resume(short: bool) -> list[Figure]:
+    """``kill -9`` at random moments; then the run goes on from the last state that was saved."""
+    of_tensor_envs = Figure("runs of tensor envs that ended elsewhere", *resumed(TENSOR, 2 if short else 20))
+    return [of_tensor_envs, Figure("runs of host envs that ended elsewhere", *resumed(HOST, 2 if short else 10))]
+
+
+SECTIONS: dict[str, Callable[[bool], list[Figure]]] = {"saves": saves, "recovery": recovery, "resume": resume}
 
 
 def main() -> int:

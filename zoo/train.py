@@ -29,6 +29,7 @@ from .common.yaml_files import HYPERPARAMS
 from .training.experiment import HEALTH, Experiment, register
 from .training.followers import Follower, check_learners
 from .training.mlflow_runs import check_mlflow
+from .training.resuming import take_up_run
 from .training.run_files import Unreadable, read_values
 
 #: Options of rl_zoo3's search, which zoo.tune has in their place.
@@ -83,7 +84,14 @@ class TrainParser(Parser):
             action="store_true",
             help="the run of --trained-agent goes on: its settings, step count and schedules, up to -n steps in all",
         )
-        self.add_argument("--untrusted", action="store_true", help="run nothing that --trained-agent holds (docs/security.md)")
+        self.add_argument(
+            "--resume",
+            metavar="RUN",
+            help="folder of a run of grpo that was stopped or killed: it goes on there as if it had not been (docs/saving.md)",
+        )
+        self.add_argument(
+            "--untrusted", action="store_true", help="run nothing that --trained-agent or --resume holds (docs/security.md)"
+        )
 
     def add_argument(self, *names: Any, **options: Any) -> Any:
         """Options of a search are known, so that they can be refused, but not shown."""
@@ -97,6 +105,8 @@ class TrainParser(Parser):
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.set_defaults(algo="grpo", tensorboard_log=None, num_threads=default_threads())
         given = super().parse_args(args, namespace)
+        if given.resume:
+            take_up_run(given, self, self.of_a_search)
         if given.tensorboard_log is None:
             given.tensorboard_log = str(Path(given.log_folder, "tensorboard"))
         for dest, (name, default) in self.of_a_search.items():

@@ -2,7 +2,8 @@
 
 from sb_grpo.callbacks.curriculum import CurriculumCallback
 from sb_grpo.callbacks.gamma import GammaCallback
-from sb_grpo.callbacks.health import RULES, STRICT_RULES, HealthCallback, HealthWarning, Rule
+from sb_grpo.callbacks.health import HealthCallback, HealthWarning
+from sb_grpo.callbacks.health_rules import RULES, STRICT_RULES, Rule
 from sb_grpo.callbacks.recovery import RECOVERY_RULES, RecoveryCallback
 
 __all__ = [

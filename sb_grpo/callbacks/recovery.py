@@ -10,7 +10,8 @@ from typing import Any, cast
 from stable_baselines3.common.callbacks import BaseCallback
 
 from sb_grpo import ranks
-from sb_grpo.callbacks.health import RULES, Rule, Watch
+from sb_grpo.callbacks.health import Watch
+from sb_grpo.callbacks.health_rules import RULES, Rule
 from sb_grpo.grpo import GRPO
 from sb_grpo.learn.last_good import Snapshot
 from sb_grpo.types import Breakdown
@@ -99,6 +100,18 @@ class RecoveryCallback(BaseCallback):
             self._go_back(error)
             self._say(f"At the end: {error}")
         model.rescue = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """How often this training has gone back and why, and how every rule has fared."""
+        fared = {watch.rule.name: watch.fared() for watch in self._watches}
+        return {"n": self.n, "reasons": self.reasons, "watches": fared}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what another one has seen; what stands now is what it goes back to."""
+        self.n, self.reasons = state["n"], list(state["reasons"])
+        for watch in self._watches:
+            watch.go_on(state["watches"].get(watch.rule.name, {}))
+        self._keep()
 
     def _judge(self) -> None:
         """Look at what the last rollout and the update after it logged, unless that has been done.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import torch as th
 from gymnasium import spaces
@@ -95,3 +96,19 @@ class FunctionalTensorEnv(TensorVecEnv):
     def restore(self, slots: th.Tensor, snapshot: Snapshot) -> None:
         self.state = self.state.index_copy(0, slots, snapshot.state)
         self.elapsed = self.elapsed.index_copy(0, slots, snapshot.elapsed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As every tensor env's, with all tensors among the attributes: some hold what all slots share."""
+        return {**super().state_dict(), "tensors": self._tensors()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        for name, tensor in state["tensors"].items():
+            there = getattr(self, name, None)
+            if isinstance(there, th.Tensor) and there.shape == tensor.shape:
+                there.copy_(tensor)  # in place: a captured step loop may hold it
+            else:
+                setattr(self, name, tensor)
+
+    def _tensors(self) -> dict[str, th.Tensor]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, th.Tensor) and name != "_actions"}

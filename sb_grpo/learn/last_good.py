@@ -12,6 +12,7 @@ from typing import Any
 import torch as th
 from torch import nn
 
+from sb_grpo.state import own_attributes, own_state, own_tensors, put_own_state
 from sb_grpo.types import Breakdown
 
 
@@ -49,11 +50,6 @@ class LastGood:
         )
 
 
-#: Attributes that change from rollout to rollout, and are no buffers.
-KEPT = (th.Tensor, tuple, deque, dict, int, float, type(None))
-OF_ALL_MODULES = frozenset(vars(nn.Module()))
-
-
 @contextmanager
 def unharmed(learners: Sequence[Any], at_fault: str) -> Iterator[None]:
     """Put all that learns or is averaged beside the policy back where it was if something fails, or is not finite after.
@@ -68,7 +64,7 @@ def unharmed(learners: Sequence[Any], at_fault: str) -> Iterator[None]:
     try:
         yield
         for module in before.modules:
-            for name, value in [*_tensors(module).items(), *_attributes(module).items()]:
+            for name, value in [*own_tensors(module).items(), *own_attributes(module).items()]:
                 if not _is_finite(value):
                     raise Breakdown(
                         f"{name} of the {type(module).__name__} was not finite after this rollout. {at_fault} What was learnt "
@@ -88,12 +84,12 @@ class Snapshot:
 
     def __init__(self, learners: Sequence[Any]) -> None:
         self.modules = [module for learner in learners if isinstance(learner, nn.Module) for module in learner.modules()]
-        self._states = [_State(module) for module in self.modules]
+        self._states = [own_state(module) for module in self.modules]
 
     def put_back(self) -> None:
         """Make it what it was."""
-        for state in self._states:
-            state.put_back()
+        for module, state in zip(self.modules, self._states, strict=True):
+            put_own_state(module, state)
 
 
 #: Is told why a training cannot go on, and mends that or raises.
@@ -122,34 +118,6 @@ def rescued(again: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return run
 
     return decorate
-
-
-class _State:
-    """A module's own tensors, attributes and optimiser, without those of its parts."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-        self.tensors = {name: tensor.detach().clone() for name, tensor in _tensors(module).items()}
-        self.attributes = {name: copy.copy(value) for name, value in _attributes(module).items()}
-        optimizers = {name: value for name, value in vars(module).items() if isinstance(value, th.optim.Optimizer)}
-        self.optimizers = {name: copy.deepcopy(value.state_dict()) for name, value in optimizers.items()}
-
-    def put_back(self) -> None:
-        with th.no_grad():
-            for name, tensor in _tensors(self.module).items():
-                tensor.copy_(self.tensors[name])
-        vars(self.module).update({name: copy.copy(value) for name, value in self.attributes.items()})
-        for name, state in self.optimizers.items():
-            getattr(self.module, name).load_state_dict(state)
-
-
-def _tensors(module: nn.Module) -> dict[str, th.Tensor]:
-    return dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
-
-
-def _attributes(module: nn.Module) -> dict[str, Any]:
-    own = {name: value for name, value in vars(module).items() if name not in OF_ALL_MODULES}
-    return {name: value for name, value in own.items() if isinstance(value, KEPT)}
 
 
 def _is_finite(value: Any) -> bool:

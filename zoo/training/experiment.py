@@ -37,6 +37,8 @@ from ..training.checks import check_settings
 from ..training.crashes import is_bad_input
 from ..training.entries import entry_name, read_entries
 from ..training.mlflow_runs import RESULTS, MlflowCallback
+from ..training.resuming import FILE as RUN_FILE
+from ..training.resuming import RunSaves, set_monitors_aside
 from ..training.run_files import read_values, write_values
 from ..training.tracking import Keep, all_of, artifact_name, define_metrics, keeper
 
@@ -59,6 +61,7 @@ class Experiment(ExperimentManager):
     settings: dict[str, Any]
     health: HealthCallback | None = None
     mlflow: MlflowCallback | None = None
+    run_saves: RunSaves | None = None
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """rl_zoo3's, with everything that a user can have asked for wrongly as :class:`BadInput`; a crash stays a crash."""
@@ -105,7 +108,11 @@ class Experiment(ExperimentManager):
         return {**ExperimentManager._preprocess_schedules(others), **named}
 
     def create_log_folder(self) -> None:
-        """A run folder that no other training has, also if one starts at the same moment."""
+        """A run folder that no other training has, also if one starts at the same moment; that of the run that goes on."""
+        if self.resumed is not None:
+            self.save_path, self.params_path = str(self.resumed), f"{self.resumed}/{self.env_name}"
+            set_monitors_aside(self.resumed, Path(self.trained_agent), str(self.device))
+            return
         suffix = Path(self.save_path).name.removeprefix(f"{self.env_name}_").lstrip("0123456789")  # of --uuid
         self.save_path = str(new_folder(Path(self.log_path), self.env_name, suffix))
         self.params_path = f"{self.save_path}/{self.env_name}"
@@ -147,6 +154,11 @@ class Experiment(ExperimentManager):
         if getattr(self.args, "recover", 0):
             self.callbacks.append(RecoveryCallback(self.args.recover))
 
+        if self.algo == "grpo" and ranks.announced().n == 1 and hasattr(self.args, "resume"):
+            every = max(self.save_freq // self.n_envs, 1) if self.save_freq > 0 else 0
+            self.run_saves = RunSaves(every, folder, Path(self.params_path) / RUN_FILE)
+            self.callbacks.append(self.run_saves)
+
     def _keeper(self, alias: str) -> Keep | None:
         """What makes an artifact of a model; None without ``--track`` and ``--mlflow``."""
         keepers = [] if self.mlflow is None else [self.mlflow.keeper(alias)]
@@ -158,7 +170,7 @@ class Experiment(ExperimentManager):
 
     def _maybe_normalize(self, env: VecEnv, eval_env: bool) -> VecEnv:
         """VecNormalize with the statistics that belong to the weights which go on training; new ones for new weights."""
-        if not self.continue_training:
+        if not self.continue_training or self.resumed is not None:
             frozen = {"norm_reward": False, "training": False} if eval_env else {}
             return VecNormalize(env, **{**self.normalize_kwargs, **frozen}) if self.normalize else env
         model = Path(self.trained_agent)
@@ -172,6 +184,11 @@ class Experiment(ExperimentManager):
         return env
 
     def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
+        if self.resumed is not None:
+            return GRPO.load_run(
+                self.trained_agent, env, self.device, trusted=self.trusted, verbose=self.verbose,
+                tensorboard_log=self.tensorboard_log,
+            )  # fmt: skip
         model = super()._load_pretrained_agent(hyperparams, env) if self.trusted else self._load_untrusted(hyperparams, env)
         if self.going_on and model.num_timesteps >= self.n_timesteps:
             raise BadInput(
@@ -186,6 +203,11 @@ class Experiment(ExperimentManager):
             self.trained_agent, env, self.device, trusted=False, seed=self.seed, tensorboard_log=self.tensorboard_log,
             verbose=self.verbose, **kept,
         )  # fmt: skip
+
+    @property
+    def resumed(self) -> Path | None:
+        """Folder of the run that goes on as if it had not been stopped."""
+        return Path(self.args.resume) if getattr(self.args, "resume", None) else None
 
     @property
     def going_on(self) -> bool:
@@ -205,6 +227,9 @@ class Experiment(ExperimentManager):
 
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
         """Settings, options and command, as plain values."""
+        if self.resumed is not None:
+            print(f"Log path: {self.save_path}")
+            return
         folder = Path(self.params_path)
         write_values(folder / "config.yml", saved_hyperparams)
         write_values(folder / "args.yml", dict(sorted(vars(self.args).items())))
@@ -225,19 +250,27 @@ class Experiment(ExperimentManager):
     def learn(self, model: BaseAlgorithm) -> None:
         """Train. Ctrl-C ends it as if it were over; after an error what has been learnt is saved before it is raised."""
         start, before = time.perf_counter(), getattr(model, "_n_gradient_steps", None)
+        before = 0 if self.resumed is not None else before  # the run's own are all of them
+        saves = self.run_saves
         try:
             self._learn(model)
+            if saves is not None:
+                saves.finished()
         except KeyboardInterrupt:
             print("Interrupted.")
+            if saves is not None:
+                saves.stopped()
         except (Exception, ranks.RankLost):
             save(model, self.model_path, facts(model, self.settings))
             if self.mlflow is not None:
                 self.mlflow.finish(failed=True)
             print(f"The training ended in an error after {model.num_timesteps:,} steps; the model is {self.model_path}")
+            if saves is not None:
+                saves.stopped()
             raise
         finally:
             self._close(model)
-        self.wall_time = time.perf_counter() - start
+        self.wall_time = time.perf_counter() - start + (0.0 if saves is None else saves.seconds_before)
         self.gradient_steps = None if before is None else model._n_gradient_steps - before  # type: ignore[attr-defined]
 
     def _learn(self, model: BaseAlgorithm) -> None:
@@ -246,6 +279,8 @@ class Experiment(ExperimentManager):
             return
         if self.tensorboard_log is not None:
             folder = new_folder(Path(self.tensorboard_log), self.tensorboard_name)
+        if self.tensorboard_log is not None and self.resumed is None:
+            folder = new_folder(Path(self.tensorboard_log), self.algo.upper())
             model.set_logger(configure(str(folder), ["stdout", "tensorboard"] if model.verbose else ["tensorboard"]))
         options: dict[str, Any] = {}
         if self.log_interval != -1:
@@ -254,7 +289,11 @@ class Experiment(ExperimentManager):
         if self.going_on:  # SB3 adds the steps that the model has taken, and schedules go by the sum
             options["reset_num_timesteps"], steps = False, steps - model.num_timesteps
         try:
-            model.learn(steps, callback=self.callbacks or None, **options)
+            if self.resumed is not None:
+                assert isinstance(model, GRPO)
+                model.resume(self.callbacks, **options)
+            else:
+                model.learn(steps, callback=self.callbacks or None, **options)
         except BaseException:
             for callback in self.callbacks:  # bars and reports; SB3 ends them only where training comes to its end
                 callback.on_training_end()
