@@ -39,6 +39,7 @@ class _Tasks(FunctionalTensorEnv):
 
     low: th.Tensor
     high: th.Tensor
+    limits: th.Tensor
 
     def constants(self, tensor: Any) -> None:
         self.low, self.high = tensor(self.start_range).unbind(1)
