@@ -37,6 +37,7 @@ LAYERS = {
     "options": "types",
     "ranges": "types",
     "ranks": "types",
+    "neighbours": "types",
     "rules": "types",
     "files": "types",
     "plain": "types",
