@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
@@ -16,21 +16,19 @@ from sb_grpo.arguments import checking_arguments
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import Source, collecting
 from sb_grpo.envs.tensor_env import is_tensor_env
-from sb_grpo.grouped import GroupedAlgorithm
-from sb_grpo.learn.last_good import unharmed
+from sb_grpo.learn.last_good import rescued, unharmed
 from sb_grpo.learn.losses import Loss, Objective
 from sb_grpo.learn.updater import UpdatePlan, Updater
 from sb_grpo.options import Multitask, Rewards
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.preparing import Preparation, Prepared
 from sb_grpo.ranges import CHANGEABLE, RANGES
+from sb_grpo.resumable import ResumableAlgorithm
 from sb_grpo.rules import at_progress, check_values, plain
 from sb_grpo.types import AdvantageOptions, Rollout, UpdateResult
 
-SelfGRPO = TypeVar("SelfGRPO", bound="GRPO")
 
-
-class GRPO(GroupedAlgorithm):
+class GRPO(ResumableAlgorithm):
     """Group Relative Policy Optimization for control.
 
     Paper: DeepSeekMath (https://arxiv.org/abs/2402.03300), section 4; PPO's clipped surrogate
@@ -161,6 +159,7 @@ class GRPO(GroupedAlgorithm):
 
     # ---------------------------------------------------------------- collect
 
+    @rescued(again=True)
     def collect_rollouts(  # type: ignore[override]
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: GroupRolloutBuffer, n_rollout_steps: int | None
     ) -> bool:
@@ -174,6 +173,7 @@ class GRPO(GroupedAlgorithm):
         :raises ValueError: for NaN or inf from the env
         """
         assert self.slots is not None
+        self._enter_rollout(callback)
         self.policy.set_training_mode(False)
         if self._restart_groups or self.members != self.slots.group_size:
             self.start_new_groups()
@@ -186,6 +186,7 @@ class GRPO(GroupedAlgorithm):
             completed = ranks.every(self._take_steps(env, callback, rollout_buffer))
         finally:
             if not completed:  # the episodes lost their beginnings: the next learn() starts new groups
+                self._in_rollout = False
                 self._steps_dropped += rollout_buffer.pos * env.num_envs + rollout_buffer.drop_kept()
                 self._last_obs = None
         if not completed:
@@ -239,10 +240,9 @@ class GRPO(GroupedAlgorithm):
             prepared = preparation(rollout, self.policy, options, self._horizon)
         self._steps_trained += len(prepared.estimate.advantages)
         assert self.slots is not None
-        buffer, mismatches = self.rollout_buffer, self.slots.start_mismatches
-        counts = log.Counts(
-            self._steps_trained, self._steps_dropped, buffer.n_kept, self.interruptions, mismatches, buffer.age
-        )
+        buffer, lost = self.rollout_buffer, getattr(self.env, "n_lost", 0)
+        troubles = self.interruptions, self.slots.start_mismatches, lost
+        counts = log.Counts(self._steps_trained, self._steps_dropped, buffer.n_kept, *troubles, buffer.age)
         self.last_figures = {}
         self._log(log.of_rollout(prepared.rollout, prepared.estimate, prepared.has_signal, counts))
         self.logger.record("group/advantages", prepared.estimate.advantages, exclude=log.NOT_PRINTED)
@@ -254,6 +254,7 @@ class GRPO(GroupedAlgorithm):
 
     # ---------------------------------------------------------------- train
 
+    @rescued(again=False)
     def train(self) -> None:
         """Update the policy with the last rollout: ``n_epochs`` passes of minibatches.
 
@@ -262,6 +263,7 @@ class GRPO(GroupedAlgorithm):
         assert self._prepared is not None
         (_, prepared), self._prepared = self._prepared, None
         self._update(prepared)
+        self._write_due_runs()
 
     def _update(self, prepared: Prepared) -> UpdateResult:
         check_values("", vars(self), {name: RANGES[""][name] for name in CHANGEABLE})
@@ -309,17 +311,6 @@ class GRPO(GroupedAlgorithm):
         # A rollout may overshoot; schedules must not fall below their end.
         super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
 
-    def learn(
-        self: SelfGRPO,
-        total_timesteps: int,
-        callback: MaybeCallback = None,
-        log_interval: int = 1,
-        tb_log_name: str = "GRPO",
-        reset_num_timesteps: bool = True,
-        progress_bar: bool = False,
-    ) -> SelfGRPO:
-        return super().learn(total_timesteps, callback, log_interval, tb_log_name, reset_num_timesteps, progress_bar)
-
     # ---------------------------------------------------------------- a loop of one's own
 
     def collect(self, callback: MaybeCallback = None) -> Rollout | None:
@@ -331,6 +322,7 @@ class GRPO(GroupedAlgorithm):
         """
         if self._loop_callback is None or self._last_obs is None or callback is not None:
             _, self._loop_callback = self._setup_learn(0, callback, self.num_timesteps == 0, type(self).__name__)
+            self._take_up_loop(self._loop_callback)
         assert self.env is not None
         if not self.collect_rollouts(self.env, self._loop_callback, self.rollout_buffer, None):
             return None
@@ -345,4 +337,6 @@ class GRPO(GroupedAlgorithm):
         """
         if self._prepared is None or self._prepared[0] is not rollout:
             self._prepared = rollout, self._prepare(rollout)
-        return self._update(self._prepared[1])
+        result = self._update(self._prepared[1])
+        self._write_due_runs()
+        return result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,24 @@ def with_statistics(env: VecEnv, content: bytes, frozen: bool = False) -> VecNor
     if frozen:
         normalized.training = normalized.norm_reward = False
     return normalized
+
+
+def running_state(vec_normalize: VecNormalize) -> dict[str, Any]:
+    """All that changes in it from step to step: moments, and the running returns of the slots."""
+    moments = {
+        name: {part: np.asarray(getattr(found, part)) for part in PARTS} for name, found in _moments(vec_normalize).items()
+    }
+    return {"moments": moments, "returns": vec_normalize.returns}
+
+
+def put_running_state(vec_normalize: VecNormalize, state: Mapping[str, Any]) -> None:
+    """Put :func:`running_state` back.
+
+    :raises ValueError: if it is of other observations
+    """
+    for name, found in _moments(vec_normalize).items():
+        _fill(name, found, {f"{name}/{part}": array for part, array in state["moments"][name].items()})
+    vec_normalize.returns = state["returns"]
 
 
 def _fill(name: str, moments: RunningMeanStd, arrays: dict[str, np.ndarray]) -> None:

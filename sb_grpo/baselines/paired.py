@@ -71,7 +71,7 @@ class Pairing(nn.Module):
         self.coefficient = coefficient
         #: Of the rollouts before, by stretch: rows with peers, and rows times correlation.
         self.register_buffer("memory", th.zeros(STRETCHES, 2))
-        self._met: Met | None = None
+        self._met: tuple[th.Tensor, ...] | None = None  # a :class:`Met`
         #: What the last rollout is to log.
         self.figures: dict[str, float] = {}
 
@@ -105,7 +105,7 @@ class Pairing(nn.Module):
         :return: ``[M]`` means, 0 where there is no peer; ``[M]`` numbers of peers
         """
         by_fold, fold, own = residuals
-        before = self._met or Met(key[:0], own[:0], own[:0])
+        before = Met(*(self._met or (key[:0], own[:0], own[:0])))
         present, place = th.unique(th.cat([key, before.key]), return_inverse=True)
         here, there, n_keys = place[: len(key)], place[len(key) :], len(present)
         count = segment_sum(th.ones_like(own), here, n_keys).index_add_(0, there, before.members)
@@ -119,8 +119,9 @@ class Pairing(nn.Module):
     def _forget(self, groups: th.Tensor) -> None:
         """Drop the steps of groups that were not in the last rollout: they are complete."""
         assert self._met is not None
-        keep = th.isin(self._met.key >> STEP_BITS, groups)
-        self._met = Met(*(column[keep] for column in self._met))
+        met = Met(*self._met)
+        keep = th.isin(met.key >> STEP_BITS, groups)
+        self._met = Met(*(column[keep] for column in met))
 
     def _coefficients(
         self, own: th.Tensor, peers: th.Tensor, paired: th.Tensor, group: th.Tensor, t: th.Tensor, n: th.Tensor

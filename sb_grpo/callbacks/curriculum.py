@@ -131,6 +131,17 @@ class CurriculumCallback(BaseCallback):
         if len(self._successes) == self.window:
             self._move(rate)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Level, moves, and the episodes that the success rate is taken over."""
+        return {"level": self.level, "moves": self.moves, "successes": self._successes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with another one's level."""
+        self._check_level(state["level"], "The level of the run")
+        self._set_level(state["level"])
+        self.moves = state["moves"]
+        self._successes.extend(state["successes"])
+
     # ---------------------------------------------------------------- levels
 
     def _move(self, rate: float) -> None:

@@ -50,6 +50,7 @@ class GroupRolloutBuffer(BaseBuffer):
         self._obs_dtypes: dict[str, th.dtype] = {}
         self.extra: dict[str, th.Tensor] = {}  #: columns that :meth:`add_columns` declared
         self._of_episodes: set[str] = set()
+        self._seen_before: TensorOrDict | None = None  # of the run that goes on
         self._allocate(buffer_size)
 
     @property
@@ -107,13 +108,20 @@ class GroupRolloutBuffer(BaseBuffer):
     def reset(self) -> None:
         """Forget the steps of this rollout; rows kept for later stay."""
         self.pos, self.n_idle, self.n_lost, self.full = 0, 0, 0, False
+        self._seen_before = None
         self._final_obs: dict[int, Any] = {}
 
-    def drop_kept(self) -> int:
-        """Throw away the rows that wait for their group to complete.
+    def state_dict(self, with_seen: bool = False) -> dict[str, Any]:
+        """The rows that wait for their group; ``with_seen`` the last rollout's observations too, which normalisers await."""
+        return {"kept": self._kept, "seen": self.seen_observations() if with_seen else None}
 
-        :return: how many they were
-        """
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Wait with the rows of another buffer."""
+        self.reset()
+        self._kept, self._seen_before = state["kept"], state["seen"]
+
+    def drop_kept(self) -> int:
+        """Throw away the rows that wait for their group to complete, and say how many they were."""
         n, self._kept = self.n_kept, None
         return n
 
@@ -184,7 +192,7 @@ class GroupRolloutBuffer(BaseBuffer):
             self._allocate(self.buffer_size)
 
     def add_final_observation(self, job: int, obs: Any) -> None:
-        """Remember the observation after the last step of an episode (needed where it did not terminate)."""
+        """Remember the observation after an episode's last step (needed where it did not terminate)."""
         self._final_obs[job] = obs
 
     def new_rows(self) -> tuple[TensorOrDict, th.Tensor]:
@@ -192,14 +200,13 @@ class GroupRolloutBuffer(BaseBuffer):
         return map_obs(lambda o: o[: self.pos].flatten(0, 1), self.observations), self.actions[: self.pos].flatten(0, 1)
 
     def log_probs_of(self, policy_log_prob: Callable[..., th.Tensor]) -> th.Tensor:
-        """``[time * slots]`` log-probabilities of :meth:`new_rows`, under the policy that collected them.
-
-        :param policy_log_prob: from observations and actions
-        """
+        """``[time * slots]`` log-probabilities of :meth:`new_rows`, under the policy (a function) that collected them."""
         return in_chunks(policy_log_prob, *self.new_rows())
 
-    def seen_observations(self) -> TensorOrDict:
-        """Observations of this rollout's steps, those of idle slots left out once :meth:`pack` has counted them."""
+    def seen_observations(self) -> TensorOrDict | None:
+        """Observations of this rollout's steps, if any; idle slots are left out once :meth:`pack` has counted them."""
+        if self.pos == 0:
+            return self._seen_before
         obs, _ = self.new_rows()
         if self.n_idle == 0:
             return obs
@@ -291,7 +298,6 @@ class GroupRolloutBuffer(BaseBuffer):
     def _as_rollout(self, rows: dict[str, Any], group_size: int) -> Rollout:
         jobs, episode, lengths = th.unique_consecutive(rows["jobs"], return_inverse=True, return_counts=True)
         last = lengths.cumsum(0) - 1
-        final = self._final_observations(rows, jobs, last)
         end = rows["ends"].index_select(0, last)
         groups, group = th.unique_consecutive(jobs // group_size, return_inverse=True)
         extra = {name: rows[name].to(self.device) for name in self.extra}
@@ -310,7 +316,7 @@ class GroupRolloutBuffer(BaseBuffer):
             group=group.to(self.device),
             terminated=(end == 1).to(self.device),
             truncated=(end == 2).to(self.device),
-            final_observations=final,
+            final_observations=self._final_observations(rows, jobs, last),
             n_groups=len(groups),
             max_length=int(lengths.max()),
             seed_group=(jobs // group_size).to(self.device),

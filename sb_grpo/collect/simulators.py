@@ -6,7 +6,8 @@ thing that the simulator cannot do. ``TensorVecEnv.grouping`` chooses between th
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
@@ -23,7 +24,15 @@ class StateSlots(TensorSlots):
     is anyway is not without effect in all of them, so that a full-size masked copy is no way out.
     """
 
+    STATE: ClassVar[tuple[str, ...]] = (*TensorSlots.STATE, "_last_start")
     _last_start: Any = None
+
+    def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
+        super().load_state_dict(state, env)
+        assert isinstance(env, TensorVecEnv)
+        if self._last_start is not None:  # in the env's own form
+            now = env.snapshot(th.zeros(1, dtype=th.int64, device=self.device))
+            self._last_start = map_snapshot(lambda _, saved: saved, now, self._last_start)
 
     def started_all(self, env: TensorVecEnv, raw_obs: Any = None) -> None:  # type: ignore[override]
         super().started_all(env)
@@ -85,6 +94,7 @@ class StreamSlots(TensorSlots):
     slot more than ``max_lead`` episodes ahead of the slowest of its group idles, with job -1.
     """
 
+    STATE: ClassVar[tuple[str, ...]] = (*TensorSlots.STATE, "_first_job", "_round")
     #: None: no bound. For estimators that use episodes at once, whether or not their group is complete.
     max_lead: int | None = None
 
@@ -117,6 +127,8 @@ class SynchronousSlots(TensorSlots):
 
     Waits for the device once per step, to see whether all have.
     """
+
+    STATE: ClassVar[tuple[str, ...]] = (*TensorSlots.STATE, "_first_job")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)

@@ -7,8 +7,8 @@ slots works through one stream of jobs, and a slot whose episode ended takes the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection
-from typing import Any, Protocol
+from collections.abc import Collection, Mapping
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch as th
@@ -21,6 +21,7 @@ from sb_grpo.envs.installing import facts, install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies.beside import env_part
+from sb_grpo.state import attributes
 from sb_grpo.types import Rollout
 
 NO_JOB = -1
@@ -52,6 +53,12 @@ class Slots(Protocol):
     def note_starts(self, rollout: Rollout) -> None:
         """Compare the starts of a rollout's episodes, where that has not been done when they were made."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """The jobs, and all that tells which come next."""
+
+    def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
+        """Run the jobs of other slots in an env, which these slots take."""
+
 
 class GroupSlots:
     """Hands out jobs to the slots of a VecEnv of host envs and keeps each slot's place in its episode.
@@ -66,6 +73,11 @@ class GroupSlots:
     :param first_group: number of the first group to hand out
     :param shared_noise: False: the env's own noise differs between members (the start state stays equal)
     """
+
+    STATE: ClassVar[tuple[str, ...]] = (
+        "group_size", "next_job", "job", "t", "start_mismatches", "_queued", "_given_back", "_first_start", "_members_ended",
+        "_times_lost",
+    )  # fmt: skip
 
     def __init__(self, n_envs: int, group_size: int, base_seed: int, first_group: int = 0, shared_noise: bool = True) -> None:
         self.group_size, self.base_seed, self.shared_noise = group_size, base_seed, shared_noise
@@ -87,11 +99,38 @@ class GroupSlots:
 
     def queue_all(self, env: VecEnv) -> None:
         """Take the envs, and queue a job in every slot for the explicit ``env.reset()`` that must follow."""
+        self._take(env)
+        for slot in range(len(self.job)):
+            self._queue(slot)
+
+    def _take(self, env: VecEnv) -> None:
         install_seeded_reset(env)
         self._hold = hold_of(env)
         self._hold.take(self)
-        for slot in range(len(self.job)):
-            self._queue(slot)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The jobs that run, wait and come next, and what is known of their groups."""
+        return attributes(self, self.STATE)
+
+    def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
+        """Take an env for the jobs of other slots; :meth:`begin_again` starts them there."""
+        vars(self).update({name: state[name] for name in self.STATE})
+        self._take(env)
+
+    @property
+    def at_starts(self) -> bool:
+        """No running episode has taken a step."""
+        return not self.t.any()
+
+    def begin_again(self, env: VecEnv) -> Any:
+        """Reset the env, and queue what was queued: every slot begins the job that it runs. Returns the observations."""
+        self._take(env)
+        for slot, job in enumerate(self.job.tolist()):
+            self._send(slot, job)
+        obs = env.reset()
+        for slot, job in enumerate(self._queued.tolist()):
+            self._send(slot, job)
+        return obs
 
     def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
         """Take note that ``env.reset()`` started every queued job, and queue the jobs after those.
@@ -182,12 +221,16 @@ class GroupSlots:
         return True
 
     def _queue(self, slot: int) -> None:
-        assert self._hold is not None
         if self._given_back:
             job = self._given_back.pop(0)
         else:
             job, self.next_job = self.next_job, self.next_job + 1
         self._queued[slot] = job
+        self._send(slot, job)
+
+    def _send(self, slot: int, job: int) -> None:
+        """Tell the env of a slot how a job starts."""
+        assert self._hold is not None
         group, member = divmod(job, self.group_size)
         group = ranks.dealt(group)
         noise_seed = None if self.shared_noise else mix(self.base_seed, group * self.group_size + member, 1)
@@ -227,6 +270,8 @@ class TensorSlots:
     :param device: torch device
     """
 
+    STATE: ClassVar[tuple[str, ...]] = ("group_size", "job", "_next_job", "t", "episode_return", "memory", "start_mismatches")
+
     def __init__(self, n_envs: int, group_size: int, base_seed: int, first_group: int, device: th.device) -> None:
         self.group_size, self.device = group_size, device
         # A tensor: as a number it would be part of every captured graph, and each seed would compile anew.
@@ -254,6 +299,16 @@ class TensorSlots:
         """
         assert isinstance(env, TensorVecEnv)
         env.reset_all(self._seeds())
+        self._left_at = env, env.calls
+
+    def state_dict(self) -> dict[str, Any]:
+        """The jobs that run, the one that comes next, and how far the episodes are."""
+        return attributes(self, self.STATE)
+
+    def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
+        """Go on with the jobs of other slots, in an env that is where theirs was."""
+        assert isinstance(env, TensorVecEnv)
+        vars(self).update({name: state[name] for name in self.STATE})
         self._left_at = env, env.calls
 
     def in_step_with(self, env: VecEnv) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 
@@ -47,8 +49,15 @@ class FunctionalTensorEnv(TensorVecEnv):
     ) -> None:
         super().__init__(num_envs, observation_space, action_space, max_episode_steps, device)
         self.dtype = dtype
+        self.constants(lambda values: th.as_tensor(np.asarray(values), dtype=dtype, device=self.device))
         self.elapsed = th.zeros(num_envs, dtype=th.int64, device=self.device)
         self.state = self.initial_state(self.elapsed)
+
+    def constants(self, tensor: Callable[[Any], th.Tensor]) -> None:
+        """Put the numbers of the physics on the device, once: a step that brought them there would wait for it.
+
+        :param tensor: makes a tensor of numbers, of the env's dtype and device
+        """
 
     @abstractmethod
     def initial_state(self, seeds: th.Tensor) -> th.Tensor:
@@ -95,3 +104,19 @@ class FunctionalTensorEnv(TensorVecEnv):
     def restore(self, slots: th.Tensor, snapshot: Snapshot) -> None:
         self.state = self.state.index_copy(0, slots, snapshot.state)
         self.elapsed = self.elapsed.index_copy(0, slots, snapshot.elapsed)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As every tensor env's, with all tensors among the attributes: some hold what all slots share."""
+        return {**super().state_dict(), "tensors": self._tensors()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        for name, tensor in state["tensors"].items():
+            there = getattr(self, name, None)
+            if isinstance(there, th.Tensor) and there.shape == tensor.shape:
+                there.copy_(tensor)  # in place: a captured step loop may hold it
+            else:
+                setattr(self, name, tensor)
+
+    def _tensors(self) -> dict[str, th.Tensor]:
+        return {name: value for name, value in vars(self).items() if isinstance(value, th.Tensor) and name != "_actions"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
@@ -15,6 +15,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.envs.random import mix
+from sb_grpo.state import attributes
 
 #: How a simulator can start the members of a group alike; see :attr:`TensorVecEnv.grouping`.
 GROUPINGS = ("seeds", "state", "streams", "synchronous")
@@ -144,6 +145,29 @@ class TensorVecEnv(VecEnv):
         :param snapshot: n rows of :meth:`snapshot`
         """
         raise NotImplementedError(f"{type(self).__name__} cannot set the state of slots.")
+
+    #: What :meth:`state_dict` holds beside the slots' states.
+    STATE: ClassVar[tuple[str, ...]] = (
+        "idle", "_held", "_episode_return", "_episode_length", "_base_seed", "_episodes_started"
+    )  # fmt: skip
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the env is, all of it: what its next steps return follows from this and the actions. Envs that have more than
+        a state for every slot, such as a difficulty, add it.
+
+        :raises NotImplementedError: if the simulator cannot copy its state
+        """
+        return {"slots": self.snapshot(th.arange(self.num_envs, device=self.device)), **attributes(self, self.STATE)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Be where another env of this kind was.
+
+        :param state: of :meth:`state_dict`
+        """
+        slots = th.arange(self.num_envs, device=self.device)
+        self.reset_all(th.zeros_like(slots))  # some have no state before
+        self.restore(slots, map_snapshot(lambda _, saved: saved, self.snapshot(slots), state["slots"]))
+        vars(self).update({name: state[name] for name in self.STATE})
 
     @property
     def tasks(self) -> th.Tensor | None:

@@ -14,6 +14,7 @@ from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.losses import clipped_surrogate
 from sb_grpo.maths.returns import gae
 from sb_grpo.policies import ActorPolicy
+from sb_grpo.types import map_obs
 
 from ..recording.document import rounded
 from ..recording.episodes import chunks
@@ -69,7 +70,8 @@ def ratios_after_update(policy: ActorPolicy, rollout: Rollout, advantage: th.Ten
         old = policy.log_prob(rollout.observations, rollout.actions)
     for _ in range(EPOCHS):
         for rows in chunks(len(advantage), BATCH, generator):
-            log_prob = new.log_prob(rollout.observations[rows], rollout.actions[rows])  # type: ignore[index]
+            observations = map_obs(lambda part: part[rows], rollout.observations)  # noqa: B023
+            log_prob = new.log_prob(observations, rollout.actions[rows])
             loss = clipped_surrogate((log_prob - old[rows]).exp(), advantage[rows], CLIP, CLIP).mean()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -19,7 +19,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize, sync_envs_normalization
 
 from sb_grpo import GRPO, SeededResetWrapper, files, ranks
-from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback
+from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, RecoveryCallback
 from sb_grpo.figures import as_shown
 
 from ..common.command_line import BadInput
@@ -32,12 +32,15 @@ from ..common.strict_json import to_json
 from ..schedules import with_schedules
 from ..training.callbacks import HParamsCallback
 from ..training.card import write_card
-from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, save, statistics_of
+from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, read_facts, save, statistics_of
 from ..training.checks import check_settings
 from ..training.crashes import is_bad_input
 from ..training.entries import entry_name, read_entries
+from ..training.mlflow_runs import RESULTS, MlflowCallback
+from ..training.resuming import FILE as RUN_FILE
+from ..training.resuming import RunSaves, set_monitors_aside
 from ..training.run_files import read_values, write_values
-from ..training.tracking import Keep, artifact_name, define_metrics, keeper
+from ..training.tracking import Keep, all_of, artifact_name, define_metrics, keeper
 
 FINAL_EPISODES = 20
 #: Rules of ``--health``.
@@ -57,6 +60,8 @@ class Experiment(ExperimentManager):
     gradient_steps: int | None = None  #: of this run; a model that goes on training has taken others before
     settings: dict[str, Any]
     health: HealthCallback | None = None
+    mlflow: MlflowCallback | None = None
+    run_saves: RunSaves | None = None
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """rl_zoo3's, with everything that a user can have asked for wrongly as :class:`BadInput`; a crash stays a crash."""
@@ -103,7 +108,11 @@ class Experiment(ExperimentManager):
         return {**ExperimentManager._preprocess_schedules(others), **named}
 
     def create_log_folder(self) -> None:
-        """A run folder that no other training has, also if one starts at the same moment."""
+        """A run folder that no other training has, also if one starts at the same moment; that of the run that goes on."""
+        if self.resumed is not None:
+            self.save_path, self.params_path = str(self.resumed), f"{self.resumed}/{self.env_name}"
+            set_monitors_aside(self.resumed, Path(self.trained_agent), str(self.device))
+            return
         suffix = Path(self.save_path).name.removeprefix(f"{self.env_name}_").lstrip("0123456789")  # of --uuid
         self.save_path = str(new_folder(Path(self.log_path), self.env_name, suffix))
         self.params_path = f"{self.save_path}/{self.env_name}"
@@ -112,6 +121,10 @@ class Experiment(ExperimentManager):
     def create_callbacks(self) -> None:
         """As rl_zoo3's, with whole checkpoints; frequencies are in steps of all envs together."""
         folder, settings = Path(self.save_path), self.settings
+        if getattr(self.args, "mlflow", None):
+            name, about = f"{self.algo}-{folder.name}", {"algo": self.algo, "seed": self.seed, **settings}
+            self.mlflow = MlflowCallback(self.args.mlflow, name, about, Path(self.log_folder, "mlflow"))
+            self.callbacks.append(self.mlflow)
         if self.show_progress:
             self.callbacks.append(ProgressBarCallback())
         if self.save_freq > 0:
@@ -138,18 +151,26 @@ class Experiment(ExperimentManager):
         if getattr(self.args, "health", None):
             self.health = HealthCallback(HEALTH[self.args.health])
             self.callbacks.append(self.health)
+        if getattr(self.args, "recover", 0):
+            self.callbacks.append(RecoveryCallback(self.args.recover))
+
+        if self.algo == "grpo" and ranks.announced().n == 1 and hasattr(self.args, "resume"):
+            every = max(self.save_freq // self.n_envs, 1) if self.save_freq > 0 else 0
+            self.run_saves = RunSaves(every, folder, Path(self.params_path) / RUN_FILE)
+            self.callbacks.append(self.run_saves)
 
     def _keeper(self, alias: str) -> Keep | None:
-        """What makes an artifact of a model; None without ``--track``."""
-        if not getattr(self.args, "track", False):
-            return None
-        import wandb  # an extra
+        """What makes an artifact of a model; None without ``--track`` and ``--mlflow``."""
+        keepers = [] if self.mlflow is None else [self.mlflow.keeper(alias)]
+        if getattr(self.args, "track", False):
+            import wandb  # an extra
 
-        return keeper(wandb.run, artifact_name(self.algo, self.env_name, f"seed-{self.seed}"), alias)
+            keepers.append(keeper(wandb.run, artifact_name(self.algo, self.env_name, f"seed-{self.seed}"), alias))
+        return all_of(keepers)
 
     def _maybe_normalize(self, env: VecEnv, eval_env: bool) -> VecEnv:
         """VecNormalize with the statistics that belong to the weights which go on training; new ones for new weights."""
-        if not self.continue_training:
+        if not self.continue_training or self.resumed is not None:
             frozen = {"norm_reward": False, "training": False} if eval_env else {}
             return VecNormalize(env, **{**self.normalize_kwargs, **frozen}) if self.normalize else env
         model = Path(self.trained_agent)
@@ -163,6 +184,11 @@ class Experiment(ExperimentManager):
         return env
 
     def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
+        if self.resumed is not None:
+            return GRPO.load_run(
+                self.trained_agent, env, self.device, trusted=self.trusted, verbose=self.verbose,
+                tensorboard_log=self.tensorboard_log,
+            )  # fmt: skip
         model = super()._load_pretrained_agent(hyperparams, env) if self.trusted else self._load_untrusted(hyperparams, env)
         if self.going_on and model.num_timesteps >= self.n_timesteps:
             raise BadInput(
@@ -179,9 +205,20 @@ class Experiment(ExperimentManager):
         )  # fmt: skip
 
     @property
+    def resumed(self) -> Path | None:
+        """Folder of the run that goes on as if it had not been stopped."""
+        return Path(self.args.resume) if getattr(self.args, "resume", None) else None
+
+    @property
     def going_on(self) -> bool:
         """Whether steps are counted on from those of the model."""
         return bool(getattr(self.args, "continue_run", False))
+
+    @property
+    def tensorboard_name(self) -> str:
+        """Of this run in TensorBoard, without its number; a run that goes on is named after the one before."""
+        before = (read_facts(Path(self.trained_agent)) or {}).get("tensorboard") if self.going_on else None
+        return f"{before}_continued" if before else self.algo.upper()
 
     @property
     def trusted(self) -> bool:
@@ -190,6 +227,9 @@ class Experiment(ExperimentManager):
 
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
         """Settings, options and command, as plain values."""
+        if self.resumed is not None:
+            print(f"Log path: {self.save_path}")
+            return
         folder = Path(self.params_path)
         write_values(folder / "config.yml", saved_hyperparams)
         write_values(folder / "args.yml", dict(sorted(vars(self.args).items())))
@@ -210,17 +250,27 @@ class Experiment(ExperimentManager):
     def learn(self, model: BaseAlgorithm) -> None:
         """Train. Ctrl-C ends it as if it were over; after an error what has been learnt is saved before it is raised."""
         start, before = time.perf_counter(), getattr(model, "_n_gradient_steps", None)
+        before = 0 if self.resumed is not None else before  # the run's own are all of them
+        saves = self.run_saves
         try:
             self._learn(model)
+            if saves is not None:
+                saves.finished()
         except KeyboardInterrupt:
             print("Interrupted.")
+            if saves is not None:
+                saves.stopped()
         except (Exception, ranks.RankLost):
             save(model, self.model_path, facts(model, self.settings))
+            if self.mlflow is not None:
+                self.mlflow.finish(failed=True)
             print(f"The training ended in an error after {model.num_timesteps:,} steps; the model is {self.model_path}")
+            if saves is not None:
+                saves.stopped()
             raise
         finally:
             self._close(model)
-        self.wall_time = time.perf_counter() - start
+        self.wall_time = time.perf_counter() - start + (0.0 if saves is None else saves.seconds_before)
         self.gradient_steps = None if before is None else model._n_gradient_steps - before  # type: ignore[attr-defined]
 
     def _learn(self, model: BaseAlgorithm) -> None:
@@ -228,6 +278,8 @@ class Experiment(ExperimentManager):
             super().learn(model)
             return
         if self.tensorboard_log is not None:
+            folder = new_folder(Path(self.tensorboard_log), self.tensorboard_name)
+        if self.tensorboard_log is not None and self.resumed is None:
             folder = new_folder(Path(self.tensorboard_log), self.algo.upper())
             model.set_logger(configure(str(folder), ["stdout", "tensorboard"] if model.verbose else ["tensorboard"]))
         options: dict[str, Any] = {}
@@ -237,7 +289,11 @@ class Experiment(ExperimentManager):
         if self.going_on:  # SB3 adds the steps that the model has taken, and schedules go by the sum
             options["reset_num_timesteps"], steps = False, steps - model.num_timesteps
         try:
-            model.learn(steps, callback=self.callbacks or None, **options)
+            if self.resumed is not None:
+                assert isinstance(model, GRPO)
+                model.resume(self.callbacks, **options)
+            else:
+                model.learn(steps, callback=self.callbacks or None, **options)
         except BaseException:
             for callback in self.callbacks:  # bars and reports; SB3 ends them only where training comes to its end
                 callback.on_training_end()
@@ -330,6 +386,8 @@ class Experiment(ExperimentManager):
             print(f"Learning curve: {picture}")
         print(f"Metrics:        {folder / 'metrics.json'}")
         print(f"Model card:     {write_card(folder)}")
+        if self.mlflow is not None:
+            self.mlflow.finish([self.model_path, *(folder / name for name in RESULTS)])
 
 
 def share_of_envs(n_envs: int) -> int:

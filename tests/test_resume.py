@@ -1,0 +1,424 @@
+"""A run that is saved, loaded and resumed is the run that went on: weights, logged figures, and every attribute."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import zipfile
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    EvalCallback,
+    EveryNTimesteps,
+    StopTrainingOnNoModelImprovement,
+)
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import nn
+
+from sb_grpo import GRPO, CountBonus, RNDBonus, State
+from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.callbacks import CurriculumCallback, GammaCallback, HealthCallback, RecoveryCallback
+from sb_grpo.envs.goal_car import TensorGoalCar
+from sb_grpo.envs.native import make_tensor_env
+from sb_grpo.run_files import RUN, read_run
+from sb_grpo.saving import read_entry, with_entries
+from sb_grpo.state import NoPlainForm, pack, unpack
+from tests.test_simulator_groups import Together, Unseeded
+
+SMALL: dict[str, Any] = dict(n_steps=32, batch_size=64, n_epochs=2, group_size=4, policy_kwargs=dict(net_arch=[8]))
+
+
+class Rows(KVWriter):
+    """Every figure that is logged, but for times."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def write(self, key_values: dict[str, Any], key_excluded: dict[str, Any], step: int = 0) -> None:
+        numbers = {k: v for k, v in key_values.items() if isinstance(v, int | float | np.generic | th.Tensor)}
+        shown = {k: repr(v.tolist() if isinstance(v, th.Tensor) else float(v)) for k, v in numbers.items()}
+        self.rows.append({"step": step} | {k: v for k, v in shown.items() if not k.startswith("time/")})
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Saver(BaseCallback):
+    """Saves the run after some rollout; ``new_groups``: which a group boundary follows."""
+
+    def __init__(self, at: int, new_groups: bool = False) -> None:
+        super().__init__()
+        self.at, self.new_groups, self.file, self.n = at, new_groups, io.BytesIO(), 0
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self.n += 1
+        if self.n == self.at:
+            if self.new_groups:
+                self.model.restart_groups()
+            self.model.save_run(self.file)
+
+
+Callbacks = Callable[[], list[BaseCallback]]
+
+
+def went_on(make: Callable[[], Any], rollouts: int, saver: Saver, callbacks: Callbacks, **kwargs: Any) -> tuple[GRPO, list]:
+    """A run that nobody stopped."""
+    model, rows = GRPO("MlpPolicy", make(), seed=1, device="cpu", **{**SMALL, **kwargs}), Rows()
+    model.set_logger(Logger(None, [rows]))
+    steps = model.steps_per_env * model.n_envs if model.n_groups is None else model.n_groups * model.members * 200
+    model.learn(rollouts * steps, [saver, *callbacks()])
+    return model, rows.rows
+
+
+def resumed(make: Callable[[], Any], saver: Saver, callbacks: Callbacks) -> tuple[GRPO, list]:
+    """The same, from the file; other random numbers have been drawn meanwhile."""
+    saver.file.seek(0)
+    th.manual_seed(99)
+    np.random.seed(98)
+    model, rows = GRPO.load_run(saver.file, make(), device="cpu"), Rows()
+    model.set_logger(Logger(None, [rows]))
+    model.resume([Saver(0), *callbacks()])
+    return model, rows.rows
+
+
+# ---------------------------------------------------------------- deep comparison
+
+#: Times, and what points at the file system, at code or at other models' callbacks.
+NOT_COMPARED = {
+    "start_time", "_logger", "captured", "_callback_in_use", "_loop_callback", "callback", "_start", "lr_schedule", "locals",
+    "_custom_logger", "_runs_due", "calls", "_left_at", "_hold", "observation_space", "action_space", "fast_predict",
+    "_last_original_obs", "model", "policy_class", "spec", "_num_timesteps_at_start", "buffer_size",
+    "envs", "buf_infos",
+}  # fmt: skip
+
+
+def differences(a: Any, b: Any, path: str = "model", seen: frozenset[int] = frozenset()) -> Iterator[str]:
+    """Paths of all values that differ between two objects, however deep."""
+    if id(a) in seen:
+        return
+    if type(a) is not type(b) and not (isinstance(a, tuple) and isinstance(b, tuple)):
+        yield f"{path}: {type(a).__name__} and {type(b).__name__}"
+    elif isinstance(a, th.Tensor | np.ndarray):
+        x, y = (v.detach().numpy() if isinstance(v, th.Tensor) else v for v in (a, b))
+        if not np.array_equal(x, y, equal_nan=x.dtype.kind == "f"):
+            yield path
+    elif isinstance(a, int | float | str | bytes | set | None):
+        if a != b and not (a != a and b != b):
+            yield f"{path}: {a!r:.40} and {b!r:.40}"
+    else:
+        x, y = parts_of(a), parts_of(b)
+        if x.keys() != y.keys():
+            yield f"{path}: {set(x) ^ set(y)}"
+        for key in [key for key in x if key in y and key not in NOT_COMPARED]:
+            yield from differences(x[key], y[key], f"{path}.{key}", seen | {id(a)})
+
+
+def parts_of(holder: Any) -> dict[Any, Any]:
+    """What an object is made of, by name; nothing of objects that are not ours, SB3's or PyTorch's."""
+    if isinstance(holder, dict):
+        return holder
+    if isinstance(holder, list | tuple | deque):
+        return dict(enumerate(holder))
+    if isinstance(holder, np.random.Generator):
+        return dict(holder.bit_generator.state)
+    if isinstance(holder, th.optim.Optimizer):
+        return dict(holder.state_dict())
+    if isinstance(holder, nn.Module):
+        return {name: value for name, value in vars(holder).items() if "hook" not in name}
+    ours = type(holder).__module__.split(".")[0] in ("sb_grpo", "tests", "stable_baselines3")
+    return dict(vars(holder)) if ours and hasattr(holder, "__dict__") else {}
+
+
+def trimmed(model: GRPO) -> GRPO:
+    """Without what the buffer holds of rollouts that are over, and without the seconds of episodes."""
+    for episode in model.ep_info_buffer:
+        episode.pop("t", None)
+    model.rollout_buffer.reset()
+    for name in ("observations", "actions", "rewards", "jobs", "t", "ends", "next_observations", "log_probs"):
+        vars(model.rollout_buffer).pop(name, None)
+    for name in ("finished_return", "extra"):
+        vars(model.rollout_buffer).pop(name, None)
+    return model
+
+
+# ---------------------------------------------------------------- runs that go on
+
+
+def tensor_env(name: str = "CartPole-v1") -> Callable[[], Any]:
+    return lambda: make_tensor_env(name, 8)
+
+
+def watched() -> list[BaseCallback]:
+    levels = CurriculumCallback([0.0, 0.5, 1.0], "terminated", window=4, promote_above=0.5)
+    return [CallbackList([levels, GammaCallback(0.9)]), HealthCallback(verbose=0)]
+
+
+def evaluated(env: Callable[[], Any]) -> Callbacks:
+    def callbacks() -> list[BaseCallback]:
+        stop = StopTrainingOnNoModelImprovement(100)
+        return [
+            EvalCallback(env(), callback_after_eval=stop, eval_freq=50, n_eval_episodes=2, verbose=0),
+            EveryNTimesteps(300, Saver(0)),
+        ]
+
+    return callbacks
+
+
+def none() -> list[BaseCallback]:
+    return []
+
+
+NORMALIZED = dict(net_arch=[8], normalize_obs=True)
+TENSOR: dict[str, tuple[Callable[[], Any], Callbacks, dict[str, Any]]] = {
+    "default": (tensor_env(), none, {}),
+    "whole episodes": (tensor_env(), none, dict(advantage="process")),
+    "normalised, gSDE, schedule": (
+        tensor_env("Pendulum-v1"), none, dict(policy_kwargs=NORMALIZED, use_sde=True, learning_rate=lambda p: 1e-2 * p)
+    ),
+    "branches": (tensor_env("Pendulum-v1"), none, dict(group_kwargs=dict(restart="branch"))),
+    "RND, reference": (tensor_env(), none, dict(rewards=dict(bonus=RNDBonus()), kl_coef=0.1)),
+    "counts": (tensor_env("MountainCar-v0"), none, dict(rewards=dict(bonus=CountBonus()))),
+    "clusters": (tensor_env(), none, dict(advantage="outcome", multitask=dict(grouping="auto", weights="adaptive"))),
+    "tasks": (
+        tensor_env("CartPoleTasks-v0"), none,
+        dict(multitask=dict(tasks=5, grouping="task", weights="performance", surgery=True)),
+    ),
+    "horizons": (tensor_env(), none, dict(advantage_kwargs=dict(horizons=True))),
+    "memory": (tensor_env(), none, dict(policy_kwargs=dict(net_arch=[8], memory="gru"))),
+    "synchronous": (lambda: Together(8), none, {}),
+    "copied starts": (lambda: Unseeded(8), none, {}),
+    "callbacks": (lambda: TensorGoalCar(8), watched, {}),
+    "recovery": (tensor_env(), lambda: [RecoveryCallback(verbose=0)], {}),
+    "evaluations": (tensor_env(), evaluated(lambda: make_vec_env("CartPole-v1", 2, seed=3)), {}),
+    "evaluations on tensors": (tensor_env(), evaluated(tensor_env()), dict(normalize_advantage="none")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TENSOR.values(), ids=TENSOR)
+def test_a_resumed_run_is_the_run_that_went_on(case):
+    """Down to the last attribute, also where the file was written in the middle of groups."""
+    make, callbacks, kwargs = case
+    saver = Saver(3)
+    model, rows = went_on(make, 5, saver, callbacks, **kwargs)
+    again, rows_again = resumed(make, saver, callbacks)
+    assert 0 < len(rows_again) < len(rows) and rows[-len(rows_again) :] == rows_again
+    assert list(differences(trimmed(model), trimmed(again))) == []
+
+
+def pendulum() -> Any:
+    return VecNormalize(make_vec_env("Pendulum-v1", 4, seed=0))
+
+
+BY_NUMBER = dict(n_steps=None, n_groups=1)
+
+
+@pytest.mark.parametrize("advantage", ["outcome", "state"])
+def test_host_envs_go_on_exactly_where_all_episodes_had_just_begun(advantage):
+    saver = Saver(2)
+    model, rows = went_on(pendulum, 4, saver, none, advantage=advantage, **BY_NUMBER)
+    again, rows_again = resumed(pendulum, saver, none)
+    assert len(rows_again) == 2 and rows[-2:] == rows_again
+    assert list(differences(trimmed(model), trimmed(again))) == []
+
+
+@pytest.mark.parametrize("advantage", ["process", "state"])
+def test_host_envs_go_on_exactly_where_new_groups_were_asked_for(advantage):
+    def make() -> Any:
+        return VecNormalize(make_vec_env("CartPole-v1", 4, seed=0))
+
+    saver = Saver(2, new_groups=True)
+    model, rows = went_on(make, 4, saver, none, advantage=advantage)
+    again, rows_again = resumed(make, saver, none)
+    assert rows[-len(rows_again) :] == rows_again and again.interruptions == 0
+    assert list(differences(trimmed(model), trimmed(again))) == []
+
+
+@pytest.mark.parametrize("advantage", ["process", "state"])
+def test_elsewhere_host_envs_end_their_episodes_and_go_on(advantage):
+    """Counted, and without a group that has a member twice."""
+
+    def make() -> Any:
+        return make_vec_env("CartPole-v1", 4, seed=0)
+
+    saver = Saver(2)
+    model, _ = went_on(make, 4, saver, none, advantage=advantage)
+    again, _ = resumed(make, saver, none)
+    assert again.num_timesteps >= model._total_timesteps and again.interruptions == 1
+
+
+def test_a_curriculum_sets_its_level_before_the_first_episode():
+    """Episodes of 40 steps, rollouts of 40: all have just begun, at the level that the callback has reached."""
+
+    def make() -> Any:
+        return make_vec_env("MountainCarGoal-v0", 4, seed=0, env_kwargs={"max_episode_steps": 40})
+
+    def callbacks() -> list[BaseCallback]:
+        return [CurriculumCallback([0.0, 0.5], success=-1000.0, window=4)]
+
+    saver = Saver(2)
+    model, rows = went_on(make, 4, saver, callbacks, n_steps=40)
+    again, rows_again = resumed(make, saver, callbacks)
+    assert rows[-len(rows_again) :] == rows_again and model.curriculum_level == 1
+    assert list(differences(trimmed(model), trimmed(again))) == []
+
+
+def test_the_walk_notices_what_is_forgotten():
+    """A baseline that counts in a set, which no state holds."""
+
+    class Forgetful(StateBaseline):
+        def estimate(self, *args: Any, **kwargs: Any) -> Any:
+            self.__dict__.setdefault("seen", set()).add(len(self.__dict__.get("seen", ())))
+            return super().estimate(*args, **kwargs)
+
+    class Settings(State):
+        def build(self, features_dim: int, n_tasks: int, n_objectives: int) -> Any:
+            return Forgetful(features_dim)
+
+    made, saver = Settings(), Saver(3)
+    model, _ = went_on(tensor_env(), 5, saver, none, advantage=made)
+    again, _ = resumed(tensor_env(), saver, none)
+    assert [path.split(":")[0] for path in differences(trimmed(model), trimmed(again))] == ["model.estimator.seen"]
+
+
+def test_log_interval_goes_on_counting_and_saves_can_be_saved_again(tmp_path):
+    """Tables every third rollout: at 3 and 6, not at 5 again; TensorBoard's folder is the run's, whatever came later."""
+    saver = Saver(2)
+    env = make_tensor_env("CartPole-v1", 8)
+    model = GRPO("MlpPolicy", env, seed=1, tensorboard_log=str(tmp_path), **SMALL).learn(7 * 256, saver, log_interval=3)
+    assert model.num_timesteps == 7 * 256
+    GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 8), seed=2, tensorboard_log=str(tmp_path), **SMALL).learn(256)
+    (tmp_path / "run.zip").write_bytes(saver.file.getvalue())
+    GRPO.load_run(tmp_path / "run.zip", make_tensor_env("CartPole-v1", 8)).save_run(tmp_path / "again")
+    again = GRPO.load_run(tmp_path / "again.zip", make_tensor_env("CartPole-v1", 8))
+    again.resume(Saver(0), log_interval=3)
+    assert [len(list((tmp_path / f"GRPO_{i}").glob("events*"))) for i in (1, 2)] == [2, 1]
+    assert again.num_timesteps == model.num_timesteps and again.logger.dir == str(tmp_path / "GRPO_1")
+    assert all(th.equal(a, b) for a, b in zip(model.policy.parameters(), again.policy.parameters(), strict=True))
+
+
+def test_a_loop_of_ones_own_goes_on(tmp_path):
+    model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 8), seed=1, **SMALL)
+    for _ in range(2):
+        rollout = model.collect()
+        model.save_run(tmp_path / "run")  # is written when the rollout has been learnt from
+        model.update(rollout)
+    went_on = model.collect()
+    again = GRPO.load_run(tmp_path / "run", make_tensor_env("CartPole-v1", 8)).collect()
+    assert th.equal(went_on.actions, again.actions) and th.equal(went_on.seed_group, again.seed_group)
+
+
+# ---------------------------------------------------------------- files
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("runs") / "run.zip"
+    model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 8), seed=1, device="cpu", **SMALL)
+    model.learn(512, HealthCallback(verbose=0))
+    model.save_run(path)
+    model.save(path.with_name("model.zip"))
+    return path
+
+
+def test_nothing_in_a_run_is_pickled_that_trusted_false_needs(saved, tmp_path):
+    again = GRPO.load_run(saved, make_tensor_env("CartPole-v1", 8), trusted=False)
+    assert again.resume(HealthCallback(verbose=0)).num_timesteps == 512  # it had come to its end
+
+    class Planted:
+        def __reduce__(self) -> Any:
+            return (tmp_path.joinpath("ran").touch, ())
+
+    file = io.BytesIO()
+    with zipfile.ZipFile(saved) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist() if name != RUN}
+    th.save({"facts": Planted()}, file, pickle_module=pickle)
+    (tmp_path / "planted.zip").write_bytes(with_entries(b"", {**entries, RUN: file.getvalue()}))
+    with pytest.raises(ValueError, match="broken, or not of save_run"):
+        GRPO.load_run(tmp_path / "planted.zip", make_tensor_env("CartPole-v1", 8))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_what_is_no_run_is_named(saved, tmp_path):
+    env = make_tensor_env("CartPole-v1", 8)
+    with pytest.raises(ValueError, match=r"no file .*nothing"):
+        GRPO.load_run(tmp_path / "nothing", env)
+    with pytest.raises(ValueError, match="holds a model, but no run"):
+        GRPO.load_run(saved.with_name("model.zip"), env)
+    content = saved.read_bytes()
+    (tmp_path / "cut.zip").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ValueError, match="broken"):
+        GRPO.load_run(tmp_path / "cut.zip", env)
+    entry = read_entry(saved, RUN)
+    (tmp_path / "half.zip").write_bytes(with_entries(b"", {RUN: entry[: len(entry) // 2]}))
+    with pytest.raises(ValueError, match="broken, or not of save_run"):
+        GRPO.load_run(tmp_path / "half.zip", env)
+
+
+def test_other_envs_and_settings_are_refused(saved):
+    host = make_vec_env("CartPole-v1", 8)
+    for env, what in (
+        (make_tensor_env("CartPole-v1", 4), "n_envs=8, but here it is 4"),
+        (make_tensor_env("Acrobot-v1", 8), "env=CartPole, but here it is Acrobot"),
+        (host, "env=CartPole, but here it is host envs"),
+    ):
+        with pytest.raises(ValueError, match=what):
+            GRPO.load_run(saved, env)
+    saver = Saver(1)
+    GRPO("MlpPolicy", host, seed=1, device="cpu", **SMALL).learn(256, saver)
+    with pytest.raises(ValueError, match="vec_normalize=False, but here it is True"):
+        GRPO.load_run(saver.file, VecNormalize(make_vec_env("CartPole-v1", 8)))
+    with pytest.raises(ValueError, match="takes no gamma"):
+        GRPO.load_run(saved, make_tensor_env("CartPole-v1", 8), gamma=0.9)
+
+
+def test_callbacks_that_knew_something_are_missed(saved):
+    model = GRPO.load_run(saved, make_tensor_env("CartPole-v1", 8))
+    with pytest.raises(ValueError, match="had HealthCallback among its callbacks"):
+        model.resume()
+
+
+def test_there_must_be_something_to_save_and_to_resume(tmp_path):
+    model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 8), **SMALL)
+    with pytest.raises(ValueError, match="no run to save"):
+        model.save_run(tmp_path / "run")
+    with pytest.raises(ValueError, match="no run to resume"):
+        model.resume()
+
+
+def test_packed_states_are_plain_and_come_back(tmp_path):
+    """Also through a file that is read without pickle; numbers of 128 bits are what NumPy's generators have."""
+    state = {
+        "array": np.arange(3, dtype=np.uint32), "deque": deque([1, (2.5, None)], 7), 3: [True, "text", b"\0\1"],
+        "big": 2**127 + 1, "tensor": th.arange(2.0), "scalar": np.float32(0.5), "none": None,
+    }  # fmt: skip
+    th.save(pack(state), tmp_path / "state")
+    back = unpack(th.load(tmp_path / "state", weights_only=True))
+    assert list(differences({**state, "scalar": 0.5}, back)) == [] and back["deque"].maxlen == 7
+    assert back["array"].dtype == np.uint32
+    with pytest.raises(NoPlainForm, match=r"a\.b is a builtins\.object"):
+        pack({"a": {"b": object()}})
+
+
+def test_a_state_without_a_plain_form_is_named(tmp_path):
+    model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 8), **SMALL).learn(256)
+    model.estimator.odd = {"a": object()}
+    with pytest.raises(ValueError, match=r"estimator.*odd\.a is a builtins\.object"):
+        model.save_run(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_a_models_zip_too(saved):
+    assert GRPO.load(saved).num_timesteps == 512
+    assert read_run(saved)["loop"]["iteration"] == 2

@@ -1,0 +1,145 @@
+"""``zoo.train --resume RUN``: a run of GRPO that was stopped or killed goes on as if it had not been, in its own folder."""
+
+from __future__ import annotations
+
+import io
+import time
+from argparse import ArgumentParser, Namespace
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback
+
+from sb_grpo import GRPO, files
+from sb_grpo.run_files import read_run
+
+from ..common.command_line import BadInput
+from .run_files import Unreadable, is_run_folder, read_values
+
+#: In the run's settings folder.
+FILE = "run.zip"
+#: What may be given with ``--resume``; all else is the run's own.
+MAY_BE_GIVEN = ("resume", "verbose", "progress", "untrusted")
+#: Seconds after which a rollout's end is kept in memory, and after which it is written whatever else happens.
+KEEP_EVERY, WRITE_EVERY = 5.0, 300.0
+SET_ASIDE = "before_"
+
+
+def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[str]) -> None:
+    """Take all options from the run that goes on.
+
+    :param given: options; changed
+    :param parser: that knows their defaults
+    :param not_ours: options of rl_zoo3 that are for something else
+    :raises BadInput: if there is nothing to go on with, or options are given that the run has decided
+    """
+    folder = Path(given.resume)
+    others = [name for name, value in vars(given).items() if name not in MAY_BE_GIVEN and value != parser.get_default(name)]
+    if others:
+        raise BadInput(
+            f"--resume goes on with the run's own options: leave --{others[0].replace('_', '-')} out, or begin a new run from "
+            "its model with -i MODEL --continue."
+        )
+    if not is_run_folder(folder):
+        raise BadInput(f"--resume {folder} is no run folder: pass one such as logs/grpo/CartPole-v1_1.")
+    (config,) = folder.glob("*/config.yml")
+    if not config.with_name(FILE).is_file():
+        raise BadInput(
+            f"--resume {folder}: there is no {config.parent.name}/{FILE} in it. A run of GRPO writes one when it is stopped, "
+            "with every checkpoint and every five minutes, and deletes it when it has come to its end; begin a new run from "
+            "its model with -i MODEL --continue -n STEPS."
+        )
+    options, settings = read_values(config.with_name("args.yml")), read_values(config)
+    for name, value in {**options, **settings, **(options.get("env_kwargs") or {})}.items():
+        if isinstance(value, Unreadable) and name != "hyperparams":
+            raise BadInput(f"--resume {folder}: its settings have a Python object as {name}, which no file can say.")
+    kept = {name: getattr(given, name) for name in MAY_BE_GIVEN}
+    options = {name: value for name, value in options.items() if name not in not_ours}
+    vars(given).update({**options, **kept, "hyperparams": settings, "trial_id": None, "profile": None, "continue_run": False})
+    given.trained_agent = str(config.with_name(FILE))
+
+
+class RunSaves(BaseCallback):
+    """Saves the run with every checkpoint, every five minutes, and when it is stopped.
+
+    A stop comes in the middle of a rollout, when there is nothing whole to save: so how a rollout ended is kept in memory, at
+    most every five seconds, and written then.
+
+    :param every: vector steps; 0 or less: no checkpoints
+    :param folder: of the run
+    :param path: of the file
+    """
+
+    def __init__(self, every: int, folder: Path, path: Path) -> None:
+        super().__init__()
+        self.every, self.folder, self.path = every, folder, path
+        self.seconds_before = 0.0  #: that the run took before it was resumed
+        self.start = self.kept_at = self.written_at = time.monotonic()
+        self.kept: list[io.BytesIO] = []
+        self.due = False
+
+    @property
+    def seconds(self) -> float:
+        """That the run has taken in all."""
+        return self.seconds_before + time.monotonic() - self.start
+
+    def _on_step(self) -> bool:
+        self.due |= self.every > 0 and self.n_calls % self.every == 0
+        return True
+
+    def _on_rollout_end(self) -> None:
+        assert isinstance(self.model, GRPO)
+        now = time.monotonic()
+        if self.due or now - self.written_at > WRITE_EVERY:
+            self.due, self.written_at, self.kept_at, self.kept = False, now, now, []
+            self.model.save_run(self.path)
+        elif now - self.kept_at > KEEP_EVERY or not self.kept:
+            self.kept_at = now
+            self.kept = [*self.kept[-1:], io.BytesIO()]
+            self.model.save_run(self.kept[-1])
+
+    def stopped(self) -> None:
+        """Write what the last whole rollout ended with, unless that has been done."""
+        whole = [kept for kept in self.kept if kept.getbuffer().nbytes]
+        if whole:
+            files.write(self.path, whole[-1].getvalue())
+        if self.path.exists():
+            print(f"The run can go on: --resume {self.folder}")
+
+    def finished(self) -> None:
+        """There is nothing to go on with any more."""
+        self.path.unlink(missing_ok=True)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seconds, and how long the monitor files were."""
+        sizes = {path.name: path.stat().st_size for path in self.folder.glob("*.monitor.csv")}
+        return {"seconds": self.seconds, "monitors": sizes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Count the seconds on; :func:`set_monitors_aside` is for the rest."""
+        self.seconds_before = state["seconds"]
+
+
+def set_monitors_aside(folder: Path, run: Path, device: str) -> None:
+    """Give the run's monitor files other names, without what came after the save; new ones begin beside them.
+
+    :param folder: of the run
+    :param run: its saved state
+    :raises BadInput: if that is broken
+    """
+    try:
+        state = read_run(run, device)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    found = [callback["known"] for callback in state["loop"]["callbacks"] if callback["kind"].endswith(RunSaves.__name__)]
+    sizes = found[0]["monitors"] if found else {}
+    mark = f"{SET_ASIDE}{state['own']['_total_timesteps']}_{state['loop']['iteration']}."
+    for path in sorted(folder.glob("*.monitor.csv")):
+        aside = path if path.name.startswith(SET_ASIDE) else path.with_name(mark + path.name)
+        if path.name not in sizes or (aside != path and aside.exists()):
+            path.unlink()  # all of it came after the save
+            continue
+        with open(path, "r+b") as file:
+            file.truncate(sizes[path.name])
+        path.rename(aside)
