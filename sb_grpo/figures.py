@@ -35,6 +35,7 @@ class Counts(NamedTuple):
     pending: int  #: waiting for their group to complete
     interruptions: int
     start_mismatches: int
+    lost: int  #: episodes that ended with the worker that ran them
     age: th.Tensor  #: [M] updates since each row was collected
 
 
@@ -61,8 +62,8 @@ def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, coun
     :param has_signal: ``[n_groups]`` bool: the group has a spread
     """
     returns, advantages = episode_returns(rollout, 1.0), estimate.advantages
-    trained, dropped, pending, interruptions, mismatches = ranks.total(th.tensor(counts[:-1])).tolist()
-    counts = Counts(trained, dropped, pending, interruptions, mismatches, counts.age)
+    trained, dropped, pending, interruptions, mismatches, lost = ranks.total(th.tensor(counts[:-1])).tolist()
+    counts = Counts(trained, dropped, pending, interruptions, mismatches, lost, counts.age)
     figures = {
         "rollout/useful_fraction": counts.trained / (counts.trained + counts.dropped),
         "rollout/pending_steps": counts.pending,
@@ -70,6 +71,7 @@ def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, coun
         "rollout/age": ranks.mean(counts.age.float()).item(),
         "rollout/age_max": int(ranks.largest(float(counts.age.max()))),
         "rollout/interruptions": counts.interruptions,
+        "rollout/episodes_lost": counts.lost,
         "group/n_groups": ranks.count(rollout.n_groups),
         "group/frac_zero_std": 1.0 - ranks.mean(has_signal.float()).item(),
         "group/start_mismatch": counts.start_mismatches,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -35,10 +36,11 @@ from sb_grpo.learn.captured import Captured, rollout_obstacle, update_obstacle
 from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
 from sb_grpo.learn.losses import Loss
 from sb_grpo.maths.discount import discount_for
+from sb_grpo.maths.schedules import scaled
 from sb_grpo.moved import DEFAULTS_0_1, MOVED, check_moved, modern
-from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, load_actor
+from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, RoutedPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
-from sb_grpo.policy_arguments import check_memory
+from sb_grpo.policy_arguments import check_memory, check_routing
 from sb_grpo.profiles import arguments_of
 from sb_grpo.rules import check_choice
 from sb_grpo.saving import (
@@ -66,6 +68,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         "MlpPolicy": ActorPolicy,
         "CnnPolicy": ActorCnnPolicy,
         "MultiInputPolicy": ActorMultiInputPolicy,
+        "RoutedPolicy": RoutedPolicy,
     }
     loss: str | Loss
     loss_kwargs: dict[str, Any] | None
@@ -118,6 +121,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         whole = None if self.whole_episodes else self.steps_per_env
         limit = time_limit(self.env) if self.env is not None else None
         check_memory(self.policy_class, self.policy_kwargs, self.options.update.sequence_length, whole, limit)
+        check_routing(self.policy_kwargs, self.options.multitask.names)
         self.policy = self._make_policy()
         self._find_masks()
         self._make_buffer()
@@ -129,6 +133,16 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self.bonus = make_bonus(self.options.rewards.bonus, place)
         self._capture()
         self._begin_together()
+
+    def _setup_lr_schedule(self) -> None:
+        super()._setup_lr_schedule()
+        if self.lr_scale != 1.0:
+            self.lr_schedule = partial(scaled, schedule=self.lr_schedule, factor=self.lr_scale)
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Multiply the learning rate, or its whole schedule, from here on; it stays so when the model is saved."""
+        self.lr_scale *= factor
+        self._setup_lr_schedule()
 
     def _begin_together(self) -> None:
         """Several learners: one set of weights, and random numbers of each one's own."""
@@ -240,9 +254,8 @@ class GroupedAlgorithm(SlottedAlgorithm):
     def _use_given_reference(self) -> None:
         """The reference policy gets the weights that ``loss_kwargs`` names; what was given is not kept in the model."""
         given = self.options.loss.ref_policy
-        if given is None:
+        if given is None or self.ref_policy is None:
             return
-        assert self.ref_policy is not None
         load_actor(self.ref_policy, given)
         if isinstance(self.loss, Loss):
             self.loss = replace(self.loss, ref_policy=None)
@@ -250,8 +263,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
             self.loss_kwargs = {name: value for name, value in (self.loss_kwargs or {}).items() if name != "ref_policy"}
 
     def _normalize_anew(self, rollout_buffer: GroupRolloutBuffer) -> None:
-        """Take the last rollout's observations into the policy's running statistics: between rollouts only, as within one old
-        and new log-probabilities must see the same observations."""
+        """Normalise by the last rollout too; between rollouts only, so that old and new log-probabilities see the same."""
         seen = rollout_buffer.seen_observations() if self.policy.normalize_obs else None
         if seen is None:
             return

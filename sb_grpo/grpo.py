@@ -16,7 +16,7 @@ from sb_grpo.arguments import checking_arguments
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import Source, collecting
 from sb_grpo.envs.tensor_env import is_tensor_env
-from sb_grpo.learn.last_good import unharmed
+from sb_grpo.learn.last_good import rescued, unharmed
 from sb_grpo.learn.losses import Loss, Objective
 from sb_grpo.learn.updater import UpdatePlan, Updater
 from sb_grpo.options import Multitask, Rewards
@@ -159,6 +159,7 @@ class GRPO(ResumableAlgorithm):
 
     # ---------------------------------------------------------------- collect
 
+    @rescued(again=True)
     def collect_rollouts(  # type: ignore[override]
         self, env: VecEnv, callback: BaseCallback, rollout_buffer: GroupRolloutBuffer, n_rollout_steps: int | None
     ) -> bool:
@@ -239,10 +240,9 @@ class GRPO(ResumableAlgorithm):
             prepared = preparation(rollout, self.policy, options, self._horizon)
         self._steps_trained += len(prepared.estimate.advantages)
         assert self.slots is not None
-        buffer, mismatches = self.rollout_buffer, self.slots.start_mismatches
-        counts = log.Counts(
-            self._steps_trained, self._steps_dropped, buffer.n_kept, self.interruptions, mismatches, buffer.age
-        )
+        buffer, lost = self.rollout_buffer, getattr(self.env, "n_lost", 0)
+        troubles = self.interruptions, self.slots.start_mismatches, lost
+        counts = log.Counts(self._steps_trained, self._steps_dropped, buffer.n_kept, *troubles, buffer.age)
         self.last_figures = {}
         self._log(log.of_rollout(prepared.rollout, prepared.estimate, prepared.has_signal, counts))
         self.logger.record("group/advantages", prepared.estimate.advantages, exclude=log.NOT_PRINTED)
@@ -254,6 +254,7 @@ class GRPO(ResumableAlgorithm):
 
     # ---------------------------------------------------------------- train
 
+    @rescued(again=False)
     def train(self) -> None:
         """Update the policy with the last rollout: ``n_epochs`` passes of minibatches.
 

@@ -1,9 +1,9 @@
-"""Rules between a policy's memory and the other arguments."""
+"""Rules between a policy's memory or routing and the other arguments."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -41,4 +41,17 @@ def check_memory(
         raise ValueError(
             f"update_kwargs: sequence_length={sequence_length} is longer than any stretch of a rollout, which has at most "
             f"{longest} steps of an episode. Lower it, or leave it out."
+        )
+
+
+def check_routing(policy_kwargs: Mapping[str, Any], tasks: Sequence[str]) -> None:
+    """Check what belongs to a policy that routes by tasks.
+
+    :param tasks: names of the declared ones
+    :raises ValueError: where it routes by another number of them
+    """
+    n_tasks = policy_kwargs.get("n_tasks")
+    if n_tasks is not None and tasks and n_tasks != len(tasks):
+        raise ValueError(
+            f"policy_kwargs: n_tasks={n_tasks}, but multitask: tasks declares {len(tasks)}: pass n_tasks={len(tasks)}."
         )

@@ -20,7 +20,7 @@ from sb_grpo.maths.per_step import check_per_step
 from sb_grpo.maths.segments import segment_mean
 from sb_grpo.options import Rewards
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.types import AdvantageOptions, Estimate, Minibatch, Rollout
+from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Minibatch, Rollout
 
 
 class Prepared(NamedTuple):
@@ -107,12 +107,12 @@ class Preparation(NamedTuple):
 def check_size(rollout: Rollout) -> None:
     """Check the rewards that advantages are computed from: weights of objectives and bonuses may have made them too large.
 
-    :raises ValueError: naming the step
+    :raises Breakdown: naming the step
     """
     bad = ~(rollout.rewards.abs() <= LARGEST_REWARD)
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
-        raise ValueError(
+        raise Breakdown(
             f"The reward of step {int(rollout.t[row])} of an episode in group {int(rollout.group[rollout.episode[row]])} of "
             f"this rollout, objectives and bonus included, {too_large(LARGEST_REWARD)}: {float(rollout.rewards[row]):g}. The "
             "policy has not been updated. Bound it with rewards=dict(scaling='clip'), or lower the weights or the bonus."

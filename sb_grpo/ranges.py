@@ -214,6 +214,8 @@ RANGES: dict[str, dict[str, Rule]] = {
         "memory": one_of("lstm", "gru", None),
         "memory_size": integer(1, 4096, "64 is usual"),
         "n_layers": integer(1, 16),
+        "n_tasks": integer(2, MOST_TASKS),
+        "n_modules": integer(1, 64, "4 is usual"),
         "share_features_extractor": Rule("must be True, False or None", lambda x: x is None or FLAG.fine(x)),
         "optimizer_class": Rule(
             "must be a subclass of torch.optim.Optimizer",

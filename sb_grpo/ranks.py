@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch as th
 import torch.distributed as dist
 
+from sb_grpo.neighbours import Neighbours, meet
+
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
@@ -35,6 +37,8 @@ class RankLost(SystemExit):
 
 
 _place = Place(0, 1)
+#: The way between the learners of one machine for what is on the CPU; None: gloo.
+_near: Neighbours | None = None
 
 
 def place() -> Place:
@@ -66,7 +70,7 @@ def join(device: th.device | str) -> th.device | str:
     :return: the device to use: on CUDA the GPU of this process's own
     :raises ValueError: for a rank without a GPU where the ranks run on GPUs
     """
-    global _place
+    global _place, _near
     joined = dist.is_available() and dist.is_initialized()  # by an earlier model, or by the user
     if not joined and announced().n == 1:
         return device
@@ -81,6 +85,8 @@ def join(device: th.device | str) -> th.device | str:
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
         atexit.register(_leave)
     _place = Place(dist.get_rank(), dist.get_world_size())
+    if _near is None and _place.n > 1:
+        _near = meet(_place.rank, gathered)
     return f"cuda:{th.cuda.current_device()}" if on_cuda and _place.n > 1 else device
 
 
@@ -109,9 +115,7 @@ def total(values: th.Tensor) -> th.Tensor:
     """
     if _place.n == 1:
         return values
-    result = values.clone(memory_format=th.contiguous_format)
-    _reduce(result, dist.ReduceOp.SUM)
-    return result
+    return _reduce(values, dist.ReduceOp.SUM)
 
 
 def count(n: int) -> int:
@@ -124,8 +128,7 @@ def largest(x: Number) -> Number:
     if _place.n == 1:
         return x
     number = th.tensor(x, dtype=th.float64)
-    _reduce(number, dist.ReduceOp.MAX)
-    return type(x)(number.item())
+    return type(x)(_reduce(number, dist.ReduceOp.MAX).item())
 
 
 def every(flag: bool) -> bool:
@@ -171,11 +174,16 @@ def _summed(rows: th.Tensor) -> tuple[th.Tensor, int]:
     return (sums[:-1] / sums[-1]).view(rows.shape[1:]), int(sums[-1])
 
 
-def _reduce(values: th.Tensor, how: Any) -> None:
+def _reduce(values: th.Tensor, how: Any) -> th.Tensor:
+    """Of all ranks."""
     try:
-        dist.all_reduce(values, how)
-    except RuntimeError as error:
+        if _near is not None and not values.is_cuda:
+            return _near.combined(values, th.add if how is dist.ReduceOp.SUM else th.maximum)
+        result = values.clone(memory_format=th.contiguous_format)
+        dist.all_reduce(result, how)
+    except (RuntimeError, OSError) as error:
         raise _lost() from error
+    return result
 
 
 def _lost() -> RankLost:
@@ -223,8 +231,10 @@ def gathered(value: T) -> list[T]:
         return [value]
     values: list[Any] = [None] * _place.n
     try:
+        if _near is not None:
+            return _near.gathered(value)
         dist.all_gather_object(values, value)
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise _lost() from error
     return values
 

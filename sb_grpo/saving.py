@@ -25,7 +25,7 @@ from sb_grpo.plain import NotPlain, from_plain, to_plain
 NOT_SAVED = (
     "slots", "_prepared", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
     "last_figures", "last_update", "estimator", "options", "beside", "_warned_of_masks", "_loop_callback", "_rows_checked",
-    "shared_statistics", "_in_rollout", "_callback_in_use", "_iteration", "_runs_due", "_to_resume",
+    "shared_statistics", "rescue", "_in_rollout", "_callback_in_use", "_iteration", "_runs_due", "_to_resume",
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
 OPTIONAL_MODULES = ("estimator", "ref_policy", "grouper", "group_weighting", "bonus")
@@ -41,7 +41,7 @@ NOT_FROM_FILES = ("env", "device")
 #: What a model saves beside its constructor's arguments.
 STATE = (
     "policy_class", "observation_space", "action_space", "n_envs", "vf_coef", "num_timesteps", "start_time",
-    "interruptions", "curriculum_level", "moving_gamma", "ref_policy", "_total_timesteps",
+    "interruptions", "curriculum_level", "moving_gamma", "lr_scale", "ref_policy", "_total_timesteps",
     "_num_timesteps_at_start", "_episode_num", "_current_progress_remaining", "_stats_window_size", "_n_updates",
     "_base_seed", "_next_group", "_n_rollouts", "_n_gradient_steps", "_steps_trained", "_steps_dropped", "_time_limit",
     "_restart_groups", "_derived", "mask_source",

@@ -28,6 +28,7 @@ from sb_grpo.envs.installing import time_limit
 from sb_grpo.extras.exploration import Bonus
 from sb_grpo.extras.group_weights import GroupWeights
 from sb_grpo.given import Arguments, Options
+from sb_grpo.learn.last_good import Rescue
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.preparing import Prepared
@@ -82,6 +83,8 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         #: Where a :class:`CurriculumCallback` stands; here, so that it is saved with the model.
         self.curriculum_level: int | None = None
         self.moving_gamma: float | None = None  #: what a GammaCallback has put in gamma's place
+        self.lr_scale = 1.0  #: what a RecoveryCallback has multiplied the learning rate, or its schedule, with
+        self.rescue: Rescue | None = None  #: of a RecoveryCallback, while it watches a training
         self._restart_groups = False
         self._rows_checked: tuple[int, int] | None = None
         self._loop_callback: BaseCallback | None = None
@@ -143,7 +146,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         if "options" not in vars(self):  # _init_setup_model=False
             self._setup_model()
         self.check_rollout_size()
-        self.moving_gamma = None
+        self.moving_gamma = self.rescue = None
         in_step = self.slots is not None and self.slots.in_step_with(self.env)
         if not in_step:  # a loaded model, another env, or somebody else has reset this one
             self._last_obs = None

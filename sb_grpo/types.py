@@ -14,6 +14,10 @@ TensorOrDict = th.Tensor | dict[str, th.Tensor]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
+class Breakdown(ValueError):
+    """A training cannot go on from here: a value is not finite, or beyond all measure."""
+
+
 class Rollout(NamedTuple):
     """What one collection gathered: M steps of E episodes of n_groups groups, steps packed by episode."""
 

@@ -4,7 +4,8 @@ usage: python scripts/bench_ranks.py [--ranks 1 2] [--tasks CartPole LunarLander
 
 Every learner has the same envs however many there are, and the minibatch grows with them: 64 tensor CartPoles, or 8 host
 LunarLanders (extra [box2d]). Beside it: the rate that N processes reach that do not talk to each other, which is what the
-machine allows, and milliseconds per reduction of the policy's gradients.
+machine allows, processor time per step of a learner's own envs, which other work on the machine does not lengthen, and
+milliseconds per reduction of the policy's gradients.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ def worker(task: str, rollouts: int, out: str) -> None:
     model = GRPO("MlpPolicy", env, n_steps=2048 // n_envs, batch_size=rows * n, n_epochs=4, seed=0, device="cpu")
     size = rollouts * 2048 * n
     model.learn(size // 4)  # warm
-    steps, start = model.num_timesteps, time.perf_counter()
+    steps, start, busy = model.num_timesteps, time.perf_counter(), time.process_time()
     model.learn(size, reset_num_timesteps=False)
-    rate = (model.num_timesteps - steps) / (time.perf_counter() - start)
+    taken, busy = model.num_timesteps - steps, time.process_time() - busy
+    rate = taken / (time.perf_counter() - start)
     parameters = list(model.policy.parameters())
     start = time.perf_counter()
     for _ in range(200):
@@ -49,7 +51,9 @@ def worker(task: str, rollouts: int, out: str) -> None:
     reduction = (time.perf_counter() - start) / 200
     if ranks.place().rank == 0:
         n_bytes = 4 * sum(p.numel() for p in parameters)
-        Path(out).write_text(json.dumps({"rate": rate, "reduction_ms": 1e3 * reduction, "bytes": n_bytes}))
+        Path(out).write_text(
+            json.dumps({"rate": rate, "cpu_us": 1e6 * busy / (taken / n), "reduction_ms": 1e3 * reduction, "bytes": n_bytes})
+        )
 
 
 def measure(task: str, n: int, rollouts: int, apart: bool) -> dict[str, float]:
@@ -97,7 +101,10 @@ def main() -> None:
             told = (
                 "" if apart or n == 1 else f"  {middle['reduction_ms']:.2f} ms per reduction of {middle['bytes']:,.0f} bytes"
             )
-            print(f"{name:26s} {middle['rate']:9,.0f} env steps/s  {middle['rate'] / base:.2f}x{told}", flush=True)
+            print(
+                f"{name:26s} {middle['rate']:9,.0f} env steps/s  {middle['rate'] / base:.2f}x  {middle['cpu_us']:5.1f} CPU us per own step{told}",
+                flush=True,
+            )
     if given.json:
         given.json.write_text(json.dumps({"load": os.getloadavg(), "results": results}, indent=2) + "\n")
 

@@ -1,6 +1,8 @@
 """Hard use, by sections: what must survive does, or the exit code is 1. ``python -m scripts.torture saves``.
 
 ``saves``: processes that save without a pause are killed at random moments; every file that stands there afterwards is read.
+``recovery``: trainings with learning rates far too high, and with envs that send a huge reward or NaN, must end healthy with a
+RecoveryCallback; sound ones must not go back.
 ``resume``: runs are killed at random moments and resumed; they must end where undisturbed ones do, bit by bit.
 """
 
@@ -14,19 +16,23 @@ import signal
 import sys
 import tempfile
 import time
+import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import gymnasium as gym
 import numpy as np
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO, files
+from sb_grpo.callbacks import RECOVERY_RULES, HealthCallback, RecoveryCallback
 from sb_grpo.normalization import with_statistics
 from sb_grpo.saving import STATISTICS, read_entry
+from sb_grpo.types import Breakdown
 from scripts.torture_resume import HOST, TENSOR, resumed
 
 
@@ -114,13 +120,72 @@ def _live_and_die(made: dict[str, GRPO], folder: Path, life: int, seconds: float
     os.waitpid(child, 0)
 
 
+class Hiccup(gym.Wrapper):
+    """One reward is not what it should be."""
+
+    def __init__(self, env: gym.Env, reward: float, at: int) -> None:
+        super().__init__(env)
+        self.reward, self.at, self.n = reward, at, 0
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *rest = self.env.step(action)
+        self.n += 1
+        return (obs, self.reward if self.n == self.at else reward, *rest)
+
+
+#: Learning rates, a hundred and three hundred times the usual one; and rewards that one step sends.
+TOO_HIGH = [(env_id, rate) for rate in (0.03, 0.1) for env_id in ("CartPole-v1", "Pendulum-v1")]
+HICCUPS = [("CartPole-v1", reward) for reward in (1e9, 1e13, 1e30, 3e38, float("inf"), float("nan"))]
+
+
+def recovery(short: bool) -> list[Figure]:
+    """Real trainings that break down; what counts is the state in which they end, judged by a health check beside it."""
+    seeds, steps = range(1 if short else 3), 16_000 if short else 24_000
+    chosen = [(*one, seed) for one in TOO_HIGH[2 * short :] for seed in seeds]
+    fast = [_recovered(env_id, seed, steps, learning_rate=rate) for env_id, rate, seed in chosen]
+    alone = [_recovered(env_id, seed, steps, learning_rate=rate, retries=0) for env_id, rate, seed in chosen]
+    odd = [_recovered(env_id, seed, 4_000, reward=reward) for env_id, reward in HICCUPS for seed in seeds]
+    sound = [_recovered(env_id, seed, steps) for env_id in ("CartPole-v1", "Pendulum-v1") for seed in seeds]
+    print(f"gone back: {sum(n for n, _ in fast)} times for learning rates, {sum(n for n, _ in odd)} for rewards")
+    print(f"without the callback {sum(not good for _, good in alone)} of {len(alone)} such learning rates end ill")
+    return [
+        Figure("ended ill after a learning rate far too high", sum(not good for _, good in fast), len(fast)),
+        Figure("ended ill after one odd reward", sum(not good for _, good in odd), len(odd)),
+        Figure("one odd reward, and no or several recoveries", sum(n != 1 for n, _ in odd), len(odd)),
+        Figure("sound trainings that went back", sum(n > 0 for n, _ in sound), len(sound)),
+    ]
+
+
+def _recovered(
+    env_id: str, seed: int, steps: int, learning_rate: float = 3e-4, reward: float | None = None, retries: int = 5
+) -> tuple[int, bool]:
+    """How often a training went back, and whether it ends well: all steps taken, all that it has learnt finite, and no rule
+    broken on the size of steps and on how much the policy tries."""
+    odd = {} if reward is None else {"wrapper_class": Hiccup, "wrapper_kwargs": {"reward": reward, "at": 300}}
+    env = VecNormalize(make_vec_env(env_id, 4, seed=seed, **odd))  # type: ignore[arg-type]
+    model = GRPO("MlpPolicy", env, learning_rate, n_steps=128, seed=seed, device="cpu")
+    callback, health = RecoveryCallback(max(retries, 1), verbose=0), HealthCallback(RECOVERY_RULES, verbose=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            model.learn(steps, callback=[callback, health] if retries else [health])
+        except Breakdown as error:
+            print(f"{env_id}, learning rate {learning_rate}, reward {reward}, seed {seed}: {error}")
+            return callback.n, False
+    modules = [part for part in (model.policy, model.estimator) if isinstance(part, th.nn.Module)]
+    finite = all(bool(value.isfinite().all()) for module in modules for value in module.state_dict().values())
+    if retries and not health.ok:
+        print(f"{env_id}, learning rate {learning_rate}, reward {reward}, seed {seed}: ends with {health.broken} broken")
+    return callback.n, finite and health.ok and bool(np.isfinite(env.ret_rms.var))
+
+
 def resume(short: bool) -> list[Figure]:
     """``kill -9`` at random moments; then the run goes on from the last state that was saved."""
     of_tensor_envs = Figure("runs of tensor envs that ended elsewhere", *resumed(TENSOR, 2 if short else 20))
     return [of_tensor_envs, Figure("runs of host envs that ended elsewhere", *resumed(HOST, 2 if short else 10))]
 
 
-SECTIONS: dict[str, Callable[[bool], list[Figure]]] = {"saves": saves, "resume": resume}
+SECTIONS: dict[str, Callable[[bool], list[Figure]]] = {"saves": saves, "recovery": recovery, "resume": resume}
 
 
 def main() -> int:

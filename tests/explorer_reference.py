@@ -10,6 +10,7 @@ import torch as th
 
 from sb_grpo import AdvantageOptions, Rollout
 from sb_grpo.baselines.paired import Pairing
+from sb_grpo.extras.group_weights import GroupWeights, weights_by_label
 from sb_grpo.extras.grouping import (
     ByFunction,
     ByQuantile,
@@ -22,6 +23,7 @@ from sb_grpo.extras.grouping import (
 )
 from sb_grpo.maths.estimators import centre_and_scale, outcome, process, step
 from sb_grpo.maths.returns import residuals_of
+from sb_grpo.maths.segments import segment_mean, segment_sum
 from sb_grpo.types import select_episodes
 from zoo.recording.document import rollout_of
 
@@ -43,6 +45,9 @@ def fifty_settings(n_tasks: int, seed: int) -> list[dict[str, Any]]:
             "paired": estimator == "state" and draw.random() < 0.6,
             "gamma": draw.choice([0.9, 0.99, 0.995, 1.0]),
             "lambda": draw.choice([0.0, 0.5, 0.95, 1.0]),
+            "weights": draw.choice(["none", "balanced", "performance", "adaptive"]),
+            "temperature": draw.choice([0.1, 0.5, 2.0]),
+            "floor": draw.choice([0.1, 0.3, 1.0]),
         }
         for estimator, grouping in itertools.islice(names, 50)
     ]
@@ -91,3 +96,46 @@ def advantages(document: dict[str, Any], settings: dict[str, Any]) -> th.Tensor:
     else:
         found = state(rollout, values, final, options, settings["paired"])
     return grouping.rescale(found, labels[rollout.episode])
+
+
+def weighting_of(document: dict[str, Any], settings: dict[str, Any], present: th.Tensor) -> GroupWeights | None:
+    """The library's weighting as the page offers it; None where the kind makes no sense there."""
+    by_task = settings["grouping"] in ("task", "hierarchical") and settings["labels"] is None
+    memory = document.get("weighting") if by_task else None
+    kind, lasting = settings["weights"], settings["grouping"] != "seed"
+    if kind == "none" or (kind == "performance" and not lasting) or (kind == "adaptive" and memory is None):
+        return None
+    n = len(document["tasks"]) if by_task else len(present)
+    weighting = GroupWeights(kind, n, settings["temperature"], None, settings["floor"]).double()
+    if memory is not None:
+        for name in ("fast", "slow", "spread", "seen"):
+            buffer = getattr(weighting, name)
+            buffer.copy_(th.tensor(memory[name], dtype=buffer.dtype))
+    return weighting
+
+
+def impact(document: dict[str, Any], settings: dict[str, Any], found: th.Tensor) -> list[th.Tensor]:
+    """Wanted share of each label, weight of each row, and by label: share of the loss, of clipped steps, norm of the gradient.
+
+    :param found: advantages ``[M]``
+    """
+    rollout, _, _ = rollout_of(document)
+    returns = segment_sum(rollout.rewards, rollout.episode, len(rollout.group))
+    rollout = rollout._replace(episode_return=returns)
+    labels = grouping_of(settings, document["tasks"]).labels(rollout)
+    present, place = th.unique(labels, return_inverse=True)
+    row, n = place[rollout.episode], len(present)
+    weighting = weighting_of(document, settings, present)
+    if weighting is None:
+        wanted, weights = th.bincount(row) / len(row), th.ones_like(found)
+    else:
+        by_task = weighting.n_labels == len(document["tasks"]) and settings["grouping"] in ("task", "hierarchical")
+        last = labels if by_task else place
+        shares, weights = weights_by_label(weighting, rollout, last, last[rollout.episode])
+        wanted = shares[present] if by_task else shares
+    size = segment_sum(found.abs() * weights, row, n)
+    ratio, clip = th.tensor(document["steps"]["ratio"], dtype=th.float64), document["settings"]["clip_range"]
+    clipped = ((found > 0) & (ratio > 1 + clip)) | ((found < 0) & (ratio < 1 - clip))
+    scores = th.tensor(document["steps"]["score"], dtype=th.float64)
+    parts = th.stack([segment_sum(score * found * weights, row, n) for score in scores]) / len(found)
+    return [wanted, weights, size / size.sum().clamp(min=1e-300), segment_mean(clipped.double(), row, n), parts.norm(dim=0)]

@@ -18,7 +18,15 @@ const light = ([r, g, b]) => {
   return 0.2126 * x + 0.7152 * y + 0.0722 * z;
 };
 const rgb = (text) => text.match(/[\d.]+/g).map(Number);
-const behind = (e) => { for (; e; e = e.parentElement) { const c = rgb(getComputedStyle(e).backgroundColor); if (c.length < 4 || c[3] > 0.9) return c; } return [255, 255, 255]; };
+const known = new Map();
+const behind = (e) => {
+  if (!e) return [255, 255, 255];
+  if (!known.has(e)) {
+    const c = rgb(getComputedStyle(e).backgroundColor);
+    known.set(e, c.length < 4 || c[3] > 0.9 ? c : behind(e.parentElement));
+  }
+  return known.get(e);
+};
 for (const e of document.querySelectorAll("main p, main li, main td, main th, main span, main label, main button, main output, main h1, main h2, main h3")) {
   if (!seen(e) || ![...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim()) || e.disabled || e.closest(".walk section:not(.now), svg, pre, .headerlink")) continue;
   const ink = rgb(getComputedStyle(e).color);

@@ -29,7 +29,7 @@ import torch as th
 from tests.guards.configurations import CONFIGURATIONS, SLOW, ZIPPED, learnt, logged
 
 FOLDER = Path(__file__).parent / "guards"
-ZIPS = FOLDER / "zips"
+ZIPS = FOLDER / "zips.zip"  # what --zips has made, in one archive
 RECORDS = FOLDER / "records.jsonl"
 SAMPLE = 16
 #: Variables that make the libraries choose other kernels than the CPU allows.

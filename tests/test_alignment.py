@@ -1,5 +1,7 @@
 """noise_alignment on envs whose answer is known, and its correlation by hand."""
 
+from types import SimpleNamespace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -16,7 +18,8 @@ class Luck(gym.Env):
     ``kind`` says where the luck comes from: ``"reset"`` a path drawn there; ``"step"`` one draw per step; ``"order"`` as many
     draws per step as the action says; ``"own"`` a generator that no seed reaches, ``"own start"`` for the start too;
     ``"counter"`` a path whose place depends on the episodes before; ``"start"`` nothing but the first observation; ``"none"``
-    nothing at all; ``"fading"`` a path whose weight falls to zero by the middle of the episode.
+    nothing at all; ``"apart"`` as many draws per step as the action says, from a part's own generator, which reset seeds;
+    ``"fading"`` a path whose weight falls to zero by the middle of the episode.
     """
 
     def __init__(self, kind: str, weight: float = 1.0) -> None:
@@ -28,12 +31,15 @@ class Luck(gym.Env):
         super().reset(seed=seed)
         self.t, self.resets = 0, self.resets + 1
         self.path = self.np_random.normal(size=5 * LENGTH) if self.kind != "none" else np.zeros(5 * LENGTH)
+        self.parts = [SimpleNamespace(source=np.random.RandomState(seed))]
         first = {"own": 0.0, "own start": self.own.normal()}.get(self.kind, self.path[0])
         return np.array([first], dtype=np.float32), {}
 
     def luck(self, action: int) -> float:
         if self.kind.startswith("own"):
             return self.own.normal()
+        if self.kind == "apart":
+            return self.parts[0].source.normal(size=1 + action)[0]
         if self.kind in ("step", "order"):
             return self.np_random.normal(size=1 + (action if self.kind == "order" else 0))[0]
         if self.kind == "counter":
@@ -70,8 +76,9 @@ def test_an_unseeded_generator_is_told_by_its_starts_or_by_its_rewards():
     assert "equal seeds gave unequal starts" in measured("own start").sentence
 
 
-def test_draws_that_depend_on_the_action_fall_out_of_step():
-    found = measured("order")
+@pytest.mark.parametrize("kind", ["order", "apart"])
+def test_draws_that_depend_on_the_action_fall_out_of_step(kind):
+    found = measured(kind)
     assert found.verdict == "falls out of step" and found.generator_alike < 0.3
     assert found.thirds[0] > 0.1 and found.thirds[2] < 0.1 and found.replays
     assert "in reset(), or the same number of draws" in found.sentence
@@ -120,6 +127,7 @@ def test_episodes_of_different_lengths_and_ids():
     assert lake.verdict == "nothing in common" and lake.common_share == 0
     pendulum = noise_alignment("Pendulum-v1", n_seeds=20, n_steps=100)
     assert pendulum.thirds[0] > 0.8 and pendulum.generator_alike is None  # the start alone is shared
+    assert pendulum.verdict in ("in step", "fades")
     assert noise_alignment(lambda: Luck("step"), n_seeds=3, n_steps=3, max_lag=2).lags.tolist() == [-2, -1, 0, 1, 2]
 
 

@@ -19,9 +19,11 @@ from tests.browser import WIDTHS, browser, complaints, faults, requests, resize,
 from zoo.common.command_line import BadInput
 from zoo.dashboard import main
 from zoo.dashboards.logs import from_csv, quantiles, thinned
+from zoo.dashboards.messages import health_messages
 from zoo.dashboards.page import as_script
 from zoo.dashboards.runs import NO_GROUPS, NO_LOG, curve, read_run, read_runs
 from zoo.dashboards.server import make_server
+from zoo.report import main as report
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +69,41 @@ def test_quantiles_of_a_histogram() -> None:
     assert quantiles([-1.0, 0.0, 1.0, 1.7e308], [10, 40, 50, 0]) == [-1.0, 0.0, 0.0, 1.0, 1.0]
 
 
-def test_bad_places_are_named(tmp_path: Path) -> None:
-    for arguments, rule in (([str(tmp_path)], "holds no run"), ([str(tmp_path / "gone")], "is no folder")):
-        with pytest.raises(BadInput, match=rule):
-            main(arguments)
+def test_bad_places_are_named(runs: Path, tmp_path: Path) -> None:
+    gone = str(tmp_path / "gone")
+    wrong = (([str(tmp_path)], "holds no run"), ([gone], "is no folder"), ([str(runs), "--tensorboard", gone], "is no folder"))
+    for arguments, rule in wrong:
+        for command in (main, report):
+            with pytest.raises(BadInput, match=rule):
+                command(arguments)
+    with pytest.raises(BadInput, match="add --html"):
+        report([str(runs), "--out", "page.html"])
+
+
+def test_a_report_is_the_dashboards_page_or_a_few_lines(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one = runs / "grpo" / "one"
+    assert report([str(one), "--html"]) == 0 and main([str(one)]) == 0
+    assert (one / "report.html").read_text() == (one / "dashboard.html").read_text()
+    capsys.readouterr()
+    assert report([str(runs)]) == 0
+    lines = capsys.readouterr().out
+    assert "grpo/one: grpo on" in lines and "speed" in lines and "ppo/two: ppo" in lines and NO_LOG in lines
+
+
+def test_health_messages_say_when_what_and_which_argument() -> None:
+    steps = [100.0, 200.0, 300.0, 400.0]
+    log = {
+        "train/approx_kl": {"steps": steps, "values": [0.01, 0.5, 0.3, 0.01]},
+        "health/kl": {"steps": steps, "values": [0.0, 1.0, 1.0, 0.0]},
+        "health/own": {"steps": steps, "values": [0.0, 0.0, 0.0, 1.0]},
+        "group/start_mismatch": {"steps": steps, "values": [0.0, 0.0, 7.0, 7.0]},
+    }
+    mismatch, own, kl = health_messages(log)
+    assert mismatch.startswith("7 episodes did not start where their group did")
+    assert own.startswith("own, from step 400 to the end: ")  # what is still broken comes before what is mended
+    assert kl.startswith("kl, from step 200 to 300: One update changes the policy by a KL of 0.3,") and "target_kl" in kl
+    fine = {"health/kl": {"steps": steps, "values": [0.0] * 4}}
+    assert health_messages(fine) == ["All 1 health rules held throughout."] and health_messages({}) == []
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +114,8 @@ def driver() -> Iterator[Any]:
 
 @pytest.mark.slow
 def test_the_page_in_a_browser(driver: Any, runs: Path) -> None:
+    from selenium.webdriver.common.keys import Keys
+
     assert main([str(runs)]) == 0
     for width in WIDTHS:
         resize(driver, width)
@@ -93,6 +128,11 @@ def test_the_page_in_a_browser(driver: Any, runs: Path) -> None:
             driver.find_element("name", "theme").click()
         assert complaints(driver) == []
         assert [url for url in requests(driver) if not url.startswith((runs / "dashboard.html").as_uri())] == []
+    reached = []
+    for _ in range(3):  # the keyboard comes to the controls, then to the links
+        driver.switch_to.active_element.send_keys(Keys.TAB)
+        reached.append(driver.switch_to.active_element.get_attribute("name") or driver.switch_to.active_element.tag_name)
+    assert reached == ["run", "theme", "a"]
     before = driver.find_element("tag name", "h1").text
     driver.execute_script("const s = document.querySelector('[name=run]'); s.selectedIndex = 1 - s.selectedIndex;"
                           "s.dispatchEvent(new Event('change'))")  # fmt: skip

@@ -56,8 +56,10 @@ def test_links_out_of_the_pages_lead_to_pages_of_their_own() -> None:
     assert "def discount_for" in text_of("sb_grpo/maths/discount.py")
 
 
-def test_the_study_of_the_sensitivity_view() -> None:
-    study: dict[str, Any] = surfaces()["studies"][0]
+def test_the_studies_of_the_sensitivity_view() -> None:
+    study: dict[str, Any]
+    study, other = surfaces()["studies"]
+    assert len(other["values"]) == 60 and max(other["values"]) == pytest.approx(-126.7, abs=0.05)
     by_name = {parameter["name"]: parameter for parameter in study["parameters"]}
     assert len(study["values"]) == 18 and {len(p["values"]) for p in study["parameters"]} == {18}
     assert by_name["learning_rate"]["log"] and not by_name["clip_range"]["log"]

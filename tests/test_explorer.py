@@ -10,15 +10,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch as th
 
 from tests.browser import WIDTHS, browser, complaints, faults, requests, resize, served, wait_until
-from tests.explorer_reference import advantages, fifty_settings
+from tests.explorer_reference import advantages, fifty_settings, impact
 from zoo.common.command_line import BadInput
 from zoo.recording.document import read
 
 pytest.importorskip("mkdocs", reason="the docs site needs the extra docs: pip install 'sb_grpo[docs]'")
+
+from scripts.site.sensitivity import surfaces
 
 ROOT = Path(__file__).parent.parent
 DATA = ROOT / "docs" / "explorer" / "data"
@@ -85,11 +88,12 @@ def test_fifty_settings_give_pythons_numbers(driver: Any, address: str, recordin
         if one["labels"] is not None:  # any labels, as clusters would give them
             one["labels"] = [(7 * e) % 3 for e in range(len(document["episodes"]["length"]))]
     go(driver, address, recording=recording)
-    found = driver.execute_script("return arguments[0].map((s) => window.explorer.advantages(s))", settings)
-    for one, in_page in zip(settings, found, strict=True):
+    script = "return arguments[0].map((s) => [window.explorer.advantages(s), ...window.explorer.impact(s)])"
+    for one, in_page in zip(settings, driver.execute_script(script, settings), strict=True):
         expected = advantages(document, one)
-        size = max(1.0, float(expected.abs().max()))
-        assert float((th.tensor(in_page, dtype=th.float64) - expected).abs().max()) < 1e-6 * size, one
+        for ours, theirs in zip([expected, *impact(document, one, expected)], in_page, strict=True):
+            size = max(1.0, float(ours.abs().max()))
+            assert float((th.tensor(theirs, dtype=th.float64) - ours).abs().max()) < 1e-6 * size, one
     assert sum(float(advantages(document, one).abs().max()) > 0 for one in settings) > 35
 
 
@@ -97,8 +101,10 @@ def test_the_controls_change_the_numbers_as_they_say(driver: Any, address: str) 
     go(driver, address, "advantages", "tasks")
     document = read(DATA / "tasks.json")
     now = {**fifty_settings(0, 0)[0], "estimator": "state", "grouping": "seed", "labels": None, "n": 4, "paired": False,
-           "baseline": "mean", "normalize": "group", "ended": "zero", "gamma": 0.99, "lambda": 0.95}  # fmt: skip
+           "baseline": "mean", "normalize": "group", "ended": "zero", "gamma": 0.99, "lambda": 0.95, "weights": "none",
+           "temperature": 0.5, "floor": 0.3}  # fmt: skip
     changes = [("normalize", "batch"), ("paired", True), ("lambda", 0.5), ("gamma", 0.9), ("grouping", "task"),
+               ("weights", "adaptive"), ("floor", 0.1), ("weights", "performance"), ("temperature", 0.2),
                ("grouping", "hierarchical"), ("estimator", "step"), ("ended", "drop"), ("baseline", "leave_one_out"),
                ("grouping", "difficulty"), ("n", 3), ("estimator", "outcome"), ("normalize", "none")]  # fmt: skip
     for name, value in changes:
@@ -108,6 +114,8 @@ def test_the_controls_change_the_numbers_as_they_say(driver: Any, address: str) 
             now["paired"] = False
         expected = advantages(document, now)
         assert float((th.tensor(numbers(driver), dtype=th.float64) - expected).abs().max()) < 1e-6, (name, value)
+        shares = driver.execute_script("return window.explorer.impact({})[2]")
+        assert shares == pytest.approx(impact(document, now, expected)[2].tolist(), abs=1e-6), (name, value)
     assert complaints(driver) == []
 
 
@@ -118,11 +126,11 @@ def test_every_page_of_the_site(driver: Any, address: str) -> None:
     assert len(pages) > 40
     wrong = {}
     complaints(driver), requests(driver)
-    for width in WIDTHS[:2]:
-        resize(driver, width)
-        for page in pages:
-            driver.get(f"{address}{page}{'' if page.endswith('/') else '/'}")
-            assert "Error response" not in driver.title, page
+    for page in pages:
+        driver.get(f"{address}{page}{'' if page.endswith('/') else '/'}")
+        assert "Error response" not in driver.title, page
+        for width in WIDTHS:
+            resize(driver, width)
             found = faults(driver) + complaints(driver)
             if found:
                 wrong[page, width] = found
@@ -131,13 +139,14 @@ def test_every_page_of_the_site(driver: Any, address: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("recording", RECORDINGS)
-@pytest.mark.parametrize("view", VIEWS)
-def test_every_view_of_every_recording(driver: Any, address: str, view: str, recording: str) -> None:
-    for width in WIDTHS:
-        go(driver, address, view, recording, width)
-        wait_until(driver, "document.querySelector('[role=tabpanel]:not(.hidden) svg')")
-        assert faults(driver) == [], width
+def test_every_view_of_every_recording(driver: Any, address: str, recording: str, width: int) -> None:
+    go(driver, address, VIEWS[0], recording, width)
+    for view in VIEWS:
+        driver.find_element("id", f"tab-{view}").click()
+        wait_until(driver, f"document.querySelector('#view-{view}:not(.hidden) svg')")
+        assert faults(driver) == [], view
     assert complaints(driver) == []
     assert {url for url in requests(driver) if not url.startswith(address)} == set()
 
@@ -151,6 +160,8 @@ CONTROLS = [
     ("groups", "n", "5", "#forming"),
     ("groups", "feature mean reward", "", "#forming-note"),
     ("groups", "weights", "balanced", "#radar"),
+    ("groups", "weights", "performance", "#radar"),
+    ("groups", "temperature", "0.1", "#radar"),
     ("groups", "x", "length", "#forming"),
     ("groups", "y", "mean reward", "#forming"),
     ("groups", "time", "20", ".stage"),
@@ -158,7 +169,6 @@ CONTROLS = [
     ("advantages", "estimator", "outcome", "#before"),
     ("advantages", "baseline", "median", "#formula"),
     ("advantages", "weights", "balanced", "#impact"),
-    ("advantages", "weights", "performance", "#impact-table"),
     ("advantages", "episode", "3", "#formula"),
     ("advantages", "step", "7", "#formula"),
     ("advantages", "gamma", "0.9", "#after"),
@@ -166,6 +176,8 @@ CONTROLS = [
     ("sensitivity", "across", "n_epochs", "#surface"),
     ("sensitivity", "up", "ent_coef", "#surface"),
     ("sensitivity", "width", "0.3", "#surface"),
+    ("sensitivity", "scale", "rank", "#alone"),
+    ("sensitivity", "study", "1", "#surface"),
 ]
 
 
@@ -190,6 +202,34 @@ def test_every_control_changes_what_it_should(driver: Any, address: str) -> None
         else:
             wait_until(driver, f"document.querySelector('{part}').innerHTML !== {json.dumps(before)}")
     assert complaints(driver) == []
+
+
+@pytest.mark.slow
+def test_the_surface_and_what_a_parameter_says_are_pythons(driver: Any, address: str) -> None:
+    """Kernel regression over the trials in units of the searched range; alone: each trial told from the others."""
+    go(driver, address, "sensitivity")
+    wait_until(driver, "document.querySelector('#alone svg')")
+    script = "const p = document.querySelector(arguments[0]).data[0]; return [p.x, p.y, p.z ?? null]"
+    study, width = surfaces()["studies"][0], 0.15
+    values = np.array(study["values"])
+    unit = {}
+    for parameter in study["parameters"]:
+        raw = np.log10(parameter["values"]) if parameter["log"] else np.array(parameter["values"])
+        unit[parameter["name"]] = (raw - raw.min()) / np.ptp(raw)
+    across, _, found = driver.execute_script(script, "#surface")
+    at = np.linspace(0, 1, len(across))
+    x, y = unit["learning_rate"], unit["one_minus_gamma"]
+    near = np.exp(-((at[None, :, None] - x) ** 2 + (at[:, None, None] - y) ** 2) / (2 * width**2))
+    np.testing.assert_allclose(found, near @ values / near.sum(2), rtol=1e-6)
+    shares, names, _ = driver.execute_script(script, "#alone")
+    for name, share in zip(names, shares, strict=True):
+        u = unit[name]
+        weights = np.exp(-((u[:, None] - u) ** 2) / (2 * width**2)) * (1 - np.eye(len(u)))
+        others = (values.sum() - values) / (len(values) - 1)
+        told = weights @ values / weights.sum(1)
+        assert share == pytest.approx(max(1 - np.mean((values - told) ** 2) / np.mean((values - others) ** 2), 0), abs=1e-6), (
+            name
+        )
 
 
 @pytest.mark.slow
@@ -268,15 +308,47 @@ def broken_files() -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sentence", broken_files())
-def test_a_broken_file_becomes_a_sentence(driver: Any, address: str, tmp_path: Path, sentence: str) -> None:
-    file = tmp_path / "rollout.json"
-    file.write_text(broken_files()[sentence])
+def test_a_broken_file_becomes_a_sentence(driver: Any, address: str, tmp_path: Path) -> None:
     go(driver, address)
-    driver.find_element("name", "file").send_keys(str(file))
-    wait_until(driver, "!document.querySelector('#alert').classList.contains('hidden')")
-    assert sentence in driver.find_element("id", "alert").text
-    assert driver.execute_script("return document.querySelector('#paths svg') !== null")  # what was there stays
+    for number, (sentence, text) in enumerate(broken_files().items()):
+        file = tmp_path / f"rollout{number}.json"
+        file.write_text(text)
+        driver.find_element("name", "file").send_keys(str(file))
+        wait_until(driver, f"document.querySelector('#alert').textContent.includes({json.dumps(sentence)})")
+        assert driver.find_element("id", "alert").is_displayed()
+        assert driver.execute_script("return document.querySelector('#paths svg') !== null")  # what was there stays
+    assert complaints(driver) == []
+
+
+@pytest.mark.slow
+def test_every_field_that_is_missing_or_odd_is_named(driver: Any, address: str) -> None:
+    """What parses can be drawn: all else is a sentence."""
+    go(driver, address)
+    script = """
+    const [text, done] = arguments;
+    (async () => {
+      const { BadRecording, parse } = await import(new URL("recording.js", location.href));
+      const passed = [];
+      const walk = (whole, at, path) => Object.keys(at).forEach((key) => {
+        const kept = at[key];
+        for (const odd of [undefined, null, [], {}, "x", -1, [null, "x"]]) {
+          at[key] = odd;
+          try { parse(JSON.stringify(whole), "f"); passed.push([...path, key].join(".")); }
+          catch (error) { if (!(error instanceof BadRecording)) passed.push(`${key}: ${error}`); }
+        }
+        at[key] = kept;
+        if (kept && typeof kept === "object" && !Array.isArray(kept)) walk(whole, kept, [...path, key]);
+      });
+      const whole = JSON.parse(text);
+      walk(whole, whole, []);
+      done([...new Set(passed)].filter((name) => !name.startsWith("history.columns.")));
+    })();
+    """
+    document = json.loads((DATA / "tasks.json").read_text())
+    document["history"]["columns"] = {"task/balance": document["history"]["columns"]["task/balance"]}
+    passed = set(driver.execute_async_script(script, json.dumps(document)))
+    by_number = {f"settings.{name}" for name in ("seed", "train_steps", "group_size", "gamma", "gae_lambda", "clip_range")}
+    assert passed <= {"env", "sb_grpo", "settings", "weighting", "conflicts", "history.columns"} | by_number, passed
     assert complaints(driver) == []
 
 

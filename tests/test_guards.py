@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -97,13 +98,21 @@ def test_other_kernels_are_another_machine(monkeypatch: pytest.MonkeyPatch) -> N
     assert machine(False) != here
 
 
+@pytest.fixture(scope="module")
+def zips(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("zips")
+    with zipfile.ZipFile(ZIPS) as archive:
+        archive.extractall(folder)
+    return folder
+
+
 @pytest.mark.parametrize("name", REFUSED)
-def test_zips_of_earlier_versions_load_or_say_why_not(name: str) -> None:
-    path = ZIPS / f"{name}.zip"
+def test_zips_of_earlier_versions_load_or_say_why_not(name: str, zips: Path) -> None:
+    path = zips / f"{name}.zip"
     if REFUSED[name]:
         with pytest.raises(ValueError, match=REFUSED[name]):
             GRPO.load(path, device="cpu")
-    expected = json.loads((ZIPS / "expected.json").read_text())[name]
+    expected = json.loads((zips / "expected.json").read_text())[name]
     model = GRPO.load(path, device="cpu", custom_objects=ANEW.get(name))
     assert {part: digest(tensors) for part, tensors in learnt(model).items()} == expected["sha256"]
     action = model.predict(fixed_observation(model.observation_space), deterministic=True)[0]
@@ -111,29 +120,29 @@ def test_zips_of_earlier_versions_load_or_say_why_not(name: str) -> None:
     assert model.num_timesteps == expected["env_steps"]
 
 
-def test_a_training_goes_on_from_a_zip_of_an_earlier_version() -> None:
-    model = GRPO.load(ZIPS / "kl_reference.zip", env=host("CartPole-v1"), device="cpu")
+def test_a_training_goes_on_from_a_zip_of_an_earlier_version(zips: Path) -> None:
+    model = GRPO.load(zips / "kl_reference.zip", env=host("CartPole-v1"), device="cpu")
     before = [tensor.clone() for tensor in learnt(model)["policy"]]
     model.learn(128, reset_num_timesteps=False)
     assert model.num_timesteps == 256 + 128
     assert any((a != b).any() for a, b in zip(learnt(model)["policy"], before, strict=True))
 
 
-def test_statistics_of_an_earlier_vec_normalize_load() -> None:
-    env = VecNormalize.load(str(ZIPS / "vec_normalize.pkl"), host("CartPole-v1"))
+def test_statistics_of_an_earlier_vec_normalize_load(zips: Path) -> None:
+    env = VecNormalize.load(str(zips / "vec_normalize.pkl"), host("CartPole-v1"))
     assert isinstance(env.venv, DummyVecEnv) and env.obs_rms.count > 256
-    GRPO.load(ZIPS / "vec_normalize.zip", env=env, device="cpu").learn(128)
+    GRPO.load(zips / "vec_normalize.zip", env=env, device="cpu").learn(128)
 
 
-def test_zips_are_small_and_each_is_expected() -> None:
-    names = {path.stem for path in ZIPS.glob("*.zip")}
-    assert names == set(REFUSED) == set(json.loads((ZIPS / "expected.json").read_text()))
-    assert all(path.stat().st_size < 60_000 for path in ZIPS.iterdir())
+def test_zips_are_small_and_each_is_expected(zips: Path) -> None:
+    names = {path.stem for path in zips.glob("*.zip")}
+    assert names == set(REFUSED) == set(json.loads((zips / "expected.json").read_text()))
+    assert all(path.stat().st_size < 60_000 for path in zips.iterdir())
 
 
-def test_what_a_zip_says_of_its_writer() -> None:
+def test_what_a_zip_says_of_its_writer(zips: Path) -> None:
     """Neither SB3's note of the system nor the data name sb_grpo's version: the stored arguments tell versions apart."""
-    with zipfile.ZipFile(ZIPS / "cartpole.zip") as archive:
+    with zipfile.ZipFile(zips / "cartpole.zip") as archive:
         assert set(archive.namelist()) >= {"data", "system_info.txt", "_stable_baselines3_version", "policy.pth"}
         assert "sb_grpo" not in archive.read("system_info.txt").decode()
         data = json.loads(archive.read("data"))

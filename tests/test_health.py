@@ -12,7 +12,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
 from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, HealthWarning, Rule
-from sb_grpo.callbacks.health import _Watch
+from sb_grpo.callbacks.health import Watch
 from tests.helpers import ProbeEnv
 from tests.test_grpo import record, weights
 from tests.test_simulator_groups import Together
@@ -118,7 +118,7 @@ def test_every_rule_has_a_run_that_breaks_it_and_one_that_does_not(rule):
 
 def test_a_rule_is_said_once_and_only_when_it_lasts():
     """Patience 3: two bad rollouts are forgiven; the third breaks it, three good ones mend it, and nothing is said twice."""
-    watch = _Watch(Rule("r", "x", "too large: {value}", "", high=1.0, patience=3))
+    watch = Watch(Rule("r", "x", "too large: {value}", "", high=1.0, patience=3))
     said, broken = [], []
     for x in [2, 2, 0, 2, 2, 3, 0, 2, 0, 0, 0, 2, 2, 2]:
         value = watch.look({"x": x})
@@ -134,7 +134,7 @@ def test_bounds():
     rule = Rule("r", "x", "", "", low=0.1, high=3.0, relative=True, unless="y")
     assert [rule.is_bad(v, first=2.0) for v in (0.1, 0.3, 5.9, 6.1, float("nan"))] == [True, False, False, True, False]
     assert np.isnan(rule.value({"z": 1.0})) and np.isnan(rule.value({"x": 1.0, "y": 1.0})) and rule.value({"x": 1}) == 1.0
-    watch = _Watch(rule)
+    watch = Watch(rule)
     for x in (-1.0, 0.0, 4.0, 2.0):
         watch.look({"x": x})
     assert watch.first == 4.0  # the first positive value is the unit
@@ -149,7 +149,7 @@ def test_returns_that_have_grown_excuse_members_that_earn_the_same(name, key, ba
     rule = next(rule for rule in RULES if rule.name == name)
     cases = (([20, 100] + [500] * 6, False), ([-200] * 8, True), ([-200] + [-150] * 7, True))
     for returns, broken in cases:
-        watch = _Watch(rule)
+        watch = Watch(rule)
         for r in returns:
             watch.look({key: bad if r in (500, -200, -150) else good, "group/baseline": r})
         assert watch.broken == broken

@@ -37,6 +37,7 @@ LAYERS = {
     "options": "types",
     "ranges": "types",
     "ranks": "types",
+    "neighbours": "types",
     "rules": "types",
     "files": "types",
     "plain": "types",
@@ -90,6 +91,7 @@ OF_LIBRARIES = {
     ("envs.brax.make_brax_env", "envs._envs"),
     ("grouped.GroupedAlgorithm._wrap_env", "OnPolicyAlgorithm._wrap_env"),
     ("learn.onednn.tall_product", "th.ops.mkldnn._linear_pointwise"),
+    ("policies.heads.StateDependentNoiseHead.distribution", "dist._latent_sde"),
     ("learn.gradients.clip_gradients", "th._foreach_mul_"),
     ("learn.gradients.clip_gradients", "th._foreach_norm"),
 }

@@ -43,17 +43,20 @@ PUBLIC: dict[str, set[str]] = {
         "State",
         "Step",
         "UpdateOptions",
+        "Breakdown",
         "UpdateResult",
         "__version__",
         "evaluate_paired",
     },
     "sb_grpo.callbacks": {
+        "RECOVERY_RULES",
         "RULES",
         "STRICT_RULES",
         "CurriculumCallback",
         "GammaCallback",
         "HealthCallback",
         "HealthWarning",
+        "RecoveryCallback",
         "Rule",
     },
     "sb_grpo.envs": {"Alignment", "ProcessVecEnv", "RayVecEnv", "check_tensor_env", "make_tensor_env", "noise_alignment"},
@@ -81,7 +84,7 @@ PUBLIC: dict[str, set[str]] = {
     "sb_grpo.maths.estimators": {"outcome", "peer_baseline"},
     "sb_grpo.maths.losses": {"clipped_surrogate"},
     "sb_grpo.maths.returns": {"episode_returns"},
-    "sb_grpo.policies": {"CnnPolicy", "MlpPolicy", "MultiInputPolicy", "load_actor"},
+    "sb_grpo.policies": {"CnnPolicy", "MlpPolicy", "MultiInputPolicy", "RoutedPolicy", "load_actor"},
     "sb_grpo.profiles": {"PROFILES"},
     "sb_grpo.envs.tensor_env": {"TensorStep", "TensorVecEnv", "map_snapshot"},
 }
@@ -128,7 +131,7 @@ def test_packages_offer_what_the_list_says() -> None:
 
 
 def test_policies_have_their_names() -> None:
-    assert set(sb_grpo.GRPO.policy_aliases) == {"MlpPolicy", "CnnPolicy", "MultiInputPolicy"}
+    assert set(sb_grpo.GRPO.policy_aliases) == {"MlpPolicy", "CnnPolicy", "MultiInputPolicy", "RoutedPolicy"}
 
 
 def test_env_ids_are_registered() -> None:

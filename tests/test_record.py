@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import gymnasium as gym
+import numpy as np
 import pytest
 import torch as th
 from stable_baselines3.common.logger import HumanOutputFormat
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb_grpo import GRPO
+from sb_grpo.policies.beside import MASK, MEMORY
+from tests.test_masks import Moody
 from zoo.common.command_line import BadInput
 from zoo.record import main
 from zoo.recording import policy_figures as figures
@@ -39,6 +43,33 @@ def test_scores_are_gradients_of_log_probabilities() -> None:
     with th.no_grad():
         p = model.policy.get_distribution(rollout.observations).distribution.probs  # type: ignore[attr-defined]
     assert th.allclose(scores, th.nn.functional.one_hot(rollout.actions, 2) - p, atol=1e-6)
+
+
+@pytest.mark.parametrize("source", ["method", "info"])
+def test_masks_are_kept_and_so_is_what_the_policy_remembers(source: str) -> None:
+    """As in training: no action that is not valid, and the memory of a step is what the steps before it have left."""
+    env = Moody(source=source)
+    model = GRPO("MlpPolicy", DummyVecEnv([lambda: env]), seed=0, n_steps=40, policy_kwargs=dict(memory="gru"))
+    th.manual_seed(0)
+    rollout = collect(env, model.policy, 3, 2, 15, 0)
+    assert env.invalid == 0 and len(rollout.rewards) == 3 * 2 * 15
+    masks, memory = (rollout.observations[key] for key in (MASK, MEMORY))  # type: ignore[call-overload]
+    assert bool(masks.gather(1, rollout.actions.unsqueeze(1)).all())
+    assert bool((memory[rollout.t == 0] == 0).all()) and bool((memory[rollout.t > 0] != 0).any(dim=1).all())
+    state, first = None, {key: part[:15] for key, part in rollout.observations.items()}  # type: ignore[union-attr]
+    for t in range(15):
+        _, state = model.policy.predict(first[""][t].numpy(), state=state, action_masks=first[MASK][t].numpy()[None])
+        assert state is not None
+        after = memory[t + 1] if t < 14 else rollout.final_observations[MEMORY][0]  # type: ignore[call-overload]
+        assert np.allclose(state[0].ravel(), after, atol=1e-6)
+    assert bool(figures.ratios_after_update(model.policy, rollout, th.ones(90), 0).isfinite().all())
+
+
+def test_a_policy_with_a_memory_is_recorded_from_the_command_line(tmp_path: Path) -> None:
+    file, settings = tmp_path / "x.json", ["policy_kwargs:dict(memory='lstm')", "n_steps:32"]
+    short = ["--groups", "2", "--members", "2", "--max-steps", "9", "--steps", "1"]
+    assert main(["--env", "TMaze10-v0", "--out", str(file), *short, "--hyperparams", *settings]) == 0
+    assert len(read(file)["steps"]["observation"]) == gym.make("TMaze10-v0").observation_space.shape[0]  # type: ignore[index]
 
 
 def test_an_update_without_signal_leaves_ratios_at_one() -> None:

@@ -26,7 +26,7 @@ from torch import nn
 
 from sb_grpo import GRPO, CountBonus, RNDBonus, State
 from sb_grpo.baselines.state import StateBaseline
-from sb_grpo.callbacks import CurriculumCallback, GammaCallback, HealthCallback
+from sb_grpo.callbacks import CurriculumCallback, GammaCallback, HealthCallback, RecoveryCallback
 from sb_grpo.envs.goal_car import TensorGoalCar
 from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.run_files import RUN, read_run
@@ -200,6 +200,7 @@ TENSOR: dict[str, tuple[Callable[[], Any], Callbacks, dict[str, Any]]] = {
     "synchronous": (lambda: Together(8), none, {}),
     "copied starts": (lambda: Unseeded(8), none, {}),
     "callbacks": (lambda: TensorGoalCar(8), watched, {}),
+    "recovery": (tensor_env(), lambda: [RecoveryCallback(verbose=0)], {}),
     "evaluations": (tensor_env(), evaluated(lambda: make_vec_env("CartPole-v1", 2, seed=3)), {}),
     "evaluations on tensors": (tensor_env(), evaluated(tensor_env()), dict(normalize_advantage="none")),
 }  # fmt: skip

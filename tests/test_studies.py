@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from scripts.studies import critic_probe, device, fine_tuning, gradient_agreement, learning, multi_task, search, speed
+from scripts.studies import (
+    critic_probe,
+    device,
+    fine_tuning,
+    gradient_agreement,
+    learning,
+    multi_task,
+    search,
+    speed,
+    transfer,
+)
 from scripts.studies.common.runs import Variant, train
 from scripts.studies.common.tables import on_one_grid, table
 
@@ -52,6 +62,10 @@ def test_every_text_of_the_results_page_says_where_its_numbers_come_from():
 @pytest.mark.parametrize("part", PARTS)
 def test_the_page_has_the_table_of_the_raw_files(part):
     assert importlib.import_module(f"scripts.studies.{part}").table() in (DOCS / f"{part}.md").read_text()
+
+
+def test_the_page_of_causal_systems_has_the_table_of_transfer():
+    assert transfer.table() in (DOCS / "causal.md").read_text()
 
 
 @pytest.mark.parametrize("suite", multi_task.SETTINGS)

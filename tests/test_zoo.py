@@ -102,7 +102,7 @@ def test_other_algorithms_take_the_same_path(tmp_path):
         (["--hyperparams", "learing_rate:0.1"], "no hyperparameter 'learing_rate'. Did you mean learning_rate?"),
         (["--conf-file", "broken.yml"], "n_epochs='ten' is str, but must be an integer"),
         (["--trial-id", "3", "--study-name", "x", "--storage", "none.log"], "--storage none.log: there is no such file"),
-        (["--algo", "ppo", "--profile", "balanced"], "the profiles are for grpo, not for ppo"),
+        (["--algo", "ppo", "--profile", "balanced"], "--profile balanced is for grpo, not for ppo"),
         (["--optimize-hyperparameters"], "python -m zoo.tune"),
         (["--trained-agent", "none.zip"], "there is no such .zip file"),
         (["-n", "0"], "--n-timesteps 0: at least 1"),

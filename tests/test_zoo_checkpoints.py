@@ -171,11 +171,46 @@ def test_a_picture_that_cannot_be_drawn_ends_nothing(tmp_path, capsys, no_argume
     assert drawn("picture", lambda: tmp_path) == tmp_path
 
 
+def test_a_training_that_gives_up_is_saved_and_says_why(tmp_path, capsys, no_arguments):
+    options = ["--recover", "1", "-n", "4096", "--seed", "0", "-params", "n_steps:64", "n_envs:2", "learning_rate:1.0"]
+    assert train(tmp_path, *options) == 3
+    said = capsys.readouterr()
+    assert "Recovery: 1 of 1" in said.out and "Traceback" not in said.err
+    assert said.err.startswith(
+        "zoo.train: The training has broken down 2 times, and max_retries is 1; the last time: The rule"
+    )
+    assert read_facts(tmp_path / "grpo" / "CartPole-v1_1" / "CartPole-v1.zip")["env_steps"] < 4096
+
+
 @pytest.mark.parametrize(("rate", "code"), [("1e-4", 0), ("0.5", 3)])
 def test_the_exit_code_of_an_unhealthy_training_is_3(rate, code, tmp_path, no_arguments):
     options = ["--health", "strict", "-n", "1024", "-params", "n_steps:256", "n_envs:2", f"learning_rate:{rate}"]
     with pytest.warns(HealthWarning) if code else contextlib.nullcontext():
         assert train(tmp_path, *options) == code
+
+
+@pytest.mark.slow
+def test_a_run_is_kept_in_mlflow(tmp_path, no_arguments, monkeypatch):
+    """Scalars over env steps, settings as parameters, models with what is known of them, results at the end."""
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    options = ["--mlflow", "mine", "-n", "256", "--save-freq", "128", "-params", "n_steps:64", "n_envs:2", "n_epochs:1"]
+    assert train(tmp_path, *options) == 0
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow/mlflow.db")
+    (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    assert run.info.status == "FINISHED" and run.info.run_name == "grpo-CartPole-v1_1"
+    assert run.data.params["n_steps"] == "64" and run.data.params["group_size"] == "8" and len(run.data.params) > 30
+    history = client.get_metric_history(run.info.run_id, "group/return_std")
+    assert [point.step for point in history] == [128, 256]
+    kept = {file.path for file in client.list_artifacts(run.info.run_id)}
+    assert kept == {"CartPole-v1.zip", "README.md", "metrics.json", "learning_curve.png", "checkpoint"}
+    of_checkpoint = {file.path for file in client.list_artifacts(run.info.run_id, "checkpoint")}
+    assert of_checkpoint == {f"checkpoint/rl_model_{n}_steps.{end}" for n in (128, 256) for end in ("zip", "json")}
+
+
+def test_without_mlflow_the_extra_is_named(monkeypatch, capsys, tmp_path, no_arguments):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert train(tmp_path, "--mlflow") == 2 and "pip install -e '.[mlflow]'" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- settings

@@ -262,7 +262,7 @@ def test_a_run_goes_on_with_its_settings_step_count_and_schedule(went_on):
     first, second = (GRPO.load(went_on / f"grpo/CartPole-v1_{n}/CartPole-v1.zip") for n in (1, 2))
     assert (first.num_timesteps, second.num_timesteps) == (256, 512)
     assert second.n_steps == 32 and second.n_epochs == 1 and second._n_updates == 2 * first._n_updates
-    events = EventAccumulator(str(went_on / "tb/CartPole-v1/GRPO_2")).Reload()
+    events = EventAccumulator(str(went_on / "tb/CartPole-v1/GRPO_1_continued_1")).Reload()
     rates = {point.step: point.value for point in events.Scalars("train/learning_rate")}
     # What an update has logged is written after the next rollout. The rates are those of one run of 512 steps.
     assert rates == {step: pytest.approx(1e-2 * (1 - (step - 64) / 512), rel=1e-6) for step in (384, 448, 512)}
@@ -279,6 +279,8 @@ def test_a_run_and_its_continuation_are_one_line(went_on, tmp_path):
     assert len(curves) == 2 and evaluation.steps.tolist() == list(range(64, 513, 64))
     assert (np.diff(training.steps) >= 0).all() and training.steps[-1] > 300
     alone, _ = reading.from_folder(went_on / "grpo" / "CartPole-v1_1")
+    (rates,) = reading.from_tensorboard(went_on / "tb", "train/learning_rate")
+    assert rates.label == "GRPO" and rates.steps.tolist() == [128, 192, 256, 384, 448, 512]  # as the two runs have logged
     assert {c.kind: c for c in alone}[reading.EVALUATION].steps[-1] == 256
 
 

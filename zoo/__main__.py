@@ -20,6 +20,7 @@ COMMANDS = {
     "plot": "learning curves",
     "record": "groups of episodes for the explorer, in one file",
     "dashboard": "one page of a run or a folder of runs",
+    "report": "what a run came to, in a few lines or as one page",
     "check": "an env, before training on it",
     "export": "a policy as one ONNX or .pt2 file, without this library",
     "push": "a run folder with its model card to the Hugging Face Hub",

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from .benchmarking.launchers import open_launcher
-from .benchmarking.results import lines_file, read_all
+from .benchmarking.results import LINES, read_all
 from .benchmarking.scheduler import table, work
 from .benchmarking.specs import Spec, read_variants, settings_for, swept
 from .benchmarking.worker import BAD_SETTINGS
@@ -143,11 +143,11 @@ def states_of(specs: Sequence[Spec], out: Path) -> dict[Spec, str]:
     """What a resumed benchmark finds of each run: ``done`` or ``left``. What is broken is named; its run is left to do.
 
     :param specs: the runs
-    :param out: output folder; a run is a file in it, or a line of its label's
+    :param out: output folder; a run is a file in it, or a line of one
     :raises BadInput: if a run with other settings stands where one of them belongs
     """
-    places = {place for spec in specs for place in (spec.file(out), lines_file(out, spec.label))}
-    runs, broken = read_all(sorted(place for place in places if place.exists()))
+    places = {place for place in (spec.file(out) for spec in specs) if place.exists()}
+    runs, broken = read_all(sorted({*places, *out.glob(f"*{LINES}")}))
     for line in broken:
         print(f"broken result file, run again: {line}", flush=True)
     found = {run.file: run for run in runs}

@@ -10,38 +10,27 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sb_grpo import files
-
 from .common.command_line import BadInput, Parser, run
-from .dashboards.page import page
-from .dashboards.runs import read_runs
+from .dashboards.page import title_of, write_page
+from .dashboards.runs import add_place, read_runs
 from .dashboards.server import make_server
 
 
 def main(arguments: Sequence[str]) -> int:
     """Write or serve the page."""
     parser = Parser("zoo.dashboard", __doc__)
-    parser.add_argument("place", type=Path, metavar="RUN_OR_FOLDER", help="folder of a run, or one above several")
+    add_place(parser)
     parser.add_argument("--out", type=Path, default=None, help="file to write; dashboard.html in the folder if left out")
-    parser.add_argument(
-        "--tensorboard", type=Path, default=None, help="where TensorBoard's files are; the run's own if left out"
-    )
     parser.add_argument("--serve", action="store_true", help="serve the page at http://localhost:PORT instead, until Ctrl-C")
     parser.add_argument("--port", type=int, default=8050)
     args = parser.parse_args(arguments)
-    if args.tensorboard is not None and not args.tensorboard.is_dir():
-        raise BadInput(f"--tensorboard {args.tensorboard} is no folder.")
     if not 0 <= args.port < 65536:
         raise BadInput(f"--port {args.port} must lie in 0 to 65535.")
-    title = f"{args.place.resolve().name} - sb_grpo"
-    out: Path = args.out or args.place / "dashboard.html"
-    data = read_runs(args.place, args.tensorboard, out.parent)
     if not args.serve:
-        files.write(out, page(data, title))
-        print(f"{out}: {len(data['runs'])} run{'s' * (len(data['runs']) > 1)}; open it in a browser")
-        return 0
+        return write_page(args.place, args.out or args.place / "dashboard.html", args.tensorboard)
+    read_runs(args.place, args.tensorboard)  # what is wrong is said now, and not to the browser
     try:
-        server = make_server(lambda: read_runs(args.place, args.tensorboard), title, args.port)
+        server = make_server(lambda: read_runs(args.place, args.tensorboard), title_of(args.place), args.port)
     except OSError as error:
         raise BadInput(f"--port {args.port}: {error.strerror}. Choose another one; 0 takes any that is free.") from error
     print(f"http://localhost:{server.server_port} (Ctrl-C ends it)", flush=True)

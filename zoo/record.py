@@ -18,6 +18,7 @@ from stable_baselines3.common.logger import Logger
 
 import sb_grpo
 from sb_grpo import GRPO, AdvantageOptions, Rollout
+from sb_grpo.policies.beside import env_part
 
 from .common.command_line import BadInput, Parser, Settings, known_env, run
 from .recording import policy_figures as figures
@@ -77,7 +78,8 @@ def document(args: Namespace, model: GRPO, rollout: Rollout, history: History, t
     options = AdvantageOptions(model.gamma, model.gae_lambda, normalize="batch")
     advantages = figures.advantages(rollout, of_steps, after, options)
     labels, names = (rollout.task, list(tasks)) if tasks else (rollout.group, [f"group {i}" for i in range(rollout.n_groups)])
-    assert labels is not None and isinstance(rollout.observations, th.Tensor)
+    assert labels is not None
+    observations = env_part(rollout.observations)
     cosines = figures.conflicts(model.policy, rollout, advantages, labels, len(names))
     draw = next((kind for name, kind in DRAWN.items() if args.env.startswith(name)), "lines")
     return {
@@ -91,17 +93,18 @@ def document(args: Namespace, model: GRPO, rollout: Rollout, history: History, t
             "gae_lambda": model.gae_lambda, "clip_range": figures.CLIP,
         },
         "tasks": list(tasks),
-        "observation_names": NAMES.get(draw, [f"observation {i}" for i in range(rollout.observations.shape[1])]),
+        "observation_names": NAMES.get(draw, [f"observation {i}" for i in range(observations.shape[1])]),
         "episodes": episodes_of(rollout, after),
         "steps": {
             "reward": rounded(rollout.rewards),
             "value": rounded(of_steps),
             "ratio": columns(figures.ratios_after_update(model.policy, rollout, advantages, args.seed))[0],
-            "observation": columns(rollout.observations, len(NAMES[draw]) if draw in NAMES else 8),
+            "observation": columns(observations, len(NAMES[draw]) if draw in NAMES else 8),
             "action": columns(rollout.actions),
             "score": columns(figures.scores(model.policy, rollout)),
         },
         "conflicts": {"labels": names, "cosines": [rounded(th.tensor(row)) for row in cosines]},
+        "weighting": figures.weighting(model),
         "history": {
             "steps": history.steps,
             "columns": {key: rounded(th.tensor([float("nan") if x is None else x for x in column]))

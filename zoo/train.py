@@ -22,11 +22,13 @@ import rl_zoo3.train
 
 from sb_grpo import ranks
 from sb_grpo.profiles import PROFILES
+from sb_grpo.types import Breakdown
 
-from .common.command_line import BadInput, Parser, Settings, call, default_threads, known_env, run
+from .common.command_line import BadInput, Parser, Settings, call, default_threads, known_env, one_line, run
 from .common.yaml_files import HYPERPARAMS
 from .training.experiment import HEALTH, Experiment, register
 from .training.followers import Follower, check_learners
+from .training.mlflow_runs import check_mlflow
 from .training.resuming import take_up_run
 from .training.run_files import Unreadable, read_values
 
@@ -35,6 +37,16 @@ SEARCH = frozenset(
     "--optimize-hyperparameters --optimization-log-path --n-trials --max-total-trials --n-jobs --sampler --pruner "
     "--n-startup-trials --n-evaluations --no-optim-plots".split()
 )
+
+
+def times(text: str) -> int:
+    """A whole number from 0.
+
+    :raises ValueError: for anything else
+    """
+    if not text.isdecimal():
+        raise ValueError(text)
+    return int(text)
 
 
 class TrainParser(Parser):
@@ -51,6 +63,20 @@ class TrainParser(Parser):
 
         self.add_argument(
             "--health", choices=list(HEALTH), help="watch the training; exit code 3 if a rule is broken at its end"
+        )
+        self.add_argument(
+            "--mlflow",
+            nargs="?",
+            const="sb_grpo",
+            metavar="EXPERIMENT",
+            help="log to MLflow: at MLFLOW_TRACKING_URI, or in the folder mlflow of the log folder",
+        )
+        self.add_argument(
+            "--recover",
+            type=times,
+            default=0,
+            metavar="N",
+            help="after a breakdown go back to the last healthy weights and halve the learning rate, at most N times",
         )
         self.add_argument(
             "--continue",
@@ -111,18 +137,27 @@ def _check_options(given: Any) -> None:
     """
     if given.n_timesteps == 0 or given.n_timesteps < -1:
         raise BadInput(f"--n-timesteps {given.n_timesteps}: at least 1; without it, the settings' own number.")
-    if given.profile and given.algo != "grpo":
-        raise BadInput(f"--profile {given.profile}: the profiles are for grpo, not for {given.algo}.")
     if given.trained_agent and not (given.trained_agent.endswith(".zip") and Path(given.trained_agent).is_file()):
         raise BadInput(f"--trained-agent {given.trained_agent}: there is no such .zip file.")
     if given.continue_run and not given.trained_agent:
         raise BadInput("--continue needs --trained-agent: the model of the run that goes on.")
     if given.untrusted and (given.algo != "grpo" or not given.trained_agent):
         raise BadInput("--untrusted says how --trained-agent is read, and only models of grpo can be read like that.")
-    if given.health and given.algo != "grpo":
-        raise BadInput(f"--health {given.health}: the rules are for grpo, not for {given.algo}.")
+    for name in ("profile", "health", "recover"):
+        if getattr(given, name) and given.algo != "grpo":
+            raise BadInput(f"--{name} {getattr(given, name)} is for grpo, not for {given.algo}.")
     if given.trial_id is not None and not (given.storage and given.study_name):
         raise BadInput("--trial-id needs --storage and --study-name.")
+    _check_tracking(given)
+
+
+def _check_tracking(given: Any) -> None:
+    """See that what a run is to be logged to is installed.
+
+    :raises BadInput: naming what is missing
+    """
+    if given.mlflow:
+        check_mlflow()
     if given.track:
         if importlib.util.find_spec("wandb") is None:
             raise BadInput("--track needs Weights & Biases: pip install -e '.[track]'.")
@@ -152,7 +187,7 @@ def go_on(given: Any) -> None:
         given.n_timesteps = options.get("n_timesteps", -1)
 
 
-#: Exit code of a training at whose end a rule of ``--health`` is broken.
+#: Exit code of a training at whose end a rule of ``--health`` is broken, or that broke down.
 UNHEALTHY = 3
 INTERRUPTED = 130
 
@@ -207,6 +242,9 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:  # not while it trained
         print("zoo.train: interrupted.", file=sys.stderr)
         return INTERRUPTED
+    except Breakdown as error:  # what has been learnt is saved
+        print(f"zoo.train: {one_line(error)}", file=sys.stderr)
+        return UNHEALTHY
     finally:
         signal.signal(signal.SIGTERM, before)
     health = experiments[-1].health

@@ -3,8 +3,9 @@
 import { colour, dash, diverging, draw, onClick, panel } from "./charts.js";
 import { el, number, percent } from "./dom.js";
 import { explain } from "./explain.js";
-import { analyse, impact } from "./grouping.js";
+import { analyse } from "./grouping.js";
 import { std } from "./segments.js";
+import { impact } from "./weights.js";
 
 // The three comparisons, as changes to the reader's settings.
 const MODES = [
@@ -93,12 +94,14 @@ export function advantagesView(app) {
 
   function shares() {
     const { names } = result;
-    const { share, clipped, norm, rows } = impact(result, app.settings.weights);
+    const { wanted, progress, share, clipped, norm, rows } = impact(result, app.settings);
     draw(parts.impact, [{ type: "bar", orientation: "h", y: names, x: share, marker: { color: names.map((_, k) => colour(k)) }, text: Array.from(share, percent), textposition: "auto" }],
       { height: 60 + 26 * names.length, xaxis: { title: "share of the loss", tickformat: ".0%" }, yaxis: { autorange: "reversed" } },
-      "Share: of the weighted sum of absolute advantages. Clipped: steps that earn nothing more after one recorded update. Norm: of the group's part of the gradient, by the outputs of the policy network.");
-    const cells = names.map((name, k) => el("tr", {}, ...[name, rows[k], percent(share[k]), percent(clipped[k]), number(norm[k])].map((x) => el("td", {}, String(x)))));
-    const head = el("tr", {}, ...["group", "steps", "share", "clipped", "norm"].map((x) => el("th", { scope: "col" }, x)));
+      "Weight: the group's part of all weights of steps. Share: of the weighted sum of absolute advantages. Clipped: steps that earn nothing more after one recorded update. Norm: of the group's part of the gradient, by the outputs of the policy network."
+      + (progress ? ` Weight = ${app.settings.floor} / ${names.length} + (1 - ${app.settings.floor}) x progress / sum of all; progress: how far the returns' fast average is from the slow one, in standard deviations.` : ""));
+    const columns = { group: names, steps: rows, ...(progress ? { progress: progress.map((x) => number(x)) } : {}), weight: wanted.map(percent), share: Array.from(share, percent), clipped: Array.from(clipped, percent), norm: Array.from(norm, (x) => number(x)) };
+    const cells = names.map((_, k) => el("tr", {}, ...Object.values(columns).map((column) => el("td", {}, String(column[k])))));
+    const head = el("tr", {}, ...Object.keys(columns).map((x) => el("th", { scope: "col" }, x)));
     table.replaceChildren(el("table", { id: "impact-table" }, el("thead", {}, head), el("tbody", {}, ...cells)));
   }
 

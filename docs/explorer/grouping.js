@@ -1,9 +1,10 @@
-// Who is compared with whom: sb_grpo/extras/grouping.py, and weights as in sb_grpo/extras/group_weights.py.
+// Who is compared with whom: sb_grpo/extras/grouping.py.
 
 import { ESTIMATORS, episodeReturns } from "./maths.js";
 import { mean, quantile, segmentCount, segmentMean, segmentStd, segmentSum, unique } from "./segments.js";
 
 export const GROUPINGS = ["seed", "task", "difficulty", "length", "auto", "hierarchical"];
+export const isByTask = (settings) => ["task", "hierarchical"].includes(settings.grouping) && !settings.labels;
 const TINY = 2.2250738585072014e-308;
 
 // What an episode looks like, by name.
@@ -95,7 +96,7 @@ export function analyse(rollout, settings) {
   const keepsSeeds = ["seed", "hierarchical"].includes(settings.grouping) && !settings.labels;
   const { present, place } = unique(labels);
   const regrouped = keepsSeeds ? rollout : { ...rollout, group: place, nGroups: present.length };
-  const byTask = ["task", "hierarchical"].includes(settings.grouping) && !settings.labels;
+  const byTask = isByTask(settings);
   const found = ESTIMATORS[settings.estimator](regrouped, { ...settings, byTask });
   const rowLabel = Int32Array.from(rollout.episode, (e) => place[e]);
   const advantages = settings.grouping === "hierarchical" && byTask
@@ -106,49 +107,4 @@ export function analyse(rollout, settings) {
 function nameOf(label, rollout, settings) {
   if (["task", "hierarchical"].includes(settings.grouping)) return rollout.tasks[label] ?? `task ${label}`;
   return { seed: "seed", difficulty: "quantile", length: "quantile", auto: "cluster" }[settings.grouping] + ` ${label + 1}`;
-}
-
-// Weight of each row, so that every label gets its share of the loss; with mean 1, none above maxWeight times the mean.
-export function rowWeights(shares, label, maxWeight = 10) {
-  const rows = segmentCount(label, shares.length);
-  const total = shares.reduce((sum, share, k) => sum + (rows[k] > 0 ? share : 0), 0);
-  const weights = Float64Array.from(label, (k) => Math.min((shares[k] / total) * (label.length / Math.max(rows[k], 1)), maxWeight));
-  const centre = mean(weights);
-  return weights.map((w) => w / centre);
-}
-
-// More for what lags: shares proportional to exp(-score / temperature), scores between the worst and the best label.
-export function performanceShares(returns, temperature = 0.5) {
-  const [low, high] = [Math.min(...returns), Math.max(...returns)];
-  const raw = Array.from(returns, (x) => Math.exp(-Math.min(Math.max((x - low) / Math.max(high - low, 1e-12), 0), 1) / temperature));
-  const total = raw.reduce((a, b) => a + b, 0);
-  return raw.map((x) => x / total);
-}
-
-export function weightsOf(result, kind) {
-  const { rollout, labels, rowLabel, names } = result;
-  if (kind === "none") return new Float64Array(rowLabel.length).fill(1);
-  const n = names.length;
-  const returns = segmentMean(episodeReturns(rollout, 1), labels, n);
-  return rowWeights(kind === "balanced" ? Array(n).fill(1 / n) : performanceShares(returns), rowLabel);
-}
-
-// What each label does to the gradient: its share of the weighted |A|, of clipped rows, and the size of its part.
-export function impact(result, kind) {
-  const { rollout, advantages, rowLabel, names } = result;
-  const weights = weightsOf(result, kind);
-  const n = names.length;
-  const size = segmentSum(advantages.map((a, i) => Math.abs(a) * weights[i]), rowLabel, n);
-  const total = size.reduce((a, b) => a + b, 0) || 1;
-  const clip = rollout.settings.clip_range;
-  const clipped = advantages.map((a, i) => ((a > 0 && rollout.ratio[i] > 1 + clip) || (a < 0 && rollout.ratio[i] < 1 - clip) ? 1 : 0));
-  const norms = new Float64Array(n);
-  for (const score of rollout.scores) {
-    const part = segmentSum(score.map((s, i) => s * advantages[i] * weights[i]), rowLabel, n);
-    part.forEach((x, k) => { norms[k] += (x / advantages.length) ** 2; });
-  }
-  return {
-    share: size.map((x) => x / total), clipped: segmentMean(clipped, rowLabel, n),
-    norm: norms.map(Math.sqrt), rows: segmentCount(rowLabel, n),
-  };
 }

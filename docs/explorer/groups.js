@@ -2,9 +2,10 @@
 
 import { colour, dash, draw, panel, symbol } from "./charts.js";
 import { checkbox, el, number, select, slider } from "./dom.js";
-import { analyse, clusters, episodeFeatures, impact } from "./grouping.js";
+import { analyse, clusters, episodeFeatures } from "./grouping.js";
 import { segmentCount, segmentMean } from "./segments.js";
 import { stage, traceOf } from "./stage.js";
+import { impact } from "./weights.js";
 
 export function groupsView(app) {
   const parts = {
@@ -140,7 +141,7 @@ export function groupsView(app) {
     ], { showlegend: true, height: 300, barmode: "group", yaxis: { title: "episodes" }, yaxis2: { title: "steps", overlaying: "y", side: "right", showgrid: false }, margin: { l: 48, r: 56, t: 8, b: 40 } },
     `The largest group has ${Math.max(...steps)} steps, the smallest ${Math.min(...steps)}.`);
     const features = episodeFeatures(rollout);
-    const found = impact(result, app.settings.weights);
+    const found = impact(result, app.settings);
     const axes = {
       "return": segmentMean(features.return, labels, n), "length": segmentMean(features.length, labels, n),
       "reward per step": segmentMean(features["mean reward"], labels, n), "spread of rewards": segmentMean(features["spread of rewards"], labels, n),

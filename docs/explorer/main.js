@@ -8,11 +8,12 @@ import { BadRecording, RECORDINGS, parse } from "./recording.js";
 import { sensitivityView } from "./sensitivity.js";
 import { tasksView } from "./tasks.js";
 import { walkthroughView } from "./walkthrough.js";
+import { impact, kindsOf } from "./weights.js";
 
 const VIEWS = { groups: ["Groups", groupsView], advantages: ["Advantages", advantagesView], tasks: ["Weights and tasks", tasksView], sensitivity: ["Sensitivity", sensitivityView], walkthrough: ["Walkthrough", walkthroughView] };
 const DEFAULTS = {
   grouping: "seed", n: 4, estimator: "state", baseline: "mean", normalize: "group", ended: "zero", paired: false,
-  gamma: 0.99, lambda: 0.95, weights: "none", features: ["return", "length"],
+  gamma: 0.99, lambda: 0.95, weights: "none", temperature: 0.5, floor: 0.3, features: ["return", "length"],
 };
 
 const app = {
@@ -101,7 +102,10 @@ function buildControls() {
     parts.push(radios("normalize", "divide by the spread of", [["group", "group"], ["batch", "rollout"], ["none", "nothing"]], s.normalize, set("normalize")));
     if (s.estimator === "state") parts.push(checkbox("paired", "paired", s.paired, set("paired")));
   }
-  parts.push(radios("weights", "group weights", [["none", "by size"], ["balanced", "balanced"], ["performance", "performance"]], s.weights, set("weights")));
+  const kinds = kindsOf(app.rollout, s);
+  parts.push(radios("weights", "group weights", kinds.map((kind) => [kind, kind === "none" ? "by size" : kind]), s.weights, set("weights")));
+  if (s.weights === "performance") parts.push(slider("temperature", "temperature", { min: 0.1, max: 2, step: 0.1 }, s.temperature, set("temperature")));
+  if (s.weights === "adaptive") parts.push(slider("floor", "floor", { min: 0.05, max: 1, step: 0.05 }, s.floor, set("floor")));
   const focused = document.activeElement?.name;
   const value = document.activeElement?.value;
   controls.replaceChildren(...parts);
@@ -120,6 +124,7 @@ function render() {
 
 function update() {
   const uses = ["groups", "advantages"].includes(app.view);
+  if (app.rollout && !kindsOf(app.rollout, app.settings).includes(app.settings.weights)) app.settings.weights = "none";
   controls.classList.toggle("hidden", !uses || !app.rollout);
   source.classList.toggle("hidden", ["sensitivity", "walkthrough"].includes(app.view));
   if (!app.rollout) return;
@@ -160,6 +165,11 @@ function recall() {
 window.explorer = {
   get ready() { return app.rollout !== null; },
   app,
+  impact: (settings) => {
+    const all = { ...app.settings, ...settings };
+    const { wanted, weights, share, clipped, norm } = impact(analyse(app.rollout, all), all);
+    return [wanted, weights, share, clipped, norm].map((column) => Array.from(column));
+  },
   advantages: (settings) => Array.from(analyse(app.rollout, { ...app.settings, ...settings }).advantages),
 };
 

@@ -12,7 +12,7 @@ from torch import nn
 from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.maths.chunks import in_chunks
 from sb_grpo.maths.estimators import to_one_scale
-from sb_grpo.types import AdvantageOptions, Estimate, Features, Rollout, select_episodes
+from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Features, Rollout, select_episodes
 
 #: An input of values whose square, summed over a rollout, is still a float32.
 LARGEST_FEATURE = 1e17
@@ -66,7 +66,7 @@ def mean_figures(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 def features_of(policy: Any, rollout: Rollout) -> Features:
     """What the policy makes of a rollout's observations: what values are fitted on.
 
-    :raises ValueError: for a feature that is not finite, or whose square is not
+    :raises Breakdown: for a feature that is not finite, or whose square is not
     """
     features = in_chunks(policy.features, rollout.observations)
     final = in_chunks(policy.features, rollout.final_observations)
@@ -103,14 +103,14 @@ def check_features(features: th.Tensor, final_features: th.Tensor, rollout: Roll
 
     :param features: ``[M, d]`` what the policy makes of each step's observation
     :param final_features: ``[E, d]`` of the observation after each episode's last step
-    :raises ValueError: naming the step, the component and its value
+    :raises Breakdown: naming the step, the component and its value
     """
     for values, group, t in ((features, rollout.group[rollout.episode], rollout.t), (final_features, rollout.group, None)):
         bad = ~(values.abs() <= LARGEST_FEATURE)
         if bool(bad.any()):
             row, component = bad.nonzero()[0].tolist()
             when = f"of step {int(t[row])}" if t is not None else "after the last step"
-            raise ValueError(
+            raise Breakdown(
                 f"Feature {component} {when} of an episode in group {int(group[row])} of this rollout is "
                 f"{float(values[row, component]):g}, but the fit of values needs it within +-{LARGEST_FEATURE:g}. The "
                 "policy has not been updated. Features are what its features extractor makes of an observation (float32): "

@@ -21,7 +21,7 @@ class HealthWarning(UserWarning):
 
 
 @dataclass
-class _Watch:
+class Watch:
     """How a rule has fared in one training."""
 
     rule: Rule
@@ -70,9 +70,13 @@ class _Watch:
         seen = f"{self.rule.key} {self.low:.3g} to {self.high:.3g}, bad in {self.n_bad} of {self.n} rollouts"
         return f"{self.rule.name:<20} {state:<8} {seen}"
 
+    def fared(self) -> dict[str, Any]:
+        """What has changed since it began, by field."""
+        return {f.name: getattr(self, f.name) for f in fields(self)[1:]}
 
-#: Fields of a watch that change.
-FARED = fields(_Watch)[1:]
+    def go_on(self, fared: Mapping[str, Any]) -> None:
+        """Go on with what another watch of the rule has seen."""
+        vars(self).update(fared)
 
 
 class HealthCallback(BaseCallback):
@@ -96,7 +100,7 @@ class HealthCallback(BaseCallback):
         if twice:
             raise ValueError(f"rules: {twice} are there twice; each rule needs a name of its own.")
         self.rules = tuple(rules)
-        self._watches = [_Watch(rule) for rule in self.rules]
+        self._watches = [Watch(rule) for rule in self.rules]
         self._seen: Any = None
 
     @property
@@ -117,7 +121,7 @@ class HealthCallback(BaseCallback):
             )
 
     def _on_training_start(self) -> None:
-        self._watches = [_Watch(rule) for rule in self.rules]
+        self._watches = [Watch(rule) for rule in self.rules]
         self._seen = cast("GRPO", self.model).last_figures  # of an earlier training, already judged there
 
     def _on_rollout_start(self) -> None:
@@ -149,13 +153,13 @@ class HealthCallback(BaseCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """How every rule has fared, and whether the last rollout has been judged."""
-        fared = {watch.rule.name: {f.name: getattr(watch, f.name) for f in FARED} for watch in self._watches}
+        fared = {watch.rule.name: watch.fared() for watch in self._watches}
         return {"watches": fared, "judged": cast("GRPO", self.model).last_figures is self._seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with what another one has seen; rules that it did not have begin."""
         for watch in self._watches:
-            vars(watch).update(state["watches"].get(watch.rule.name, {}))
+            watch.go_on(state["watches"].get(watch.rule.name, {}))
         self._seen = cast("GRPO", self.model).last_figures if state["judged"] else None
 
     def report(self) -> str:

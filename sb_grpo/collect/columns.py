@@ -17,6 +17,7 @@ from gymnasium import spaces
 from sb_grpo.collect.plan import LARGEST_REWARD
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.options import Multitask, Rewards
+from sb_grpo.types import Breakdown
 
 #: Key of an info that holds the rewards by objective.
 REWARDS_KEY = "rewards"
@@ -207,7 +208,7 @@ class ObjectiveReader:
         bad = ~(np.isfinite(values) & (np.abs(values) <= self.largest))
         if bad.any():
             slot, k = np.argwhere(bad)[0].tolist()
-            raise ValueError(
+            raise Breakdown(
                 f"The reward of env {slot} for the objective {self.objectives[k]!r} is {values[slot, k]}. The policy has not "
                 "been updated with it; fix the env, or bound this reward with a wrapper."
             )

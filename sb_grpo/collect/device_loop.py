@@ -19,7 +19,7 @@ from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.beside import MASK, MEMORY, beside, env_part, with_beside
 from sb_grpo.policies.masks import choices_of
-from sb_grpo.types import map_obs
+from sb_grpo.types import Breakdown, map_obs
 
 
 def env_actions(policy: ActorPolicy) -> Callable[[th.Tensor], th.Tensor]:
@@ -159,7 +159,7 @@ def collect_tensors(
 def check_finite(buffer: TensorRolloutBuffer, limits: Limits) -> None:
     """Look for NaN, inf and numbers beyond all measure in what the simulator returned, once per rollout.
 
-    :raises ValueError: naming slot, step and tensor
+    :raises Breakdown: naming slot, step and tensor
     """
     columns = {
         "observation": (env_part(buffer.next_observations), limits.observation),
@@ -175,7 +175,7 @@ def check_finite(buffer: TensorRolloutBuffer, limits: Limits) -> None:
         if bool(bad.any()):
             step, slot = bad.nonzero()[0].tolist()
             wrong = too_large(largest) if bool(values[step, slot].isfinite().all()) else "is not finite"
-            raise ValueError(
+            raise Breakdown(
                 f"{what} of slot {slot} {wrong} at step {step} of this rollout: {values[step, slot].tolist()}. The "
                 "policy has not been updated with it; the simulator has diverged: check its time step and its actions' bounds."
             )

@@ -21,7 +21,7 @@ from sb_grpo.collect.plan import Plan, Taken, check_endless, is_complete, too_la
 from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.env_batch import EPISODE_LOST
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.types import NOTHING, map_obs
+from sb_grpo.types import NOTHING, Breakdown, map_obs
 
 
 def check_finite(env: VecEnv, what: str, value: Any, step: int, largest: float = math.inf) -> None:
@@ -31,7 +31,7 @@ def check_finite(env: VecEnv, what: str, value: Any, step: int, largest: float =
     :param value: ``[n_envs, ...]`` array or dict of arrays
     :param step: number of the vector step
     :param largest: size beyond which squares are no numbers any more
-    :raises ValueError: naming env, step and tensor
+    :raises Breakdown: naming env, step and tensor
     """
     if isinstance(value, dict):
         for key, part in value.items():
@@ -45,7 +45,7 @@ def check_finite(env: VecEnv, what: str, value: Any, step: int, largest: float =
     sizes = np.abs(value.reshape(len(value), -1)).max(axis=1)
     slot = int(np.flatnonzero(~(np.isfinite(sizes) & (sizes <= largest)))[0])
     wrong = too_large(largest) if np.isfinite(value[slot]).all() else "is not finite"
-    raise ValueError(
+    raise Breakdown(
         f"{what} of env {slot} (of {env.num_envs}) {wrong} at vector step {step} since the start of learn(): "
         f"{value[slot]}. The policy has not been updated with it; fix the env, or bound its {what} with a wrapper."
     )

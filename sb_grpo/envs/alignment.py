@@ -6,7 +6,10 @@ about member j's at the same t. That is measured on pairs of episodes that share
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import pickle
+import random
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -17,12 +20,16 @@ from sb_grpo.envs.seeded_reset import observation_digest
 
 #: Standard errors by which a correlation must exceed zero, and another lag's must exceed that at lag 0.
 _Z = 3.0
+_GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
+#: Longer lists of an env are not searched for generators.
+_PARTS = 64
 #: Seeds whose episodes are played again.
 _REPLAYS = 5
 
 REMEDIES = {
     "in step": "nothing to mend",
-    "fades": "if step() draws from a generator of its own, draw the episode's luck in reset(), or from a hash of (seed, t)",
+    "fades": "nothing to mend where members share their start and then part by their actions; if step() draws from a "
+    "generator that Python does not see, draw the episode's luck in reset(), or from a hash of (seed, t)",
     "falls out of step": "draw the episode's luck in reset(), or the same number of draws in every step, whatever the action",
     "out of step": "set everything back in reset(seed), counters and generators included",
     "nothing in common": "either no luck reaches the rewards, or these actions drown it: pass policy= to measure with others",
@@ -42,14 +49,14 @@ class Alignment(NamedTuple):
     starts_equal: bool  #: equal seeds gave equal first observations, each time
     replays: bool  #: equal seeds and equal actions gave equal rewards, each time
     seeds_matter: bool  #: with equal actions, different seeds gave different starts or rewards
-    generator_alike: float | None  #: share of steps after which members' ``np_random`` agree; None: it rests after reset
+    generator_alike: float | None  #: share of steps after which members' generators agree; None: they rest after reset
     verdict: str  #: key of :data:`REMEDIES`, "out of step" with "by k" behind it
     sentence: str  #: verdict, figures and remedy
 
 
 class _Episode(NamedTuple):
     start: bytes  #: digest of the first observation
-    generators: list[str]  #: state of ``np_random`` after reset and after each step
+    generators: list[list[int]]  #: states of the env's generators after reset and after each step
     actions: list[Any]
     rewards: list[float]
 
@@ -65,8 +72,8 @@ def noise_alignment(
     """Play pairs of episodes that share a reset seed but not the actions, and correlate their rewards by lag.
 
     Rewards are centred by their mean over all pairs at the same t, as long as both members live. Beyond that, some episodes
-    are played again with their own actions and with another seed, and the env's ``np_random`` is watched: whether it has
-    advanced equally in both members is known exactly, not estimated.
+    are played again with their own actions and with another seed, and the env's ``np_random`` is watched, with the generators
+    that it or its parts keep beside it: whether they have advanced equally in both members is known exactly, not estimated.
 
     :param make_env: id, or function that makes the env; one env plays all episodes, one after another
     :param n_seeds: pairs, at least 3; the standard error of a correlation is about ``1 / sqrt(n_seeds * steps)`` for rewards
@@ -108,13 +115,14 @@ def _play(env: gym.Env[Any, Any], seed: int, policies: list[Callable[[Any], Any]
     :param policies: for each step what chooses its action; it ends with the last of them
     """
     obs, _ = env.reset(seed=seed)
-    episode = _Episode(observation_digest(obs), [_state(env)], [], [])
+    generators = list({id(g): g for g in [env.unwrapped.np_random, *_generators(env.unwrapped)]}.values())
+    episode = _Episode(observation_digest(obs), [_state(generators)], [], [])
     for policy in policies:
         action = policy(obs)
         obs, reward, terminated, truncated, _ = env.step(action)
         episode.actions.append(action)
         episode.rewards.append(float(reward))
-        episode.generators.append(_state(env))
+        episode.generators.append(_state(generators))
         if terminated or truncated:
             break
     return episode
@@ -126,9 +134,24 @@ def _repeat(episode: _Episode) -> list[Callable[[Any], Any]]:
     return [lambda obs: next(actions)] * len(episode.actions)
 
 
-def _state(env: gym.Env[Any, Any]) -> str:
-    """Where the env's generator stands."""
-    return repr(env.unwrapped.np_random.bit_generator.state)
+def _generators(owner: Any, depth: int = 3) -> Iterator[Any]:
+    """What draws random numbers for an env, ``np_random`` among it: attributes of the env and of its parts, spaces left out.
+
+    :param depth: attributes of attributes, and so on
+    """
+    parts: Any = vars(owner).values() if hasattr(owner, "__dict__") else ()
+    if isinstance(owner, dict | list | tuple) and len(owner) <= _PARTS:
+        parts = owner.values() if isinstance(owner, dict) else owner
+    for part in list(parts):
+        if isinstance(part, _GENERATORS):
+            yield part
+        elif depth > 0 and not isinstance(part, type | gym.Space | ModuleType):
+            yield from _generators(part, depth - 1)
+
+
+def _state(generators: list[Any]) -> list[int]:
+    """Where generators stand, as hashes."""
+    return [hash(pickle.dumps(generator)) for generator in generators]
 
 
 def _same(a: _Episode, b: _Episode) -> bool:
@@ -136,10 +159,14 @@ def _same(a: _Episode, b: _Episode) -> bool:
 
 
 def _generator_alike(pairs: list[tuple[_Episode, _Episode]]) -> float | None:
-    if all(state == a.generators[0] for pair in pairs for a in pair for state in a.generators):
+    """Share of steps after which the generators that steps draw from stand alike in both members; None if there are none."""
+    episodes = [episode.generators for pair in pairs for episode in pair]
+    number = min(len(states[0]) for states in episodes)
+    moving = [k for k in range(number) if any(state[k] != states[0][k] for states in episodes for state in states)]
+    if not moving:
         return None
-    alike = [x == y for a, b in pairs for x, y in zip(a.generators[1:], b.generators[1:], strict=False)]
-    return float(np.mean(alike))
+    after = [step for a, b in pairs for step in zip(a.generators[1:], b.generators[1:], strict=False)]
+    return float(np.mean([all(x[k] == y[k] for k in moving) for x, y in after]))
 
 
 def _centred(pairs: list[tuple[_Episode, _Episode]], n_steps: int) -> np.ndarray:
@@ -242,10 +269,10 @@ def _sentence(
     verdict: str, starts_equal: bool, share: float, thirds: tuple[float, float, float], generator_alike: float | None
 ) -> str:
     by_third = ", ".join(f"{100 * third:.0f}" for third in thirds)
-    generator = "rests after reset" if generator_alike is None else f"agrees after {100 * generator_alike:.0f} % of the steps"
+    generator = "rest after reset" if generator_alike is None else f"agree after {100 * generator_alike:.0f} % of the steps"
     unequal = "rewards under equal actions" if starts_equal else "starts"
     proof = f"equal seeds gave unequal {unequal}, " if verdict == "ignores its seed" else ""
     return (
         f"{verdict.capitalize()}: {proof}{100 * share:.0f} % of the reward variance is common at the same step "
-        f"({by_third} % by thirds of an episode), np_random {generator}; {REMEDIES[verdict.partition(' by ')[0]]}."
+        f"({by_third} % by thirds of an episode), its generators {generator}; {REMEDIES[verdict.partition(' by ')[0]]}."
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 
@@ -48,8 +49,15 @@ class FunctionalTensorEnv(TensorVecEnv):
     ) -> None:
         super().__init__(num_envs, observation_space, action_space, max_episode_steps, device)
         self.dtype = dtype
+        self.constants(lambda values: th.as_tensor(np.asarray(values), dtype=dtype, device=self.device))
         self.elapsed = th.zeros(num_envs, dtype=th.int64, device=self.device)
         self.state = self.initial_state(self.elapsed)
+
+    def constants(self, tensor: Callable[[Any], th.Tensor]) -> None:
+        """Put the numbers of the physics on the device, once: a step that brought them there would wait for it.
+
+        :param tensor: makes a tensor of numbers, of the env's dtype and device
+        """
 
     @abstractmethod
     def initial_state(self, seeds: th.Tensor) -> th.Tensor:

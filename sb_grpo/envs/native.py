@@ -30,9 +30,14 @@ class _ClassicControl(FunctionalTensorEnv):
         super().__init__(num_envs, reference.observation_space, reference.action_space, limit, device, dtype)
         reference.close()
 
+    low: th.Tensor
+    high: th.Tensor
+
+    def constants(self, tensor: Any) -> None:
+        self.low, self.high = tensor(self.start_range).unbind(1)
+
     def initial_state(self, seeds: th.Tensor) -> th.Tensor:
-        low, high = th.tensor(self.start_range, dtype=self.dtype, device=self.device).unbind(1)
-        return low + (high - low) * uniform(seeds, len(self.start_range), self.dtype)
+        return self.low + (self.high - self.low) * uniform(seeds, len(self.start_range), self.dtype)
 
 
 class CartPole(_ClassicControl):

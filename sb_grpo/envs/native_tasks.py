@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import gymnasium as gym
 import torch as th
@@ -31,30 +32,32 @@ class _Tasks(FunctionalTensorEnv):
         self.suite = SUITES[self.env_id].tasks
         self.task_names = tuple(t.name for t in self.suite)
         self.fixed_task = None if task is None else find_task(self.task_names, task)
-
-        def column(values: list[float]) -> th.Tensor:
-            return th.tensor(values, dtype=dtype, device=device)
-
-        self.parameters = {name: column([t.physics.get(name, own) for t in self.suite]) for name, own in self.physics.items()}
-        self.scale = column([t.scale for t in self.suite])
-        self.other_goal = th.tensor([t.goal is not as_rewarded for t in self.suite], device=device)
-        self.limits = th.tensor([t.max_steps for t in self.suite], device=device)
         reference = gym.make(self.env_id)
         limit = max(t.max_steps for t in self.suite)
         super().__init__(num_envs, reference.observation_space, reference.action_space, limit, device, dtype)
         reference.close()
+
+    low: th.Tensor
+    high: th.Tensor
+    limits: th.Tensor
+
+    def constants(self, tensor: Any) -> None:
+        self.low, self.high = tensor(self.start_range).unbind(1)
+        self.parameters = {name: tensor([t.physics.get(name, own) for t in self.suite]) for name, own in self.physics.items()}
+        self.scale = tensor([t.scale for t in self.suite])
+        self.other_goal = tensor([t.goal is not as_rewarded for t in self.suite]).bool()
+        self.limits = tensor([t.max_steps for t in self.suite]).long()
 
     @property
     def tasks(self) -> th.Tensor:
         return self.state[:, -1].long()
 
     def initial_state(self, seeds: th.Tensor) -> th.Tensor:
-        low, high = th.tensor(self.start_range, dtype=self.dtype, device=self.device).unbind(1)
-        drawn = uniform(seeds, len(low) + 1, self.dtype)
+        drawn = uniform(seeds, len(self.low) + 1, self.dtype)
         task = (drawn[:, -1:] * len(self.suite)).floor()
         if self.fixed_task is not None:
             task = th.full_like(task, self.fixed_task)
-        return th.cat([low + (high - low) * drawn[:, :-1], task], 1)
+        return th.cat([self.low + (self.high - self.low) * drawn[:, :-1], task], 1)
 
     def time_limits(self) -> th.Tensor:
         return self.limits[self.tasks]

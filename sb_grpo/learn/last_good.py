@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any
 
 import torch as th
 from torch import nn
 
 from sb_grpo.state import own_attributes, own_state, own_tensors, put_own_state
+from sb_grpo.types import Breakdown
 
 
 class LastGood:
@@ -31,7 +33,7 @@ class LastGood:
 
         :param norms: one ``[P]`` tensor per gradient step, from :func:`clip_gradients`
         :param epoch: number of the epoch, for the message
-        :raises ValueError: naming the step and the tensor; weights and optimiser are back where they were
+        :raises Breakdown: naming the step and the tensor; weights and optimiser are back where they were
         """
         finite = th.isfinite(th.stack(norms))
         if bool(finite.all()):
@@ -41,7 +43,7 @@ class LastGood:
             for parameter, good in zip(self.parameters, self.weights, strict=True):
                 parameter.copy_(good)
         self.policy.optimizer.load_state_dict(self.optimizer)
-        raise ValueError(
+        raise Breakdown(
             f"The gradient of {self.names[tensor]} was not finite in gradient step {step} of epoch {epoch}. The weights are "
             "back at their values before this update and can be saved. Lower learning_rate or max_grad_norm, or bound the "
             "rewards with rewards=dict(scaling='clip')."
@@ -56,24 +58,66 @@ def unharmed(learners: Sequence[Any], at_fault: str) -> Iterator[None]:
 
     :param learners: modules with all that they are made of; what is no module has nothing to lose
     :param at_fault: sentence on what the rollout holds, for the message
-    :raises ValueError: naming the tensor that is not finite
+    :raises Breakdown: naming the tensor that is not finite
     """
-    modules = [module for learner in learners if isinstance(learner, nn.Module) for module in learner.modules()]
-    before = [own_state(module) for module in modules]
+    before = Snapshot(learners)
     try:
         yield
-        for module in modules:
+        for module in before.modules:
             for name, value in [*own_tensors(module).items(), *own_attributes(module).items()]:
                 if not _is_finite(value):
-                    raise ValueError(
+                    raise Breakdown(
                         f"{name} of the {type(module).__name__} was not finite after this rollout. {at_fault} What was learnt "
                         "is back at what it was before it, and can be saved. Bound the rewards with rewards=dict("
                         "scaling='clip'), or the observations with a wrapper."
                     )
     except BaseException:
-        for module, state in zip(modules, before, strict=True):
-            put_own_state(module, state)
+        before.put_back()
         raise
+
+
+class Snapshot:
+    """All that learns, as it was: to go back to, as often as need be.
+
+    :param learners: modules with all that they are made of, optimisers included; what is no module has nothing to keep
+    """
+
+    def __init__(self, learners: Sequence[Any]) -> None:
+        self.modules = [module for learner in learners if isinstance(learner, nn.Module) for module in learner.modules()]
+        self._states = [own_state(module) for module in self.modules]
+
+    def put_back(self) -> None:
+        """Make it what it was."""
+        for module, state in zip(self.modules, self._states, strict=True):
+            put_own_state(module, state)
+
+
+#: Is told why a training cannot go on, and mends that or raises.
+Rescue = Callable[[Breakdown], None]
+
+
+def rescued(again: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator of a method of something with a ``rescue``: when the training breaks down in it, that is asked first.
+
+    :param again: the method is then called once more; otherwise it is over, and has returned None
+    """
+
+    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            while True:
+                try:
+                    return method(self, *args, **kwargs)
+                except Breakdown as error:
+                    if self.rescue is None:
+                        raise
+                    self.rescue(error)
+                if not again:
+                    return None
+
+        return run
+
+    return decorate
 
 
 def _is_finite(value: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch as th
 
-from sb_grpo.types import Rollout
+from sb_grpo.types import Breakdown, Rollout
 
 
 def check_per_step(argument: str, what: str, remedy: str, values: Any, rollout: Rollout) -> None:
@@ -16,7 +16,7 @@ def check_per_step(argument: str, what: str, remedy: str, values: Any, rollout: 
     :param what: its numbers are, for the message
     :param remedy: what to do where they are not finite
     :param values: what it returned
-    :raises ValueError: if it is no tensor of the right shape, or not finite
+    :raises ValueError: if it is no tensor of the right shape; :class:`~sb_grpo.types.Breakdown` if it is not finite
     """
     if not isinstance(values, th.Tensor) or values.shape != rollout.rewards.shape:
         got = tuple(values.shape) if hasattr(values, "shape") else type(values).__name__
@@ -26,7 +26,7 @@ def check_per_step(argument: str, what: str, remedy: str, values: Any, rollout: 
         )
     if not bool(th.isfinite(values).all()):
         row = int((~th.isfinite(values)).nonzero()[0])
-        raise ValueError(
+        raise Breakdown(
             f"The {what} of step {int(rollout.t[row])} of an episode in group "
             f"{int(rollout.group[rollout.episode[row]])} of this rollout is {float(values[row])}. The policy has not been "
             f"updated. {remedy}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch as th
 
+from sb_grpo.types import Breakdown
+
 #: What is added to a Gram matrix that has no Cholesky factor, in units of its mean diagonal, until it has one.
 JITTER = (1e-5, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 
@@ -14,7 +16,7 @@ def factorise(systems: th.Tensor, ridges: th.Tensor) -> th.Tensor:
     :param systems: ``[n, size, size]`` float64; changed
     :param ridges: ``[n]``
     :return: ``[n, size, size]``
-    :raises ValueError: for systems that are not finite
+    :raises Breakdown: for systems that are not finite
     """
     factor: th.Tensor
     diagonal = systems.diagonal(dim1=1, dim2=2)[:, 1:]
@@ -24,7 +26,7 @@ def factorise(systems: th.Tensor, ridges: th.Tensor) -> th.Tensor:
         if not bool(failed.any()):
             return factor
         diagonal += jitter * diagonal.mean()
-    raise ValueError("The state baseline's regression cannot be solved: its features or returns are not finite.")
+    raise Breakdown("The state baseline's regression cannot be solved: its features or returns are not finite.")
 
 
 def solve_each(factor: th.Tensor, right: th.Tensor) -> th.Tensor:

@@ -34,6 +34,14 @@ def warm_up_cosine(progress_remaining: float, peak: float, warm_up: float) -> fl
     return 0.5 * peak * (1.0 + math.cos(math.pi * (done - warm_up) / (1.0 - warm_up)))
 
 
+def scaled(progress_remaining: float, schedule: Schedule, factor: float) -> float:
+    """A multiple of another schedule.
+
+    :param progress_remaining: 1 at the start of training, 0 at its end
+    """
+    return factor * schedule(progress_remaining)
+
+
 def named(text: str) -> Schedule:
     """The function that a schedule's name stands for. It can be pickled, so that models with it can be saved.
 

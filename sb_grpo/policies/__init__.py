@@ -8,6 +8,7 @@ from sb_grpo.policies.actor import (
     MlpPolicy,
     MultiInputPolicy,
 )
+from sb_grpo.policies.routing import RoutedPolicy
 from sb_grpo.policies.weights import load_actor
 
 __all__ = [
@@ -17,5 +18,6 @@ __all__ = [
     "CnnPolicy",
     "MlpPolicy",
     "MultiInputPolicy",
+    "RoutedPolicy",
     "load_actor",
 ]

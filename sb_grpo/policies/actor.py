@@ -301,11 +301,11 @@ class ActorPolicy(PredictingPolicy):
         :param n_envs: number of matrices
         :raises ValueError: without gSDE
         """
-        if not isinstance(self.action_dist, StateDependentNoiseDistribution):
+        if not isinstance(self.head, StateDependentNoiseHead):
             raise ValueError("reset_noise() belongs to gSDE; construct the policy with use_sde=True.")
-        self.action_dist.sample_weights(self.log_std, batch_size=n_envs)
+        self.head.draw(n_envs)
         if n_envs == 1:  # SB3 then uses this one; see renew_noise
-            self.action_dist.exploration_mat = self.action_dist.exploration_matrices[0]
+            self.head.dist.exploration_mat = self.head.dist.exploration_matrices[0]
 
     @th.no_grad()
     def renew_noise(self, mask: th.Tensor) -> None:

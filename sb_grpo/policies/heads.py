@@ -14,6 +14,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.distributions import StateDependentNoiseDistribution
+from torch.distributions import Normal
 from torch.nn import functional as F
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -161,8 +162,19 @@ class StateDependentNoiseHead:
         self.dist, self.owner = dist, owner
 
     def distribution(self, out: th.Tensor) -> StateDependentNoiseDistribution:
-        mean, latent = out[:, : self.dist.action_dim], out[:, self.dist.action_dim :]
-        return self.dist.proba_distribution(mean, self.owner.log_std, latent)
+        """As SB3's ``proba_distribution``, without the look at every value that makes the host wait for the device."""
+        dist, mean, latent = self.dist, out[:, : self.dist.action_dim], out[:, self.dist.action_dim :]
+        dist._latent_sde = latent if dist.learn_features else latent.detach()
+        variance = th.mm(dist._latent_sde**2, dist.get_std(self.owner.log_std) ** 2)
+        dist.distribution = Normal(mean, th.sqrt(variance + dist.epsilon), validate_args=False)
+        return dist
+
+    def draw(self, n_envs: int) -> None:
+        """As SB3's ``sample_weights``, without that look: an exploration matrix per env."""
+        dist, std = self.dist, self.dist.get_std(self.owner.log_std)
+        dist.weights_dist = Normal(th.zeros_like(std), std, validate_args=False)
+        dist.exploration_mat = dist.weights_dist.rsample()
+        dist.exploration_matrices = dist.weights_dist.rsample(th.Size((n_envs,)))
 
     def noise(self, like: th.Tensor) -> th.Tensor:
         return like.new_zeros(like.shape)  # the exploration matrices hold it: see ActorPolicy.reset_noise

@@ -17,7 +17,10 @@ class Study(NamedTuple):
     better: str  #: what a larger value means
 
 
-STUDIES = (Study("GRPO on CartPole-v1, 20,000 steps", "docs/studies/data/tune/trials.csv", "mean return at the end"),)
+STUDIES = (
+    Study("GRPO on CartPole-v1, 20,000 steps", "docs/studies/data/tune/trials.csv", "mean return at the end"),
+    Study("GRPO on LoadBalancing-v0, 30,000 steps", "docs/studies/data/tune/load_balancing.csv", "mean return at the end"),
+)
 #: Parameters that a study searches on a logarithmic scale: the largest value is so many times the smallest.
 SPAN = 5.0
 

@@ -83,14 +83,16 @@ def main() -> None:
     th.set_num_threads(1)
     tasks, variants = STUDIES[args.study]
     means: dict[tuple[str, str], list[float]] = {}
+    file = args.out / f"{args.study}.jsonl"
     for seed in range(args.seeds):
         for env_id in tasks:
             for name, variant in variants.items():
-                file = args.out / args.study / f"{env_id}_{name}.jsonl"
-                if seed not in records.seeds(file):
-                    records.put(file, run(env_id, name, variant, seed))
-                (returns,) = (record["returns"] for record in records.read(file) if record["seed"] == seed)
-                means.setdefault((env_id, name), []).append(float(np.mean(returns)))
+                key = {"env": env_id, "variant": name, "seed": seed}
+                found = [record for record in records.read(file) if key.items() <= record.items()]
+                if not found:
+                    found = [run(env_id, name, variant, seed)]
+                    records.put(file, found[0], *key)
+                means.setdefault((env_id, name), []).append(float(np.mean(found[0]["returns"])))
     print(f"Final evaluation, seeds 0 to {args.seeds - 1}: IQM over seeds with its 95 % bootstrap interval")
     print(f"| task | {' | '.join(variants)} |\n|---|{'---|' * len(variants)}")
     for env_id in tasks:

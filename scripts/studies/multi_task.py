@@ -11,8 +11,8 @@ Scores are normalised: 0 is a random policy, 1 the single-task policies of GRPO 
 from __future__ import annotations
 
 import argparse
-import json
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -31,6 +31,7 @@ from zoo.schedules import make_schedule
 
 SLOTS_PER_TASK, EPISODES = 2, 20
 FOLDER, PICTURE = DATA / "multi_task", IMG / "multi_task.png"
+RANDOM = "random"
 
 COMMON = dict(n_steps=256, batch_size=64, n_epochs=10, learning_rate="lin_3e-4", gamma=0.99, gae_lambda=0.95, device="cpu")
 #: By suite: steps per task, and what differs from COMMON, for every algorithm.
@@ -52,6 +53,7 @@ class Variant(NamedTuple):
     kwargs: dict[str, Any]
     together: bool = True
     scaled: bool = False
+    policy: str = "MlpPolicy"
 
 
 #: Of GRPO, ``tasks`` is added where one policy learns all.
@@ -59,6 +61,17 @@ VARIANTS = {
     "grpo_task": Variant("GRPO, grouping=task", GRPO, dict(group_size=1, multitask=dict(grouping="task"))),
     "grpo_task_constant": Variant(
         "GRPO, grouping=task, constant rate", GRPO, dict(group_size=1, multitask=dict(grouping="task"), learning_rate=3e-4)
+    ),
+    "grpo_wide": Variant(
+        "GRPO, grouping=task, net_arch=[128, 128]",
+        GRPO,
+        dict(group_size=1, multitask=dict(grouping="task"), policy_kwargs=dict(net_arch=[128, 128])),
+    ),
+    "grpo_routed": Variant(
+        "GRPO, grouping=task, soft modularization",
+        GRPO,
+        dict(group_size=1, multitask=dict(grouping="task"), policy_kwargs=dict(n_tasks=4)),
+        policy="RoutedPolicy",
     ),
     "grpo_global": Variant("GRPO, global normalisation", GRPO, dict(group_size=1, normalize_advantage="batch")),
     "ppo": Variant("PPO", PPO, {}),
@@ -116,7 +129,7 @@ def train(suite: str, variant: Variant, tasks: list[str], seed: int) -> dict[str
     env, start = make_env(suite, tasks, seed), time.perf_counter()
     if variant.scaled:
         env = VecNormalize(env, norm_obs=False, gamma=kwargs["gamma"])
-    model = variant.algorithm("MlpPolicy", env, seed=seed, **kwargs)
+    model = variant.algorithm(variant.policy, env, seed=seed, **kwargs)
     model.learn(SETTINGS[suite][0] * len(tasks))
     seconds = time.perf_counter() - start
     returns = {task: evaluate(suite, model, task) for task in tasks}
@@ -141,15 +154,25 @@ def run(suite: str, name: str, seed: int) -> dict[str, Any]:
     }
 
 
+def file_of(suite: str) -> Path:
+    """Its raw results: a line per run, and one for random actions."""
+    return FOLDER / f"{suite}.jsonl"
+
+
+def done(suite: str) -> set[str]:
+    """What has run."""
+    return {run["run"] for run in records.read(file_of(suite))}
+
+
 def random_returns(suite: str) -> np.ndarray:
     """``[tasks]`` mean returns of random actions."""
-    found = json.loads((FOLDER / suite / "random.json").read_text())
+    found = next(run["returns"] for run in records.read(file_of(suite)) if run["run"] == RANDOM)
     return np.array([np.mean(found[task]) for task in task_names(suite)])
 
 
 def results(suite: str, name: str) -> np.ndarray:
     """``[seeds, tasks]`` mean returns, of the runs that there are."""
-    found = records.read(FOLDER / suite / f"{name}.jsonl")
+    found = [run for run in records.read(file_of(suite)) if run.get("variant") == name]
     return np.array([[np.mean(run["returns"][task]) for task in task_names(suite)] for run in found])
 
 
@@ -229,17 +252,16 @@ def main() -> None:
         draw(suites)
         return
     for suite in suites:
-        folder = FOLDER / suite
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / "random.json"
-        if not file.exists():
-            file.write_text(json.dumps({task: evaluate(suite, None, task) for task in task_names(suite)}) + "\n")
+        file = file_of(suite)
+        if RANDOM not in done(suite):
+            returns = {task: evaluate(suite, None, task) for task in task_names(suite)}
+            records.put(file, {"run": RANDOM, "returns": returns}, "run")
         for seed in range(args.seeds):
             for name in args.variants:
-                file = folder / f"{name}.jsonl"
-                if seed not in records.seeds(file):
-                    records.put(file, run(suite, name, seed))
-                    print(f"{file}: seed {seed}", flush=True)
+                key = f"{name}, seed {seed}"
+                if key not in done(suite):
+                    records.put(file, {"run": key, **run(suite, name, seed)}, "run")
+                    print(f"{file}: {key}", flush=True)
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def logged(model: GRPO) -> Iterable[str]:
     return model.last_figures
 
 
-#: Small models for ``tests/guards/zips``: zips of one version, to be loaded by all that follow.
+#: Small models for ``tests/guards/zips.zip``: models of one version, to be loaded by all that follow.
 ZIPPED: dict[str, Callable[[], GRPO]] = {
     "cartpole": lambda: train(host("CartPole-v1"), 256),
     "pendulum_gsde": lambda: train(host("Pendulum-v1"), 256, use_sde=True),

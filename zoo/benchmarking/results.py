@@ -1,7 +1,7 @@
 """Results of runs: how they are written (whole or not at all), read, and checked.
 
 A run has a file of its own, ``ENV/LABEL/seed_3.json``.
-Of a study that is kept, all runs of a label are lines of ``LABEL.jsonl``.
+Of a study that is kept, runs are lines of files such as ``LABEL.jsonl``, of one label or of several.
 """
 
 from __future__ import annotations
@@ -76,8 +76,9 @@ class Run:
     @property
     def file(self) -> Path:
         """``ENV/LABEL/seed_3.json``: where the run has a file of its own, or would have one."""
-        label, lines, _ = self.path.name.rpartition(LINES)
-        return self.path.parent / env_folder(self.env) / label / seed_file(self.seed) if lines else self.path
+        if LINES not in self.path.name:
+            return self.path
+        return self.path.parent / env_folder(self.env) / self.label / seed_file(self.seed)
 
     @property
     def score(self) -> float:

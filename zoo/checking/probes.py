@@ -30,7 +30,7 @@ SEEDS = 4
 #: Pairs of episodes, and steps of each, that alignment is measured on, where there is time for them.
 PAIRS, PAIR_STEPS = 100, 200
 #: Verdicts of :func:`noise_alignment` by level; those that are not named are fine.
-ALIGNMENT = {"ignores its seed": BROKEN, "out of step": LOOK, "falls out of step": LOOK, "fades": LOOK}
+ALIGNMENT = {"ignores its seed": BROKEN, "out of step": LOOK, "falls out of step": LOOK}
 
 
 def check_spaces(env: gym.Env[Any, Any]) -> list[Finding]:

@@ -93,7 +93,7 @@ def from_folder(folder: Path, y: str = runs.RETURN) -> tuple[list[Curve], list[s
 
 
 def from_tensorboard(folder: Path, tag: str) -> list[Curve]:
-    """Curves of one tag in TensorBoard event files.
+    """Curves of one tag in TensorBoard event files; a run and those that went on from it are one.
 
     :param folder: with event files somewhere below
     :param tag: such as ``rollout/ep_rew_mean``
@@ -109,7 +109,7 @@ def from_tensorboard(folder: Path, tag: str) -> list[Curve]:
         if tag in events.Tags()["scalars"]:
             points = events.Scalars(tag)
             steps, values = (np.array([getattr(p, name) for p in points], dtype=float) for name in ("step", "value"))
-            label = re.sub(r"_\d+$", "", run_folder.name)
+            label = re.sub(r"(_continued)?_\d+$", "", run_folder.name)
             panel = f"{run_folder.resolve().parent.name}: {tag}"
             curves.append(Curve(panel, label, TRAINING, steps, values, source=run_folder))
     if not tags:
@@ -118,7 +118,22 @@ def from_tensorboard(folder: Path, tag: str) -> list[Curve]:
         raise BadInput(
             f"no event file in {folder} has the tag {tag!r}.{did_you_mean(tag, tags)} (tags: {', '.join(sorted(tags))})"
         )
-    return curves
+    return _continued(curves)
+
+
+def _continued(curves: list[Curve]) -> list[Curve]:
+    """Curves of event files, those named ``NAME_continued_N`` behind what stands under ``NAME`` up to where they begin."""
+    by_name = {str(curve.source): curve for curve in curves}
+    went_on = set()
+    for path in sorted(by_name, key=lambda path: path.count("_continued_")):
+        name, _, _ = path.rpartition("_continued_")
+        if name in by_name:
+            before, curve = by_name[name], by_name[path]
+            kept = before.steps < curve.steps[0]
+            steps, values = np.append(before.steps[kept], curve.steps), np.append(before.values[kept], curve.values)
+            by_name[path] = replace(curve, label=before.label, steps=steps, values=values)
+            went_on.add(name)
+    return [curve for path, curve in by_name.items() if path not in went_on]
 
 
 def labelled(curves: Sequence[Curve], by: str) -> list[Curve]:

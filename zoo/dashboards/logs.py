@@ -9,6 +9,8 @@ from typing import Any
 
 #: Points of a logged value that are kept, and histograms.
 POINTS, HISTOGRAMS = 500, 60
+#: Significant digits of a value that are kept: a chart shows three.
+DIGITS = 6
 #: Quantiles of a histogram that are drawn.
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 #: Seconds between the start of a run and of its TensorBoard file, at most.
@@ -57,10 +59,11 @@ def number(text: Any) -> float | None:
 
 
 def thinned(column: Column) -> Column:
-    """At most ``POINTS`` points at equal distances, the last one among them."""
+    """At most ``POINTS`` points at equal distances, the last one among them; values with ``DIGITS`` digits."""
     n = len(column["steps"])
     rows = range(n) if n <= POINTS else [round(i * (n - 1) / (POINTS - 1)) for i in range(POINTS)]
-    return {name: [values[i] for i in rows] for name, values in column.items()}
+    values = [float(f"{column['values'][i]:.{DIGITS}g}") for i in rows]
+    return {"steps": [column["steps"][i] for i in rows], "values": values}
 
 
 def nearest_events(places: list[Path], started: float | None) -> Path | None:

@@ -10,11 +10,34 @@ from typing import Any
 
 import plotly
 
+from sb_grpo import files
+
+from ..dashboards.runs import read_runs
+
 ASSETS = Path(__file__).parent / "assets"
 #: Plotly's own build for browsers, out of its Python package: nothing is fetched when a page is made or seen.
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 #: In the order in which they need each other.
 MODULES = ("dom.js", "charts.js", "dashboard.js")
+
+
+def write_page(place: Path, out: Path, tensorboard: Path | None) -> int:
+    """Write the page of a run or of the runs below a folder, and say so.
+
+    :param place: folder
+    :param out: the file
+    :param tensorboard: where TensorBoard's files are; None: where the run's command line put them
+    :return: exit code
+    """
+    data = read_runs(place, tensorboard, out.parent)
+    files.write(out, page(data, title_of(place)))
+    print(f"{out}: {len(data['runs'])} run{'s' * (len(data['runs']) > 1)}; open it in a browser")
+    return 0
+
+
+def title_of(place: Path) -> str:
+    """What the browser's tab says."""
+    return f"{place.resolve().name} - sb_grpo"
 
 
 def page(data: dict[str, Any], title: str, live: bool = False) -> str:

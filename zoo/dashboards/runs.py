@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ..common.command_line import BadInput
+from ..common.command_line import BadInput, Parser
 from ..dashboards.logs import read_log
+from ..dashboards.messages import health_messages
 
 #: Points of a curve over episodes, and runs on one page.
 POINTS, MOST_RUNS = 300, 40
@@ -26,6 +27,14 @@ NO_LOG = (
 )
 NO_GROUPS = "The log has no group figures: {algo} forms no groups. Views of groups, advantages and weights are left out."
 NO_HEALTH = "No health messages: the run had no HealthCallback (docs/health.md)."
+
+
+def add_place(parser: Parser) -> None:
+    """The arguments that say which runs a page is about."""
+    parser.add_argument("place", type=Path, metavar="RUN_OR_FOLDER", help="folder of a run, or one above several")
+    parser.add_argument(
+        "--tensorboard", type=Path, default=None, help="where TensorBoard's files are; the run's own if left out"
+    )
 
 
 def run_folders(place: Path) -> list[Path]:
@@ -52,7 +61,10 @@ def read_runs(place: Path, tensorboard: Path | None, page_folder: Path | None = 
     :param place: folder of a run, or one above several
     :param tensorboard: where TensorBoard's files are; None: where the run's command line put them
     :param page_folder: that the page stands in, for its links; ``place`` if None
+    :raises BadInput: for folders that are not there, and where there is no run
     """
+    if tensorboard is not None and not tensorboard.is_dir():
+        raise BadInput(f"--tensorboard {tensorboard} is no folder.")
     runs = [read_run(folder, place, tensorboard, page_folder or place) for folder in run_folders(place)]
     return {"format": "sb_grpo.dashboard", "version": 1, "runs": runs}
 
@@ -81,9 +93,15 @@ def read_run(folder: Path, place: Path, tensorboard: Path | None, page_folder: P
         "log": log,
         "advantages": advantages,
         "settings": {str(key): str(value) for key, value in settings.items()},
-        "files": [os.path.relpath(path, page_folder) for path in sorted(folder.rglob("*")) if path.is_file()][:60],
+        "files": [os.path.relpath(path, page_folder) for path in sorted(folder.rglob("*")) if is_result(path)][:60],
+        "messages": health_messages(log),
         "notes": notes,
     }
+
+
+def is_result(path: Path) -> bool:
+    """A file that the run has written: no folder, and no page about it."""
+    return path.is_file() and path.suffix != ".html"
 
 
 def read_episodes(folder: Path) -> tuple[np.ndarray, float | None]:

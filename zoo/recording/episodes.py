@@ -9,9 +9,13 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import torch as th
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb_grpo import Rollout
+from sb_grpo.collect.beside import Beside
+from sb_grpo.collect.masks import source_of
 from sb_grpo.policies import ActorPolicy
+from sb_grpo.types import TensorOrDict, map_obs
 
 from ..common.command_line import BadInput
 
@@ -22,8 +26,8 @@ TRIES = 50
 class Episode(NamedTuple):
     """One member of a group."""
 
-    observations: np.ndarray  #: [T + 1, d], the last one after the last step
-    actions: list[Any]
+    observations: list[Any]  #: T + 1 as the policy sees them, with valid actions and memory; the last one after the last step
+    actions: list[th.Tensor]
     rewards: list[float]
     terminated: bool
     task: int
@@ -39,8 +43,8 @@ def collect(env: gym.Env, policy: ActorPolicy, n_groups: int, group_size: int, m
     :param max_steps: episodes are cut after so many steps
     :param n_tasks: 0: the env has one task
     """
-    seeds = group_seeds(env, n_groups, n_tasks)
-    return as_rollout([[run(env, policy, seed, max_steps) for _ in range(group_size)] for seed in seeds])
+    seeds, alone = group_seeds(env, n_groups, n_tasks), DummyVecEnv([lambda: env])
+    return as_rollout([[run(alone, policy, seed, max_steps) for _ in range(group_size)] for seed in seeds])
 
 
 def group_seeds(env: gym.Env, n_groups: int, n_tasks: int) -> list[int]:
@@ -69,33 +73,41 @@ def task_of(info: dict[str, Any]) -> int:
     return int(info.get("task", 0))
 
 
-def run(env: gym.Env, policy: ActorPolicy, seed: int, max_steps: int) -> Episode:
-    """One episode."""
-    obs, info = env.reset(seed=seed)
-    observations, actions, rewards = [obs], [], []
-    terminated = truncated = False
-    for _ in range(max_steps):
+def run(env: VecEnv, policy: ActorPolicy, seed: int, max_steps: int) -> Episode:
+    """One episode, as GRPO collects them.
+
+    :param env: with one slot
+    """
+    env.seed(seed)
+    observations, actions, rewards = list[Any](), list[th.Tensor](), list[float]()
+    obs: Any = env.reset()
+    task, terminated, carried = task_of(env.reset_infos[0]), False, Beside(source_of(env))
+    carried.see(env)
+    for t in range(max_steps):
+        seen = carried.observe(th.as_tensor(obs), policy, np.array([t]), t)
         with th.no_grad():
-            action = policy.act(th.as_tensor(np.asarray(obs)).unsqueeze(0)).squeeze(0).numpy()
-        space = env.action_space
-        taken = np.clip(action, space.low, space.high) if isinstance(space, gym.spaces.Box) else action
-        obs, reward, terminated, truncated, info = env.step(taken)
-        observations.append(obs)
-        actions.append(action)
-        rewards.append(float(reward))
-        if terminated or truncated:
+            action, memory = policy.act_and_remember(seen)
+        carried.remember(memory)
+        obs, reward, dones, infos = env.step(policy.in_bounds(action.numpy()))
+        carried.see(env, infos, dones, t)
+        observations.append(map_obs(lambda x: x[0], seen))
+        actions.append(action[0])
+        rewards.append(float(reward[0]))
+        if dones[0]:
+            obs, terminated = infos[0]["terminal_observation"][None], not infos[0]["TimeLimit.truncated"]
             break
-    return Episode(np.asarray(observations, dtype=np.float32), actions, rewards, terminated, task_of(info))
+    observations.append(map_obs(th.as_tensor, carried.after(0, obs[0])))
+    return Episode(observations, actions, rewards, terminated, task)
 
 
 def packed(
-    observations: th.Tensor,
+    observations: TensorOrDict,
     actions: th.Tensor,
     rewards: th.Tensor,
     lengths: th.Tensor,
     group: th.Tensor,
     terminated: th.Tensor,
-    final_observations: th.Tensor,
+    final_observations: TensorOrDict,
     task: th.Tensor,
 ) -> Rollout:
     """Whole episodes as GRPO's estimators take them; log-probabilities are left at 0.
@@ -126,15 +138,21 @@ def as_rollout(groups: list[list[Episode]]) -> Rollout:
     """The episodes of some groups."""
     episodes = [episode for group in groups for episode in group]
     return packed(
-        observations=th.from_numpy(np.concatenate([e.observations[:-1] for e in episodes])),
-        actions=th.from_numpy(np.asarray([a for e in episodes for a in e.actions])),
+        observations=stacked([obs for e in episodes for obs in e.observations[:-1]]),
+        actions=th.stack([action for e in episodes for action in e.actions]),
         rewards=th.tensor([r for e in episodes for r in e.rewards]),
         lengths=th.tensor([len(e.rewards) for e in episodes]),
         group=th.repeat_interleave(th.arange(len(groups)), th.tensor([len(group) for group in groups])),
         terminated=th.tensor([e.terminated for e in episodes]),
-        final_observations=th.from_numpy(np.stack([e.observations[-1] for e in episodes])),
+        final_observations=stacked([e.observations[-1] for e in episodes]),
         task=th.tensor([e.task for e in episodes]),
     )
+
+
+def stacked(observations: list[Any]) -> TensorOrDict:
+    """Observations of single steps as one batch."""
+    found: TensorOrDict = map_obs(lambda *parts: th.stack(parts), *observations)
+    return found
 
 
 def chunks(n: int, size: int, generator: th.Generator) -> Iterator[th.Tensor]:

@@ -14,7 +14,9 @@ from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.losses import clipped_surrogate
 from sb_grpo.maths.returns import gae
 from sb_grpo.policies import ActorPolicy
+from sb_grpo.types import map_obs
 
+from ..recording.document import rounded
 from ..recording.episodes import chunks
 
 #: Rows of a minibatch, passes, and the learning rate of the update whose ratios are recorded.
@@ -68,7 +70,8 @@ def ratios_after_update(policy: ActorPolicy, rollout: Rollout, advantage: th.Ten
         old = policy.log_prob(rollout.observations, rollout.actions)
     for _ in range(EPOCHS):
         for rows in chunks(len(advantage), BATCH, generator):
-            log_prob = new.log_prob(rollout.observations[rows], rollout.actions[rows])  # type: ignore[index]
+            observations = map_obs(lambda part: part[rows], rollout.observations)  # noqa: B023
+            log_prob = new.log_prob(observations, rollout.actions[rows])
             loss = clipped_surrogate((log_prob - old[rows]).exp(), advantage[rows], CLIP, CLIP).mean()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
@@ -93,3 +96,12 @@ def conflicts(policy: ActorPolicy, rollout: Rollout, advantage: th.Tensor, label
         gradients.append(th.cat([part.flatten() for part in parts]))
     matrix = th.nn.functional.normalize(th.stack(gradients), dim=1)
     return [[float(x) for x in row] for row in matrix @ matrix.T]
+
+
+def weighting(model: GRPO) -> dict[str, list[Any]] | None:
+    """What group weights have followed over the training, by task; None where they followed nothing."""
+    followed = getattr(model, "group_weighting", None)
+    if followed is None or followed.n_labels == 0 or model.options.multitask.grouping not in ("task", "hierarchical"):
+        return None
+    names = ("fast", "slow", "spread")
+    return {name: rounded(getattr(followed, name)) for name in names} | {"seen": followed.seen.int().tolist()}

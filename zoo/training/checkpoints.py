@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.logger import TensorBoardOutputFormat
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb_grpo import files
@@ -47,10 +48,17 @@ def facts(model: BaseAlgorithm, settings: dict[str, Any], **more: Any) -> dict[s
         "env_steps": model.num_timesteps,
         "updates": model._n_updates,
         "mean_return": float(np.mean(returns)) if returns else None,
+        "tensorboard": tensorboard_of(model),
         **more,
         "settings_sha256": hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest(),
         **_provenance(),
     }
+
+
+def tensorboard_of(model: BaseAlgorithm) -> str | None:
+    """Name of the folder that the model's scalars go to; None where they go to none."""
+    writers = [to for to in model.logger.output_formats if isinstance(to, TensorBoardOutputFormat)]
+    return Path(model.logger.get_dir() or "").name if writers else None
 
 
 @cache

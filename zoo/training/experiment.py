@@ -19,7 +19,7 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize, sync_envs_normalization
 
 from sb_grpo import GRPO, SeededResetWrapper, files, ranks
-from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback
+from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, RecoveryCallback
 from sb_grpo.figures import as_shown
 
 from ..common.command_line import BadInput
@@ -32,14 +32,15 @@ from ..common.strict_json import to_json
 from ..schedules import with_schedules
 from ..training.callbacks import HParamsCallback
 from ..training.card import write_card
-from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, save, statistics_of
+from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, read_facts, save, statistics_of
 from ..training.checks import check_settings
 from ..training.crashes import is_bad_input
 from ..training.entries import entry_name, read_entries
+from ..training.mlflow_runs import RESULTS, MlflowCallback
 from ..training.resuming import FILE as RUN_FILE
 from ..training.resuming import RunSaves, set_monitors_aside
 from ..training.run_files import read_values, write_values
-from ..training.tracking import Keep, artifact_name, define_metrics, keeper
+from ..training.tracking import Keep, all_of, artifact_name, define_metrics, keeper
 
 FINAL_EPISODES = 20
 #: Rules of ``--health``.
@@ -59,6 +60,7 @@ class Experiment(ExperimentManager):
     gradient_steps: int | None = None  #: of this run; a model that goes on training has taken others before
     settings: dict[str, Any]
     health: HealthCallback | None = None
+    mlflow: MlflowCallback | None = None
     run_saves: RunSaves | None = None
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
@@ -119,6 +121,10 @@ class Experiment(ExperimentManager):
     def create_callbacks(self) -> None:
         """As rl_zoo3's, with whole checkpoints; frequencies are in steps of all envs together."""
         folder, settings = Path(self.save_path), self.settings
+        if getattr(self.args, "mlflow", None):
+            name, about = f"{self.algo}-{folder.name}", {"algo": self.algo, "seed": self.seed, **settings}
+            self.mlflow = MlflowCallback(self.args.mlflow, name, about, Path(self.log_folder, "mlflow"))
+            self.callbacks.append(self.mlflow)
         if self.show_progress:
             self.callbacks.append(ProgressBarCallback())
         if self.save_freq > 0:
@@ -145,6 +151,8 @@ class Experiment(ExperimentManager):
         if getattr(self.args, "health", None):
             self.health = HealthCallback(HEALTH[self.args.health])
             self.callbacks.append(self.health)
+        if getattr(self.args, "recover", 0):
+            self.callbacks.append(RecoveryCallback(self.args.recover))
 
         if self.algo == "grpo" and ranks.announced().n == 1 and hasattr(self.args, "resume"):
             every = max(self.save_freq // self.n_envs, 1) if self.save_freq > 0 else 0
@@ -152,12 +160,13 @@ class Experiment(ExperimentManager):
             self.callbacks.append(self.run_saves)
 
     def _keeper(self, alias: str) -> Keep | None:
-        """What makes an artifact of a model; None without ``--track``."""
-        if not getattr(self.args, "track", False):
-            return None
-        import wandb  # an extra
+        """What makes an artifact of a model; None without ``--track`` and ``--mlflow``."""
+        keepers = [] if self.mlflow is None else [self.mlflow.keeper(alias)]
+        if getattr(self.args, "track", False):
+            import wandb  # an extra
 
-        return keeper(wandb.run, artifact_name(self.algo, self.env_name, f"seed-{self.seed}"), alias)
+            keepers.append(keeper(wandb.run, artifact_name(self.algo, self.env_name, f"seed-{self.seed}"), alias))
+        return all_of(keepers)
 
     def _maybe_normalize(self, env: VecEnv, eval_env: bool) -> VecEnv:
         """VecNormalize with the statistics that belong to the weights which go on training; new ones for new weights."""
@@ -206,6 +215,12 @@ class Experiment(ExperimentManager):
         return bool(getattr(self.args, "continue_run", False))
 
     @property
+    def tensorboard_name(self) -> str:
+        """Of this run in TensorBoard, without its number; a run that goes on is named after the one before."""
+        before = (read_facts(Path(self.trained_agent)) or {}).get("tensorboard") if self.going_on else None
+        return f"{before}_continued" if before else self.algo.upper()
+
+    @property
     def trusted(self) -> bool:
         """Whether the files of the run that goes on may be unpickled."""
         return not getattr(self.args, "untrusted", False)
@@ -247,6 +262,8 @@ class Experiment(ExperimentManager):
                 saves.stopped()
         except (Exception, ranks.RankLost):
             save(model, self.model_path, facts(model, self.settings))
+            if self.mlflow is not None:
+                self.mlflow.finish(failed=True)
             print(f"The training ended in an error after {model.num_timesteps:,} steps; the model is {self.model_path}")
             if saves is not None:
                 saves.stopped()
@@ -260,6 +277,8 @@ class Experiment(ExperimentManager):
         if self.algo == "ars":  # rl_zoo3 gives it processes of its own
             super().learn(model)
             return
+        if self.tensorboard_log is not None:
+            folder = new_folder(Path(self.tensorboard_log), self.tensorboard_name)
         if self.tensorboard_log is not None and self.resumed is None:
             folder = new_folder(Path(self.tensorboard_log), self.algo.upper())
             model.set_logger(configure(str(folder), ["stdout", "tensorboard"] if model.verbose else ["tensorboard"]))
@@ -367,6 +386,8 @@ class Experiment(ExperimentManager):
             print(f"Learning curve: {picture}")
         print(f"Metrics:        {folder / 'metrics.json'}")
         print(f"Model card:     {write_card(folder)}")
+        if self.mlflow is not None:
+            self.mlflow.finish([self.model_path, *(folder / name for name in RESULTS)])
 
 
 def share_of_envs(n_envs: int) -> int:

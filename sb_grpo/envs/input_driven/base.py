@@ -64,11 +64,4 @@ class TensorInputDrivenEnv(LuckyTensorEnv):
     def __init__(self, num_envs: int = 1, device: th.device | str = "cpu", dtype: th.dtype = th.float32) -> None:
         limit = gym.spec(self.env_id).max_episode_steps
         assert limit is not None
-        self.constants(lambda values: th.as_tensor(np.asarray(values), dtype=dtype, device=device))
         super().__init__(num_envs, self.observed, self.acted, limit, device, dtype)
-
-    def constants(self, tensor: Any) -> None:
-        """Put the body's numbers on the device, once: a captured step may not bring them there.
-
-        :param tensor: makes a tensor of numbers, of the env's dtype and device
-        """

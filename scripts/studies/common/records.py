@@ -1,4 +1,4 @@
-"""Raw results on disk: a file of JSON lines per label, a run per line, seeds in order."""
+"""Raw results on disk: files of JSON lines, a run per line, in the order of what tells the runs apart."""
 
 from __future__ import annotations
 
@@ -37,18 +37,23 @@ def seeds(file: Path, name: str = "seed") -> set[int]:
     return {record[name] for record in read(file)}
 
 
-def put(file: Path, record: Record, name: str = "seed") -> None:
-    """Add a run, in the place of the one with its seed if there is one. Several processes may do so at once.
+def put(file: Path, record: Record, *key: str) -> None:
+    """Add a run, in the place of the one with its key if there is one. Several processes may do so at once.
 
     :param file: of JSON lines, made if it is not there
     :param record: JSON values
-    :param name: what a record calls its seed
+    :param key: names of what tells runs apart; default: the seed
     """
+    names = key or ("seed",)
+
+    def of(it: Record) -> list[Any]:
+        return [it.get(name, 0) for name in names]
+
     file.parent.mkdir(parents=True, exist_ok=True)
     with (file.parent / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        others = [other for other in read(file) if other.get(name) != record.get(name)]
-        write(file, sorted([*others, record], key=lambda it: it.get(name, 0)))
+        others = [other for other in read(file) if of(other) != of(record)]
+        write(file, sorted([*others, record], key=of))
 
 
 def write(file: Path, records: Iterable[Record]) -> None:

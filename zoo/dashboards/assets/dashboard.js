@@ -84,14 +84,8 @@ function cards(run) {
   return el("div", { class: "cards" }, ...shown.map(([value, name]) => el("div", { class: "card" }, el("b", {}, String(value)), el("span", {}, name))));
 }
 
-function health(run) {
-  const rules = keysOf(run.log, ["health/"]).filter((name) => name !== "health/n_broken");
-  const broken = rules.filter((name) => run.log[name].values.at(-1) > 0).map((name) => name.slice(7));
-  const mismatches = run.log["group/start_mismatch"]?.values.at(-1) ?? 0;
-  const sentences = [...run.notes];
-  if (rules.length) sentences.unshift(broken.length ? `Broken health rules at the end: ${broken.join(", ")}.` : `All ${rules.length} health rules hold.`);
-  if (mismatches > 0) sentences.unshift(`${whole(mismatches)} members did not start where their group did: reset(seed=...) does not fix the start state.`);
-  return sentences.map((text) => el("p", { class: "alert" }, text));
+function messages(run) {
+  return [...run.messages, ...run.notes].map((text) => el("p", { class: "alert" }, text));
 }
 
 function tables(run) {
@@ -108,7 +102,15 @@ function compared() {
   return [figure, () => draw(figure, traces, { height: 320, showlegend: true, xaxis: { title: "env steps" }, yaxis: { title: "return, training" } }, `The newest ${traces.length} of ${data.runs.length} runs.`)];
 }
 
-function render() {
+// One chart after another, so that the page can be read and used while it draws.
+function drawInTurn(charts) {
+  const [first, ...rest] = charts.filter(([figure]) => figure.isConnected);
+  if (!first) return;
+  first[1]();
+  setTimeout(() => drawInTurn(rest));
+}
+
+function render(atOnce = false) {
   chosen = Math.min(chosen, data.runs.length - 1);
   const run = data.runs[chosen];
   const dark = document.body.dataset.mdColorScheme === "slate";
@@ -117,10 +119,11 @@ function render() {
   const charts = [compared(), returns(run), advantages(run), ...CHARTS.map((chart) => logged(run, chart))].filter(Boolean);
   host.replaceChildren(
     el("div", { class: "head" }, el("h1", {}, run.name), el("div", { class: "bar" }, picker, theme)),
-    cards(run), ...health(run),
+    cards(run), ...messages(run),
     el("div", { class: "grid" }, ...charts.map(([figure]) => figure), ...tables(run)),
   );
-  for (const [, show] of charts) show();
+  if (atOnce) for (const [, show] of charts) show();
+  else drawInTurn(charts);
 }
 
 async function refresh() {
@@ -132,7 +135,7 @@ async function refresh() {
     if (JSON.stringify(newer) === JSON.stringify(data)) return;
     data = newer;
     const [place, focused] = [window.scrollY, document.activeElement?.name];
-    render();
+    render(true); // the page keeps its height, and the reader the place
     window.scrollTo(0, place);
     if (focused) document.querySelector(`[name="${focused}"]`)?.focus();
   } catch {

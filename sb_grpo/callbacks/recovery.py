@@ -1,0 +1,176 @@
+"""Recovery: a training that breaks down goes back to its last healthy weights and tries again with a lower learning rate."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from stable_baselines3.common.callbacks import BaseCallback
+
+from sb_grpo import ranks
+from sb_grpo.callbacks.health import Watch
+from sb_grpo.callbacks.health_rules import RULES, Rule
+from sb_grpo.grpo import GRPO
+from sb_grpo.learn.last_good import Snapshot
+from sb_grpo.types import Breakdown
+
+#: Steps that are too large, and what a single huge reward does to the baseline.
+RUNAWAY = ("kl", "grad_norm", "noise_growth", "reward_outlier")
+#: A policy that tries nothing new any more: a breakdown unless returns have grown, as they do where a task is solved.
+COLLAPSE = ("entropy", "noise_collapse")
+#: Rules whose breach smaller steps can mend.
+RECOVERY_RULES: tuple[Rule, ...] = (
+    *(rule for rule in RULES if rule.name in RUNAWAY),
+    *(replace(rule, excused_by="group/baseline") for rule in RULES if rule.name in COLLAPSE),
+)
+#: Running statistics of VecNormalize.
+STATISTICS = ("obs_rms", "ret_rms", "returns")
+
+
+class RecoveryCallback(BaseCallback):
+    """Go back to the last healthy weights, multiply the learning rate by ``factor``, and try again: at most ``max_retries``
+    times in one training.
+
+    A training breaks down where GRPO meets a value that is not finite or beyond all measure (:class:`Breakdown`), and where
+    one of the ``rules`` is broken. Healthy is what stood at the beginning of the last rollout at which no rule had anything
+    to complain of. All that learns goes back: policy and optimiser, baseline with its moments, normalisers, clusters, group
+    weights, bonus, VecNormalize's statistics. The envs begin new groups; steps that were taken stay counted, and so the
+    schedules go on. ``model.lr_scale`` is what the learning rate, or its schedule, is multiplied with; it stays in the model,
+    also when that is saved and loaded.
+
+    Logged: ``recovery/n`` and ``recovery/lr_scale``.
+
+    :param max_retries: number of times, from 1
+    :param factor: of the learning rate each time, in (0, 1)
+    :param rules: as those of a :class:`HealthCallback`, which may watch beside it; an empty list: errors alone
+    :param verbose: 1 says each time what happened
+    :raises ValueError: for values out of range; at the start of a training for other models than GRPO, and for several
+        learners. After ``max_retries`` :class:`Breakdown` with the reason; the model then has its last healthy weights
+    """
+
+    def __init__(
+        self, max_retries: int = 3, factor: float = 0.5, rules: Sequence[Rule] = RECOVERY_RULES, verbose: int = 1
+    ) -> None:
+        super().__init__(verbose)
+        if max_retries < 1:
+            raise ValueError(f"max_retries={max_retries} must be at least 1; leave the callback out for none.")
+        if not 0.0 < factor < 1.0:
+            raise ValueError(f"factor={factor} must lie in (0, 1): the learning rate is multiplied with it; 0.5 is usual.")
+        self.max_retries, self.factor, self.rules = max_retries, factor, tuple(rules)
+        self.n = 0  #: times that this training has gone back
+        self.reasons: list[str] = []  #: why, each time
+
+    def _init_callback(self) -> None:
+        if not isinstance(self.model, GRPO):
+            raise ValueError(
+                f"RecoveryCallback goes back to what GRPO has learnt, but the model is a {type(self.model).__name__}: leave "
+                "it out, or train with sb_grpo.GRPO."
+            )
+        if ranks.place().n > 1:
+            raise ValueError(
+                f"RecoveryCallback goes back in one process, but there are {ranks.place().n} learners: leave it out, or start "
+                "the script without torchrun."
+            )
+
+    def _on_training_start(self) -> None:
+        model = cast(GRPO, self.model)
+        self.n, self.reasons = 0, []
+        self._watches = [Watch(rule) for rule in self.rules]
+        self._seen: Any = model.last_figures  # of an earlier training
+        self._keep()
+        model.rescue = self._rescue
+
+    def _on_rollout_start(self) -> None:
+        self._judge()
+        if not any(watch.broken or watch.streak for watch in self._watches):
+            self._keep()
+        self.logger.record("recovery/n", self.n)
+        self.logger.record("recovery/lr_scale", cast(GRPO, self.model).lr_scale)
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_training_end(self) -> None:
+        model = cast(GRPO, self.model)
+        try:
+            self._judge()  # of the last update
+        except Breakdown as error:
+            self._go_back(error)
+            self._say(f"At the end: {error}")
+        model.rescue = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """How often this training has gone back and why, and how every rule has fared."""
+        fared = {watch.rule.name: watch.fared() for watch in self._watches}
+        return {"n": self.n, "reasons": self.reasons, "watches": fared}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with what another one has seen; what stands now is what it goes back to."""
+        self.n, self.reasons = state["n"], list(state["reasons"])
+        for watch in self._watches:
+            watch.go_on(state["watches"].get(watch.rule.name, {}))
+        self._keep()
+
+    def _judge(self) -> None:
+        """Look at what the last rollout and the update after it logged, unless that has been done.
+
+        :raises Breakdown: if a rule is broken
+        """
+        figures = cast(GRPO, self.model).last_figures
+        if figures is self._seen:
+            return
+        self._seen = figures
+        for watch in self._watches:
+            value = watch.look(figures)
+            if value is not None:
+                raise Breakdown(f"The rule {watch.rule.name} is broken: {watch.rule.advice.format(value=value)}")
+
+    def _keep(self) -> None:
+        """What stands now is healthy."""
+        model = cast(GRPO, self.model)
+        learners = (model.policy, model.estimator, model.ref_policy, model.grouper, model.group_weighting, model.bonus)
+        normalize = model.get_vec_normalize_env()
+        names = [name for name in STATISTICS if hasattr(normalize, name)]
+        self._healthy = Snapshot(learners)
+        self._statistics = {name: copy.deepcopy(getattr(normalize, name)) for name in names}
+        self._healthy_at, self._healthy_watches = self.num_timesteps, [replace(watch) for watch in self._watches]
+
+    def _go_back(self, error: Breakdown) -> None:
+        model = cast(GRPO, self.model)
+        self._seen, self._watches = model.last_figures, [replace(watch) for watch in self._healthy_watches]
+        self._healthy.put_back()
+        normalize = model.get_vec_normalize_env()
+        for name, value in self._statistics.items():
+            setattr(normalize, name, copy.deepcopy(value))
+        self.reasons.append(str(error))
+        if model.env is not None:
+            model.rollout_buffer.reset()  # the observations of what broke down are not to be learnt from
+            model.restart_groups()
+
+    def _rescue(self, error: Breakdown) -> None:
+        """Go back and try again.
+
+        :raises Breakdown: if that has been done often enough
+        """
+        model = cast(GRPO, self.model)
+        self._go_back(error)
+        if self.n >= self.max_retries:
+            raise Breakdown(
+                f"The training has broken down {self.n + 1} times, and max_retries is {self.max_retries}; the last time: "
+                f"{error} {self._where}, the last healthy one, and can be saved. Its learning rate was {model.lr_scale:g} of "
+                "what was given: mend what the reason names, or give a lower learning_rate."
+            ) from error
+        self.n += 1
+        model.scale_learning_rate(self.factor)
+        self._say(f"{self.n} of {self.max_retries}, at step {self.num_timesteps:,}: {error}")
+
+    def _say(self, what: str) -> None:
+        if self.verbose > 0:
+            scale = cast(GRPO, self.model).lr_scale
+            print(f"Recovery: {what} {self._where} (learning rate: {scale:g} of what was given).")
+
+    @property
+    def _where(self) -> str:
+        return f"The model is back at what it was at step {self._healthy_at:,}"
