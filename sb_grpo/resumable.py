@@ -143,6 +143,8 @@ class ResumableAlgorithm(GroupedAlgorithm):
                 f"load_run() goes on with the run's own arguments, so it takes no {sorted(others)[0]}: use "
                 "GRPO.load(path, env, ...), which takes others and begins new groups."
             )
+        if ranks.announced().n > 1:
+            raise ValueError("load_run() goes on with one learner: start the script without torchrun, or use GRPO.load().")
         state = read_run(path, device)
         wrapped = cls._wrap_env(env)
         check_facts(path, state["facts"], wrapped)

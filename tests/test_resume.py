@@ -370,8 +370,8 @@ def test_other_envs_and_settings_are_refused(saved):
     host = make_vec_env("CartPole-v1", 8)
     for env, what in (
         (make_tensor_env("CartPole-v1", 4), "n_envs=8, but here it is 4"),
-        (make_tensor_env("Acrobot-v1", 8), "env=CartPole, but here it is Acrobot"),
-        (host, "env=CartPole, but here it is host envs"),
+        (make_tensor_env("Acrobot-v1", 8), "env=CartPole-v1, but here it is Acrobot-v1"),
+        (host, "tensor_env=True, but here it is False"),
     ):
         with pytest.raises(ValueError, match=what):
             GRPO.load_run(saved, env)
@@ -381,6 +381,14 @@ def test_other_envs_and_settings_are_refused(saved):
         GRPO.load_run(saver.file, VecNormalize(make_vec_env("CartPole-v1", 8)))
     with pytest.raises(ValueError, match="takes no gamma"):
         GRPO.load_run(saved, make_tensor_env("CartPole-v1", 8), gamma=0.9)
+
+
+def test_a_run_has_one_learner(saved, monkeypatch):
+    """As torchrun would start it, before anything is joined."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="one learner"):
+        GRPO.load_run(saved, make_tensor_env("CartPole-v1", 8))
 
 
 def test_callbacks_that_knew_something_are_missed(saved):

@@ -11,7 +11,7 @@ from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 
-from sb_grpo import GRPO, files
+from sb_grpo import GRPO, files, ranks
 from sb_grpo.run_files import read_run
 
 from ..common.command_line import BadInput
@@ -35,6 +35,8 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
     :raises BadInput: if there is nothing to go on with, or options are given that the run has decided
     """
     folder = Path(given.resume)
+    if ranks.announced().n > 1:
+        raise BadInput("--resume goes on with one learner: start it with python -m, not with torchrun.")
     others = [name for name, value in vars(given).items() if name not in MAY_BE_GIVEN and value != parser.get_default(name)]
     if others:
         raise BadInput(
