@@ -247,15 +247,18 @@ def test_host_envs_go_on_exactly_where_new_groups_were_asked_for(advantage):
 
 @pytest.mark.parametrize("advantage", ["process", "state"])
 def test_elsewhere_host_envs_end_their_episodes_and_go_on(advantage):
-    """Counted, and without a group that has a member twice."""
+    """Counted; the new starts are seen through the statistics of the run, which see them."""
 
     def make() -> Any:
-        return make_vec_env("CartPole-v1", 4, seed=0)
+        return VecNormalize(make_vec_env("CartPole-v1", 4, seed=0))
 
     saver = Saver(2)
     model, _ = went_on(make, 4, saver, none, advantage=advantage)
     again, _ = resumed(make, saver, none)
     assert again.num_timesteps >= model._total_timesteps and again.interruptions == 1
+    run = read_run(saver.file)
+    count, steps = run["normalized"]["moments"]["observations"]["count"], again.num_timesteps - again._num_timesteps_at_start
+    assert again.get_env().obs_rms.count == pytest.approx(count + 4 + steps)
 
 
 def test_a_curriculum_sets_its_level_before_the_first_episode():
