@@ -278,21 +278,34 @@ def test_a_curriculum_sets_its_level_before_the_first_episode():
 
 
 def test_the_walk_notices_what_is_forgotten():
-    """A baseline that counts in a set, which no state holds."""
+    """A baseline that counts in a set, which no state holds, and in an object that has one."""
+
+    class Counter:
+        n = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"n": self.n}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.n = state["n"]
 
     class Forgetful(StateBaseline):
         def estimate(self, *args: Any, **kwargs: Any) -> Any:
             self.__dict__.setdefault("seen", set()).add(len(self.__dict__.get("seen", ())))
+            self.counter.n += 1
             return super().estimate(*args, **kwargs)
 
     class Settings(State):
         def build(self, features_dim: int, n_tasks: int, n_objectives: int) -> Any:
-            return Forgetful(features_dim)
+            baseline = Forgetful(features_dim)
+            baseline.counter = Counter()
+            return baseline
 
     made, saver = Settings(), Saver(3)
     model, _ = went_on(tensor_env(), 5, saver, none, advantage=made)
     again, _ = resumed(tensor_env(), saver, none)
     assert [path.split(":")[0] for path in differences(trimmed(model), trimmed(again))] == ["model.estimator.seen"]
+    assert model.estimator.counter.n == again.estimator.counter.n == 5
 
 
 def test_log_interval_goes_on_counting_and_saves_can_be_saved_again(tmp_path):
