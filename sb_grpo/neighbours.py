@@ -1,4 +1,4 @@
-"""Learners on one machine talk through Unix sockets: a sum in 0.03 ms, where gloo's way through its threads takes 0.2 to 0.4.
+"""Learners on one machine talk through Unix sockets: no thread is woken, so a sum takes a quarter of the time that gloo needs.
 
 Every two of them have a socket. Who wants the sum of all sends its own numbers to all others and adds up what all have sent,
 in the order of the ranks, so that all have the same sum to the last bit. A learner that has ended closes its sockets, and the
