@@ -62,27 +62,35 @@ def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, coun
     :param has_signal: ``[n_groups]`` bool: the group has a spread
     """
     returns, advantages = episode_returns(rollout, 1.0), estimate.advantages
-    trained, dropped, pending, interruptions, mismatches, lost = ranks.total(th.tensor(counts[:-1])).tolist()
+    numbers = th.tensor([*counts[:-1], len(advantages), rollout.n_groups])
+    trained, dropped, pending, interruptions, mismatches, lost, n_steps, n_groups = ranks.total(numbers).tolist()
     counts = Counts(trained, dropped, pending, interruptions, mismatches, lost, counts.age)
+    of_groups = segment_mean(returns, rollout.group, rollout.n_groups)
+    of_episodes = segment_mean(advantages, rollout.episode, len(rollout.group))
+    baseline, reward, advantage, of_episode, age, alive = ranks.means(
+        of_groups, rollout.rewards, advantages, of_episodes, counts.age.float(), has_signal.float()
+    )
+    spreads = [math.sqrt(variance) for variance in ranks.variances(returns, rollout.rewards, advantages)]
+    age_max, reward_max = ranks.each_largest(float(counts.age.max()), rollout.rewards.abs().max().item())
     figures = {
         "rollout/useful_fraction": counts.trained / (counts.trained + counts.dropped),
         "rollout/pending_steps": counts.pending,
-        "rollout/n_steps": ranks.count(len(advantages)),
-        "rollout/age": ranks.mean(counts.age.float()).item(),
-        "rollout/age_max": int(ranks.largest(float(counts.age.max()))),
+        "rollout/n_steps": n_steps,
+        "rollout/age": age,
+        "rollout/age_max": int(age_max),
         "rollout/interruptions": counts.interruptions,
         "rollout/episodes_lost": counts.lost,
-        "group/n_groups": ranks.count(rollout.n_groups),
-        "group/frac_zero_std": 1.0 - ranks.mean(has_signal.float()).item(),
+        "group/n_groups": n_groups,
+        "group/frac_zero_std": 1.0 - alive,
         "group/start_mismatch": counts.start_mismatches,
-        "group/baseline": ranks.mean(segment_mean(returns, rollout.group, rollout.n_groups)).item(),
-        "group/return_std": ranks.spread(returns).item(),
-        "group/reward_mean": ranks.mean(rollout.rewards).item(),
-        "group/reward_max": ranks.largest(rollout.rewards.abs().max().item()),
-        "group/reward_std": ranks.spread(rollout.rewards).item(),
-        "group/advantage_mean": ranks.mean(advantages).item(),
-        "group/advantage_std": ranks.spread(advantages).item(),
-        "group/episode_advantage": ranks.mean(segment_mean(advantages, rollout.episode, len(rollout.group))).item(),
+        "group/baseline": baseline,
+        "group/return_std": spreads[0],
+        "group/reward_mean": reward,
+        "group/reward_max": reward_max,
+        "group/reward_std": spreads[1],
+        "group/advantage_mean": advantage,
+        "group/advantage_std": spreads[2],
+        "group/episode_advantage": of_episode,
     }
     if estimate.explained is not None:
         figures["train/explained_variance"] = estimate.explained
@@ -153,22 +161,24 @@ def of_update(objective: Objective, batch: Minibatch, clip: Clip, taken: Taken, 
         evaluated = in_chunks(lambda o, a: th.stack(policy.evaluate_actions(o, a), dim=1), batch.observations, batch.actions)
     log_prob, entropy = evaluated.unbind(dim=1)
     ratio = objective.ratio(log_prob, batch)
-    policy_loss = ranks.mean(batch.weights * objective.surrogate(log_prob, batch, clip)).item()
-    entropy_loss = -ranks.mean(batch.weights * entropy).item()
-    kl_loss = 0.0
+    columns = [
+        batch.weights * objective.surrogate(log_prob, batch, clip), batch.weights * entropy, entropy,
+        kl_k3(batch.old_log_probs, log_prob), (ratio < 1.0 - clip[0]).float(), (ratio > 1.0 + clip[1]).float(),
+    ]  # fmt: skip
     if reference is not None:
         with objective.autocasting():
             ref_log_prob = in_chunks(reference.log_prob, batch.observations, batch.actions)
-        kl_loss = ranks.mean(batch.weights * kl_k3(log_prob, ref_log_prob)).item()
-    low, high = (ranks.mean(outside.float()).item() for outside in (ratio < 1.0 - clip[0], ratio > 1.0 + clip[1]))
+        columns.append(batch.weights * kl_k3(log_prob, ref_log_prob))
+    policy_loss, weighted_entropy, mean_entropy, approx_kl, low, high, *reference_kl = ranks.means(*columns)
+    entropy_loss, kl_loss = -weighted_entropy, sum(reference_kl)
     return UpdateResult(
         policy_loss=policy_loss,
         entropy_loss=entropy_loss,
         kl_penalty=kl_loss,
         total_loss=policy_loss + objective.ent_coef * entropy_loss + objective.kl_coef * kl_loss,
         grad_norm=th.stack(taken.norms).norm(dim=1).mean().item() if taken.norms else math.nan,
-        mean_entropy=ranks.mean(entropy).item(),
-        approx_kl=ranks.mean(kl_k3(batch.old_log_probs, log_prob)).item(),
+        mean_entropy=mean_entropy,
+        approx_kl=approx_kl,
         clip_fraction=low + high,
         clip_fraction_low=low,
         clip_fraction_high=high,

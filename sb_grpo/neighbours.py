@@ -1,7 +1,7 @@
-"""Learners on one machine talk through Unix sockets: a sum in 0.03 ms, where gloo's hand from thread to thread takes 0.2 to 0.4.
+"""Learners on one machine talk through Unix sockets: no thread is woken, so a sum takes a quarter of the time that gloo needs.
 
-Every two of them have a socket. Who wants the sum of all sends its own numbers to all others and adds up what all have sent, in
-the order of the ranks, so that all have the same sum to the last bit. A learner that has ended closes its sockets, which the
+Every two of them have a socket. Who wants the sum of all sends its own numbers to all others and adds up what all have sent,
+in the order of the ranks, so that all have the same sum to the last bit. A learner that has ended closes its sockets, and the
 others notice at once.
 """
 
@@ -66,8 +66,8 @@ class Neighbours:
         :raises OSError: if one has ended
         """
         own = values.detach().contiguous().flatten()
-        raw = memoryview(own.view(th.uint8).numpy())
-        parts = self.exchange(raw, [len(raw)] * (len(self.sockets) + 1))
+        raw: Any = own.view(th.uint8).numpy()
+        parts = self.exchange(memoryview(raw), [len(raw)] * (len(self.sockets) + 1))
         tensors = [own if rank == self.rank else th.frombuffer(part, dtype=own.dtype) for rank, part in enumerate(parts)]
         result = tensors[0]
         for other in tensors[1:]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import torch as th
@@ -125,10 +125,15 @@ def count(n: int) -> int:
 
 def largest(x: Number) -> Number:
     """The largest of the ranks' numbers."""
+    return type(x)(each_largest(x)[0])
+
+
+def each_largest(*numbers: float) -> list[float]:
+    """The largest of the ranks' numbers, of several at once."""
     if _place.n == 1:
-        return x
-    number = th.tensor(x, dtype=th.float64)
-    return type(x)(_reduce(number, dist.ReduceOp.MAX).item())
+        return [*numbers]
+    found: list[float] = _reduce(th.tensor(numbers, dtype=th.float64), dist.ReduceOp.MAX).tolist()
+    return found
 
 
 def every(flag: bool) -> bool:
@@ -161,6 +166,32 @@ def moments(rows: th.Tensor) -> tuple[int, th.Tensor, th.Tensor]:
     middle, n = _summed(rows)
     variance, _ = _summed((rows.double() - middle).square())
     return n, middle.to(rows.dtype), variance.to(rows.dtype)
+
+
+def means(*columns: th.Tensor) -> list[float]:
+    """Mean of each of several columns, as :func:`mean`, in one reduction.
+
+    :param columns: ``[M]``, M differing between columns and ranks
+    """
+    if _place.n == 1:
+        return [column.mean().item() for column in columns]
+    return _means(columns).tolist()  # type: ignore[no-any-return]
+
+
+def variances(*columns: th.Tensor) -> list[float]:
+    """Population variance of each of several columns, in two reductions; arguments as of :func:`means`."""
+    if _place.n == 1:
+        return [column.var(0, unbiased=False).item() for column in columns]
+    centred = [column.double() - middle.item() for column, middle in zip(columns, _means(columns), strict=True)]
+    return _means([column.square() for column in centred]).tolist()  # type: ignore[no-any-return]
+
+
+def _means(columns: Sequence[th.Tensor]) -> th.Tensor:
+    """In double precision, on the CPU: for figures."""
+    sums = [column.sum(dtype=th.float64).cpu() for column in columns]
+    counts = th.tensor([len(column) for column in columns], dtype=th.float64)
+    sum_of_all, count_of_all = total(th.stack([th.stack(sums), counts])).unbind(0)
+    return sum_of_all / count_of_all
 
 
 def spread(rows: th.Tensor) -> th.Tensor:

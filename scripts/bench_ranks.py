@@ -98,11 +98,12 @@ def main() -> None:
             base = statistics.median(part["rate"] for part in rounds[cells[0]])
             name = f"{task}, {n} {'apart' if apart else 'learners'}"
             results[name] = {**middle, "times": middle["rate"] / base}
+            cpu = f"{middle['cpu_us']:5.1f} CPU us per own step"
             told = (
                 "" if apart or n == 1 else f"  {middle['reduction_ms']:.2f} ms per reduction of {middle['bytes']:,.0f} bytes"
             )
             print(
-                f"{name:26s} {middle['rate']:9,.0f} env steps/s  {middle['rate'] / base:.2f}x  {middle['cpu_us']:5.1f} CPU us per own step{told}",
+                f"{name:26s} {middle['rate']:9,.0f} env steps/s  {middle['rate'] / base:.2f}x  {cpu}{told}",
                 flush=True,
             )
     if given.json:

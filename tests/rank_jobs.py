@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO, ranks
 from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.envs.memory.t_maze import TensorTMaze10, TMaze
 from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.maths.estimators import to_one_scale
 from sb_grpo.policies import ActorPolicy
@@ -145,6 +146,46 @@ def cartpole() -> dict[str, th.Tensor]:
     return {"return": th.tensor(float(np.mean(returns))), "steps": th.tensor(model.num_timesteps)}
 
 
+def curves() -> dict[str, th.Tensor]:
+    """Mean return of the last 100 episodes after a third of a training, two thirds and all of it: ``[seeds, 3]`` by env."""
+    found = {}
+    for env_id, n_envs, steps, settings in (
+        ("CartPole-v1", 32, 15_360, dict(n_steps=32, learning_rate=1e-3)),
+        ("Pendulum-v1", 32, 76_800, dict(n_steps=50, learning_rate=2e-3, gamma=0.95)),
+    ):
+        rows = []
+        for seed in range(4):
+            env = make_tensor_env(env_id, n_envs // ranks.announced().n)
+            model = GRPO("MlpPolicy", env, batch_size=256, seed=seed, device="cpu", **settings)
+            row = []
+            for _ in range(3):
+                model.learn(steps, reset_num_timesteps=False)
+                row.append(float(np.mean([episode["r"] for episode in model.ep_info_buffer])))
+            rows.append(row)
+        found[env_id] = th.tensor(rows)
+    return found
+
+
+def masked_memories() -> dict[str, th.Tensor]:
+    """Masks and memories on tensor and host envs, in minibatches of stretches; every rank ends with the same weights."""
+    n, found = ranks.announced().n, {}
+    for kind in ("tensor", "host"):
+        env: Any = (
+            TensorTMaze10(16 // n, masks=True) if kind == "tensor" else make_vec_env(lambda: TMaze(4, masks=True), 8 // n)
+        )
+        model = GRPO(
+            "MlpPolicy", env, n_steps=32, batch_size=64, n_epochs=2, group_size=2, seed=0, device="cpu",
+            policy_kwargs=dict(memory="lstm", memory_size=8, net_arch=[16]), update_kwargs=dict(sequence_length=8),
+        )  # fmt: skip
+        model.learn(2048)
+        state = [*model.policy.state_dict().values(), *model.estimator.state_dict().values()]
+        everyone = ranks.gathered([float(x.double().sum()) for x in state])
+        assert all(other == everyone[0] for other in everyone), everyone
+        assert model.mask_source is not None and model.slots.start_mismatches == 0
+        found[kind] = th.tensor([model.num_timesteps, model._n_gradient_steps])
+    return found
+
+
 class Dies(BaseCallback):
     """The last rank ends without a word in its third rollout."""
 
@@ -197,7 +238,20 @@ def by_task() -> None:
 
 
 JOBS: dict[str, Callable[..., Any]] = {
-    job.__name__: job for job in (baselines, update, uneven, cartpole, dies, resumes, differs, odd_groups, by_task)
+    job.__name__: job
+    for job in (
+        baselines,
+        update,
+        uneven,
+        cartpole,
+        curves,
+        masked_memories,
+        dies,
+        resumes,
+        differs,
+        odd_groups,
+        by_task,
+    )
 }
 
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch as th
 from stable_baselines3.common.callbacks import CallbackList, CheckpointCallback, EveryNTimesteps
@@ -20,6 +21,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from sb_grpo import GRPO, learners, ranks
 from sb_grpo.callbacks import HealthCallback
 from sb_grpo.ranks import Place
+from tests.helpers import wait_for
 from zoo.training.checkpoints import Checkpoints
 
 ROOT = Path(__file__).parent.parent
@@ -30,7 +32,7 @@ def run(n: int, *command: str) -> subprocess.CompletedProcess[str]:
     """A module in N processes of one thread each."""
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     start = [*TORCHRUN, str(n), "-m"] if n > 1 else [sys.executable, "-m"]
-    return subprocess.run([*start, *command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    return subprocess.run([*start, *command], cwd=ROOT, env=env, capture_output=True, text=True, timeout=600)
 
 
 def found(n: int, job: str, out: Path) -> dict[str, th.Tensor]:
@@ -93,6 +95,27 @@ def test_two_learners_solve_cartpole(tmp_path):
 
 
 @pytest.mark.slow
+def test_learning_curves_over_ranks_are_those_of_one(tmp_path):
+    """Four seeds each: no mean of the two may lie further from the other's than three standard errors of their difference,
+    or a twentieth of the range that is learnt, and both learn."""
+    one, two = found(1, "curves", tmp_path), found(2, "curves", tmp_path)
+    for env_id, learnt in (("CartPole-v1", 450.0), ("Pendulum-v1", 700.0)):
+        a, b = one[env_id], two[env_id]
+        error = (a.var(0) / len(a) + b.var(0) / len(b)).sqrt()
+        apart = (a.mean(0) - b.mean(0)).abs()
+        assert (apart <= (3.0 * error).clamp(min=learnt / 20)).all(), (env_id, a, b)
+        assert min(a[:, 2].mean() - a[:, 0].mean(), b[:, 2].mean() - b[:, 0].mean()) > 0, (env_id, a, b)
+
+
+@pytest.mark.slow
+def test_masks_and_memories_have_several_learners(tmp_path):
+    """The job compares the weights of all ranks; here: as many steps and gradient steps as one learner takes."""
+    one, two = found(1, "masked_memories", tmp_path), found(2, "masked_memories", tmp_path)
+    assert {kind: row.tolist()[0] for kind, row in two.items()} == {kind: row.tolist()[0] for kind, row in one.items()}
+    assert all(row[1] > 0 for row in two.values())
+
+
+@pytest.mark.slow
 def test_rank_that_dies_ends_all_and_another_number_goes_on(tmp_path):
     done = run(2, "tests.rank_jobs", "dies", str(tmp_path))
     assert done.returncode != 0 and done.stderr.count("Rank 0 of 2 stops, because another rank has ended") == 1
@@ -143,6 +166,28 @@ def test_zoo_train_with_two_learners(tmp_path):
     done = run(2, *command[:3], "--log-folder", str(tmp_path / "none"), "--hyperparams", "n_envs:3")
     assert "zoo.train: n_envs=3 cannot be shared out evenly to 2 learners: use --hyperparams n_envs:4" in done.stderr
     assert "exitcode  : 2" in done.stderr and not (tmp_path / "none").exists()
+
+
+@pytest.mark.slow
+def test_zoo_train_saves_when_another_rank_is_killed(tmp_path):
+    """Rank 0 says so and leaves the model as it is."""
+    command = [*TORCHRUN, "2", "-m", "zoo.train", "--env", "CartPole-v1", "-n", "1000000", "--eval-freq", "-1"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    with Path(tmp_path, "said").open("w") as said:
+        training = subprocess.Popen(
+            [*command, "--log-folder", str(tmp_path), "--save-freq", "2048"], cwd=ROOT, env=env, stdout=said, stderr=said
+        )
+        try:
+            wait_for(lambda: any(tmp_path.rglob("rl_model_*_steps.zip")), seconds=200)
+            learners = psutil.Process(training.pid).children()
+            next(learner for learner in learners if learner.environ().get("RANK") == "1").kill()
+            assert training.wait(timeout=60) != 0
+        finally:
+            training.kill()
+    said_by_all = Path(tmp_path, "said").read_text()
+    assert said_by_all.count("Rank 0 of 2 stops, because another rank has ended") == 1, said_by_all[-3000:]
+    (model,) = tmp_path.rglob("CartPole-v1.zip")
+    assert GRPO.load(model).num_timesteps >= 2048 and f"the model is {model}" in said_by_all
 
 
 # ---------------------------------------------------------------- without processes

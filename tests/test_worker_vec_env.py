@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -20,6 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.envs import ProcessVecEnv, RayVecEnv
 from sb_grpo.envs.env_batch import EPISODE_LOST
+from sb_grpo.envs.memory.t_maze import TMaze
 from tests.helpers import Fragile
 
 needs_ray = pytest.mark.skipif(
@@ -73,6 +75,22 @@ def test_a_model_learns_the_same_wherever_its_envs_are(kind):
         venv.close()
     assert th.equal(weights(models[0]), weights(models[1]))
     assert [e["r"] for e in models[0].ep_info_buffer] == [e["r"] for e in models[1].ep_info_buffer]
+
+
+@pytest.mark.parametrize("kind_of_memory", ["lstm", "gru"])
+def test_masks_and_memories_are_the_same_wherever_the_envs_are(kind, kind_of_memory):
+    """A T-maze that says which moves lead anywhere, and a policy that remembers: weights are equal in every bit."""
+    fns = [lambda: Monitor(gym.wrappers.TimeLimit(TMaze(4, masks=True), 16))] * 4
+    models = []
+    for venv in (DummyVecEnv([lambda f=f: SeededResetWrapper(f()) for f in fns]), make(kind, fns)):
+        model = GRPO(
+            "MlpPolicy", venv, group_size=2, n_steps=24, batch_size=24, n_epochs=2, seed=3, device="cpu",
+            policy_kwargs=dict(memory=kind_of_memory, memory_size=8, net_arch=[8]), update_kwargs=dict(sequence_length=8),
+        ).learn(384)  # fmt: skip
+        assert model.mask_source is not None and model.slots.start_mismatches == 0
+        models.append(model)
+        venv.close()
+    assert th.equal(weights(models[0]), weights(models[1]))
 
 
 def test_the_interface_of_sb3(kind):
@@ -218,6 +236,41 @@ def test_more_workers_than_envs(n):
 def test_no_cluster(options, says):
     with pytest.raises(ValueError, match=says):
         RayVecEnv([Fragile] * 4, **options)
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_cluster_whose_cores_are_taken_is_named(monkeypatch):
+    """Said after a while, given up after another; where they are let go of in time, the envs start."""
+    import ray
+
+    from sb_grpo.envs import ray_vec_env
+
+    @ray.remote(num_cpus=1)
+    class Holder:
+        pass
+
+    ray.init(
+        address="local", num_cpus=2, object_store_memory=80 * 2**20, include_dashboard=False, log_to_driver=False,
+        logging_level="ERROR",
+    )  # fmt: skip
+    try:
+        monkeypatch.setattr(ray_vec_env, "SILENT_S", 1.0)
+        monkeypatch.setattr(ray_vec_env, "START_S", 1.0)
+        holders = [Holder.remote() for _ in range(2)]
+        ray.get([holder.__ray_ready__.remote() for holder in holders])
+        waits = r"2 of 2 Ray actors wait for cores: of the cluster's, 0 are free, and each asks for cpus_per_actor=1\. "
+        with pytest.warns(UserWarning, match=waits + "Waiting 1 s"), pytest.raises(ValueError, match=waits + "End what"):
+            RayVecEnv([Fragile] * 4, n_actors=2)
+        monkeypatch.setattr(ray_vec_env, "START_S", 60.0)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            threading.Timer(3.0, lambda: [ray.kill(holder) for holder in holders]).start()
+            env = RayVecEnv([Fragile] * 4, n_actors=2)
+        assert env.reset().shape == (4, 2)
+        env.close()
+    finally:
+        ray.shutdown()
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import Any
@@ -16,6 +17,8 @@ from sb_grpo.envs.worker_vec_env import WorkerDied, WorkerVecEnv
 
 #: Seconds in which a cluster's address must answer; Ray itself would wait for minutes.
 PATIENCE_S = 5.0
+#: Seconds that actors may take to start before something is said, and then until it is given up.
+SILENT_S, START_S = 10.0, 120.0
 START_ONE = "start one with 'ray start --head', or give no address to use this machine alone"
 
 
@@ -72,7 +75,7 @@ class RayVecEnv(WorkerVecEnv):
     :param max_restarts: replacements in all
     :param threaded: step the envs of one at the same time, in threads: for envs that wait, or let go of the GIL
     :raises ImportError: if Ray is not installed
-    :raises ValueError: if no cluster is at the address, or has no room for the actors
+    :raises ValueError: if no cluster is at the address, or has no room for the actors, or others hold its cores
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class RayVecEnv(WorkerVecEnv):
     ) -> None:
         if cpus_per_actor < 0:
             raise ValueError(f"cpus_per_actor={cpus_per_actor} must be a number from 0 on.")
-        self.threaded = threaded
+        self.threaded, self.cpus_per_actor = threaded, cpus_per_actor
         self._ray = joined(address)
         room = _room(self._ray, cpus_per_actor, len(env_fns))
         n_actors = min(room, len(env_fns)) if n_actors is None else n_actors
@@ -102,6 +105,28 @@ class RayVecEnv(WorkerVecEnv):
 
     def _start(self, worker: int, env_fns: list[Callable[[], gym.Env]]) -> None:
         self._actors[worker] = self._actor_class.remote(env_fns, self.threaded)
+
+    def _await_start(self) -> None:
+        """An actor starts when its cores are free; if others hold them, say so, and do not wait for ever.
+
+        :raises ValueError: if they have not been let go of in time
+        """
+        ray, waiting = self._ray, [actor.__ray_ready__.remote() for actor in self._actors.values()]
+        _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=SILENT_S)
+        n, free = len(waiting), _free(ray)
+        if not waiting or free >= self.cpus_per_actor:  # all are there, or it is their envs that take so long to make
+            return
+        have = f"{n} of {len(self._actors)} Ray actors wait for cores: of the cluster's, {free:g} are free, and each asks for"
+        have = f"{have} cpus_per_actor={self.cpus_per_actor:g}"
+        warnings.warn(f"{have}. Waiting {START_S:g} s for others to end.", UserWarning, stacklevel=2)
+        _, waiting = ray.wait(waiting, num_returns=n, timeout=START_S)
+        if waiting and _free(ray) < self.cpus_per_actor:
+            for worker in self._actors:
+                self._stop(worker)
+            raise ValueError(
+                f"{have}. End what holds them ('ray status' says how much is in use), pass a smaller n_actors, as one actor "
+                "steps several envs, or fewer cpus_per_actor (fractions share a core)."
+            )
 
     def _ask(self, worker: int, method: str, *args: Any) -> Any:
         return getattr(self._actors[worker], method).remote(*args)
@@ -119,6 +144,11 @@ class RayVecEnv(WorkerVecEnv):
 
     def _name(self, worker: int) -> str:
         return f"Ray actor {worker}"
+
+
+def _free(ray: Any) -> float:
+    """Cores of the cluster that nothing holds."""
+    return float(ray.available_resources().get("CPU", 0.0))
 
 
 def _room(ray: Any, cpus: float, most: int) -> int:

@@ -58,6 +58,7 @@ class WorkerVecEnv(VecEnv):
         self._everywhere = range(n_workers)
         for worker in self._everywhere:
             self._start(worker, [self._fns[slot] for slot in self._slots[worker]])
+        self._await_start()
         observation_space, action_space = self._all("spaces")[0]
         super().__init__(len(env_fns), observation_space, action_space)
 
@@ -66,6 +67,9 @@ class WorkerVecEnv(VecEnv):
     @abstractmethod
     def _start(self, worker: int, env_fns: list[Callable[[], gym.Env]]) -> None:
         """Begin a worker with an :class:`~sb_grpo.envs.env_batch.EnvBatch`, in place of the one that had its number."""
+
+    def _await_start(self) -> None:
+        """All workers have been begun; where some cannot start, this is the place to say so."""
 
     @abstractmethod
     def _ask(self, worker: int, method: str, *args: Any) -> Any:

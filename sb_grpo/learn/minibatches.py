@@ -25,7 +25,9 @@ def stretches(episode: th.Tensor, length: int) -> th.Tensor:
     return stretch
 
 
-def minibatches(batch: Minibatch, batch_size: int, together: th.Tensor | None = None) -> Iterator[Minibatch]:
+def minibatches(
+    batch: Minibatch, batch_size: int, together: th.Tensor | None = None, of_all: int | None = None
+) -> Iterator[Minibatch]:
     """Every row exactly once, in random order, in minibatches of nearly equal size.
 
     Several learners cut their own rows into the same number of minibatches; the k-th ones of all together are one.
@@ -35,9 +37,10 @@ def minibatches(batch: Minibatch, batch_size: int, together: th.Tensor | None = 
     :param together: ``[M]`` adjacent rows of one number are kept together and in order: episodes, or stretches of them; these
         are shuffled instead of rows. The minibatches are then of unequal size, and their weights make up for it: the mean of
         weight * loss over a minibatch, averaged over minibatches, is that over all rows. A memory learns what these rows are
+    :param of_all: rows of all ranks, where they have been counted
     """
     n, device = len(batch.advantages), batch.advantages.device
-    of_all = ranks.count(n)
+    of_all = ranks.count(n) if of_all is None else of_all
     k = max(1, round(of_all / batch_size))
     if together is not None:
         _, row, length = th.unique_consecutive(together, return_inverse=True, return_counts=True)

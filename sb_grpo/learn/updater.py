@@ -66,9 +66,10 @@ class Updater:
         together = batch.episode if self.objective.loss.importance_level == "episode" else None
         if plan.sequence_length is not None and together is None:
             together = stretches(batch.episode, plan.sequence_length)
+        of_all = ranks.count(len(batch.advantages))
         for epoch in range(plan.n_epochs):
             epoch_norms, stopped = [], False
-            for minibatch in minibatches(batch, plan.batch_size, together):
+            for minibatch in minibatches(batch, plan.batch_size, together, of_all):
                 if plan.target_kl is not None and self.objective.approximate_kl(minibatch) > 1.5 * plan.target_kl:
                     stopped = True
                     break

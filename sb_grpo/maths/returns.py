@@ -89,5 +89,5 @@ def residuals_of(
 
 def explained_variance(predicted: th.Tensor, actual: th.Tensor) -> float:
     """1 - Var[actual - predicted] / Var[actual]: 1 is perfect, 0 no better than a constant; nan without variance."""
-    variance = ranks.moments(actual)[2]
-    return math.nan if variance == 0 else float(1.0 - ranks.moments(actual - predicted)[2] / variance)
+    whole, left = ranks.variances(actual, actual - predicted)
+    return math.nan if whole == 0 else 1.0 - left / whole

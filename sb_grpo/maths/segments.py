@@ -31,7 +31,9 @@ def segment_mean(values: th.Tensor, segment: th.Tensor, n: int, total: Total = o
 
     :param total: of sums over the ranks
     """
-    return total(segment_sum(values, segment, n)) / total(segment_sum(th.ones_like(values), segment, n)).clamp_(min=1.0)
+    sums = segment_sum(values, segment, n), segment_sum(th.ones_like(values), segment, n)
+    whole, count = total(th.stack(sums)).unbind(0)
+    return whole / count.clamp_(min=1.0)
 
 
 def segment_std(values: th.Tensor, segment: th.Tensor, n: int, total: Total = own) -> th.Tensor:
