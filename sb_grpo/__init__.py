@@ -11,13 +11,14 @@ from sb_grpo.grpo import GRPO
 from sb_grpo.learn.losses import Cispo, Clipped, Loss
 from sb_grpo.options import GroupOptions, Multitask, Rewards, UpdateOptions
 from sb_grpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
-from sb_grpo.types import AdvantageOptions, Estimate, Features, Rollout, UpdateResult
+from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Features, Rollout, UpdateResult
 
 __version__ = version("sb_grpo")
 
 __all__ = [
     "GRPO",
     "AdvantageOptions",
+    "Breakdown",
     "Cispo",
     "Clipped",
     "CnnPolicy",

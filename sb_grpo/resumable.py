@@ -143,6 +143,8 @@ class ResumableAlgorithm(GroupedAlgorithm):
                 f"load_run() goes on with the run's own arguments, so it takes no {sorted(others)[0]}: use "
                 "GRPO.load(path, env, ...), which takes others and begins new groups."
             )
+        if ranks.announced().n > 1:
+            raise ValueError("load_run() goes on with one learner: start the script without torchrun, or use GRPO.load().")
         state = read_run(path, device)
         wrapped = cls._wrap_env(env)
         check_facts(path, state["facts"], wrapped)
@@ -169,7 +171,12 @@ class ResumableAlgorithm(GroupedAlgorithm):
         self._new_slots().load_state_dict(state["slots"], self.env)
         if isinstance(self.env, TensorVecEnv) and state["simulator"] is None and not state["loop"]["restart_groups"]:
             self._last_obs = None  # learn() begins new groups
+        self._put_statistics(state["normalized"])
         self._to_resume = state
+
+    def _put_statistics(self, normalized: dict[str, Any] | None) -> None:
+        if self._vec_normalize_env is not None and normalized is not None:
+            put_running_state(self._vec_normalize_env, normalized)
 
     # ---------------------------------------------------------------- go on
 
@@ -214,7 +221,7 @@ class ResumableAlgorithm(GroupedAlgorithm):
         total_timesteps, callback = self._setup_learn(
             total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar
         )
-        callback.on_training_start(locals(), globals())
+        callback.on_training_start({**locals(), "iteration": 0}, globals())
         self._take_up_loop(callback)
         assert self.env is not None
         while self.num_timesteps < total_timesteps:
@@ -237,19 +244,21 @@ class ResumableAlgorithm(GroupedAlgorithm):
         put_states(callback, loop["callbacks"])
         self._iteration, self._restart_groups = loop["iteration"], loop["restart_groups"]
         if self._last_obs is not None and isinstance(self.slots, GroupSlots):
-            self._begin_episodes_again(self.slots)
-        if self._vec_normalize_env is not None and state["normalized"] is not None:
-            put_running_state(self._vec_normalize_env, state["normalized"])
+            self._begin_episodes_again(self.slots, state["normalized"])
         put_logged(self.logger, loop["logged"])
         put_random_state(loop["random"])
         self._to_resume = None
 
-    def _begin_episodes_again(self, slots: GroupSlots) -> None:
-        """Host envs have lost their episodes: those that had only started start again, others end where they were."""
+    def _begin_episodes_again(self, slots: GroupSlots, normalized: dict[str, Any] | None) -> None:
+        """Host envs have lost their episodes: those that had only started start again, others end where they were.
+
+        :param normalized: statistics that have seen the starts already
+        """
         assert self.env is not None
         if slots.at_starts or self._restart_groups:
             slots.begin_again(self.env)
             self.beside.see(self.env)
+            self._put_statistics(normalized)
             return
         self.interruptions += 1
         self._steps_dropped += give_up(slots, self.rollout_buffer, self.beside, self._last_obs, self.whole_episodes)[0]

@@ -15,6 +15,7 @@ from stable_baselines3.common.logger import Logger
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
+from sb_grpo.envs.installing import facts
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.saving import read_entry
 from sb_grpo.state import NoPlainForm, pack, unpack
@@ -27,6 +28,7 @@ class Facts(NamedTuple):
     """What has to be as it was."""
 
     env: str
+    tensor_env: bool
     n_envs: int
     observation_space: str
     action_space: str
@@ -36,10 +38,10 @@ class Facts(NamedTuple):
 
 def facts_of(env: VecEnv, observation_space: spaces.Space, action_space: spaces.Space, device: th.device) -> Facts:
     """What a run is made on."""
-    base = env.unwrapped
-    kind = type(base).__name__ if isinstance(base, TensorVecEnv) else "host envs"
+    is_tensor_env = isinstance(env.unwrapped, TensorVecEnv)
+    name = facts(env)[0] or (type(env.unwrapped).__name__ if is_tensor_env else "not registered")
     normalized = unwrap_vec_normalize(env) is not None
-    return Facts(kind, env.num_envs, str(observation_space), str(action_space), normalized, device.type)
+    return Facts(name, is_tensor_env, env.num_envs, str(observation_space), str(action_space), normalized, device.type)
 
 
 def check_facts(path: Any, run: Mapping[str, Any], env: VecEnv) -> None:
@@ -101,14 +103,14 @@ def read_run(path: Any, device: Any = "auto") -> dict[str, Any]:
             weights_only=True,
             map_location=lambda x, at: x if at == "cpu" else x.to(to),  # type: ignore
         )
-        facts = {name: state["facts"][name] for name in Facts._fields}
+        device_then = {name: state["facts"][name] for name in Facts._fields}["device"]
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError, AttributeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"The state of the run in {path} is broken, or not of save_run(): {reason:.200}") from error
-    if facts["device"] != to.type:
+    if device_then != to.type:
         raise ValueError(
-            f"The run in {path} was on {facts['device']}, and cannot go on bit by bit on {to.type}: pass "
-            f"device={facts['device']!r}, or begin a new run with GRPO.load(path, env)."
+            f"The run in {path} was on {device_then}, and cannot go on bit by bit on {to.type}: pass "
+            f"device={device_then!r}, or begin a new run with GRPO.load(path, env)."
         )
     whole: dict[str, Any] = unpack(state)
     return whole

@@ -100,12 +100,14 @@ def put_state(holder: Any, state: Mapping[str, Any] | None) -> None:
 
 
 def own_state(module: nn.Module) -> dict[str, Any]:
-    """Copies of a module's own tensors, attributes and optimisers, without those of its parts."""
-    optimizers = {name: value for name, value in vars(module).items() if isinstance(value, th.optim.Optimizer)}
+    """Copies of a module's own tensors and attributes, and the states of its optimisers and other objects that have one;
+    without those of its parts."""
+    objects = {name: value for name, value in vars(module).items() if not isinstance(value, type)}
+    stateful = {name: value for name, value in objects.items() if hasattr(value, "load_state_dict")}
     return {
         "tensors": {name: tensor.detach().clone() for name, tensor in own_tensors(module).items()},
         "attributes": {name: copy.copy(value) for name, value in own_attributes(module).items()},
-        "optimizers": {name: copy.deepcopy(value.state_dict()) for name, value in optimizers.items()},
+        "objects": {name: copy.deepcopy(value.state_dict()) for name, value in stateful.items()},
     }
 
 
@@ -115,8 +117,8 @@ def put_own_state(module: nn.Module, state: Mapping[str, Any]) -> None:
         for name, tensor in own_tensors(module).items():
             tensor.copy_(state["tensors"][name])
     vars(module).update(state["attributes"])
-    for name, optimizer in state["optimizers"].items():
-        getattr(module, name).load_state_dict(optimizer)
+    for name, of_object in state["objects"].items():
+        getattr(module, name).load_state_dict(of_object)
 
 
 def own_tensors(module: nn.Module) -> dict[str, th.Tensor]:

@@ -1,5 +1,8 @@
 // What a screen reader, a keyboard and weak eyes need of a page, as a list of what is wrong with it.
 
+// What a new width has set in motion comes to where it is going.
+document.body.getBoundingClientRect();
+for (const moving of document.getAnimations()) if (moving.effect.getComputedTiming().endTime < Infinity) moving.finish();
 const wrong = [];
 const seen = (e) => e.offsetParent !== null;
 for (const img of document.querySelectorAll("img")) if (!img.alt) wrong.push("img without alt: " + img.src);

@@ -127,6 +127,8 @@ def test_every_page_of_the_site(driver: Any, address: str) -> None:
     wrong = {}
     complaints(driver), requests(driver)
     for page in pages:
+        driver.get("about:blank")  # it takes the new size at once
+        resize(driver, WIDTHS[0])
         driver.get(f"{address}{page}{'' if page.endswith('/') else '/'}")
         assert "Error response" not in driver.title, page
         for width in WIDTHS:
@@ -143,7 +145,7 @@ def test_every_page_of_the_site(driver: Any, address: str) -> None:
 @pytest.mark.parametrize("recording", RECORDINGS)
 def test_every_view_of_every_recording(driver: Any, address: str, recording: str, width: int) -> None:
     go(driver, address, VIEWS[0], recording, width)
-    for view in VIEWS:
+    for view in VIEWS if recording == RECORDINGS[0] else VIEWS[:3]:  # the last two do not depend on it
         driver.find_element("id", f"tab-{view}").click()
         wait_until(driver, f"document.querySelector('#view-{view}:not(.hidden) svg')")
         assert faults(driver) == [], view

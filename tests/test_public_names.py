@@ -43,6 +43,7 @@ PUBLIC: dict[str, set[str]] = {
         "State",
         "Step",
         "UpdateOptions",
+        "Breakdown",
         "UpdateResult",
         "__version__",
         "evaluate_paired",

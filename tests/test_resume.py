@@ -26,7 +26,7 @@ from torch import nn
 
 from sb_grpo import GRPO, CountBonus, RNDBonus, State
 from sb_grpo.baselines.state import StateBaseline
-from sb_grpo.callbacks import CurriculumCallback, GammaCallback, HealthCallback
+from sb_grpo.callbacks import CurriculumCallback, GammaCallback, HealthCallback, RecoveryCallback
 from sb_grpo.envs.goal_car import TensorGoalCar
 from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.run_files import RUN, read_run
@@ -200,6 +200,7 @@ TENSOR: dict[str, tuple[Callable[[], Any], Callbacks, dict[str, Any]]] = {
     "synchronous": (lambda: Together(8), none, {}),
     "copied starts": (lambda: Unseeded(8), none, {}),
     "callbacks": (lambda: TensorGoalCar(8), watched, {}),
+    "recovery": (tensor_env(), lambda: [RecoveryCallback(verbose=0)], {}),
     "evaluations": (tensor_env(), evaluated(lambda: make_vec_env("CartPole-v1", 2, seed=3)), {}),
     "evaluations on tensors": (tensor_env(), evaluated(tensor_env()), dict(normalize_advantage="none")),
 }  # fmt: skip
@@ -246,15 +247,18 @@ def test_host_envs_go_on_exactly_where_new_groups_were_asked_for(advantage):
 
 @pytest.mark.parametrize("advantage", ["process", "state"])
 def test_elsewhere_host_envs_end_their_episodes_and_go_on(advantage):
-    """Counted, and without a group that has a member twice."""
+    """Counted; the new starts are seen through the statistics of the run, which see them."""
 
     def make() -> Any:
-        return make_vec_env("CartPole-v1", 4, seed=0)
+        return VecNormalize(make_vec_env("CartPole-v1", 4, seed=0))
 
     saver = Saver(2)
     model, _ = went_on(make, 4, saver, none, advantage=advantage)
     again, _ = resumed(make, saver, none)
     assert again.num_timesteps >= model._total_timesteps and again.interruptions == 1
+    run = read_run(saver.file)
+    count, steps = run["normalized"]["moments"]["observations"]["count"], again.num_timesteps - again._num_timesteps_at_start
+    assert again.get_env().obs_rms.count == pytest.approx(count + 4 + steps)
 
 
 def test_a_curriculum_sets_its_level_before_the_first_episode():
@@ -274,21 +278,34 @@ def test_a_curriculum_sets_its_level_before_the_first_episode():
 
 
 def test_the_walk_notices_what_is_forgotten():
-    """A baseline that counts in a set, which no state holds."""
+    """A baseline that counts in a set, which no state holds, and in an object that has one."""
+
+    class Counter:
+        n = 0
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"n": self.n}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.n = state["n"]
 
     class Forgetful(StateBaseline):
         def estimate(self, *args: Any, **kwargs: Any) -> Any:
             self.__dict__.setdefault("seen", set()).add(len(self.__dict__.get("seen", ())))
+            self.counter.n += 1
             return super().estimate(*args, **kwargs)
 
     class Settings(State):
         def build(self, features_dim: int, n_tasks: int, n_objectives: int) -> Any:
-            return Forgetful(features_dim)
+            baseline = Forgetful(features_dim)
+            baseline.counter = Counter()
+            return baseline
 
     made, saver = Settings(), Saver(3)
     model, _ = went_on(tensor_env(), 5, saver, none, advantage=made)
     again, _ = resumed(tensor_env(), saver, none)
     assert [path.split(":")[0] for path in differences(trimmed(model), trimmed(again))] == ["model.estimator.seen"]
+    assert model.estimator.counter.n == again.estimator.counter.n == 5
 
 
 def test_log_interval_goes_on_counting_and_saves_can_be_saved_again(tmp_path):
@@ -369,8 +386,8 @@ def test_other_envs_and_settings_are_refused(saved):
     host = make_vec_env("CartPole-v1", 8)
     for env, what in (
         (make_tensor_env("CartPole-v1", 4), "n_envs=8, but here it is 4"),
-        (make_tensor_env("Acrobot-v1", 8), "env=CartPole, but here it is Acrobot"),
-        (host, "env=CartPole, but here it is host envs"),
+        (make_tensor_env("Acrobot-v1", 8), "env=CartPole-v1, but here it is Acrobot-v1"),
+        (host, "tensor_env=True, but here it is False"),
     ):
         with pytest.raises(ValueError, match=what):
             GRPO.load_run(saved, env)
@@ -380,6 +397,14 @@ def test_other_envs_and_settings_are_refused(saved):
         GRPO.load_run(saver.file, VecNormalize(make_vec_env("CartPole-v1", 8)))
     with pytest.raises(ValueError, match="takes no gamma"):
         GRPO.load_run(saved, make_tensor_env("CartPole-v1", 8), gamma=0.9)
+
+
+def test_a_run_has_one_learner(saved, monkeypatch):
+    """As torchrun would start it, before anything is joined."""
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="one learner"):
+        GRPO.load_run(saved, make_tensor_env("CartPole-v1", 8))
 
 
 def test_callbacks_that_knew_something_are_missed(saved):

@@ -15,7 +15,7 @@ from sb_grpo import ranks
 from sb_grpo.baselines.kernel import KernelFeatures, usual_n_features
 from sb_grpo.maths.chunks import evenly_spaced_steps, in_chunks
 from sb_grpo.maths.returns import gae, is_last
-from sb_grpo.maths.ridge import factorise
+from sb_grpo.maths.ridge import AnchoredRidge
 from sb_grpo.types import AdvantageOptions, Rollout
 
 #: Steps that a prediction reaches ahead, on average: the discount is 1 - 1 / horizon. Ends begin with the second.
@@ -93,7 +93,5 @@ class Horizons(nn.Module):
             gram.add_(self._moments[0], alpha=MEMORY)
             moment.add_(self._moments[1], alpha=MEMORY)
         self._moments = gram, moment
-        factor = factorise(gram.double().unsqueeze(0), gram.new_full((1,), RIDGE, dtype=th.float64))
-        pull = ANCHOR * RIDGE * self.weights.double()
-        pull[0] = 0.0
-        self.weights.copy_(th.cholesky_solve(moment.double() + pull, factor[0]))
+        ridge = gram.new_full((1,), RIDGE, dtype=th.float64)
+        self.weights.copy_(AnchoredRidge(gram.double().unsqueeze(0), ridge, self.weights, ANCHOR).solve(moment))

@@ -25,7 +25,7 @@ from sb_grpo.baselines.settings import StateSettings
 from sb_grpo.maths.chunks import evenly_spaced_steps, in_chunks
 from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.returns import Residuals, explained_variance, gae, residuals_of, rewards_to_go
-from sb_grpo.maths.ridge import factorise, solve_each
+from sb_grpo.maths.ridge import AnchoredRidge
 from sb_grpo.ranges import check_settings
 from sb_grpo.types import AdvantageOptions, Estimate, Features, Rollout
 
@@ -216,8 +216,7 @@ class StateBaseline(nn.Module):
             moment.add_(self._past_moment(self._moments, moment[:, :1], gram[:, 0], before), alpha=self.memory)
             gram.add_(self._moments[0], alpha=self.memory)
         ridges = self.ridge.double().expand(self.folds)
-        weights = solve_each(factorise(gram.double(), ridges), moment.double() + self._pull(ridges, before)).to(phi.dtype)
-        return weights, whole
+        return AnchoredRidge(gram.double(), ridges, before, self.anchor).solve(moment).to(phi.dtype), whole
 
     def predict(self, x: th.Tensor) -> th.Tensor:
         """The baseline under each ridge.
@@ -249,15 +248,14 @@ class StateBaseline(nn.Module):
         if past is not None:
             gram.add_(past[0], alpha=self.memory)
         ridges = self.ridge * gram.new_tensor(RIDGE_FACTORS, dtype=th.float64)
-        factor = factorise(gram.double().repeat(len(RIDGE_FACTORS), 1, 1), ridges)
-        pull = self._pull(ridges, before)
+        regression = AnchoredRidge(gram.double().repeat(len(RIDGE_FACTORS), 1, 1), ridges, before, self.anchor)
 
         def solve(target: th.Tensor, which: slice = slice(None)) -> th.Tensor:
             moment = ranks.total(phi.T @ target)
             if past is not None:
                 moment.add_(self._past_moment(past, moment[:1], sums, before), alpha=self.memory)
             self._moments = gram, moment
-            return solve_each(factor[which], moment.double() + pull[which]).to(phi.dtype)
+            return regression.solve(moment, which).to(phi.dtype)
 
         return solve
 
@@ -311,11 +309,5 @@ class StateBaseline(nn.Module):
         whole, values = ranks.total(whole), ranks.total(values)
         self._moments = ranks.total(gram), ranks.total(moment)
         # The function stays: the weights are those whose values on all that is kept are what they were.
-        factor = factorise(whole.double().unsqueeze(0), whole.new_ones(1, dtype=th.float64))[0]
-        self.weights.copy_(th.cholesky_solve(values.double(), factor))
-
-    def _pull(self, ridges: th.Tensor, before: th.Tensor) -> th.Tensor:
-        """``[ridges, size]``: what the ridge adds to the right side, as it pulls towards ``anchor`` times ``before``."""
-        pull: th.Tensor = self.anchor * ridges.outer(before.double())
-        pull[:, 0] = 0.0
-        return pull
+        regression = AnchoredRidge(whole.double().unsqueeze(0), whole.new_ones(1, dtype=th.float64), values, 0.0)
+        self.weights.copy_(regression.solve(values))

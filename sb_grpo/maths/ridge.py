@@ -1,4 +1,4 @@
-"""Ridge regressions from their Gram matrices, several at once."""
+"""Ridge regressions from their Gram matrices, several at once, that remember data and weights."""
 
 from __future__ import annotations
 
@@ -29,11 +29,34 @@ def factorise(systems: th.Tensor, ridges: th.Tensor) -> th.Tensor:
     raise Breakdown("The state baseline's regression cannot be solved: its features or returns are not finite.")
 
 
-def solve_each(factor: th.Tensor, right: th.Tensor) -> th.Tensor:
-    """Solutions of systems with a right side each.
+class AnchoredRidge:
+    """Weights w that minimise ``|y - Phi w|^2 + ridge |w - anchor * before|^2``, the constant, column 0, not shrunk.
 
-    :param factor: ``[n, size, size]`` from :func:`factorise`
-    :param right: ``[n, size]``
-    :return: ``[size, n]``
+    Earlier data is in the Gram matrices, and in the right sides that :meth:`solve` is given. Factorised once, solved for any
+    number of right sides.
+
+    :param grams: ``[n, size, size]`` float64, one per system; changed
+    :param ridges: ``[n]`` float64
+    :param before: ``[size]`` or ``[size, columns]`` weights that the ridge pulls towards
+    :param anchor: share of them
+    :raises Breakdown: for systems that are not finite
     """
-    return th.cholesky_solve(right.unsqueeze(2), factor).squeeze(2).T
+
+    def __init__(self, grams: th.Tensor, ridges: th.Tensor, before: th.Tensor, anchor: float) -> None:
+        self.factor = factorise(grams, ridges)
+        pull = anchor * (ridges.view(-1, 1, 1) * before.double().view(len(before), -1))
+        pull[:, 0] = 0.0
+        self.pull = pull
+
+    def solve(self, right: th.Tensor, which: slice = slice(None)) -> th.Tensor:
+        """Weights for right sides ``Phi^T y``.
+
+        :param right: ``[size]`` of all systems, ``[n, size]`` of each, or ``[size, columns]`` of a single system
+        :param which: of the systems; default: all
+        :return: ``[size, n]``, or ``[size, columns]``, float64
+        """
+        factor, pull = self.factor[which], self.pull[which]
+        sides = right.double()
+        sides = sides.unsqueeze(-1) if pull.shape[2] == 1 else sides
+        solution = th.cholesky_solve(sides + pull, factor)
+        return solution.squeeze(2).T if pull.shape[2] == 1 else solution[0]

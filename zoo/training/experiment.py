@@ -277,10 +277,8 @@ class Experiment(ExperimentManager):
         if self.algo == "ars":  # rl_zoo3 gives it processes of its own
             super().learn(model)
             return
-        if self.tensorboard_log is not None:
-            folder = new_folder(Path(self.tensorboard_log), self.tensorboard_name)
         if self.tensorboard_log is not None and self.resumed is None:
-            folder = new_folder(Path(self.tensorboard_log), self.algo.upper())
+            folder = new_folder(Path(self.tensorboard_log), self.tensorboard_name)
             model.set_logger(configure(str(folder), ["stdout", "tensorboard"] if model.verbose else ["tensorboard"]))
         options: dict[str, Any] = {}
         if self.log_interval != -1:

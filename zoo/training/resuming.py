@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection
@@ -11,7 +12,7 @@ from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 
-from sb_grpo import GRPO, files
+from sb_grpo import GRPO, files, ranks
 from sb_grpo.run_files import read_run
 
 from ..common.command_line import BadInput
@@ -21,8 +22,8 @@ from .run_files import Unreadable, is_run_folder, read_values
 FILE = "run.zip"
 #: What may be given with ``--resume``; all else is the run's own.
 MAY_BE_GIVEN = ("resume", "verbose", "progress", "untrusted")
-#: Seconds after which a rollout's end is kept in memory, and after which it is written whatever else happens.
-KEEP_EVERY, WRITE_EVERY = 5.0, 300.0
+#: Seconds after which the state at a rollout's end is kept in memory once more, and written once more.
+KEEP_EVERY, WRITE_EVERY = 5.0, 60.0
 SET_ASIDE = "before_"
 
 
@@ -35,6 +36,8 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
     :raises BadInput: if there is nothing to go on with, or options are given that the run has decided
     """
     folder = Path(given.resume)
+    if ranks.announced().n > 1:
+        raise BadInput("--resume goes on with one learner: start it with python -m, not with torchrun.")
     others = [name for name, value in vars(given).items() if name not in MAY_BE_GIVEN and value != parser.get_default(name)]
     if others:
         raise BadInput(
@@ -46,9 +49,9 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
     (config,) = folder.glob("*/config.yml")
     if not config.with_name(FILE).is_file():
         raise BadInput(
-            f"--resume {folder}: there is no {config.parent.name}/{FILE} in it. A run of GRPO writes one when it is stopped, "
-            "with every checkpoint and every five minutes, and deletes it when it has come to its end; begin a new run from "
-            "its model with -i MODEL --continue -n STEPS."
+            f"--resume {folder}: there is no {config.parent.name}/{FILE} in it. A run of GRPO writes one from its "
+            "first rollout on, and deletes it when it has come to its end; begin a new run from its model with -i MODEL "
+            "--continue -n STEPS."
         )
     options, settings = read_values(config.with_name("args.yml")), read_values(config)
     for name, value in {**options, **settings, **(options.get("env_kwargs") or {})}.items():
@@ -61,7 +64,7 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
 
 
 class RunSaves(BaseCallback):
-    """Saves the run with every checkpoint, every five minutes, and when it is stopped.
+    """Saves the run after the first rollout, every minute, with every checkpoint, and when it is stopped.
 
     A stop comes in the middle of a rollout, when there is nothing whole to save: so how a rollout ended is kept in memory, at
     most every five seconds, and written then.
@@ -75,7 +78,8 @@ class RunSaves(BaseCallback):
         super().__init__()
         self.every, self.folder, self.path = every, folder, path
         self.seconds_before = 0.0  #: that the run took before it was resumed
-        self.start = self.kept_at = self.written_at = time.monotonic()
+        self.start = self.kept_at = time.monotonic()
+        self.written_at = -math.inf
         self.kept: list[io.BytesIO] = []
         self.due = False
 
