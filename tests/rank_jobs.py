@@ -150,8 +150,8 @@ def curves() -> dict[str, th.Tensor]:
     """Mean return of the last 100 episodes after a third of a training, two thirds and all of it: ``[seeds, 3]`` by env."""
     found = {}
     for env_id, n_envs, steps, settings in (
-        ("CartPole-v1", 32, 15_360, dict(n_steps=32, learning_rate=1e-3)),
-        ("Pendulum-v1", 32, 76_800, dict(n_steps=50, learning_rate=2e-3, gamma=0.95)),
+        ("CartPole-v1", 32, 10_240, dict(n_steps=32, learning_rate=1e-3)),
+        ("Pendulum-v1", 32, 25_600, dict(n_steps=50, learning_rate=2e-3, gamma=0.95)),
     ):
         rows = []
         for seed in range(4):
