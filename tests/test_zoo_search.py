@@ -16,7 +16,7 @@ from zoo.tuning.journal import mend
 from zoo.tuning.objective import Objective, ReportCallback
 from zoo.tuning.search_space import ENTRY, GRPO_SPACE, SPACES
 from zoo.tuning.start import grpo_start, widened
-from zoo.tuning.study import PRUNERS, failure, open_storage
+from zoo.tuning.study import PRUNERS, SURPLUS, counted, failure, give_back_surplus, open_storage
 
 FEW = [*TINY, "--no-optim-plots"]
 
@@ -230,3 +230,20 @@ def test_other_algorithms_are_searched(algo, env_id, tmp_path):
     ]
     assert tune_here(tmp_path, "--algo", algo, "--env", env_id, *few) == 0
     assert (tmp_path / "tune" / f"{algo}_{env_id}_300" / "best.yml").exists()
+
+
+def test_of_two_trials_that_begin_at_once_the_one_too_many_is_given_back():
+    """Both processes have seen that there is room for one more; one that was tried again does not take the place of two."""
+    study = optuna.create_study()
+    for _ in range(2):
+        study.tell(study.ask(), 1.0)
+    lost = study.ask()
+    study.tell(lost, state=TrialState.FAIL)
+    study.enqueue_trial({}, user_attrs={"retry_of": lost.number})
+    one, again, other = study.ask(), study.ask(), study.ask()
+    assert [t.number for t in (one, again, other)] == [3, 4, 5] and counted(study) == 5
+    for trial in (one, again):
+        give_back_surplus(trial, 4)
+    give_back_surplus(other, None)
+    study.optimize(lambda trial: give_back_surplus(trial, 5) or 0.0, n_trials=3)
+    assert [SURPLUS in t.user_attrs for t in study.get_trials()] == [False] * 6 + [True] and counted(study) == 5

@@ -43,6 +43,7 @@ from .tuning.study import (
     counted,
     enqueue_interrupted,
     failure,
+    give_back_surplus,
     open_storage,
     retire_abandoned,
 )
@@ -272,9 +273,14 @@ def search(study: Study, objective: Objective, args: Any) -> bool:
         print(f"{args.study_name} already has {counted(study)} trials.")
         return True
     n_trials = None if args.max_total_trials is not None else args.n_trials
+
+    def within_total(trial: optuna.Trial) -> float:
+        give_back_surplus(trial, args.max_total_trials)
+        return objective(trial)
+
     try:
         study.optimize(
-            objective, n_trials, n_jobs=args.n_jobs, callbacks=[Progress(args.max_total_trials)], catch=(Exception,),
+            within_total, n_trials, n_jobs=args.n_jobs, callbacks=[Progress(args.max_total_trials)], catch=(Exception,),
             gc_after_trial=True,
         )  # fmt: skip
     except KeyboardInterrupt:

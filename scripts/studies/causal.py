@@ -7,7 +7,7 @@ usage: python -m scripts.studies.causal train --mechanism linear --seed 0       
        python -m scripts.studies.causal report                           tables of docs/causal.md and picture, from the files
 
 Settings of training: zoo/hyperparams/grpo.yml. Evaluation: deterministic, ``GRAPHS`` models of each structure, the same for
-all. One file per mechanism and policy in docs/studies/data/causal, one line per run.
+all. One file per mechanism in docs/studies/data/causal, one line per run.
 """
 
 from __future__ import annotations
@@ -83,14 +83,15 @@ def evaluate(choose: Choose, mechanism: str) -> dict[str, dict[str, list[float]]
     return results
 
 
-def write(name: str, content: dict[str, Any], choose: Choose) -> None:
-    """Evaluate, and put a run into its file."""
+def write(content: dict[str, Any], choose: Choose) -> None:
+    """Evaluate, and put a run into the file of its mechanism."""
     start = time.perf_counter()
     content["results"] = evaluate(choose, content["mechanism"])
     content |= {"evaluation_s": round(time.perf_counter() - start, 1), "commit": commit(), "versions": versions()}
     content["machine"] = machine()
-    records.put(FOLDER / f"{name}.jsonl", content, "train_seed")
-    print(name, {s: round(float(np.mean(r["return"])), 3) for s, r in content["results"].items()}, flush=True)
+    records.put(FOLDER / f"{content['mechanism']}.jsonl", content, "policy", "train_seed")
+    means = {s: round(float(np.mean(r["return"])), 3) for s, r in content["results"].items()}
+    print(content["mechanism"], content["policy"], means, flush=True)
 
 
 def train(mechanism: str, seed: int, algo: str) -> None:
@@ -115,7 +116,7 @@ def train(mechanism: str, seed: int, algo: str) -> None:
         "policy": algo, "mechanism": mechanism, "train_seed": seed, "env_steps": model.num_timesteps,
         "train_s": round(seconds, 1), "settings": {k: str(v) for k, v in settings.items()},
     }  # fmt: skip
-    write(f"{mechanism}_{algo}", content, lambda env, obs, rng: model.predict(obs, deterministic=True)[0])
+    write(content, lambda env, obs, rng: model.predict(obs, deterministic=True)[0])
 
 
 def run_baselines(mechanism: str) -> None:
@@ -126,7 +127,7 @@ def run_baselines(mechanism: str) -> None:
         def choose(env: CausalInterventionEnv, obs: np.ndarray, rng: np.random.Generator, baseline: Any = baseline) -> Any:
             return baseline(env.parts(obs), rng)
 
-        write(f"{mechanism}_{name}", content, choose)
+        write(content, choose)
 
 
 def measure_speed(episodes: int = 40) -> None:
@@ -235,7 +236,8 @@ def draw(mechanisms: list[str]) -> None:
 
 def report() -> None:
     """Put the tables between the marks of docs/causal.md, and draw the picture."""
-    mechanisms = [m for m in FEATURES if all((FOLDER / f"{m}_{name}.jsonl").exists() for name in ("grpo", "random"))]
+    runs = records.read_folder(FOLDER)
+    mechanisms = [m for m in FEATURES if {"grpo", "random"} <= {run["policy"] for run in runs if run["mechanism"] == m}]
     tables = [table(m) for table in (returns_table, potentials_table) for m in mechanisms]
     text = PAGE.read_text()
     for name, part in (("results", tables), ("speed", [speed_table()])):

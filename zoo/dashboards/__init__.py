@@ -1,1 +1,1 @@
-"""Parts of ``python -m zoo.dashboard``: what a run's folder holds, the page made of it, and a server that keeps it fresh."""
+"""Parts of ``zoo.dashboard`` and ``zoo.report``: what a run holds, the page made of it, and a server that keeps it fresh."""

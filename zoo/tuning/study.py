@@ -30,6 +30,8 @@ from ..tuning.start import AS_IT_STANDS
 warnings.simplefilter("ignore", ExperimentalWarning)  # heartbeats and the grouped TPE are, by name, since 2020
 
 MAX_RETRIES = 2
+#: Attribute of trials that do not count: see :func:`give_back_surplus`.
+SURPLUS = "surplus"
 #: Evaluations of a trial, counted from 1, that the median pruner lets pass.
 UNJUDGED = 1
 #: Seconds after which a trial without a worker's name counts as abandoned: naming it is the first thing a worker does.
@@ -219,8 +221,28 @@ def _tried_again(study: Study) -> set[int]:
 
 def counted(study: Study) -> int:
     """Trials that are done or under way; one that was abandoned counts where it is tried again."""
+    return len(_counted(study))
+
+
+def _counted(study: Study) -> list[int]:
+    """Their numbers."""
     trials, again = study.get_trials(deepcopy=False), _tried_again(study)
-    return sum(t.state != TrialState.WAITING and not (t.state == TrialState.FAIL and t.number in again) for t in trials)
+    left_out = {t.number for t in trials if SURPLUS in t.user_attrs or t.state == TrialState.WAITING}
+    left_out |= {t.number for t in trials if t.state == TrialState.FAIL and t.number in again}
+    return [t.number for t in trials if t.number not in left_out]
+
+
+def give_back_surplus(trial: optuna.Trial, max_total: int | None) -> None:
+    """End a trial at once that the study has no place for: processes that looked for one at the same time have begun too many.
+
+    :param max_total: trials that the study is to have; None: any number
+    :raises optuna.TrialPruned: if as many were begun before it; it does not count then
+    """
+    if max_total is None or sum(number < trial.number for number in _counted(trial.study)) < max_total:
+        return
+    trial.set_user_attr(SURPLUS, True)
+    trial.study.stop()
+    raise optuna.TrialPruned(f"The study has its {max_total} trials.")
 
 
 def failure(trial: FrozenTrial) -> str | None:
