@@ -16,7 +16,7 @@ import torch as th
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNormalize
 
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.envs import ProcessVecEnv, RayVecEnv
@@ -136,6 +136,23 @@ def test_a_worker_that_dies_is_replaced_and_its_episodes_end(kind):
     assert env.step(np.ones(5, dtype=int))[3][1]["level"] == 2
     assert (env.n_restarts, env.n_lost) == (1, 3)
     env.close()
+
+
+def test_a_dead_worker_of_sb3s_own_processes_is_named():
+    """Else all there is is an EOFError."""
+    env = SubprocVecEnv([lambda: SeededResetWrapper(Fragile())] * 3)
+    model = grpo(env)
+
+    def look(local: dict, _: dict) -> bool:
+        if model.num_timesteps == 3 * 9:
+            env.env_method("doom", indices=[1])
+        return True
+
+    says = r"Worker 1 of SubprocVecEnv \(process \d+\) with env 1 \(of 3\) died: .*restart_workers"
+    with pytest.raises(RuntimeError, match=says):
+        model.learn(400, callback=look)
+    for process in env.processes:
+        process.kill()
 
 
 def test_threads_change_nothing():

@@ -20,6 +20,7 @@ from sb_grpo.collect.interruption import check_hopeless
 from sb_grpo.collect.plan import Plan, Taken, check_endless, is_complete, too_large
 from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.env_batch import EPISODE_LOST
+from sb_grpo.envs.process_vec_env import naming_the_dead
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.types import NOTHING, Breakdown, map_obs
 
@@ -136,7 +137,8 @@ def collect(
         clipped_actions = policy.in_bounds(actions)
 
         raw_obs_before = raw_obs
-        new_obs, rewards, dones, infos = slots.step_envs(env, clipped_actions)
+        with naming_the_dead(env):
+            new_obs, rewards, dones, infos = slots.step_envs(env, clipped_actions)
         n_steps += 1
         raw_obs, raw_rewards = (
             (new_obs, rewards) if vec_normalize is None else (vec_normalize.old_obs, vec_normalize.old_reward)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing as mp
-from collections.abc import Callable, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 import gymnasium as gym
-from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
+from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper, VecEnv
 
 from sb_grpo.envs.env_batch import EnvBatch
 from sb_grpo.envs.worker_vec_env import WorkerDied, WorkerVecEnv
@@ -35,6 +36,38 @@ def serve(pipe: Connection, env_fns: CloudpickleWrapper, threaded: bool) -> None
             pipe.send((True, getattr(batch, method)(*args)))
         except Exception as error:  # the env's
             pipe.send((False, error))
+
+
+def cause(process: Any) -> str:
+    """Why a process has ended."""
+    process.join(timeout=5)
+    code = process.exitcode
+    if code is not None and code < 0:
+        return f"killed by signal {-code}" + (", as the system does when memory is short" if code == -9 else "")
+    return f"its process ended with code {code}"
+
+
+@contextmanager
+def naming_the_dead(env: VecEnv) -> Iterator[None]:
+    """Of SB3's ``SubprocVecEnv`` a dead worker is the end of a pipe, and no more: say which one it was, and why.
+
+    :raises RuntimeError: in the place of what pipes raise
+    """
+    try:
+        yield
+    except BROKEN as error:
+        processes: Any = getattr(env.unwrapped, "processes", None)
+        if not isinstance(processes, list):
+            raise
+        ended = wait([process.sentinel for process in processes], timeout=5)  # the pipe breaks before the process is gone
+        for k, process in enumerate(processes):
+            if process.sentinel in ended:
+                raise RuntimeError(
+                    f"Worker {k} of {type(env.unwrapped).__name__} (process {process.pid}) with env {k} (of {env.num_envs}) "
+                    f"died: {cause(process)}. sb_grpo.envs.ProcessVecEnv(..., restart_workers=True) replaces such a worker "
+                    "(docs/scale.md)."
+                ) from error
+        raise
 
 
 class ProcessVecEnv(WorkerVecEnv):
@@ -88,11 +121,7 @@ class ProcessVecEnv(WorkerVecEnv):
         return answer
 
     def _cause(self, worker: int) -> str:
-        self.processes[worker].join(timeout=5)
-        code = self.processes[worker].exitcode
-        if code is not None and code < 0:
-            return f"killed by signal {-code}" + (", as the system does when memory is short" if code == -9 else "")
-        return f"its process ended with code {code}"
+        return cause(self.processes[worker])
 
     def _stop(self, worker: int) -> None:
         self._pipes[worker].close()  # a worker that lives ends with its pipe
