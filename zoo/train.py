@@ -31,6 +31,7 @@ from .training.followers import Follower, check_learners
 from .training.mlflow_runs import check_mlflow
 from .training.resuming import take_up_run
 from .training.run_files import Unreadable, read_values
+from .training.tracking import finish as finish_tracking
 
 #: Options of rl_zoo3's search, which zoo.tune has in their place.
 SEARCH = frozenset(
@@ -246,6 +247,8 @@ def main(arguments: Sequence[str]) -> int:
         print(f"zoo.train: {one_line(error)}", file=sys.stderr)
         return UNHEALTHY
     finally:
+        if experiments and experiments[-1].args.track:
+            finish_tracking()
         signal.signal(signal.SIGTERM, before)
     health = experiments[-1].health
     return UNHEALTHY if health is not None and not health.ok else 0

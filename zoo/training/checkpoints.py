@@ -56,7 +56,9 @@ def facts(model: BaseAlgorithm, settings: dict[str, Any], **more: Any) -> dict[s
 
 
 def tensorboard_of(model: BaseAlgorithm) -> str | None:
-    """Name of the folder that the model's scalars go to; None where they go to none."""
+    """Name of the folder that the model's scalars go to; None where they go to none, as before training has begun."""
+    if not hasattr(model, "_logger"):
+        return None
     writers = [to for to in model.logger.output_formats if isinstance(to, TensorBoardOutputFormat)]
     return Path(model.logger.get_dir() or "").name if writers else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,13 @@ def define_metrics(run: Any) -> None:
     run.define_metric("*", step_metric=STEP)
     for name in BEST:
         run.define_metric(name, step_metric=STEP, summary="max")
+
+
+def finish() -> None:
+    """End wandb's run: its service may be another process's, which keeps what is not written yet as long as it lives."""
+    wandb = sys.modules.get("wandb")
+    if getattr(wandb, "run", None) is not None:
+        wandb.finish()  # type: ignore[union-attr]
 
 
 def artifact_name(*parts: object) -> str:
