@@ -86,6 +86,7 @@ def test_the_hash_of_graphs_is_the_hash():
     assert (ours == random.mix_tensor(*words, -3)).all()
 
 
+@pytest.mark.slow
 def test_captured_starts_are_the_eager_starts():
     """Jobs are handed out and started inside the graph, step after step: the hash of their numbers must wrap there too."""
 

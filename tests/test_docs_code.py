@@ -45,7 +45,7 @@ def test_the_docs_have_code() -> None:
     assert len(PAGES) > 15 and sum(len(blocks(page)) for page in PAGES) > 35
 
 
-@pytest.mark.parametrize("name", ["papers.md", "quickstart.md"])
+@pytest.mark.parametrize("name", [pytest.param("papers.md", marks=pytest.mark.slow), "quickstart.md"])
 def test_settings_of_the_papers_and_first_steps_run(name: str, tmp_path: Path) -> None:
     page = ROOT / "docs" / name
     run(page, "\n".join(map(shortened, blocks(page))), tmp_path, 120.0)

@@ -227,7 +227,7 @@ TRAININGS: dict[str, tuple[Callable[[str], Any], dict[str, Any]]] = {
 
 
 #: By default these run; the others are slow.
-USUAL = ("discrete", "gsde", "masked choices", "host dict")
+USUAL = ("discrete", "gsde", "host dict")
 #: Who asks the device for values once per rollout or update, whatever the training.
 ONCE = frozenset(
     """

@@ -41,7 +41,9 @@ def zoo_train(folder: Path, *arguments: str, **variables: str) -> subprocess.Com
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [[], ["--vec-env", "subproc"]], ids=["dummy", "subproc"])
+@pytest.mark.parametrize(
+    "options", [[], pytest.param(["--vec-env", "subproc"], marks=pytest.mark.slow)], ids=["dummy", "subproc"]
+)
 def test_a_run_leaves_model_settings_curve_and_metrics(options, tmp_path):
     small = ["--hyperparams", "n_steps:64", "n_envs:2", "normalize:True", "n_epochs:1"]
     result = zoo_train(tmp_path, "--env", "CartPole-v1", "-n", "300", "--eval-freq", "150", "--seed", "3", *small, *options)

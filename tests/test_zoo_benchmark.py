@@ -187,6 +187,7 @@ def test_the_runs_are_compared(finished, tmp_path):
     assert (out / "figures" / "learning_curves.png").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_the_workflow_does_it_all(tmp_path):
     """With the random policy as lower reference, and models kept for zoo.enjoy."""
     arguments = command(tmp_path / "study", "--algos", "grpo-tiny", "random", "--keep-models")[3:]

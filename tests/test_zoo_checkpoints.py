@@ -119,6 +119,7 @@ def test_other_algorithms_have_whole_checkpoints_too(tmp_path, no_arguments):
 # ---------------------------------------------------------------- how a run ends
 
 
+@pytest.mark.slow
 def test_sigterm_saves_like_ctrl_c(tmp_path):
     command = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), *SMALL, "-n", "10000000"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -56,6 +56,7 @@ def runs(tmp_path_factory):
     return folder / "whole" / "grpo" / "Pendulum-v1_1", cut
 
 
+@pytest.mark.slow
 def test_the_resumed_run_is_the_run_that_nobody_stopped(runs):
     whole, cut = (GRPO.load(folder / "Pendulum-v1.zip", device="cpu") for folder in runs)
     for name, weight in whole.policy.state_dict().items():

@@ -132,6 +132,7 @@ def test_options_of_a_search_are_not_shown(capsys):
     assert "--optimize" not in shown and "--n-trials" not in shown and "--sampler" not in shown and "--study-name" in shown
 
 
+@pytest.mark.slow
 def test_verbose_0_is_silent(tmp_path):
     """Of the whole process, warnings apart; the run is there."""
     command = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), *SMALL, "--verbose", "0"]

@@ -112,6 +112,7 @@ def test_a_study_is_not_continued_on_another_env_or_entry(tmp_path, capsys, own_
     assert tune_here(tmp_path, *first, "--env-kwargs", "pays:1.0") == 0
 
 
+@pytest.mark.slow
 def test_the_line_that_trains_the_best_has_all_options_of_the_search(tmp_path, capsys, own_envs):
     options = ["--env-kwargs", "pays:1.5", "--eval-env-kwargs", "pays:-2.0", "--vec-env", "subproc", "--device", "cpu"]
     assert tune_here(tmp_path, *FEW, *own_envs, *options, "--n-trials", "1") == 0
@@ -157,6 +158,7 @@ def test_an_evaluation_that_is_not_a_number_is_a_failure_with_its_reason(tmp_pat
     assert "1 trials FAILED: ValueError: evaluation 2 of 2 with seed" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_evaluation_workers_are_started_once_per_study(tmp_path, own_envs):
     made = tmp_path / "made"
     options = ["--eval-env-kwargs", f"made:{str(made)!r}", "--vec-env", "subproc", "--hyperparams", "n_steps:32", "n_envs:2"]

@@ -41,6 +41,7 @@ def tune_here(folder: Path, *arguments: str) -> int:
     return run("zoo.tune", tune.main, ["--log-folder", str(folder), *arguments])
 
 
+@pytest.mark.slow
 def test_a_study_leaves_settings_that_train_reads_a_table_and_plots(tmp_path):
     result = subprocess.run(
         command(tmp_path, *TINY, "--n-trials", "4", "--pruner", "none"), cwd=ROOT, capture_output=True, text=True, check=False
@@ -66,6 +67,7 @@ def test_a_study_leaves_settings_that_train_reads_a_table_and_plots(tmp_path):
     assert model.policy.net_arch == best["policy_kwargs"]["net_arch"]
 
 
+@pytest.mark.slow
 def test_a_killed_study_goes_on_without_a_loss_or_a_double(tmp_path):
     arguments = ["--max-total-trials", "5", "-n", "1500", "--n-seeds", "1", "--eval-episodes", "2", "--no-optim-plots"]
     arguments += ["--study-name", "killed", "--pruner", "none"]
@@ -123,6 +125,7 @@ def test_ctrl_c_reports_and_keeps_the_trial_for_later(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_study(tmp_path):
     storage = f"sqlite:///{tmp_path / 'shared.db'}"
     arguments = [*TINY, "--n-trials", "3", "--storage", storage, "--study-name", "shared", "--no-optim-plots"]
@@ -138,6 +141,7 @@ def test_two_processes_share_a_study(tmp_path):
     assert len({json.dumps(t.params) for t in trials}) == 6
 
 
+@pytest.mark.slow
 def test_a_crash_is_failed_not_pruned_and_the_study_goes_on(tmp_path):
     path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     fragile = ["--env", "Fragile-v0", "--gym-packages", "zoo_envs", "--study-name", "fragile", "--pruner", "none"]
