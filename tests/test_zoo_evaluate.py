@@ -64,6 +64,23 @@ def test_models_meet_the_same_starts_with_their_own_statistics(runs, tmp_path):
     assert row["p"] == pytest.approx(expected.p, rel=1e-3) and row["pairs"] == 6
 
 
+def test_untrusted_models_are_compared_without_unpickling(runs, tmp_path, monkeypatch, capsys):
+    both = [runs / "grpo" / f"Pendulum-v1_{number}" for number in (1, 2)]
+    assert evaluate_here(*both, "--episodes", 4, "--out", tmp_path / "trusted") == 0
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("something was unpickled")
+
+    for name in ("loads", "load"):
+        monkeypatch.setattr(f"cloudpickle.{name}", refuse)
+        monkeypatch.setattr(f"pickle.{name}", refuse)
+    capsys.readouterr()
+    assert evaluate_here(*both, "--episodes", 4, "--out", tmp_path, "--untrusted") == 0
+    assert table(tmp_path, "returns").equals(table(tmp_path / "trusted", "returns"))
+    assert evaluate_here(runs / "ppo" / "Pendulum-v1_1", "--out", tmp_path, "--untrusted") == 2
+    assert "models of ppo cannot be read without unpickling" in capsys.readouterr().err
+
+
 def test_variants_fairness_and_stability_are_reported(runs, tmp_path, capsys):
     places = [runs / "grpo" / "Pendulum-v1_1", f"best={runs / 'ppo' / 'Pendulum-v1_1' / 'best_model.zip'}"]
     assert evaluate_here(*places, "--env-kwargs-grid", "g=5.0,10.0", "--episodes", 4, "--out", tmp_path) == 0

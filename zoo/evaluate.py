@@ -58,6 +58,7 @@ def make_parser() -> Parser:
     add("--first-seed", type=int, default=FIRST_SEED, help="reset seeds count on from here; no training starts there")
     add("--stochastic", action="store_true", help="draw actions (default for Atari and MiniGrid, as in rl_zoo3)")
     add("--n-envs", type=int, default=8, help="envs side by side; changes the time that it takes only")
+    add("--untrusted", action="store_true", help="run nothing that the files hold (docs/security.md); grpo only")
     add("--device", default="auto", help="of torch")
     add("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
     add("--out", type=Path, default=Path("evaluation"), metavar="FOLDER", help="report.md, tables/, figures/, results/")
@@ -144,7 +145,7 @@ def body(arguments: Sequence[str]) -> int:
         args.env, args.gym_packages = known_env(args.env, args.gym_packages)
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
-    models = find(args.models, args.load_best, args.algo, args.env)
+    models = find(args.models, args.load_best, args.algo, args.env, trusted=not args.untrusted)
     played = evaluate(models, args)
     for note in played.notes:
         print(note)

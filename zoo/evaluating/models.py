@@ -63,14 +63,15 @@ def is_saved(text: str) -> bool:
     return "=" in text if not path.exists() else path.suffix == ".zip" or bool(run_folders(path))
 
 
-def find(texts: Sequence[str], best: bool, algo: str | None, env_id: str | None) -> list[Contestant]:
+def find(texts: Sequence[str], best: bool, algo: str | None, env_id: str | None, trusted: bool = True) -> list[Contestant]:
     """Models of the command line.
 
     :param texts: ``[LABEL=]PATH``: a run folder, a folder of them, or a model's zip
     :param best: of a run folder, the best model in place of the last
     :param algo: of zips that stand alone
     :param env_id: in place of the runs' own
-    :raises BadInput: for what is no model
+    :param trusted: False: nothing that the files hold is unpickled
+    :raises BadInput: for what is no model, and for models that cannot be read without unpickling
     """
     found: list[Contestant] = []
     for text in texts:
@@ -82,7 +83,10 @@ def find(texts: Sequence[str], best: bool, algo: str | None, env_id: str | None)
         for folder in folders:
             model = path if path.suffix == ".zip" else None
             found.append(_contestant(folder, model, best, algo, env_id, label if equals else ""))
-    return _told_apart(found)
+    others = sorted({one.saved.algo for one in found} - {"grpo"})
+    if others and not trusted:
+        raise BadInput(f"--untrusted: models of {others[0]} cannot be read without unpickling them; those of grpo can.")
+    return _told_apart([replace(one, saved=replace(one.saved, trusted=trusted)) for one in found])
 
 
 def _contestant(folder: Path, model: Path | None, best: bool, algo: str | None, env_id: str | None, label: str) -> Contestant:
