@@ -48,21 +48,21 @@ def with_statistics(env: VecEnv, content: bytes, frozen: bool = False) -> VecNor
 
 
 def running_state(vec_normalize: VecNormalize) -> dict[str, Any]:
-    """All that changes in it from step to step: moments, and the running returns of the slots."""
+    """Copies of all that changes in it from step to step: moments, and the running returns of the slots."""
     moments = {
-        name: {part: np.asarray(getattr(found, part)) for part in PARTS} for name, found in _moments(vec_normalize).items()
+        name: {part: np.array(getattr(found, part)) for part in PARTS} for name, found in _moments(vec_normalize).items()
     }
-    return {"moments": moments, "returns": vec_normalize.returns}
+    return {"moments": moments, "returns": vec_normalize.returns.copy()}
 
 
 def put_running_state(vec_normalize: VecNormalize, state: Mapping[str, Any]) -> None:
-    """Put :func:`running_state` back.
+    """Put :func:`running_state` back, as often as need be.
 
     :raises ValueError: if it is of other observations
     """
     for name, found in _moments(vec_normalize).items():
         _fill(name, found, {f"{name}/{part}": array for part, array in state["moments"][name].items()})
-    vec_normalize.returns = state["returns"]
+    vec_normalize.returns = state["returns"].copy()
 
 
 def _fill(name: str, moments: RunningMeanStd, arrays: dict[str, np.ndarray]) -> None:

@@ -21,9 +21,9 @@ from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.grouped import GroupedAlgorithm
 from sb_grpo.normalization import put_running_state, running_state
-from sb_grpo.run_files import RUN, Facts, check_facts, facts_of, logged, put_logged, read_run, run_to_bytes
+from sb_grpo.run_files import RUN, check_facts, facts_of, logged, put_logged, read_run, run_to_bytes
 from sb_grpo.saving import with_entries, write_zip
-from sb_grpo.state import attributes, put_random_state, put_state, random_state, state_of
+from sb_grpo.state import attributes, put_attributes, put_random_state, put_state, random_state, state_of
 
 SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
 
@@ -89,7 +89,7 @@ class ResumableAlgorithm(GroupedAlgorithm):
         assert self.env is not None and self.slots is not None
         normalized = self._vec_normalize_env
         return {
-            "facts": self._facts()._asdict(),
+            "facts": facts_of(self.env, self.observation_space, self.action_space, self.device)._asdict(),
             "own": attributes(self, ATTRIBUTES),
             "learners": {name: state_of(getattr(self, name)) for name in LEARNERS},
             "buffer": self.rollout_buffer.state_dict(with_seen=self.policy.normalize_obs),
@@ -110,10 +110,6 @@ class ResumableAlgorithm(GroupedAlgorithm):
             "folder": None if self.tensorboard_log is None else self.logger.dir,
             "random": random_state(),
         }
-
-    def _facts(self) -> Facts:
-        assert self.env is not None
-        return facts_of(self.env, self.observation_space, self.action_space, self.device)
 
     # ---------------------------------------------------------------- load
 
@@ -161,7 +157,7 @@ class ResumableAlgorithm(GroupedAlgorithm):
     def take_over(self, state: dict[str, Any]) -> None:
         """All of a run but what its loop takes up."""
         assert self.env is not None
-        vars(self).update({name: state["own"][name] for name in ATTRIBUTES})
+        put_attributes(self, ATTRIBUTES, state["own"])
         for name in LEARNERS:
             put_state(getattr(self, name), state["learners"][name])
         self.rollout_buffer.load_state_dict(state["buffer"])

@@ -78,6 +78,11 @@ def attributes(holder: Any, names: Iterable[str]) -> dict[str, Any]:
     return {name: getattr(holder, name) for name in names}
 
 
+def put_attributes(holder: Any, names: Iterable[str], state: Mapping[str, Any]) -> None:
+    """Put :func:`attributes` back."""
+    vars(holder).update({name: state[name] for name in names})
+
+
 def state_of(holder: Any) -> dict[str, Any] | None:
     """The state of an object; None where it says of none."""
     if isinstance(holder, nn.Module):

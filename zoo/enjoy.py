@@ -29,7 +29,7 @@ from sb_grpo.collect.masks import masks_of, source_of
 from .common.command_line import BadInput, Parser, Settings, default_threads, did_you_mean, known_env, run
 from .training.checkpoints import read_facts
 from .training.experiment import register
-from .training.saved import Saved
+from .training.saved import Saved, check_untrusted
 
 VIDEOS = (".gif", ".mp4")
 
@@ -71,8 +71,7 @@ def check(args: Any) -> None:
     :raises BadInput: for what cannot work
     """
     args.env, args.gym_packages = known_env(args.env, args.gym_packages)
-    if args.untrusted and args.algo != "grpo":
-        raise BadInput(f"--untrusted: models of {args.algo} cannot be read without unpickling them; those of grpo can.")
+    check_untrusted(args.algo, not args.untrusted)
     if args.record is not None:
         if args.record.suffix not in VIDEOS:
             raise BadInput(f"--record {args.record}: the name must end in {' or '.join(VIDEOS)}.")

@@ -79,7 +79,44 @@ class Watch:
         vars(self).update(fared)
 
 
-class HealthCallback(BaseCallback):
+class WatchingCallback(BaseCallback):
+    """Looks, rollout by rollout, at what rules are about.
+
+    :param rules: what to watch
+    """
+
+    def __init__(self, rules: Sequence[Rule], verbose: int) -> None:
+        super().__init__(verbose)
+        self.rules = tuple(rules)
+        self._watches = [Watch(rule) for rule in self.rules]
+        self._seen: Any = None
+
+    def _on_training_start(self) -> None:
+        self._watches = [Watch(rule) for rule in self.rules]
+        self._seen = cast("GRPO", self.model).last_figures  # of an earlier training, already judged there
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _looks(self) -> list[tuple[Watch, float | None]] | None:
+        """Every watch with what it has to say of the rollout and the update that came last; None if that has been judged."""
+        figures = cast("GRPO", self.model).last_figures
+        if figures is self._seen:
+            return None
+        self._seen = figures
+        return [(watch, watch.look(figures)) for watch in self._watches]
+
+    def _fared(self) -> dict[str, Any]:
+        """How every rule has fared, by name."""
+        return {watch.rule.name: watch.fared() for watch in self._watches}
+
+    def _go_on(self, fared: Mapping[str, Any]) -> None:
+        """Go on with what another one has seen; rules that it did not have begin."""
+        for watch in self._watches:
+            watch.go_on(fared.get(watch.rule.name, {}))
+
+
+class HealthCallback(WatchingCallback):
     """Watch a GRPO training and speak up, once per rule, when something is wrong.
 
     After every update the rules look at what that rollout and update logged. A rule that is broken for ``patience``
@@ -94,14 +131,11 @@ class HealthCallback(BaseCallback):
     """
 
     def __init__(self, rules: Sequence[Rule] = RULES, verbose: int = 1) -> None:
-        super().__init__(verbose)
-        names = [rule.name for rule in rules]
+        super().__init__(rules, verbose)
+        names = [rule.name for rule in self.rules]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"rules: {twice} are there twice; each rule needs a name of its own.")
-        self.rules = tuple(rules)
-        self._watches = [Watch(rule) for rule in self.rules]
-        self._seen: Any = None
 
     @property
     def broken(self) -> tuple[str, ...]:
@@ -120,15 +154,8 @@ class HealthCallback(BaseCallback):
                 "leave it out, or train with sb_grpo.GRPO."
             )
 
-    def _on_training_start(self) -> None:
-        self._watches = [Watch(rule) for rule in self.rules]
-        self._seen = cast("GRPO", self.model).last_figures  # of an earlier training, already judged there
-
     def _on_rollout_start(self) -> None:
         self._look()
-
-    def _on_step(self) -> bool:
-        return True
 
     def _on_training_end(self) -> None:
         self._look()
@@ -137,12 +164,10 @@ class HealthCallback(BaseCallback):
 
     def _look(self) -> None:
         """Judge the rollout and the update that came last, unless that has been done."""
-        figures = cast("GRPO", self.model).last_figures
-        if figures is self._seen:
+        looks = self._looks()
+        if looks is None:
             return
-        self._seen = figures
-        for watch in self._watches:
-            value = watch.look(figures)
+        for watch, value in looks:
             if value is not None:
                 watch.said_at = self.num_timesteps
                 advice = watch.rule.advice.format(value=value)
@@ -153,13 +178,11 @@ class HealthCallback(BaseCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """How every rule has fared, and whether the last rollout has been judged."""
-        fared = {watch.rule.name: watch.fared() for watch in self._watches}
-        return {"watches": fared, "judged": cast("GRPO", self.model).last_figures is self._seen}
+        return {"watches": self._fared(), "judged": cast("GRPO", self.model).last_figures is self._seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with what another one has seen; rules that it did not have begin."""
-        for watch in self._watches:
-            watch.go_on(state["watches"].get(watch.rule.name, {}))
+        self._go_on(state["watches"])
         self._seen = cast("GRPO", self.model).last_figures if state["judged"] else None
 
     def report(self) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from stable_baselines3.common.callbacks import BaseCallback
-
 from sb_grpo import ranks
-from sb_grpo.callbacks.health import Watch
+from sb_grpo.callbacks.health import WatchingCallback
 from sb_grpo.callbacks.health_rules import RULES, Rule
 from sb_grpo.grpo import GRPO
 from sb_grpo.learn.last_good import Snapshot
+from sb_grpo.normalization import put_running_state, running_state
+from sb_grpo.saving import OPTIONAL_MODULES
 from sb_grpo.types import Breakdown
 
 #: Steps that are too large, and what a single huge reward does to the baseline.
@@ -25,11 +24,9 @@ RECOVERY_RULES: tuple[Rule, ...] = (
     *(rule for rule in RULES if rule.name in RUNAWAY),
     *(replace(rule, excused_by="group/baseline") for rule in RULES if rule.name in COLLAPSE),
 )
-#: Running statistics of VecNormalize.
-STATISTICS = ("obs_rms", "ret_rms", "returns")
 
 
-class RecoveryCallback(BaseCallback):
+class RecoveryCallback(WatchingCallback):
     """Go back to the last healthy weights, multiply the learning rate by ``factor``, and try again: at most ``max_retries``
     times in one training.
 
@@ -53,12 +50,12 @@ class RecoveryCallback(BaseCallback):
     def __init__(
         self, max_retries: int = 3, factor: float = 0.5, rules: Sequence[Rule] = RECOVERY_RULES, verbose: int = 1
     ) -> None:
-        super().__init__(verbose)
+        super().__init__(rules, verbose)
         if max_retries < 1:
             raise ValueError(f"max_retries={max_retries} must be at least 1; leave the callback out for none.")
         if not 0.0 < factor < 1.0:
             raise ValueError(f"factor={factor} must lie in (0, 1): the learning rate is multiplied with it; 0.5 is usual.")
-        self.max_retries, self.factor, self.rules = max_retries, factor, tuple(rules)
+        self.max_retries, self.factor = max_retries, factor
         self.n = 0  #: times that this training has gone back
         self.reasons: list[str] = []  #: why, each time
 
@@ -75,12 +72,10 @@ class RecoveryCallback(BaseCallback):
             )
 
     def _on_training_start(self) -> None:
-        model = cast(GRPO, self.model)
+        super()._on_training_start()
         self.n, self.reasons = 0, []
-        self._watches = [Watch(rule) for rule in self.rules]
-        self._seen: Any = model.last_figures  # of an earlier training
         self._keep()
-        model.rescue = self._rescue
+        cast(GRPO, self.model).rescue = self._rescue
 
     def _on_rollout_start(self) -> None:
         self._judge()
@@ -88,9 +83,6 @@ class RecoveryCallback(BaseCallback):
             self._keep()
         self.logger.record("recovery/n", self.n)
         self.logger.record("recovery/lr_scale", cast(GRPO, self.model).lr_scale)
-
-    def _on_step(self) -> bool:
-        return True
 
     def _on_training_end(self) -> None:
         model = cast(GRPO, self.model)
@@ -103,14 +95,12 @@ class RecoveryCallback(BaseCallback):
 
     def state_dict(self) -> dict[str, Any]:
         """How often this training has gone back and why, and how every rule has fared."""
-        fared = {watch.rule.name: watch.fared() for watch in self._watches}
-        return {"n": self.n, "reasons": self.reasons, "watches": fared}
+        return {"n": self.n, "reasons": self.reasons, "watches": self._fared()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with what another one has seen; what stands now is what it goes back to."""
         self.n, self.reasons = state["n"], list(state["reasons"])
-        for watch in self._watches:
-            watch.go_on(state["watches"].get(watch.rule.name, {}))
+        self._go_on(state["watches"])
         self._keep()
 
     def _judge(self) -> None:
@@ -118,23 +108,16 @@ class RecoveryCallback(BaseCallback):
 
         :raises Breakdown: if a rule is broken
         """
-        figures = cast(GRPO, self.model).last_figures
-        if figures is self._seen:
-            return
-        self._seen = figures
-        for watch in self._watches:
-            value = watch.look(figures)
+        for watch, value in self._looks() or ():
             if value is not None:
                 raise Breakdown(f"The rule {watch.rule.name} is broken: {watch.rule.advice.format(value=value)}")
 
     def _keep(self) -> None:
         """What stands now is healthy."""
         model = cast(GRPO, self.model)
-        learners = (model.policy, model.estimator, model.ref_policy, model.grouper, model.group_weighting, model.bonus)
         normalize = model.get_vec_normalize_env()
-        names = [name for name in STATISTICS if hasattr(normalize, name)]
-        self._healthy = Snapshot(learners)
-        self._statistics = {name: copy.deepcopy(getattr(normalize, name)) for name in names}
+        self._healthy = Snapshot([model.policy, *(getattr(model, name) for name in OPTIONAL_MODULES)])
+        self._statistics = None if normalize is None else running_state(normalize)
         self._healthy_at, self._healthy_watches = self.num_timesteps, [replace(watch) for watch in self._watches]
 
     def _go_back(self, error: Breakdown) -> None:
@@ -142,8 +125,8 @@ class RecoveryCallback(BaseCallback):
         self._seen, self._watches = model.last_figures, [replace(watch) for watch in self._healthy_watches]
         self._healthy.put_back()
         normalize = model.get_vec_normalize_env()
-        for name, value in self._statistics.items():
-            setattr(normalize, name, copy.deepcopy(value))
+        if normalize is not None and self._statistics is not None:
+            put_running_state(normalize, self._statistics)
         self.reasons.append(str(error))
         if model.env is not None:
             model.rollout_buffer.reset()  # the observations of what broke down are not to be learnt from

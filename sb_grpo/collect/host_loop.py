@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from sb_grpo.collect.interruption import check_hopeless
 from sb_grpo.collect.plan import Plan, Taken, check_endless, is_complete, too_large
 from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.env_batch import EPISODE_LOST
-from sb_grpo.envs.process_vec_env import naming_the_dead
+from sb_grpo.normalization import put_running_state, running_state
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.types import NOTHING, Breakdown, map_obs
 
@@ -86,13 +85,12 @@ def note_ends(
 @contextmanager
 def unspoilt(vec_normalize: VecNormalize | None) -> Iterator[None]:
     """Put VecNormalize's running statistics back when an env fails: once they have seen a NaN they never recover."""
-    names = ("obs_rms", "ret_rms", "returns")
-    before = {name: copy.deepcopy(getattr(vec_normalize, name)) for name in names if hasattr(vec_normalize, name)}
+    before = None if vec_normalize is None else running_state(vec_normalize)
     try:
         yield
     except ValueError:
-        for name, value in before.items():
-            setattr(vec_normalize, name, value)
+        if vec_normalize is not None and before is not None:
+            put_running_state(vec_normalize, before)
         raise
 
 
@@ -137,8 +135,7 @@ def collect(
         clipped_actions = policy.in_bounds(actions)
 
         raw_obs_before = raw_obs
-        with naming_the_dead(env):
-            new_obs, rewards, dones, infos = slots.step_envs(env, clipped_actions)
+        new_obs, rewards, dones, infos = slots.step_envs(env, clipped_actions)
         n_steps += 1
         raw_obs, raw_rewards = (
             (new_obs, rewards) if vec_normalize is None else (vec_normalize.old_obs, vec_normalize.old_reward)

@@ -16,6 +16,7 @@ from sb_grpo.collect.device_loop import Stepper, check_tasks, collect_tensors, r
 from sb_grpo.collect.host_loop import collect, unspoilt
 from sb_grpo.collect.plan import Plan, Taken
 from sb_grpo.collect.slots import GroupSlots, Slots, TensorSlots
+from sb_grpo.envs.process_vec_env import naming_the_dead
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies import ActorPolicy
 
@@ -60,7 +61,7 @@ def collecting(
         record_episodes(episodes, buffer)
         return
     assert isinstance(slots, GroupSlots)
-    with unspoilt(source.vec_normalize):
+    with unspoilt(source.vec_normalize), naming_the_dead(env):
         yield from collect(
             env,
             policy,

@@ -21,7 +21,7 @@ from sb_grpo.envs.installing import facts, install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies.beside import env_part
-from sb_grpo.state import attributes
+from sb_grpo.state import attributes, put_attributes
 from sb_grpo.types import Rollout
 
 NO_JOB = -1
@@ -114,7 +114,7 @@ class GroupSlots:
 
     def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
         """Take an env for the jobs of other slots; :meth:`begin_again` starts them there."""
-        vars(self).update({name: state[name] for name in self.STATE})
+        put_attributes(self, self.STATE, state)
         self._take(env)
 
     @property
@@ -308,7 +308,7 @@ class TensorSlots:
     def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
         """Go on with the jobs of other slots, in an env that is where theirs was."""
         assert isinstance(env, TensorVecEnv)
-        vars(self).update({name: state[name] for name in self.STATE})
+        put_attributes(self, self.STATE, state)
         self._left_at = env, env.calls
 
     def in_step_with(self, env: VecEnv) -> bool:

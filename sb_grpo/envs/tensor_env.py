@@ -15,7 +15,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.envs.random import mix
-from sb_grpo.state import attributes
+from sb_grpo.state import attributes, put_attributes
 
 #: How a simulator can start the members of a group alike; see :attr:`TensorVecEnv.grouping`.
 GROUPINGS = ("seeds", "state", "streams", "synchronous")
@@ -167,7 +167,7 @@ class TensorVecEnv(VecEnv):
         slots = th.arange(self.num_envs, device=self.device)
         self.reset_all(th.zeros_like(slots))  # some have no state before
         self.restore(slots, map_snapshot(lambda _, saved: saved, self.snapshot(slots), state["slots"]))
-        vars(self).update({name: state[name] for name in self.STATE})
+        put_attributes(self, self.STATE, state)
 
     @property
     def tasks(self) -> th.Tensor | None:

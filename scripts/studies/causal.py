@@ -38,6 +38,7 @@ from sb_grpo.envs.causal.scm import FEATURES
 from sb_grpo.envs.random import group_seed
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, DOCS, IMG
+from scripts.studies.common.tables import put_between
 from zoo.common.provenance import commit, machine, versions
 from zoo.training.building import build
 
@@ -94,6 +95,13 @@ def write(content: dict[str, Any], choose: Choose) -> None:
     print(content["mechanism"], content["policy"], means, flush=True)
 
 
+def check_unmet(model: GRPO) -> None:
+    """See that no training episode had the seed of an evaluation."""
+    assert isinstance(model.slots, GroupSlots)
+    met = {group_seed(model.slots.base_seed, group) for group in range(model.slots.next_group + 1)}
+    assert met.isdisjoint(SEEDS), "an evaluation seed was met in training: choose other SEEDS"
+
+
 def train(mechanism: str, seed: int, algo: str) -> None:
     """Train and evaluate: ``grpo`` with the zoo's settings, the others with as many envs and steps and otherwise defaults."""
     with tempfile.TemporaryDirectory() as folder:
@@ -109,9 +117,7 @@ def train(mechanism: str, seed: int, algo: str) -> None:
     model.learn(experiment.n_timesteps)
     seconds = time.perf_counter() - start
     if isinstance(model, GRPO):
-        assert isinstance(model.slots, GroupSlots)
-        met = {group_seed(model.slots.base_seed, group) for group in range(model.slots.next_group + 1)}
-        assert met.isdisjoint(SEEDS), "an evaluation seed was met in training: choose other SEEDS"
+        check_unmet(model)
     content = {
         "policy": algo, "mechanism": mechanism, "train_seed": seed, "env_steps": model.num_timesteps,
         "train_s": round(seconds, 1), "settings": {k: str(v) for k, v in settings.items()},
@@ -241,10 +247,7 @@ def report() -> None:
     tables = [table(m) for table in (returns_table, potentials_table) for m in mechanisms]
     text = PAGE.read_text()
     for name, part in (("results", tables), ("speed", [speed_table()])):
-        before, rest = text.split(f"<!-- {name} -->")
-        _, after = rest.split(f"<!-- end of {name} -->")
-        filling = "\n\n".join("\n".join(lines) for lines in part)
-        text = f"{before}<!-- {name} -->\n{filling}\n<!-- end of {name} -->{after}"
+        text = put_between(text, name, "\n\n".join("\n".join(lines) for lines in part))
     PAGE.write_text(text)
     draw(mechanisms)
 

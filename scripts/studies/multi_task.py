@@ -32,6 +32,7 @@ from zoo.schedules import make_schedule
 SLOTS_PER_TASK, EPISODES = 2, 20
 FOLDER, PICTURE = DATA / "multi_task", IMG / "multi_task.png"
 RANDOM = "random"
+KEY = ("variant", "seed")  # what tells runs of a suite apart
 
 COMMON = dict(n_steps=256, batch_size=64, n_epochs=10, learning_rate="lin_3e-4", gamma=0.99, gae_lambda=0.95, device="cpu")
 #: By suite: steps per task, and what differs from COMMON, for every algorithm.
@@ -159,20 +160,20 @@ def file_of(suite: str) -> Path:
     return FOLDER / f"{suite}.jsonl"
 
 
-def done(suite: str) -> set[str]:
-    """What has run."""
-    return {run["run"] for run in records.read(file_of(suite))}
+def done(suite: str, variant: str, seed: int = 0) -> bool:
+    """Whether that has run."""
+    return any((run["variant"], run.get("seed", 0)) == (variant, seed) for run in records.read(file_of(suite)))
 
 
 def random_returns(suite: str) -> np.ndarray:
     """``[tasks]`` mean returns of random actions."""
-    found = next(run["returns"] for run in records.read(file_of(suite)) if run["run"] == RANDOM)
+    found = next(run["returns"] for run in records.read(file_of(suite)) if run["variant"] == RANDOM)
     return np.array([np.mean(found[task]) for task in task_names(suite)])
 
 
 def results(suite: str, name: str) -> np.ndarray:
     """``[seeds, tasks]`` mean returns, of the runs that there are."""
-    found = [run for run in records.read(file_of(suite)) if run.get("variant") == name]
+    found = [run for run in records.read(file_of(suite)) if run["variant"] == name]
     return np.array([[np.mean(run["returns"][task]) for task in task_names(suite)] for run in found])
 
 
@@ -253,15 +254,14 @@ def main() -> None:
         return
     for suite in suites:
         file = file_of(suite)
-        if RANDOM not in done(suite):
+        if not done(suite, RANDOM):
             returns = {task: evaluate(suite, None, task) for task in task_names(suite)}
-            records.put(file, {"run": RANDOM, "returns": returns}, "run")
+            records.put(file, {"variant": RANDOM, "returns": returns}, *KEY)
         for seed in range(args.seeds):
             for name in args.variants:
-                key = f"{name}, seed {seed}"
-                if key not in done(suite):
-                    records.put(file, {"run": key, **run(suite, name, seed)}, "run")
-                    print(f"{file}: {key}", flush=True)
+                if not done(suite, name, seed):
+                    records.put(file, run(suite, name, seed), *KEY)
+                    print(f"{file}: {name}, seed {seed}", flush=True)
 
 
 if __name__ == "__main__":

@@ -18,14 +18,13 @@ import numpy as np
 import torch as th
 
 from sb_grpo import GRPO
-from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.causal import ENV_ID
 from sb_grpo.envs.causal.baselines import BASELINES
 from sb_grpo.envs.causal.env import CausalInterventionEnv
-from sb_grpo.envs.random import group_seed
-from scripts.studies.causal import PAGE, SEEDS, cell, play
+from scripts.studies.causal import PAGE, SEEDS, cell, check_unmet, play
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA
+from scripts.studies.common.tables import put_between
 from zoo.common.provenance import commit, versions
 from zoo.training.building import build
 
@@ -63,9 +62,7 @@ def trained(kwargs: dict[str, Any], seed: int, steps: int, start: GRPO | None = 
     if start is not None:
         model.policy.load_state_dict(start.policy.state_dict())
     model.learn(steps)
-    assert isinstance(model.slots, GroupSlots)
-    met = {group_seed(model.slots.base_seed, group) for group in range(model.slots.next_group + 1)}
-    assert met.isdisjoint(SEEDS), "an evaluation seed was met in training: choose other SEEDS"
+    check_unmet(model)
     return model
 
 
@@ -122,9 +119,7 @@ def table() -> str:
 
 def report() -> None:
     """Put the table between the marks of docs/causal.md."""
-    before, rest = PAGE.read_text().split("<!-- transfer -->")
-    _, after = rest.split("<!-- end of transfer -->")
-    PAGE.write_text(f"{before}<!-- transfer -->\n{table()}\n<!-- end of transfer -->{after}")
+    PAGE.write_text(put_between(PAGE.read_text(), "transfer", table()))
 
 
 def main() -> None:

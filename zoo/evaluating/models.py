@@ -16,7 +16,7 @@ from sb_grpo.saving import read_entry
 
 from ..common.command_line import BadInput
 from ..training.run_files import is_run_folder, read_values
-from ..training.saved import Saved
+from ..training.saved import Saved, check_untrusted
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,13 @@ def find(texts: Sequence[str], best: bool, algo: str | None, env_id: str | None,
             raise BadInput(f"{path}: there is no such {'file' if path.suffix == '.zip' else 'run folder'}.")
         for folder in folders:
             model = path if path.suffix == ".zip" else None
-            found.append(_contestant(folder, model, best, algo, env_id, label if equals else ""))
-    others = sorted({one.saved.algo for one in found} - {"grpo"})
-    if others and not trusted:
-        raise BadInput(f"--untrusted: models of {others[0]} cannot be read without unpickling them; those of grpo can.")
-    return _told_apart([replace(one, saved=replace(one.saved, trusted=trusted)) for one in found])
+            found.append(_contestant(folder, model, best, algo, env_id, label if equals else "", trusted))
+    return _told_apart(found)
 
 
-def _contestant(folder: Path, model: Path | None, best: bool, algo: str | None, env_id: str | None, label: str) -> Contestant:
+def _contestant(
+    folder: Path, model: Path | None, best: bool, algo: str | None, env_id: str | None, label: str, trusted: bool
+) -> Contestant:
     settings = next((file.parent for file in folder.glob("*/config.yml")), folder / "none")
     args = read_values(settings / "args.yml")
     algo, env_id = algo or args.get("algo"), env_id or args.get("env")
@@ -104,8 +103,9 @@ def _contestant(folder: Path, model: Path | None, best: bool, algo: str | None, 
         read_entry(path, "data")
     except ValueError as error:
         raise BadInput(f"cannot load {path}: {error}") from error
-    name = folder.name if model is None and not best else f"{folder.name}/{path.stem}"
-    return Contestant(Saved(algo, path, settings, env_id), label or algo, f"{algo} {name}", int(args.get("seed") or 0), folder)
+    check_untrusted(algo, trusted)
+    name, seed = folder.name if model is None and not best else f"{folder.name}/{path.stem}", int(args.get("seed") or 0)
+    return Contestant(Saved(algo, path, settings, env_id, trusted), label or algo, f"{algo} {name}", seed, folder)
 
 
 def _told_apart(found: list[Contestant]) -> list[Contestant]:

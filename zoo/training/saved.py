@@ -21,6 +21,15 @@ from .checkpoints import statistics_of
 from .run_files import check_wrappers, env_kwargs, read_values
 
 
+def check_untrusted(algo: str, trusted: bool) -> None:
+    """See that a model can be read as is asked.
+
+    :raises BadInput: where ``--untrusted`` is given for another algorithm than grpo
+    """
+    if not trusted and algo != "grpo":
+        raise BadInput(f"--untrusted: models of {algo} cannot be read without unpickling them; those of grpo can.")
+
+
 @dataclass(frozen=True)
 class Saved:
     """Where a model and its settings are.

@@ -33,6 +33,13 @@ def table(rows: Rows, extra: Mapping[str, Callable[[dict[str, Any]], str]] | Non
     return "\n".join(lines)
 
 
+def put_between(text: str, name: str, filling: str) -> str:
+    """A page with other lines between its marks ``<!-- name -->`` and ``<!-- end of name -->``."""
+    before, rest = text.split(f"<!-- {name} -->")
+    _, after = rest.split(f"<!-- end of {name} -->")
+    return f"{before}<!-- {name} -->\n{filling}\n<!-- end of {name} -->{after}"
+
+
 def draw(name: str, rows: Rows, title: str) -> None:
     """docs/img/<name>.png: mean and range over the seeds of the training returns."""
     rows = [(setting.replace("`", ""), runs) for setting, runs in rows]
