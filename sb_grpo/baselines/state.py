@@ -208,8 +208,7 @@ class StateBaseline(nn.Module):
         :return: weights ``[size, folds]``, and the Gram matrix ``[size, size]`` of all features
         """
         parts = [(phi[rows], target[rows]) for rows in (fold == k for k in range(self.folds))]
-        grams = ranks.total(th.stack([x.T @ x for x, _ in parts]))
-        moments = ranks.total(th.stack([x.T @ y for x, y in parts]))
+        grams, moments = ranks.totals(th.stack([x.T @ x for x, _ in parts]), th.stack([x.T @ y for x, y in parts]))
         whole = grams.sum(0)
         gram, moment = whole - grams, moments.sum(0) - moments
         if self._moments is not None:
