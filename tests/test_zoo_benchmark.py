@@ -421,6 +421,7 @@ def test_a_sweep_makes_labelled_variants_of_the_product(tmp_path, capsys):
     assert len(specs) == 8 and len({spec.label for spec in specs}) == 8
     (one,) = [spec for spec in specs if spec.label == "ppo-learning_rate=0.001-n_steps=64"]
     assert one.algo == "ppo" and one.hyperparams["learning_rate"] == 1e-3 and one.hyperparams["n_steps"] == 64
+    assert {spec.label for spec in make_specs([*base, "--sweep", "gamma=0.9,1"])[0]} == {"grpo-gamma=0.9", "grpo-gamma=1"}
     for wrong, says in (("gama=0.9,1", "no hyperparameter 'gama'. Did you mean gamma?"), ("gamma=x", "must be a number")):
         with pytest.raises(BadInput, match=re.escape(says)):
             make_specs([*base, "--algos", "grpo", "--sweep", wrong])

@@ -16,7 +16,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from zoo import compare, plot
 from zoo.benchmarking.results import BrokenResult, read_run, write_result
-from zoo.comparing import pairs
+from zoo.comparing import figures, pairs
 from zoo.comparing.comparison import compare_runs, load
 
 ROOT = Path(__file__).parents[1]
@@ -219,6 +219,25 @@ def test_the_same_files_give_the_same_bytes(results, tmp_path):
     assert len(files) > 20
     for file in files:
         assert file.read_bytes() == (tmp_path / "b" / file.relative_to(tmp_path / "a")).read_bytes(), file
+
+
+def test_long_labels_fit_in_the_pictures():
+    """Those of a sweep: legends within the figure, panels that keep their room."""
+    labels = [f"grpo-learning_rate=0.000{n}-group_size=16-n_epochs=20" for n in range(4)]
+    curve = pd.DataFrame(
+        [("E", label, x, x, x, x) for label in labels for x in (0.0, 1.0)],
+        columns=["env", "algorithm", "env_steps", "mean", "mean_low", "mean_high"],
+    )
+    pair = pd.DataFrame(
+        [(labels[0], labels[1], 0.5, 0.4, 0.6)],
+        columns=["algorithm", "over", "probability", "probability_low", "probability_high"],
+    )
+    for figure in (figures.learning_curves(curve, labels), figures.improvements(pair, labels)):
+        figure.canvas.draw()
+        for part in (*figure.legends, *(text for axes in figure.axes for text in axes.get_yticklabels())):
+            box = part.get_window_extent()
+            assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+        assert figure.axes[0].get_window_extent().width > 0.3 * figure.bbox.width
 
 
 def test_the_committed_example_is_that_of_its_raw_files(tmp_path):

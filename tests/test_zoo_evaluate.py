@@ -112,6 +112,13 @@ def test_compare_takes_folders_of_runs(runs, tmp_path, capsys):
     assert {"drop_from_best", "area_under_curve"} <= set(table(tmp_path, "stability"))
 
 
+def test_compare_takes_zips_of_models(runs, tmp_path, capsys):
+    zips = [f"{name}={next((runs / name).glob('*_1/Pendulum-v1.zip'))}" for name in ("grpo", "ppo")]
+    zips[1] = zips[1].removeprefix("ppo=")
+    assert compare.main([*zips, "--episodes", "3", "--out", str(tmp_path)]) == 0
+    assert capsys.readouterr().err == "" and len(table(tmp_path, "pairwise")) == 1
+
+
 def test_models_of_one_label_and_seed_are_told_apart(runs, tmp_path, capsys):
     shutil.copytree(runs / "grpo" / "Pendulum-v1_1", tmp_path / "grpo" / "Pendulum-v1_7")
     places = [runs / "grpo" / "Pendulum-v1_1", tmp_path / "grpo" / "Pendulum-v1_7"]

@@ -85,3 +85,4 @@ def test_a_finished_run_has_a_model_card(folder):
     ):
         assert part in text
     assert f"| env steps | {metrics['env_steps']} |" in text and "stopped" not in text
+    assert "| settings |" not in text and "tensorboard_log" not in metrics["settings"]  # many, and a path of this machine

@@ -107,6 +107,9 @@ def test_the_recommended_one_is_the_robust_among_the_good_ones():
     best, close, far = candidate(0, 10, (100, 110, 90)), candidate(1, 50, (96, 97, 98)), candidate(2, 99, (10, 11, 12))
     assert robust.standard_error(best.fresh) == pytest.approx(10 / np.sqrt(3))
     assert robust.recommended([best, close, far]) is close
+    alone = candidate(3, 0, (200,))  # nobody knows its error
+    assert robust.recommended([best, alone, close]) is alone and np.isnan(robust.standard_error(alone.fresh))
+    assert robust.said(best.fresh) == "100.0 +- 5.8" and robust.said(alone.fresh) == "200.0"
 
 
 def test_a_grid_gives_measured_cells():
@@ -119,6 +122,11 @@ def test_a_grid_gives_measured_cells():
     cells = surface.measured(trials, ("a", "b"))
     assert cells["mean"].tolist() == [2, 7, 3, 8] and cells["trainings"].tolist() == [4] * 4
     assert cells["uncertainty"].tolist() == pytest.approx([np.std([0, 2, 0, 2], ddof=1) / 2] * 4)
+    once = [trial({"a": a, "b": b, "c": "x"}, [a + b], space) for a in (1, 2) for b in (0, 5)]
+    cells = surface.measured(once, ("a", "b"))
+    assert cells["uncertainty"].isna().all()
+    uncertainty = surface.draw(cells, ("a", "b"), robust.fit(once), once, "").axes[1]
+    assert uncertainty.get_title() == "its uncertainty is unknown: one training per cell"
 
 
 @pytest.fixture(scope="module")

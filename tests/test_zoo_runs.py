@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import traceback
@@ -11,6 +12,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from PIL import Image, ImageSequence
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -168,6 +170,25 @@ def test_a_recording_runs_at_the_envs_own_frame_rate(wrap, tmp_path):
         assert imageio.get_reader(tmp_path / f"{env_id}.mp4").get_meta_data()["fps"] == pytest.approx(fps)
 
 
+@pytest.mark.parametrize(("fps", "shortest"), [(10, 100), (30, 30), (50, 20), (125, 20)])
+def test_a_gif_plays_as_long_as_the_episode_was(fps, shortest, tmp_path):
+    """Also where an env draws more frames than a GIF can show, and where its rate is no whole number of hundredths."""
+    writer = enjoy.writer(tmp_path / "a.gif", fps)
+    for number in range(2 * fps):
+        writer.append_data(np.full((4, 4, 3), number, dtype=np.uint8))
+    writer.close()
+    with Image.open(tmp_path / "a.gif") as picture:
+        shown = [frame.info["duration"] for frame in ImageSequence.Iterator(picture)]
+    assert sum(shown) == 2000 and min(shown) >= shortest
+
+
+def test_a_gif_of_one_picture(tmp_path):
+    writer = enjoy.writer(tmp_path / "a.gif", 30)
+    writer.append_data(np.zeros((4, 4, 3), dtype=np.uint8))
+    writer.close()
+    assert Image.open(tmp_path / "a.gif").size == (4, 4)
+
+
 class NoneIsIterated(ProbeEnv):
     """Its constructor crashes with the message that says nothing."""
 
@@ -285,6 +306,16 @@ def test_a_run_and_its_continuation_are_one_line(went_on, tmp_path):
     assert {c.kind: c for c in alone}[reading.EVALUATION].steps[-1] == 256
 
 
+def test_the_picture_of_a_continuation_counts_on(went_on, tmp_path, monkeypatch):
+    """Episodes stand where the evaluations do: behind the first run's 256 steps."""
+    folder, drawn = tmp_path / "CartPole-v1_2", []
+    shutil.copytree(went_on / "grpo/CartPole-v1_2", folder)
+    monkeypatch.setattr(plot.plt, "close", drawn.append)
+    plot.plot_learning_curve(folder, "title")
+    episodes, _, evaluations = (line.get_xdata() for line in drawn[0].axes[0].lines[:3])
+    assert 256 < min(episodes) <= max(episodes) <= 512 and evaluations.tolist() == [320, 384, 448, 512]
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -345,6 +376,8 @@ def test_markers_stand_where_something_was_measured():
     (same,) = reading.average([curve([1, 2, 3]), curve([1, 2, 3])])
     (other,) = reading.average([curve([1, 2, 3]), curve([1, 2.5, 3])])
     assert same.measured and not other.measured
+    (longer,) = reading.average([curve([1, 2, 3]), curve([1, 2, 3, 4])])
+    assert longer.measured and longer.steps.tolist() == longer.value.tolist() == [1, 2, 3]
     lines = {mean: plot.draw([c]).axes[0].lines[0] for mean, c in {"e": curve([1, 2]), "long": curve(list(range(60)))}.items()}
     assert lines["e"].get_marker() == "o" and lines["long"].get_marker() in ("None", None, "")
 
@@ -363,9 +396,10 @@ def test_one_format_where_the_name_says_so(suffix, tmp_path):
 def test_several_tags_have_a_panel_each(tmp_path):
     with SummaryWriter(str(tmp_path / "tb" / "CartPole-v1" / "GRPO_1")) as writer:
         for step in (10, 20):
-            for tag in ("train/loss", "rollout/ep_rew_mean"):
+            for tag in ("train/loss", "eval/mean_reward"):
                 writer.add_scalar(tag, step, step)
-    arguments = ["--tensorboard", str(tmp_path / "tb"), "--tag", "train/loss", "rollout/ep_rew_mean"]
+    arguments = ["--tensorboard", str(tmp_path / "tb"), "--tag", "train/loss", "eval/mean_reward"]
     assert plot.main([*arguments, "--out", str(tmp_path / "two.svg")]) == 0
     svg = (tmp_path / "two.svg").read_text()
-    assert "CartPole-v1: train/loss" in svg and "CartPole-v1: rollout/ep_rew_mean" in svg
+    assert "CartPole-v1: train/loss" in svg and "CartPole-v1: eval/mean_reward" in svg
+    assert "GRPO, training (one run)" in svg and "GRPO, evaluation (one run)" in svg

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import traceback
 
 import optuna
 import pytest
 import yaml
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import TrialState
+from optuna.trial import TrialState, create_trial
 
 from tests.test_zoo_tune import ROOT, TINY, trials_of, tune_here
 from zoo.common.grids import parse_grid
@@ -156,6 +157,18 @@ def test_an_evaluation_that_is_not_a_number_is_a_failure_with_its_reason(tmp_pat
     (trial,) = trials_of(str(tmp_path / "tune" / "paying" / "journal.log"), "paying")
     assert trial.state == TrialState.FAIL and "the mean return is nan" in str(failure(trial))
     assert "1 trials FAILED: ValueError: evaluation 2 of 2 with seed" in capsys.readouterr().out
+
+
+def test_a_failure_is_the_first_line_of_its_message():
+    try:
+        try:
+            raise KeyError("first")
+        except KeyError:
+            raise ValueError("found invalid values:\ntensor([[nan]])") from None
+    except ValueError:
+        text = traceback.format_exc()
+    assert failure(create_trial(state=TrialState.FAIL, user_attrs={"traceback": text})) == "ValueError: found invalid values:"
+    assert failure(create_trial(state=TrialState.FAIL)) is None
 
 
 @pytest.mark.slow

@@ -38,7 +38,8 @@ def parser() -> Parser:
     add("--algos", nargs="+", default=[], metavar="NAME", help=algos)
     variants = "YAML: label -> {algo, conf_file, hyperparams}; conf_file 'sb3-defaults': the constructor's defaults"
     add("--variants", type=Path, metavar="FILE", help=variants)
-    add("--sweep", nargs="+", default=[], metavar="NAME=V,V", help="every algorithm with every combination of these settings")
+    sweep = "every algorithm (grpo if none is named) with every combination of these settings"
+    add("--sweep", nargs="+", default=[], metavar="NAME=V,V", help=sweep)
     add("--seeds", default="0-9", help="such as 0-9, 3 or 0,2,5-7")
     add("--steps", nargs="+", required=True, metavar="N", help="env steps per run: one number, or ID:N for each env")
     add("--out", type=Path, required=True, metavar="FOLDER", help="for FOLDER/<env>/<label>/seed_<s>.json")
@@ -115,6 +116,8 @@ def make_specs(arguments: Sequence[str]) -> Asked:
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise BadInput(f"--{name.replace('_', '-')} must be at least 1")
     launch = read_launch(args)
+    if args.sweep and not args.algos and args.variants is None:
+        args.algos = ["grpo"]
     if not args.algos and args.variants is None:
         raise BadInput("nothing to run: give --algos, --variants or both")
     envs, packages = [], args.gym_packages

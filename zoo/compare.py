@@ -179,7 +179,7 @@ def results_of(places: Sequence[str], episodes: int, out: Path) -> list[Path]:
     :param episodes: per model
     :param out: folder of the report; the evaluation goes into a folder in it
     """
-    unknown = [place for place in places if not (Path(place).exists() and find_results([Path(place)]))]
+    unknown = [place for place in places if place.endswith(".zip") or not _has_results(Path(place))]
     if not unknown:
         return [Path(place) for place in places]
     from .evaluating.models import is_saved  # with rl_zoo3, which results do not need
@@ -192,6 +192,10 @@ def results_of(places: Sequence[str], episodes: int, out: Path) -> list[Path]:
 
     evaluate([*saved, "--episodes", str(episodes), "--out", str(out / "evaluation")])
     return [*plain, out / "evaluation" / "results"]
+
+
+def _has_results(path: Path) -> bool:
+    return path.exists() and bool(find_results([path]))
 
 
 def body(arguments: Sequence[str]) -> int:

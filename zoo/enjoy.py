@@ -130,6 +130,17 @@ def find_model(folder: Path, env_name: str, args: Any) -> Path:
     return model
 
 
+def writer(path: Path, fps: float) -> Any:
+    """What takes frames by ``append_data`` until it is closed."""
+    if path.suffix == ".gif":
+        from .common.gifs import GifWriter
+
+        return GifWriter(path, fps)
+    import imageio.v2 as imageio  # an extra
+
+    return imageio.get_writer(path, mode="I", fps=fps, macro_block_size=2)
+
+
 class Recorder:
     """Writes what the env draws, frame by frame; without a file it does nothing."""
 
@@ -137,13 +148,10 @@ class Recorder:
         self.env, self.writer = env, None
         if path is None:
             return
-        import imageio.v2 as imageio  # an extra
-
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self.unfinished = path, path.with_name(f".{path.stem}.part{path.suffix}")
         fps: Any = env.unwrapped.get_attr("metadata", indices=[0])[0].get("render_fps", 30)  # a VecEnv's own has none
-        options = {"duration": 1000 / fps, "loop": 0} if path.suffix == ".gif" else {"fps": fps, "macro_block_size": 2}
-        self.writer = imageio.get_writer(self.unfinished, mode="I", **options)
+        self.writer = writer(self.unfinished, fps)
 
     def frame(self) -> None:
         if self.writer is None:

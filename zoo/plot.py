@@ -24,7 +24,7 @@ from sb_grpo import files
 from .common.command_line import BadInput, Parser, check_has_runs, run
 from .comparing import curves as reading
 from .comparing import figures
-from .comparing.zoo_runs import COLUMNS, RETURN
+from .comparing.zoo_runs import COLUMNS, RETURN, first_steps
 
 MARKED = 40  # of a line's points: beyond that markers hide it
 TRAINING, EVALUATION = "#0072B2", "#D55E00"  # Okabe-Ito: told apart by colour-blind readers
@@ -33,18 +33,21 @@ TRAINING, EVALUATION = "#0072B2", "#D55E00"  # Okabe-Ito: told apart by colour-b
 def plot_learning_curve(folder: Path, title: str) -> Path:
     """Draw the returns of a run: every training episode, their running mean, and the evaluations.
 
+    Steps count from where the run began: those of ``--continue`` go on from their model's.
+
     :param folder: folder of an rl_zoo3 run, with ``*.monitor.csv`` and perhaps ``evaluations.npz``
     :param title: title of the picture
     :return: path of the PNG
     """
     episodes = load_results(str(folder))
-    steps, returns = episodes["l"].cumsum().to_numpy(), episodes["r"].to_numpy()
+    steps, returns = first_steps([folder])[0] + episodes["l"].cumsum().to_numpy(), episodes["r"].to_numpy()
     window = max(1, min(100, len(returns) // 10))
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     axes.plot(steps, returns, ".", markersize=2, alpha=0.3, color=TRAINING)
     if len(returns) > 0:
         smooth = np.convolve(returns, np.ones(window) / window, mode="valid")
-        axes.plot(steps[window - 1 :], smooth, color=TRAINING, label=f"training, mean of {window} episodes")
+        name = f"training, mean of {window} episodes" if window > 1 else "training, each episode"
+        axes.plot(steps[window - 1 :], smooth, color=TRAINING, label=name)
     evaluations = folder / "evaluations.npz"
     if evaluations.exists():
         data = np.load(evaluations)
@@ -52,9 +55,10 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
         axes.errorbar(data["timesteps"], mean, std, fmt="o-", markersize=4, capsize=3, color=EVALUATION,
                       label=f"deterministic evaluation, mean and std of {data['results'].shape[1]} episodes")  # fmt: skip
     axes.set(title=title, xlabel="environment steps", ylabel="return of an episode")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.3)
     if axes.get_legend_handles_labels()[0]:  # no episode has ended, and nothing was evaluated
-        axes.legend(loc="best")
+        figures.legend_of_all(figure)
     path = folder / "learning_curve.png"
     with files.replacing(path) as unfinished:
         figure.savefig(unfinished, dpi=120)

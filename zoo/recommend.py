@@ -69,7 +69,8 @@ def draw_surfaces(
     for x, y in pairs:
         grid = bool(study.user_attrs.get("grid"))
         table = surface.measured(trials, (x, y)) if grid else surface.modelled(surrogate, at, (x, y))
-        of = "mean over all trainings of the grid" if grid else f"Gaussian process; other parameters as in trial {at.number}"
+        of = f"Gaussian process; other parameters as in trial {at.number}"
+        of = "mean over all trainings of the grid; blank: none has come to its end" if grid else of
         path = folder / f"surface_{x}_{y}"
         files.write(path.with_suffix(".csv"), table.to_csv(index=False, float_format="%.6g"))
         drawn += figures.save(surface.draw(table, (x, y), surrogate, trials, of), path)
@@ -94,8 +95,7 @@ def train_again(study: Study, found: Sequence[Candidate], n_seeds: int, args: An
         for seed in seeds:
             values.append(_train(objective, candidate.trial.user_attrs["settings"], seed))
         again.append(replace(candidate, fresh=tuple(values)))
-        mean, error = again[-1].fresh_mean, robust.standard_error(values)
-        print(f"trial {candidate.trial.number}: {candidate.mean:.1f} in the study, {mean:.1f} +- {error:.1f} with fresh seeds")
+        print(f"trial {candidate.trial.number}: {candidate.mean:.1f} in the study, {robust.said(values)} with fresh seeds")
     objective.evaluation_envs.close()
     return again
 
@@ -122,8 +122,9 @@ def report(study: Study, again: Sequence[Candidate], chosen: Candidate, folder: 
     ]
     for c in again:
         cells = [c.mean, c.expected, c.worst_neighbour, c.fresh_mean, robust.standard_error(c.fresh)]
+        shown = " | ".join(f"{x:.1f}" if np.isfinite(x) else "unknown" for x in cells)
         mark = " (recommended)" if c is chosen else ""
-        lines.append(f"| {c.trial.number}{mark} | " + " | ".join(f"{x:.1f}" for x in cells) + " |")
+        lines.append(f"| {c.trial.number}{mark} | {shown} |")
     luckiest = study.best_trial.number
     text = (
         f"# {study.study_name}\n\n{len(again)} of {len(study.trials)} trials, trained again with {len(chosen.fresh)} seeds "
@@ -132,7 +133,7 @@ def report(study: Study, again: Sequence[Candidate], chosen: Candidate, folder: 
     )
     files.write(folder / "recommendation.md", text + "\n".join(lines) + "\n")
     settings = {name: value for name, value in chosen.trial.user_attrs["settings"].items() if value is not None}
-    fresh = f"{chosen.fresh_mean:.1f} +- {robust.standard_error(chosen.fresh):.1f} over {len(chosen.fresh)} fresh seeds"
+    fresh = f"{robust.said(chosen.fresh)} over {len(chosen.fresh)} fresh seed{'s' * (len(chosen.fresh) > 1)}"
     head = f"# Trial {chosen.trial.number} of study {study.study_name}: {fresh} ({chosen.mean:.1f} in the study)\n"
     path = files.write(folder / "recommended.yml", head + yaml.safe_dump({study.user_attrs["env"]: settings}, sort_keys=True))
     print(f"Recommended: trial {chosen.trial.number}, {fresh}")

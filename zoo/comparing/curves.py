@@ -111,7 +111,8 @@ def from_tensorboard(folder: Path, tag: str) -> list[Curve]:
             steps, values = (np.array([getattr(p, name) for p in points], dtype=float) for name in ("step", "value"))
             label = re.sub(r"(_continued)?_\d+$", "", run_folder.name)
             panel = f"{run_folder.resolve().parent.name}: {tag}"
-            curves.append(Curve(panel, label, TRAINING, steps, values, source=run_folder))
+            kind = EVALUATION if tag.startswith("eval/") else TRAINING
+            curves.append(Curve(panel, label, kind, steps, values, source=run_folder))
     if not tags:
         raise BadInput(f"{folder} holds no TensorBoard scalars")
     if not curves:
@@ -179,7 +180,8 @@ def _mean(label: str, kind: str, group: Sequence[Curve]) -> Mean:
         samples, of = first.samples, "one run, its episodes"
         steps, matrix = first.steps, first.values[None]
     else:
-        steps = first.steps if _same_steps(group) else _common_grid(group)
+        group = _as_far_as_all_go(group)
+        steps = group[0].steps if _same_steps(group) else np.linspace(*_common_range(group), GRID)
         samples = matrix = np.array([np.interp(steps, curve.steps, curve.values) for curve in group])
         of = f"{len(group)} runs"
     low = high = np.full(len(steps), np.nan)
@@ -194,12 +196,16 @@ def _same_steps(group: Iterable[Curve]) -> bool:
     return all(np.array_equal(steps[0], other) for other in steps)
 
 
-def _common_grid(group: Sequence[Curve]) -> np.ndarray:
-    """Steps that all curves reach; what lies beyond is not drawn, which is said where it is more than a tenth."""
+def _common_range(group: Sequence[Curve]) -> tuple[float, float]:
+    return max(curve.steps[0] for curve in group), min(curve.steps[-1] for curve in group)
+
+
+def _as_far_as_all_go(group: Sequence[Curve]) -> list[Curve]:
+    """Curves within the steps that all of them reach; what is left out is said where it is more than a tenth."""
     late, early = max(group, key=lambda curve: curve.steps[0]), min(group, key=lambda curve: curve.steps[-1])
-    start, end, longest = late.steps[0], early.steps[-1], max(curve.steps[-1] for curve in group)
+    (start, end), longest = _common_range(group), max(curve.steps[-1] for curve in group)
     what = f"{group[0].panel}: {group[0].label}, {group[0].kind}"
-    if end <= start:
+    if end < start or (end == start and not _same_steps(group)):
         raise BadInput(
             f"{what}: no steps in common, as {late.source} begins at {start:,.0f} and {early.source} ends at {end:,.0f}. "
             "Give the folders of runs that belong together, or --by run."
@@ -210,4 +216,11 @@ def _common_grid(group: Sequence[Curve]) -> np.ndarray:
             "To see more give the folders of longer runs.",
             file=sys.stderr,
         )
-    return np.linspace(start, end, GRID)
+    return [_between(curve, start, end) for curve in group]
+
+
+def _between(curve: Curve, start: float, end: float) -> Curve:
+    """A curve from one step to another, with the values that lie between two of its points at both ends."""
+    inside = (curve.steps > start) & (curve.steps < end)
+    steps = np.unique([start, *curve.steps[inside], end])
+    return replace(curve, steps=steps, values=np.interp(steps, curve.steps, curve.values), samples=None)

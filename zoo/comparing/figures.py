@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,16 +77,17 @@ def band(
     axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
-def panels(names: Sequence[str], height: float = 3.0) -> tuple[Figure, Iterator[tuple[str, Axes]]]:
+def panels(names: Sequence[str], height: float = 3.0, width: float = 4.2) -> tuple[Figure, Iterator[tuple[str, Axes]]]:
     """A grid of axes, one per name.
 
     :param names: titles
     :param height: of a row, in inches
+    :param width: of a column
     :return: the figure, and title and axes in turn
     """
     columns = min(PER_ROW, len(names))
     rows = math.ceil(len(names) / columns)
-    size = (max(6.5, 4.2 * columns), height * rows + 0.8)
+    size = (max(6.5, width * columns), height * rows + 0.8)
     figure, grid = plt.subplots(rows, columns, figsize=size, layout="constrained", squeeze=False)
     for axes in grid.flat[len(names) :]:
         axes.set_visible(False)
@@ -100,18 +101,27 @@ def panels(names: Sequence[str], height: float = 3.0) -> tuple[Figure, Iterator[
     return figure, titled()
 
 
+def inches(texts: Iterable[str], points: float = 10) -> float:
+    """About how wide the longest of some texts is."""
+    return 0.0083 * points * max(map(len, texts), default=0)
+
+
+def _columns(figure: Figure, labels: Sequence[str], most: int, points: float = 10) -> int:
+    """How many entries of a legend stand side by side in a figure."""
+    return max(1, min(most, len(labels), int(figure.get_figwidth() / (inches(labels, points) + 0.5))))
+
+
 def legend_below(figure: Figure, axes: Axes) -> None:
     """One legend for all panels, below them, where it hides nothing."""
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=_columns(figure, labels, 4), frameon=False)
 
 
 def legend_of_all(figure: Figure) -> None:
     """One legend of the lines of all panels, below them."""
     named = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    columns = 1 if any(len(label) > 45 for label in named) else 2
     place: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
-    figure.legend(list(named.values()), list(named), ncols=min(columns, len(named)), **place)
+    figure.legend(list(named.values()), list(named), ncols=_columns(figure, list(named), 2, 8), **place)
 
 
 def learning_curves(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
@@ -141,7 +151,8 @@ def aggregates(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
     """
     style = styles(labels)
     measures = {"iqm": "IQM", "mean": "mean", "median": "median", "optimality_gap": "optimality gap (less is better)"}
-    figure, grid = plt.subplots(1, 4, figsize=(12, 1.4 + 0.35 * len(labels)), layout="constrained", sharey=True)
+    size = (max(12.0, 9.5 + inches(labels)), 1.4 + 0.35 * len(labels))
+    figure, grid = plt.subplots(1, 4, figsize=size, layout="constrained", sharey=True)
     for (name, title), axes in zip(measures.items(), grid, strict=True):
         for i, row in enumerate(table.itertuples()):
             value, low, high = (getattr(row, f"{name}{end}") for end in ("", "_low", "_high"))
@@ -183,14 +194,15 @@ def improvements(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
     :param labels: in order
     """
     style = styles(labels)
-    figure, axes = plt.subplots(figsize=(7, 1.4 + 0.35 * len(table)), layout="constrained")
+    pairs = [f"{a} > {b}" for a, b in zip(table["algorithm"], table["over"], strict=True)]
+    figure, axes = plt.subplots(figsize=(max(7.0, 4.5 + inches(pairs)), 1.4 + 0.35 * len(table)), layout="constrained")
     for i, row in enumerate(table.itertuples()):
         colour = style[str(row.algorithm)]["color"]
         ends = [row.probability_low, row.probability_high]
         axes.plot(ends, [i, i], color=colour, linewidth=7, alpha=0.35, solid_capstyle="butt")
         axes.plot(row.probability, i, "|", color=colour, markersize=14, markeredgewidth=2.5)
     axes.axvline(0.5, color="black", linewidth=0.8, linestyle="--")
-    axes.set_yticks(range(len(table)), [f"{a} > {b}" for a, b in zip(table["algorithm"], table["over"], strict=True)])
+    axes.set_yticks(range(len(table)), pairs)
     axes.set(xlim=(-0.02, 1.02), ylim=(len(table) - 0.5, -0.5))
     axes.set_xlabel("probability that a run of the first beats one of the second")
     axes.grid(alpha=0.3, axis="x")
@@ -204,7 +216,8 @@ def times(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
     :param labels: in order
     """
     style = styles(labels)
-    figure, grid = panels(list(dict.fromkeys(table["env"])), height=1.2 + 0.3 * len(labels))
+    width = max(4.2, 2.5 + inches(labels))
+    figure, grid = panels(list(dict.fromkeys(table["env"])), 1.2 + 0.3 * len(labels), width)
     for env, axes in grid:
         rows = table[table["env"] == env]
         colours = [style[label]["color"] for label in rows["algorithm"]]

@@ -53,7 +53,7 @@ def chains(folder: Path) -> list[list[Path]]:
     return [chain for chain in made if chain[-1] not in begun]
 
 
-def _starts(chain: Sequence[Path]) -> list[int]:
+def first_steps(chain: Sequence[Path]) -> list[int]:
     """Env steps that had been taken when each run of a chain began."""
     facts = [read_facts(model) if (model := went_on_from(run)) else None for run in chain]
     return [int(known["env_steps"]) if known else 0 for known in facts]
@@ -67,7 +67,7 @@ def evaluations(chain: Sequence[Path], y: str) -> tuple[np.ndarray, np.ndarray, 
     """
     steps: list[np.ndarray] = []
     results: list[np.ndarray] = []
-    ends = [*_starts(chain)[1:], np.inf]
+    ends = [*first_steps(chain)[1:], np.inf]
     for run, end in zip(chain, ends, strict=True):
         if not (run / "evaluations.npz").exists():
             continue
@@ -91,7 +91,7 @@ def training(chain: Sequence[Path], y: str, window: float) -> tuple[np.ndarray, 
     :return: ``[N]`` steps, ``[N]`` means; empty where there are none
     """
     parts = []
-    starts = _starts(chain)
+    starts = first_steps(chain)
     for run, start, end in zip(chain, starts, [*starts[1:], np.inf], strict=True):
         if not any(run.glob("*monitor.csv")):
             continue

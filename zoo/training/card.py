@@ -14,8 +14,8 @@ from sb_grpo import files
 
 from ..common.command_line import call
 
-#: Entries of ``metrics.json`` that stand elsewhere in the card.
-LONG = ("final_returns", "versions")
+#: Entries of ``metrics.json`` that stand elsewhere in the card, or are too many for a table.
+LONG = ("final_returns", "settings", "versions")
 
 
 def write_card(folder: Path) -> Path:

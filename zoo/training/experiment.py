@@ -363,7 +363,10 @@ class Experiment(ExperimentManager):
             "gradient_steps": self.gradient_steps,
             "wall_time_s": round(self.wall_time, 2),
             "final_returns": returns,
-            "settings": as_shown(getattr(model, "settings", self.settings)),
+            # Without a path of this machine: the file is uploaded by zoo.push.
+            "settings": {
+                k: v for k, v in as_shown(getattr(model, "settings", self.settings)).items() if k != "tensorboard_log"
+            },
             "mean_return": float(np.mean(returns)),
             "std_return": float(np.std(returns)),
             "commit": commit(),

@@ -84,10 +84,16 @@ def recommended(again: Sequence[Candidate]) -> Candidate:
     :param again: candidates that were trained again
     """
     best = max(again, key=lambda c: c.fresh_mean)
-    error = standard_error(best.fresh)
+    error = np.nan_to_num(standard_error(best.fresh))
     return max((c for c in again if c.fresh_mean >= best.fresh_mean - error), key=lambda c: c.worst_neighbour)
 
 
 def standard_error(values: Sequence[float] | Array) -> float:
-    """Of a mean; 0 of a single value."""
-    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else 0.0
+    """Of a mean; NaN of a single value, which says nothing about it."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
+
+
+def said(values: Sequence[float] | Array) -> str:
+    """A mean and its standard error, where there is one."""
+    error = standard_error(values)
+    return f"{np.mean(values):.1f} +- {error:.1f}" if np.isfinite(error) else f"{np.mean(values):.1f}"

@@ -246,9 +246,12 @@ def give_back_surplus(trial: optuna.Trial, max_total: int | None) -> None:
 
 
 def failure(trial: FrozenTrial) -> str | None:
-    """Last line of the traceback of a crashed trial."""
+    """What ended a crashed trial: the first line of its exception's message."""
     text: str | None = trial.user_attrs.get("traceback")
-    return text.strip().splitlines()[-1] if text else None
+    if not text:
+        return None
+    frames, *message = text.strip().rpartition("Traceback (most recent call last):")[2].splitlines()
+    return next((line for line in message if not line.startswith(" ")), frames)
 
 
 def load_study(storage: str, name: str) -> Study:

@@ -18,7 +18,7 @@ from .surrogate import Surrogate
 
 
 def measured(trials: Sequence[FrozenTrial], names: tuple[str, str]) -> pd.DataFrame:
-    """Of a grid: per pair of values the mean over all seeds of all its trials, and the standard error of that mean.
+    """Of a grid: per pair of values the mean over all seeds of all its trials, and its standard error (NaN of one training).
 
     :param trials: of a grid, completed
     :param names: of two of its parameters
@@ -54,8 +54,11 @@ def draw(table: pd.DataFrame, names: tuple[str, str], surrogate: Surrogate, tria
     for axes, column, title in zip(both, ("mean", "uncertainty"), ("mean return", "its uncertainty (1 sd)"), strict=True):
         cells = table.pivot(index=names[1], columns=names[0], values=column).loc[values[1], values[0]].to_numpy()
         mesh = axes.pcolormesh(cells, cmap="viridis" if column == "mean" else "magma", shading="flat")
-        figure.colorbar(mesh, ax=axes)
-        axes.set_title(title, fontsize=10)
+        if np.isfinite(cells).any():
+            figure.colorbar(mesh, ax=axes)
+            axes.set_title(title, fontsize=10)
+        else:
+            axes.set_title("its uncertainty is unknown: one training per cell", fontsize=10)
         for which, name, shown in (("x", names[0], values[0]), ("y", names[1], values[1])):
             _ticks(axes, which, name, shown)
         if cells.size <= 64:
