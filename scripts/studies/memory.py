@@ -16,6 +16,7 @@ import sb_grpo.envs.memory  # noqa: F401  # registers the tasks
 import scripts.studies.common.package_tasks  # noqa: F401  # registers the others
 from sb_grpo import GRPO
 from scripts.studies.common.compared import better, finals, markdown, middle, write
+from scripts.studies.common.recurrent_ppo import WholeSequences
 from scripts.studies.common.runs import Variant, main, results
 
 
@@ -34,8 +35,8 @@ TASKS = {
     "TMaze10-v0": Task("TMaze10-v0", 100_000, 0.05),
     "TMaze10-v0_ent-0.1": Task("TMaze10-v0", 100_000, 0.1),
     "TMaze50-v0": Task("TMaze50-v0", 200_000, 0.05),
-    "RepeatPrevious-v0": Task("RepeatPrevious-v0", 100_000, 0.01),
-    "MemoryS7-v0": Task("MemoryS7-v0", 100_000, 0.01),
+    "RepeatPrevious-v0": Task("RepeatPrevious-v0", 200_000, 0.01),
+    "MemoryS7-v0": Task("MemoryS7-v0", 200_000, 0.01),
 }
 SETTINGS: dict[str, Any] = dict(learning_rate=1e-3, n_steps=128, batch_size=256, n_epochs=5, gamma=0.99, device="cpu")
 UNITS = 64
@@ -59,7 +60,7 @@ def _variant(label: str, name: str) -> Variant:
     def make(seed: int) -> Any:
         env, settings = make_vec_env(task.env_id, 16, seed=seed), dict(SETTINGS, ent_coef=task.ent_coef, seed=seed)
         if name == "recurrent-ppo":
-            return RecurrentPPO("MlpLstmPolicy", env, policy_kwargs=dict(lstm_hidden_size=UNITS), **settings)
+            return RecurrentPPO(WholeSequences, env, policy_kwargs=dict(lstm_hidden_size=UNITS), **settings)
         memory = {"lstm": dict(memory="lstm", memory_size=UNITS), "none": {}}[name]
         return GRPO("MlpPolicy", env, policy_kwargs=memory, **settings)
 
