@@ -18,6 +18,7 @@ from sb_grpo import GRPO
 from sb_grpo.envs import make_tensor_env
 from sb_grpo.envs.memory.t_maze import TensorTMaze10
 from sb_grpo.learn.minibatches import minibatches, stretches
+from sb_grpo.maths.losses import kl_k3
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.beside import MEMORY, SEQUENCE
 from sb_grpo.policies.memory import Memory
@@ -127,6 +128,22 @@ def test_tensor_envs_remember_alike(kind: str) -> None:
     obs = {key: part[last] for key, part in rollout.observations.items()}
     th.testing.assert_close(model.policy.act_and_remember(obs)[1], rollout.final_observations[MEMORY])
     model.update(rollout)
+
+
+def test_the_figures_of_an_update_see_what_became_of_the_memory() -> None:
+    """How far a policy is from the one that acted shows in whole stretches; a row by itself begins from the old memory."""
+    kwargs: dict[str, Any] = dict(policy_kwargs=dict(memory="lstm", memory_size=8), learning_rate=0.1, n_epochs=1, seed=0)
+    model = GRPO("MlpPolicy", make_vec_env("TMaze10-v0", 4), n_steps=64, **kwargs)
+    rollout = model.collect()
+    assert rollout is not None and isinstance(rollout.observations, dict)
+    result = model.update(rollout)
+    stretch = {**rollout.observations, SEQUENCE: rollout.episode}
+    together, alone = (
+        kl_k3(rollout.log_probs, model.policy.log_prob(obs, rollout.actions)).mean().item()
+        for obs in (stretch, rollout.observations)
+    )
+    assert result.approx_kl == pytest.approx(together, rel=1e-3)
+    assert together != pytest.approx(alone, rel=0.05)
 
 
 def test_predict_carries_the_state_and_forgets_where_an_episode_starts() -> None:
