@@ -50,6 +50,22 @@ def test_steps_and_stretches_are_the_same_network(kind: str, n_layers: int) -> N
     assert bool((gradient[:5].abs().sum(1) > 0).all()) and not gradient[5:].any()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_units_forget_within_the_span(kind: str) -> None:
+    """Of a step without input they keep 1 - 1 / T or so, T up to the span; with a span of 1, half."""
+    for span, least, most in ((1.0, 0.4, 0.6), (1000.0, 0.9, 1.0)):
+        th.manual_seed(0)
+        memory = Memory(kind, 1, 64, 1, span)
+        with th.no_grad():
+            for name, weight in memory.net.named_parameters():
+                if "weight" in name:
+                    weight.zero_()
+            _, after = memory(th.zeros(1, 1), th.ones(1, memory.n_state))
+            _, before = memory(th.zeros(1, 1), th.zeros(1, memory.n_state))
+        kept = (after - before)[0].view(memory.form)[-1, 0]  # an LSTM's cell, a GRU's state
+        assert least < kept.median() < most
+
+
 def test_states_travel_as_recurrent_ppo_has_them() -> None:
     memory = Memory("lstm", 2, 3, 2)
     state = th.randn(4, memory.n_state)
@@ -234,6 +250,7 @@ def test_host_and_tensor_versions_say_the_same(env_id: str) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     (dict(policy_kwargs=dict(memory="transformer")), "memory='transformer' is unknown"),
     (dict(policy_kwargs=dict(memory="gru", memory_size=0)), "memory_size=0 must be an integer"),
+    (dict(policy_kwargs=dict(memory="gru", memory_span=0.5)), "memory_span=0.5 must be"),
     (dict(policy_kwargs=dict(memory="gru", n_layers=1.5)), "n_layers=1.5 must be an integer"),
     (dict(update_kwargs=dict(sequence_length=8)), "has no effect without a memory"),
     (dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=64)), "longer than any stretch"),

@@ -41,6 +41,8 @@ TASKS = {
 SETTINGS: dict[str, Any] = dict(learning_rate=1e-3, n_steps=128, batch_size=256, n_epochs=5, gamma=0.99, device="cpu")
 UNITS = 64
 ALGORITHMS = {"lstm": 'GRPO, `memory="lstm"`', "none": "GRPO without memory", "recurrent-ppo": "RecurrentPPO"}
+#: GRPO with what suits one task; RecurrentPPO solves it as it is.
+SHORT = "`memory_span=1`, `gae_lambda=0.5`"
 HEADS = [
     "task",
     "`ent_coef`",
@@ -61,13 +63,15 @@ def _variant(label: str, name: str) -> Variant:
         env, settings = make_vec_env(task.env_id, 16, seed=seed), dict(SETTINGS, ent_coef=task.ent_coef, seed=seed)
         if name == "recurrent-ppo":
             return RecurrentPPO(WholeSequences, env, policy_kwargs=dict(lstm_hidden_size=UNITS), **settings)
-        memory = {"lstm": dict(memory="lstm", memory_size=UNITS), "none": {}}[name]
+        memory = {} if name == "none" else dict(memory="lstm", memory_size=UNITS)
+        if name == "short":
+            memory, settings = dict(memory, memory_span=1), dict(settings, gae_lambda=0.5)
         return GRPO("MlpPolicy", env, policy_kwargs=memory, **settings)
 
-    return Variant(f"{label}_{name}", ALGORITHMS[name], task.steps, make, task.env_id)
+    return Variant(f"{label}_{name}", SHORT if name == "short" else ALGORITHMS[name], task.steps, make, task.env_id)
 
 
-VARIANTS = [_variant(label, name) for label in TASKS for name in ALGORITHMS]
+VARIANTS = [_variant(label, name) for label in TASKS for name in ALGORITHMS] + [_variant("RepeatPrevious-v0", "short")]
 
 
 def table() -> str:
