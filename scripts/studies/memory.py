@@ -42,7 +42,7 @@ SETTINGS: dict[str, Any] = dict(learning_rate=1e-3, n_steps=128, batch_size=256,
 UNITS = 64
 ALGORITHMS = {"lstm": 'GRPO, `memory="lstm"`', "none": "GRPO without memory", "recurrent-ppo": "RecurrentPPO"}
 #: GRPO with what suits one task; RecurrentPPO solves it as it is.
-SHORT = "`memory_span=1`, `gae_lambda=0.5`"
+SHORT = f"{ALGORITHMS['lstm']}, `memory_span=1`, `gae_lambda=0.5`"
 HEADS = [
     "task",
     "`ent_coef`",
@@ -71,21 +71,24 @@ def _variant(label: str, name: str) -> Variant:
     return Variant(f"{label}_{name}", SHORT if name == "short" else ALGORITHMS[name], task.steps, make, task.env_id)
 
 
-VARIANTS = [_variant(label, name) for label in TASKS for name in ALGORITHMS] + [_variant("RepeatPrevious-v0", "short")]
+VARIANTS = [_variant(label, name) for label in TASKS for name in ALGORITHMS]
+VARIANTS.insert(1 + [v.label for v in VARIANTS].index("RepeatPrevious-v0_lstm"), _variant("RepeatPrevious-v0", "short"))
 
 
 def table() -> str:
     """Returns of the last weights over the seeds, and how often a run of GRPO with memory is better."""
     found, rows = results("memory", VARIANTS), []
-    for label, task in TASKS.items():
-        ours = finals(found.get(f"{label}_lstm", []))
-        for name, setting in ALGORITHMS.items():
-            runs = found.get(f"{label}_{name}", [])
-            if runs:
-                means = finals(runs)
-                won = "" if name == "lstm" or not len(ours) else better(ours, means)
-                cells = [task.env_id, f"{task.ent_coef:g}", setting, f"{len(means)}", middle(means), f"{means.min():.2f}"]
-                rows.append([*cells, f"{task.steps:,}", f"{runs[0]['gradient_steps']:,}", won])
+    for variant in VARIANTS:
+        label, name = variant.label.rsplit("_", 1)
+        runs, task = found.get(variant.label, []), TASKS[label]
+        ours, theirs = (finals(found.get(f"{label}_{other}", [])) for other in ("lstm", "recurrent-ppo"))
+        if runs:
+            means = finals(runs)
+            won = better(ours, means) if name in ("none", "recurrent-ppo") and len(ours) else ""
+            if name == "short" and len(theirs):
+                won = f"{better(means, theirs)} for this row against RecurrentPPO"
+            cells = [task.env_id, f"{task.ent_coef:g}", variant.setting, f"{len(means)}", middle(means), f"{means.min():.2f}"]
+            rows.append([*cells, f"{task.steps:,}", f"{runs[0]['gradient_steps']:,}", won])
     return markdown(HEADS, rows)
 
 
