@@ -69,10 +69,11 @@ def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, coun
     counts = Counts(trained, dropped, pending, interruptions, mismatches, lost, counts.age)
     of_groups = segment_mean(returns, rollout.group, rollout.n_groups)
     of_episodes = segment_mean(advantages, rollout.episode, len(rollout.group))
-    baseline, reward, advantage, of_episode, age, alive = ranks.means(
-        of_groups, rollout.rewards, advantages, of_episodes, counts.age.float(), has_signal.float()
+    baseline, mean_return, reward, advantage, of_episode, age, alive = ranks.means(
+        of_groups, returns, rollout.rewards, advantages, of_episodes, counts.age.float(), has_signal.float()
     )
-    spreads = [math.sqrt(variance) for variance in ranks.variances(returns, rollout.rewards, advantages)]
+    variances = ranks.variances(returns, rollout.rewards, advantages, known=(mean_return, reward, advantage))
+    spreads = [math.sqrt(variance) for variance in variances]
     age_max, reward_max = ranks.each_largest(float(counts.age.max()), rollout.rewards.abs().max().item())
     figures = {
         "rollout/useful_fraction": counts.trained / (counts.trained + counts.dropped),

@@ -273,14 +273,15 @@ class GRPO(ResumableAlgorithm):
         due = loss.ref_sync_interval and self._n_rollouts % loss.ref_sync_interval == 0
         if self.kl_coef > 0 and (due or self.ref_policy is None):
             self._sync_reference()
-        if ranks.count(len(batch.advantages)) == 0:  # no group had a spread: nothing to learn from
+        rows_of_all = ranks.count(len(batch.advantages))
+        if rows_of_all == 0:  # no group had a spread: nothing to learn from
             self.last_update = log.nothing_to_learn(self.last_figures)
             return self.last_update
         low = float(at_progress("clip_range", RANGES[""]["clip_range"], self.clip_range, progress))
         rule, high = RANGES["loss_kwargs"]["clip_range_high"], loss.clip_range_high
         clip = low, low if high is None else float(at_progress("loss_kwargs: clip_range_high", rule, high, progress))
         objective = self.objective()
-        taken = self.updater(objective).run(batch, clip, prepared.rollout.task)
+        taken = self.updater(objective).run(batch, clip, prepared.rollout.task, rows_of_all)
         self._n_updates += taken.n_epochs
         self._n_gradient_steps += len(taken.norms)
         result = log.of_update(objective, batch, clip, taken, self.last_figures, self._sequence_length)

@@ -7,11 +7,13 @@ others notice at once.
 
 from __future__ import annotations
 
+import os
 import pickle
 import shutil
 import socket
 import struct
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,8 @@ import torch as th
 AT_ONCE = 1 << 16
 #: Seconds to wait for another learner; gloo's too.
 PATIENCE = 1800.0
+#: Seconds to look for an answer before going to sleep: to be woken takes longer than most answers do.
+AWAKE = 1e-3
 LENGTH = struct.Struct("q")
 
 
@@ -91,9 +95,14 @@ def fill(buffer: memoryview, connection: socket.socket) -> None:
 
     :raises OSError: if the other side has ended
     """
-    n = 0
+    n, until = 0, time.perf_counter() + AWAKE
     while n < len(buffer):
-        received = connection.recv_into(buffer[n:])
+        try:
+            received = os.readv(connection.fileno(), [buffer[n:]])
+        except BlockingIOError:
+            if time.perf_counter() < until:
+                continue
+            received = connection.recv_into(buffer[n:])
         if received == 0:
             raise ConnectionResetError("a learner has closed its socket")
         n += received

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -343,6 +344,6 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
                 )
         return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
-    def autocasting(self) -> th.autocast:
+    def autocasting(self) -> AbstractContextManager[object]:
         """The context of every forward pass that makes log-probabilities: ratios compare like with like."""
         return autocasting(self.device, self.options.update.autocast)

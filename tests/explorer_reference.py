@@ -22,7 +22,7 @@ from sb_grpo.extras.grouping import (
     undiscounted_returns,
 )
 from sb_grpo.maths.estimators import centre_and_scale, outcome, process, step
-from sb_grpo.maths.returns import residuals_of
+from sb_grpo.maths.returns import Gae, residuals_of
 from sb_grpo.maths.segments import segment_mean, segment_sum
 from sb_grpo.types import select_episodes
 from zoo.recording.document import rollout_of
@@ -69,7 +69,7 @@ def grouping_of(settings: dict[str, Any], tasks: list[str]) -> Grouping:
 def state(rollout: Rollout, values: th.Tensor, final: th.Tensor, options: AdvantageOptions, paired: bool) -> th.Tensor:
     """``advantage="state"`` under the values of the past, as in a rollout of more than ``fit_rows`` steps."""
     fold = th.zeros_like(rollout.group)
-    residuals = residuals_of(rollout, options, values.unsqueeze(1), final.unsqueeze(1), fold)
+    residuals = residuals_of(Gae(rollout, options.gamma, options.gae_lambda), values.unsqueeze(1), final.unsqueeze(1), fold)
     own = Pairing().double()(residuals, rollout) if paired else residuals.own
     return centre_and_scale(own, residuals.own + values, rollout, options)
 

@@ -31,7 +31,7 @@ def test_linear_recurrence_equals_the_loop(lengths):
     for value, d in zip(x.flip(0).tolist(), decay.flip(0).tolist(), strict=True):
         y = value + d * y
         expected.append(y)
-    close(returns.linear_recurrence(x, decay, max(lengths)), expected[::-1])
+    close(returns.LinearRecurrence(decay, max(lengths))(x), expected[::-1])
 
 
 def test_outcome_is_the_z_score_of_the_group_on_every_step():

@@ -276,6 +276,15 @@ def test_the_keyboard_reaches_the_views(driver: Any, address: str) -> None:
 
 
 @pytest.mark.slow
+def test_the_chosen_tab_is_in_sight_on_a_phone(driver: Any, address: str) -> None:
+    for view in VIEWS:
+        go(driver, address, view, width=390)
+        place = "return ((r) => [r.left, r.right])(document.querySelector(arguments[0]).getBoundingClientRect())"
+        (left, right), (first, last) = (driver.execute_script(place, name) for name in (f"#tab-{view}", "[role=tablist]"))
+        assert first - 1 <= left < right <= last + 1, view
+
+
+@pytest.mark.slow
 def test_the_walkthrough_follows_the_reader(driver: Any, address: str) -> None:
     go(driver, address, "walkthrough")
     sizes = []

@@ -39,7 +39,7 @@ def run_groups(env, group_size, episodes, seed=3):
         if rng.random() < 0.5:
             actions[::2] = actions[0]
         _, _, dones, _ = slots.step_envs(env, actions)
-        completed += slots.step(env, dones)
+        completed += slots.step(env, slots.starts(env, dones.nonzero()[0].tolist()))
         starts += [(int(slots.job[s]), digest(s)) for s in np.flatnonzero(dones)]
     env.close()
     return slots, starts, completed

@@ -83,6 +83,8 @@ LONG: dict[str, int] = {}
 TAKES_MODEL: set[str] = set()
 #: Private members of other objects of ours: (function, expression).
 PRIVATE: set[tuple[str, str]] = set()
+#: Where a torch module keeps those who listen to its calls.
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 #: Private members of libraries that offer no other way, and that may stay.
 OF_LIBRARIES = {
     ("callbacks.gamma.GammaCallback._on_rollout_start", "model._total_timesteps"),
@@ -93,6 +95,7 @@ OF_LIBRARIES = {
     ("learn.onednn.tall_product", "th.ops.mkldnn._linear_pointwise"),
     ("policies.heads.StateDependentNoiseHead.distribution", "dist._latent_sde"),
     ("learn.gradients.clip_gradients", "th._foreach_mul_"),
+    *(("policies.layers.through", f"layer.{name}") for name in HOOKS),
     ("learn.gradients.clip_gradients", "th._foreach_norm"),
 }
 

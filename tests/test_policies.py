@@ -106,3 +106,14 @@ def test_autocast_log_probs_are_float32():
     policy = GRPO("MlpPolicy", "CartPole-v1").policy
     with th.autocast("cpu", dtype=th.bfloat16):
         assert policy.log_prob(th.zeros(3, 4), th.zeros(3, dtype=th.int64)).dtype == th.float32
+
+
+def test_hooks_of_the_layers_are_called():
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=8)
+    seen = []
+    for layer in (model.policy.policy_net, model.policy.policy_net[1], model.policy.action_net):
+        layer.register_forward_hook(lambda module, args, out: seen.append(type(module).__name__))
+    model.policy.policy_net[0].register_forward_pre_hook(lambda module, args: (th.zeros_like(args[0]),))
+    out = [model.policy.get_distribution(th.full((1, 4), x)).distribution.logits for x in (0.0, 5.0)]
+    assert seen == 2 * ["Tanh", "Layers", "Linear"]
+    th.testing.assert_close(out[0], out[1], rtol=0, atol=0)

@@ -49,7 +49,8 @@ class Grouped(BaseCallback):
         hold_of(self.training_env).actor = self.slots  # PPO's steps are to consume the seeds
 
     def _on_step(self) -> bool:
-        self.slots.step(self.training_env, self.locals["dones"])
+        ended = self.locals["dones"].nonzero()[0].tolist()
+        self.slots.step(self.training_env, self.slots.starts(self.training_env, ended))
         return True
 
 

@@ -758,3 +758,24 @@ def test_installing_twice_holds_the_env_once():
     methods = env.reset, env.step_async, env.envs[0].reset, env.envs[0].step
     install_seeded_reset(VecNormalize(env))
     assert methods == (env.reset, env.step_async, env.envs[0].reset, env.envs[0].step)
+
+
+class Tells(gym.Wrapper):
+    """Infos with what can change and what cannot."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, _ = self.env.step(action)
+        self.told = {"n": 3, "name": "x", "where": np.zeros(2), "parts": {"a": [1.0]}, "size": np.float32(0.5)}
+        return obs, reward, terminated, truncated, self.told
+
+
+def test_infos_are_copies_as_without_us():
+    env = make_vec_env("CartPole-v1", 2, wrapper_class=Tells)
+    GRPO("MlpPolicy", env, n_steps=8).learn(16)
+    infos = env.step(np.zeros(2, dtype=np.int64))[3]
+    told, found = env.envs[0].told, infos[0]
+    told["parts"]["a"][0], told["where"][0], told["n"] = 9.0, 9.0, 9
+    assert type(infos) is list
+    assert (found["n"], found["name"], found["parts"], found["size"]) == (3, "x", {"a": [1.0]}, 0.5)
+    np.testing.assert_array_equal(found["where"], [0.0, 0.0])
+    assert found["TimeLimit.truncated"] is False

@@ -141,6 +141,7 @@ function show(id) {
     tab.tabIndex = name === id ? 0 : -1;
     document.querySelector(`#view-${name}`).classList.toggle("hidden", name !== id);
   }
+  document.querySelector(`#tab-${id}`).scrollIntoView({ block: "nearest", inline: "nearest" }); // a narrow screen shows some of them
   document.activeElement?.blur?.();
   update();
 }

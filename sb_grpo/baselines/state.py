@@ -24,7 +24,7 @@ from sb_grpo.baselines.paired import Pairing
 from sb_grpo.baselines.settings import StateSettings
 from sb_grpo.maths.chunks import evenly_spaced_steps, in_chunks
 from sb_grpo.maths.estimators import centre_and_scale
-from sb_grpo.maths.returns import Residuals, explained_variance, gae, residuals_of, rewards_to_go
+from sb_grpo.maths.returns import Gae, Residuals, explained_variance, residuals_of, rewards_to_go
 from sb_grpo.maths.ridge import AnchoredRidge
 from sb_grpo.ranges import check_settings
 from sb_grpo.types import AdvantageOptions, Estimate, Features, Rollout
@@ -130,10 +130,11 @@ class StateBaseline(nn.Module):
             self._begin(x_fit, rewards_to_go(rollout, options.gamma)[rows])
         predict = self.fast_predict or self.predict
         predictions, final_predictions = in_chunks(predict, x), in_chunks(predict, x_final)
-        best = 1 if first else self._best_ridge(rollout, options, predictions, final_predictions)
+        under = Gae(rollout, options.gamma, options.gae_lambda)
+        best = 1 if first else self._best_ridge(under, predictions, final_predictions)
         fold = th.zeros_like(rollout.group)
         values, final_values = predictions[:, best : best + 1], final_predictions[:, best : best + 1]
-        residuals = residuals_of(rollout, options, values, final_values, fold)
+        residuals = residuals_of(under, values, final_values, fold)
         target = residuals.own + values[:, 0]
         if not first:  # weights must be used with the statistics that they were fitted under
             self.phi.normalizer.update(x_fit)
@@ -152,9 +153,9 @@ class StateBaseline(nn.Module):
             if self.pairing is None:  # only peers are looked at under another fold's values
                 values, final_values = own_values.unsqueeze(1), final_values.gather(1, fold.unsqueeze(1))
                 fold = th.zeros_like(fold)
-            residuals = residuals_of(rollout, options, values, final_values, fold)
+            residuals = residuals_of(under, values, final_values, fold)
             target = residuals.own + own_values
-        fit_target = self._sweep(rollout, options, phi, phi_final, target, self._regression(phi, before, gram))
+        fit_target = self._sweep(under, phi, phi_final, target, self._regression(phi, before, gram))
         self._remember(x_fit, fit_target, phi, before)
         return residuals, own_values, target
 
@@ -166,8 +167,7 @@ class StateBaseline(nn.Module):
 
     def _sweep(
         self,
-        rollout: Rollout,
-        options: AdvantageOptions,
+        under: Gae,
         phi: th.Tensor,
         phi_final: th.Tensor,
         target: th.Tensor,
@@ -181,7 +181,7 @@ class StateBaseline(nn.Module):
         for _ in range(self.sweeps - 1):
             middle = solve(target, slice(1, 2)).squeeze(1)
             values = phi @ middle
-            target = gae(rollout, values, phi_final @ middle, options.gamma, options.gae_lambda) + values
+            target = under(values, phi_final @ middle) + values
         self.weights.copy_(solve(target))
         return target
 
@@ -208,8 +208,7 @@ class StateBaseline(nn.Module):
         :return: weights ``[size, folds]``, and the Gram matrix ``[size, size]`` of all features
         """
         parts = [(phi[rows], target[rows]) for rows in (fold == k for k in range(self.folds))]
-        grams = ranks.total(th.stack([x.T @ x for x, _ in parts]))
-        moments = ranks.total(th.stack([x.T @ y for x, y in parts]))
+        grams, moments = ranks.totals(th.stack([x.T @ x for x, _ in parts]), th.stack([x.T @ y for x, y in parts]))
         whole = grams.sum(0)
         gram, moment = whole - grams, moments.sum(0) - moments
         if self._moments is not None:
@@ -227,10 +226,10 @@ class StateBaseline(nn.Module):
         values: th.Tensor = self.phi(x) @ self.weights
         return values
 
-    def _best_ridge(self, rollout: Rollout, options: AdvantageOptions, values: th.Tensor, final_values: th.Tensor) -> int:
+    def _best_ridge(self, under: Gae, values: th.Tensor, final_values: th.Tensor) -> int:
         """Index of the ridge whose predictions come closest to the lambda-returns under the middle one."""
         middle = values[:, 1]
-        target = gae(rollout, middle, final_values[:, 1], options.gamma, options.gae_lambda) + middle
+        target = under(middle, final_values[:, 1]) + middle
         best = int(ranks.mean((values - target.unsqueeze(1)).square()).argmin())
         self.ridge.mul_(RIDGE_FACTORS[best]).clamp_(*RIDGE_RANGE)
         return best

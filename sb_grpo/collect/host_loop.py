@@ -39,11 +39,14 @@ def check_finite(env: VecEnv, what: str, value: Any, step: int, largest: float =
         return
     if value.dtype.kind != "f" or value.size == 0:
         return
-    size = float(np.abs(value).max())
-    if math.isfinite(size) and size <= largest:
+    squares = float(np.vdot(value, value))  # quicker than the largest size, and no smaller
+    if squares <= largest * largest and squares < math.inf:
         return
     sizes = np.abs(value.reshape(len(value), -1)).max(axis=1)
-    slot = int(np.flatnonzero(~(np.isfinite(sizes) & (sizes <= largest)))[0])
+    wrong_slots = np.flatnonzero(~(np.isfinite(sizes) & (sizes <= largest)))
+    if len(wrong_slots) == 0:
+        return
+    slot = int(wrong_slots[0])
     wrong = too_large(largest) if np.isfinite(value[slot]).all() else "is not finite"
     raise Breakdown(
         f"{what} of env {slot} (of {env.num_envs}) {wrong} at vector step {step} since the start of learn(): "
@@ -67,14 +70,15 @@ def check_reward_wrappers(env: VecEnv, vec_normalize: VecNormalize | None, rewar
 
 
 def note_ends(
-    buffer: GroupRolloutBuffer, jobs: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]], carried: Beside
+    buffer: GroupRolloutBuffer, jobs: np.ndarray, ended: list[int], infos: list[dict[str, Any]], carried: Beside
 ) -> np.ndarray:
     """How each slot's episode fared in this step; keeps the last observation of those that a time limit ended.
 
+    :param ended: slots whose episode has ended
     :return: ``[n_envs]`` int8: 0 goes on, 1 terminated, 2 truncated
     """
-    ends = np.zeros(len(dones), dtype=np.int8)
-    for slot in np.flatnonzero(dones).tolist():
+    ends = np.zeros(len(jobs), dtype=np.int8)
+    for slot in ended:
         truncated = infos[slot].get("TimeLimit.truncated", False)
         ends[slot] = 2 if truncated else 1
         if truncated:
@@ -143,18 +147,19 @@ def collect(
         check_reward_wrappers(env, vec_normalize, rewards)
         check_finite(env, "reward", raw_rewards, plan.steps_before + n_steps, plan.limits.reward)
         check_finite(env, "observation", raw_obs, plan.steps_before + n_steps, plan.limits.observation)
-        starts = slots.starts(env, dones, raw_obs)  # before any callback, which may reset the envs
+        ended = dones.nonzero()[0].tolist()
+        starts = slots.starts(env, ended, raw_obs)  # before any callback, which may reset the envs
         carried.see(env, infos, dones, plan.steps_before + n_steps)
         yield Taken(n_steps, obs_tensor, actions, clipped_actions, new_obs, rewards, dones, infos)
 
-        ends = note_ends(buffer, slots.job, dones, infos, carried)
+        ends = note_ends(buffer, slots.job, ended, infos, carried)
         extra = read_host(columns, HostStep(raw_obs_before, infos, raw_rewards, slots.t)) if columns else NOTHING
         buffer.add(obs_tensor, action_tensor, raw_rewards, slots.job, slots.t, ends, extra)
-        lost = [slot for slot in np.flatnonzero(dones).tolist() if EPISODE_LOST in infos[slot]]
+        lost = [slot for slot in ended if EPISODE_LOST in infos[slot]]
         if lost:
             buffer.n_lost += buffer.drop_jobs(th.as_tensor(slots.job[lost]))
-        completed += slots.step(env, dones, starts, lost)
-        if plan.use_sde and dones.any():
+        completed += slots.step(env, starts, lost)
+        if plan.use_sde and ended:
             policy.renew_noise(th.as_tensor(dones, device=device))
         obs = new_obs
         if plan.whole_episodes:

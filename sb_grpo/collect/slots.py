@@ -7,7 +7,7 @@ slots works through one stream of jobs, and a slot whose episode ended takes the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -137,20 +137,20 @@ class GroupSlots:
 
         :param raw_obs: as :meth:`starts` wants it
         """
-        for slot, start in self.starts(env, np.ones(len(self.job), dtype=bool), raw_obs).items():
+        for slot, start in self.starts(env, range(len(self.job)), raw_obs).items():
             self._start(env, slot, start)
 
     @staticmethod
-    def starts(env: VecEnv, dones: np.ndarray, raw_obs: Any = None) -> dict[int, Start | None]:
+    def starts(env: VecEnv, slots: Sequence[int], raw_obs: Any = None) -> dict[int, Start | None]:
         """How the episodes that begin now start, by slot.
 
-        :param dones: ``[n_envs]`` bool, the slots that have just been reset
+        :param slots: that have just been reset
         :param raw_obs: ``[n_envs, ...]`` after the reset, below any VecNormalize: for VecEnvs whose reset infos hold no digest
         """
-        if not dones.any():
+        if not slots:
             return {}
         infos = env.unwrapped.reset_infos
-        return {slot: start_of(infos[slot], raw_obs, slot) for slot in np.flatnonzero(dones).tolist()}
+        return {slot: start_of(infos[slot], raw_obs, slot) for slot in slots}
 
     def in_step_with(self, env: VecEnv) -> bool:
         """Nobody else has reset or stepped these envs since: they still run the jobs noted here."""
@@ -171,23 +171,16 @@ class GroupSlots:
         finally:
             self._hold.actor = None
 
-    def step(
-        self,
-        env: VecEnv,
-        dones: np.ndarray,
-        starts: dict[int, Start | None] | None = None,
-        lost: Collection[int] = (),
-    ) -> int:
+    def step(self, env: VecEnv, starts: dict[int, Start | None], lost: Collection[int] = ()) -> int:
         """Advance every slot by one step; slots that are done have already been reset by the VecEnv.
 
-        :param dones: ``[n_envs]`` bool
-        :param starts: what :meth:`starts` said right after the step; None: nobody can have reset the envs since
+        :param starts: what :meth:`starts` said right after the step
         :param lost: slots whose episode has not ended, but was lost with its worker: their jobs are handed out once more
         :return: number of groups of which the last member ended in this step
         """
         self.t += 1
         completed = 0
-        for slot, start in (self.starts(env, dones) if starts is None else starts).items():
+        for slot, start in starts.items():
             if slot in lost:
                 self._given_back = sorted([*self._given_back, int(self.job[slot])])
             else:

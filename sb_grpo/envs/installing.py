@@ -8,6 +8,7 @@ import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from sb_grpo.envs.hold import Hold, hold_of
+from sb_grpo.envs.infos import Infos
 from sb_grpo.envs.seeded_reset import observation_digest, seeded_reset_of
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.envs.time_limits import NAMES, own_limit, smallest
@@ -34,6 +35,7 @@ def install_seeded_reset(venv: VecEnv) -> None:
         hold = hold_of(base) if held else Hold(base, ours=True, near=True)
         for one in seeded:
             one.watch(hold)
+        base.buf_infos = Infos(base.buf_infos)
     elif not held:
         _hold_out_of_reach(base)
 

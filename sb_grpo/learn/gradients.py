@@ -44,8 +44,11 @@ class PlainGradient:
         for parameter in parameters:  # what optimizer.zero_grad() does, without its bookkeeping
             parameter.grad = None
         for i in range(0, rows, size):
-            part = minibatch if size >= rows else minibatch.map(lambda x: x[i : i + size])  # noqa: B023
-            (loss(part) * (len(part.advantages) / rows)).backward()  # type: ignore[no-untyped-call]
+            if size >= rows:
+                loss(minibatch).backward()  # type: ignore[no-untyped-call]
+            else:
+                part = minibatch.map(lambda x: x[i : i + size])  # noqa: B023
+                (loss(part) * (len(part.advantages) / rows)).backward()  # type: ignore[no-untyped-call]
 
 
 def project_conflicts(gradients: th.Tensor, order: th.Tensor) -> th.Tensor:

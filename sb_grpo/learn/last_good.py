@@ -26,7 +26,7 @@ class LastGood:
         self.policy = policy
         self.names, self.parameters = zip(*((n, p) for n, p in policy.named_parameters() if p.requires_grad), strict=True)
         self.weights = [p.detach().clone() for p in self.parameters]
-        self.optimizer = copy.deepcopy(policy.optimizer.state_dict())
+        self.optimizer = _copied(policy.optimizer.state_dict())
 
     def check(self, norms: list[th.Tensor], epoch: int) -> None:
         """Look at the gradient norms of an epoch.
@@ -118,6 +118,17 @@ def rescued(again: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         return run
 
     return decorate
+
+
+def _copied(value: Any) -> Any:
+    """A deep copy of what optimisers are made of, which takes a fifth of the time of :func:`copy.deepcopy`."""
+    if isinstance(value, th.Tensor):
+        return value.detach().clone()
+    if type(value) is dict:
+        return {key: _copied(part) for key, part in value.items()}
+    if type(value) is list:
+        return [_copied(part) for part in value]
+    return value if isinstance(value, int | float | str | None) else copy.deepcopy(value)
 
 
 def _is_finite(value: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -109,6 +110,7 @@ class Objective(nn.Module):
         super().__init__()
         self.policy, self.reference, self.loss = policy, reference, loss
         self.ent_coef, self.kl_coef, self.weighted, self.autocast = ent_coef, kl_coef, weighted, autocast
+        self.device = policy.device  # SB3's property looks at every parameter for it
         #: Of what learns, as torch.func knows it here.
         self.names = [f"policy.{name}" for name, p in policy.named_parameters() if p.requires_grad]
 
@@ -152,9 +154,9 @@ class Objective(nn.Module):
         """``[B]`` of the policy as it is now to the one that acted."""
         return importance_ratio(log_prob - minibatch.old_log_probs, self.loss.importance_level, minibatch.episode)
 
-    def autocasting(self) -> th.autocast:
+    def autocasting(self) -> AbstractContextManager[object]:
         """The context of its forward passes."""
-        return autocasting(self.policy.device, self.autocast)
+        return autocasting(self.device, self.autocast)
 
     @th.no_grad()
     def approximate_kl(self, minibatch: Minibatch) -> float:

@@ -11,24 +11,30 @@ from typing import NamedTuple
 import torch as th
 
 from sb_grpo import ranks
-from sb_grpo.types import AdvantageOptions, Rollout
+from sb_grpo.types import Rollout
 
 
-def linear_recurrence(x: th.Tensor, decay: th.Tensor, max_length: int) -> th.Tensor:
-    """Solve y_t = x_t + decay_t * y_{t+1} backwards in time, by doubling: log2(max_length) passes, no loop over steps.
+class LinearRecurrence:
+    """Solves y_t = x_t + decay_t * y_{t+1} backwards in time, by doubling: log2(max_length) passes, no loop over steps.
 
-    :param x: ``[M]``
     :param decay: ``[M]``, 0 where the next row belongs to another episode
     :param max_length: no run of non-zero decays is longer
-    :return: ``[M]`` y
     """
-    y, decay = x.clone(), decay.clone()
-    shift = 1
-    while shift < max_length:
-        y[:-shift] += decay[:-shift] * y[shift:]
-        decay = th.cat([decay[:-shift] * decay[shift:], decay.new_zeros(shift)])
-        shift *= 2
-    return y
+
+    def __init__(self, decay: th.Tensor, max_length: int) -> None:
+        self.decays = []  # over 1, 2, 4, ... steps
+        shift = 1
+        while shift < max_length and shift < len(decay):
+            self.decays.append((shift, decay[:-shift]))
+            decay = th.cat([decay[:-shift] * decay[shift:], decay.new_zeros(shift)])
+            shift *= 2
+
+    def __call__(self, x: th.Tensor) -> th.Tensor:
+        """``[M]`` y of ``[M]`` x."""
+        y = x.clone()
+        for shift, decay in self.decays:
+            y[:-shift] += decay * y[shift:]
+        return y
 
 
 def is_last(rollout: Rollout) -> th.Tensor:
@@ -39,7 +45,7 @@ def is_last(rollout: Rollout) -> th.Tensor:
 def rewards_to_go(rollout: Rollout, gamma: float) -> th.Tensor:
     """G_{i,t}, ``[M]``: discounted sum of the rewards of the episode from each step to its end."""
     decay = gamma * (~is_last(rollout)).to(rollout.rewards.dtype)
-    return linear_recurrence(rollout.rewards, decay, rollout.max_length)
+    return LinearRecurrence(decay, rollout.max_length)(rollout.rewards)
 
 
 def episode_returns(rollout: Rollout, gamma: float) -> th.Tensor:
@@ -48,20 +54,34 @@ def episode_returns(rollout: Rollout, gamma: float) -> th.Tensor:
     return rewards_to_go(rollout, gamma)[is_first]
 
 
-def gae(rollout: Rollout, values: th.Tensor, final_values: th.Tensor, gamma: float, gae_lambda: float) -> th.Tensor:
-    """Generalised advantage estimation (arXiv 1506.02438, eq. 16) under a given baseline.
+class Gae:
+    """Generalised advantage estimation (arXiv 1506.02438, eq. 16) of a rollout, under any number of baselines.
 
-    :param values: ``[M]`` baseline at each step's observation
-    :param final_values: ``[E]`` baseline after the last step; terminated episodes ignore it
     :param gamma: discount
     :param gae_lambda: 1 makes the baseline a pure control variate, 0 trusts it fully
-    :return: ``[M]``
     """
-    last = is_last(rollout)
-    next_values = th.cat([values[1:], values.new_zeros(1)])
-    next_values[last] = th.where(rollout.terminated, th.zeros_like(final_values), final_values)
-    delta = rollout.rewards + gamma * next_values - values
-    return linear_recurrence(delta, gamma * gae_lambda * (~last).to(delta.dtype), rollout.max_length)
+
+    def __init__(self, rollout: Rollout, gamma: float, gae_lambda: float) -> None:
+        self.rollout, self.gamma = rollout, gamma
+        self.last = is_last(rollout)
+        decay = gamma * gae_lambda * (~self.last).to(rollout.rewards.dtype)
+        self.sum = LinearRecurrence(decay, rollout.max_length)
+
+    def __call__(self, values: th.Tensor, final_values: th.Tensor) -> th.Tensor:
+        """Advantages.
+
+        :param values: ``[M]`` baseline at each step's observation
+        :param final_values: ``[E]`` baseline after the last step; terminated episodes ignore it
+        :return: ``[M]``
+        """
+        next_values = th.cat([values[1:], values.new_zeros(1)])
+        next_values[self.last] = final_values.masked_fill(self.rollout.terminated, 0.0)
+        return self.sum(self.rollout.rewards + self.gamma * next_values - values)
+
+
+def gae(rollout: Rollout, values: th.Tensor, final_values: th.Tensor, gamma: float, gae_lambda: float) -> th.Tensor:
+    """:class:`Gae` under one baseline."""
+    return Gae(rollout, gamma, gae_lambda)(values, final_values)
 
 
 class Residuals(NamedTuple):
@@ -72,18 +92,16 @@ class Residuals(NamedTuple):
     own: th.Tensor  #: [M] those under the values of ``fold``
 
 
-def residuals_of(
-    rollout: Rollout, options: AdvantageOptions, values: th.Tensor, final_values: th.Tensor, fold: th.Tensor
-) -> Residuals:
+def residuals_of(advantages: Gae, values: th.Tensor, final_values: th.Tensor, fold: th.Tensor) -> Residuals:
     """Lambda-advantages under several baselines.
 
+    :param advantages: of the rollout
     :param values: ``[M, folds]``
     :param final_values: ``[E, folds]`` after each episode's last step
     :param fold: ``[E]`` int64, which of them an episode is judged by
     """
-    of_row = fold[rollout.episode]
-    both = zip(values.unbind(1), final_values.unbind(1), strict=True)
-    by_fold = th.stack([gae(rollout, v, final, options.gamma, options.gae_lambda) for v, final in both], dim=1)
+    of_row = fold[advantages.rollout.episode]
+    by_fold = th.stack([advantages(*both) for both in zip(values.unbind(1), final_values.unbind(1), strict=True)], dim=1)
     return Residuals(by_fold, of_row, by_fold.gather(1, of_row.unsqueeze(1)).squeeze(1))
 
 

@@ -29,7 +29,7 @@ from torch import nn
 from sb_grpo.maths.normalizer import RunningNormalizer
 from sb_grpo.policies.beside import MASK, MEMORY, SEQUENCE, beside, env_part, space_without
 from sb_grpo.policies.heads import ActionHead, GaussianHead, StateDependentNoiseHead, make_discrete_head
-from sb_grpo.policies.layers import layers_of_the_actor
+from sb_grpo.policies.layers import Layers, layers_of_the_actor, through
 from sb_grpo.policies.masks import put_masks
 from sb_grpo.policies.memory import SPAN, Memory
 from sb_grpo.policies.observations import from_zero, starts_of
@@ -122,7 +122,7 @@ class ActorPolicy(PredictingPolicy):
         self.memory = None if memory is None else Memory(memory, n_features, memory_size, n_layers, memory_span)
         if self.memory is not None:
             self.features_dim = n_features + self.memory.form[-1]
-        self.policy_net = nn.Sequential(*create_mlp(self.features_dim, -1, self.net_arch, activation_fn))
+        self.policy_net = Layers(*create_mlp(self.features_dim, -1, self.net_arch, activation_fn))
         self._build_action_head(self.net_arch[-1] if self.net_arch else self.features_dim)
         last_layer = self.action_net
         assert isinstance(last_layer, nn.Linear)
@@ -228,8 +228,8 @@ class ActorPolicy(PredictingPolicy):
 
     def _scores(self, features: th.Tensor, obs: PyTorchObs) -> th.Tensor:
         """What the head makes a distribution of, before any mask, ``[batch, n]``."""
-        latent = self.policy_net(features)
-        out: th.Tensor = self.action_net(latent)
+        latent = through(self.policy_net, features)
+        out = through(self.action_net, latent)
         return th.cat([out, latent], dim=-1) if self.use_sde else out
 
     def act(self, obs: PyTorchObs, deterministic: bool = False) -> th.Tensor:

@@ -66,7 +66,7 @@ class CategoricalHead:
         return out.argmax(dim=-1)
 
     def log_prob(self, out: th.Tensor, actions: th.Tensor) -> th.Tensor:
-        return F.log_softmax(out, dim=-1).gather(-1, actions.long().unsqueeze(-1)).squeeze(-1)
+        return -F.cross_entropy(out, actions.long(), reduction="none")
 
     def entropy(self, out: th.Tensor) -> th.Tensor:
         log_p = F.log_softmax(out, dim=-1)

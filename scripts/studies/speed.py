@@ -18,7 +18,7 @@ from scripts.studies.common.runs import DATA
 
 PPO_8, PPO_256 = "SB3 PPO, 8 envs", "SB3 PPO, 256 envs"
 #: GRPO / PPO that each task should reach, as scripts/bench_speed.py says.
-WANTED = {"CartPole-v1": 2.0, "Pendulum-v1": 1.8, "HalfCheetah-v5": 1.5}
+WANTED = {"CartPole-v1": 2.0, "CartPole-v1, light updates": 2.0, "Pendulum-v1": 1.8, "HalfCheetah-v5": 1.5}
 
 
 def speed() -> str:

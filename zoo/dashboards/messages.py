@@ -12,18 +12,26 @@ from ..dashboards.logs import Column
 ADVICE = {rule.name: rule for rule in (*STRICT_RULES, *RULES)}
 
 
+def watched(log: dict[str, Column]) -> list[str]:
+    """Health rules that the run was watched by.
+
+    :param log: by key, as logged
+    """
+    return [key.removeprefix("health/") for key in log if key.startswith("health/") and key != "health/n_broken"]
+
+
 def health_messages(log: dict[str, Column]) -> list[str]:
     """A sentence per stretch of time in which a health rule was broken, the worst news first.
 
     :param log: by key, as logged; ``health/<rule>`` is 1 while a rule is broken
     """
-    rules = [key.removeprefix("health/") for key in log if key.startswith("health/") and key != "health/n_broken"]
+    rules = watched(log)
     broken = [(log[f"health/{name}"]["values"][-1] > 0, sentence) for name in rules for sentence in stretches(name, log)]
     found = [sentence for _, sentence in sorted(broken, key=lambda pair: not pair[0])]
     wrong = log.get("group/start_mismatch", {"values": [0.0]})["values"][-1]
     if wrong > 0 and "start_mismatch" not in rules:
         found.insert(0, ADVICE["start_mismatch"].advice.format(value=wrong))
-    return found or ([f"All {len(rules)} health rules held throughout."] if rules else [])
+    return found
 
 
 def stretches(name: str, log: dict[str, Column]) -> list[str]:

@@ -13,8 +13,8 @@ import numpy as np
 import yaml
 
 from ..common.command_line import BadInput, Parser
-from ..dashboards.logs import read_log
-from ..dashboards.messages import health_messages
+from ..dashboards.logs import Column, read_log
+from ..dashboards.messages import health_messages, watched
 
 #: Points of a curve over episodes, and runs on one page.
 POINTS, MOST_RUNS = 300, 40
@@ -27,6 +27,7 @@ NO_LOG = (
 )
 NO_GROUPS = "The log has no group figures: {algo} forms no groups. Views of groups, advantages and weights are left out."
 NO_HEALTH = "No health messages: the run had no HealthCallback (docs/health.md)."
+ALL_HELD = "All {n} health rules held throughout."
 
 
 def add_place(parser: Parser) -> None:
@@ -76,27 +77,38 @@ def read_run(folder: Path, place: Path, tensorboard: Path | None, page_folder: P
     final = read_json(folder / "metrics.json")
     log, advantages = read_log(folder, tensorboard or tensorboard_of(arguments), started)
     algo = str(arguments.get("algo", folder.parent.name))
-    notes = [] if log else [NO_LOG]
-    if log and not any(key.startswith("group/") for key in log):
-        notes.append(NO_GROUPS.format(algo=algo))
-    if log and not any(key.startswith("health/") for key in log):
-        notes.append(NO_HEALTH)
+    asked, of_entry = arguments.get("n_timesteps") or -1, settings.pop("n_timesteps", None)
+    used = final.get("settings") or {}  # of a run that has ended: all of them, as they were
+    messages = health_messages(log)
     return {
         "name": folder.name if folder == place else str(folder.relative_to(place)),
         "env": str(arguments.get("env", "")),
         "algo": algo,
         "state": "ended" if final else "running" if time.time() - last_change(folder) < SILENT else "stopped",
         "final": {key: final.get(key) for key in ("env_steps", "planned_steps", "mean_return", "std_return", "wall_time_s")},
-        "planned": final.get("planned_steps") or settings.get("n_timesteps"),
+        "planned": final.get("planned_steps") or (asked if float(asked) > 0 else of_entry),
         "episodes": curve(episodes),
         "evaluations": read_evaluations(folder),
         "log": log,
         "advantages": advantages,
-        "settings": {str(key): str(value) for key, value in settings.items()},
+        "settings": {str(key): str(value) for key, value in {**settings, **used}.items() if value is not None},
         "files": [os.path.relpath(path, page_folder) for path in sorted(folder.rglob("*")) if is_result(path)][:60],
-        "messages": health_messages(log),
-        "notes": notes,
+        "messages": messages,
+        "notes": notes(algo, log, messages),
     }
+
+
+def notes(algo: str, log: dict[str, Column], messages: list[str]) -> list[str]:
+    """What is missing and why, or that nothing was wrong."""
+    if not log:
+        return [NO_LOG]
+    rules = watched(log)
+    found = [] if any(key.startswith("group/") for key in log) else [NO_GROUPS.format(algo=algo)]
+    if not rules:
+        found.append(NO_HEALTH)
+    elif not messages:
+        found.append(ALL_HELD.format(n=len(rules)))
+    return found
 
 
 def is_result(path: Path) -> bool:

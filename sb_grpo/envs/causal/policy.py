@@ -15,6 +15,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
 from sb_grpo.policies import ActorPolicy
+from sb_grpo.policies.layers import Layers
 
 #: Numbers that describe an intervention to the network; see :func:`describe`.
 N_DESCRIPTORS = 12
@@ -69,7 +70,7 @@ class InterventionPolicy(ActorPolicy):
     def _build_action_head(self, latent_dim: int) -> None:
         self._sizes = layout(self.observation_space, self.action_space)
         super()._build_action_head(latent_dim)
-        self.policy_net = nn.Sequential(*create_mlp(N_DESCRIPTORS, -1, self.net_arch, self.activation_fn))
+        self.policy_net = Layers(*create_mlp(N_DESCRIPTORS, -1, self.net_arch, self.activation_fn))
         self.action_net = nn.Linear(self.net_arch[-1] if self.net_arch else N_DESCRIPTORS, 1)
 
     def _scores(self, features: th.Tensor, obs: PyTorchObs) -> th.Tensor:

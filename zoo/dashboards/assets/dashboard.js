@@ -85,7 +85,7 @@ function cards(run) {
 }
 
 function messages(run) {
-  return [...run.messages, ...run.notes].map((text) => el("p", { class: "alert" }, text));
+  return [...run.messages.map((text) => el("p", { class: "alert" }, text)), ...run.notes.map((text) => el("p", { class: "word" }, text))];
 }
 
 function tables(run) {

@@ -1,0 +1,24 @@
+"""The infos of a DummyVecEnv, which copies them after every step: a third of what a light env's step costs."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+
+#: Types whose values nobody can change: a copy of one is itself.
+FIXED = frozenset((bool, int, float, str, bytes, type(None), np.bool_, np.float32, np.float64, np.int32, np.int64))
+
+
+class Infos(list[dict[str, Any]]):
+    """One info per env. Its deep copy is that of a list, made without a look at what cannot change."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> list[dict[str, Any]]:
+        return [_copied(info, memo) for info in self]
+
+
+def _copied(info: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
+    if type(info) is not dict:
+        return copy.deepcopy(info, memo)
+    return {key: value if type(value) in FIXED else copy.deepcopy(value, memo) for key, value in info.items()}
