@@ -11,11 +11,13 @@ from stable_baselines3.common.logger import HParam
 
 from sb_grpo import ranks
 from sb_grpo.learn.losses import Objective
+from sb_grpo.learn.minibatches import stretches
 from sb_grpo.learn.updater import Taken
 from sb_grpo.maths.chunks import evenly_spaced, in_chunks
 from sb_grpo.maths.losses import Clip, kl_k3
 from sb_grpo.maths.returns import episode_returns
 from sb_grpo.maths.segments import segment_mean, segment_sum
+from sb_grpo.policies.beside import SEQUENCE, with_beside
 from sb_grpo.types import Estimate, Minibatch, Rollout, UpdateResult
 
 Figures = dict[str, float]
@@ -146,16 +148,23 @@ def of_weights(shares: th.Tensor, weights: th.Tensor, row_label: th.Tensor, name
 
 
 @th.no_grad()
-def of_update(objective: Objective, batch: Minibatch, clip: Clip, taken: Taken, rollout: Figures) -> UpdateResult:
+def of_update(
+    objective: Objective, batch: Minibatch, clip: Clip, taken: Taken, rollout: Figures, sequence_length: int | None = None
+) -> UpdateResult:
     """The rollout under the updated policy: one pass, none inside the minibatch loop.
 
     :param batch: rows of the update; of more than ``SAMPLE`` of them, so many at equal distances are looked at
     :param clip: lower and upper clip range
     :param taken: the gradient steps
     :param rollout: figures of the rollout
+    :param sequence_length: of a policy with a memory: all rows are looked at, in stretches as the update saw them. A row by
+        itself begins from what was remembered before the update, and hides what has become of the memory since
     """
     rows = evenly_spaced(len(batch.advantages), SAMPLE, batch.advantages.device)
-    if objective.loss.importance_level == "step":  # episode-level ratios need all rows of an episode
+    if sequence_length is not None:
+        sequence = {SEQUENCE: stretches(batch.episode, sequence_length)}
+        batch = batch._replace(observations=with_beside(batch.observations, sequence))
+    elif objective.loss.importance_level == "step":  # episode-level ratios need all rows of an episode
         batch = batch.map(lambda x: x[rows])
     policy, reference = objective.policy, objective.reference
     with objective.autocasting():

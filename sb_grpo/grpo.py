@@ -284,7 +284,7 @@ class GRPO(ResumableAlgorithm):
         taken = self.updater(objective).run(batch, clip, prepared.rollout.task, rows_of_all)
         self._n_updates += taken.n_epochs
         self._n_gradient_steps += len(taken.norms)
-        result = log.of_update(objective, batch, clip, taken, self.last_figures)
+        result = log.of_update(objective, batch, clip, taken, self.last_figures, self._sequence_length)
         self._log(log.by_key(result))
         self._log(self.gradient.metrics())
         if hasattr(self.policy, "log_std"):

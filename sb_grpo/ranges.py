@@ -214,6 +214,7 @@ RANGES: dict[str, dict[str, Rule]] = {
         "memory": one_of("lstm", "gru", None),
         "memory_size": integer(1, 4096, "64 is usual"),
         "n_layers": integer(1, 16),
+        "memory_span": number(1.0, 1e6, "100 is usual"),
         "n_tasks": integer(2, MOST_TASKS),
         "n_modules": integer(1, 64, "4 is usual"),
         "share_features_extractor": Rule("must be True, False or None", lambda x: x is None or FLAG.fine(x)),

@@ -70,6 +70,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "weights_kwargs": {"weights": "balanced"},
     "memory_size": {"memory": "gru"},
     "n_layers": {"memory": "gru"},
+    "memory_span": {"memory": "gru"},
     "sequence_length": {"memory": "gru"},
     "ref_sync_interval": {"kl_coef": 0.1},
     "baseline": {"advantage": "outcome"},

@@ -18,6 +18,7 @@ from sb_grpo import GRPO
 from sb_grpo.envs import make_tensor_env
 from sb_grpo.envs.memory.t_maze import TensorTMaze10
 from sb_grpo.learn.minibatches import minibatches, stretches
+from sb_grpo.maths.losses import kl_k3
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.beside import MEMORY, SEQUENCE
 from sb_grpo.policies.memory import Memory
@@ -47,6 +48,22 @@ def test_steps_and_stretches_are_the_same_network(kind: str, n_layers: int) -> N
     th.testing.assert_close(together, memory.step(x, stored)[0])
     (gradient,) = th.autograd.grad(together[4].sum(), x)
     assert bool((gradient[:5].abs().sum(1) > 0).all()) and not gradient[5:].any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_units_forget_within_the_span(kind: str) -> None:
+    """Of a step without input they keep 1 - 1 / T or so, T up to the span; with a span of 1, half."""
+    for span, least, most in ((1.0, 0.4, 0.6), (1000.0, 0.9, 1.0)):
+        th.manual_seed(0)
+        memory = Memory(kind, 1, 64, 1, span)
+        with th.no_grad():
+            for name, weight in memory.net.named_parameters():
+                if "weight" in name:
+                    weight.zero_()
+            _, after = memory(th.zeros(1, 1), th.ones(1, memory.n_state))
+            _, before = memory(th.zeros(1, 1), th.zeros(1, memory.n_state))
+        kept = (after - before)[0].view(memory.form)[-1, 0]  # an LSTM's cell, a GRU's state
+        assert least < kept.median() < most
 
 
 def test_states_travel_as_recurrent_ppo_has_them() -> None:
@@ -127,6 +144,22 @@ def test_tensor_envs_remember_alike(kind: str) -> None:
     obs = {key: part[last] for key, part in rollout.observations.items()}
     th.testing.assert_close(model.policy.act_and_remember(obs)[1], rollout.final_observations[MEMORY])
     model.update(rollout)
+
+
+def test_the_figures_of_an_update_see_what_became_of_the_memory() -> None:
+    """How far a policy is from the one that acted shows in whole stretches; a row by itself begins from the old memory."""
+    kwargs: dict[str, Any] = dict(policy_kwargs=dict(memory="lstm", memory_size=8), learning_rate=0.1, n_epochs=1, seed=0)
+    model = GRPO("MlpPolicy", make_vec_env("TMaze10-v0", 4), n_steps=64, **kwargs)
+    rollout = model.collect()
+    assert rollout is not None and isinstance(rollout.observations, dict)
+    result = model.update(rollout)
+    stretch = {**rollout.observations, SEQUENCE: rollout.episode}
+    together, alone = (
+        kl_k3(rollout.log_probs, model.policy.log_prob(obs, rollout.actions)).mean().item()
+        for obs in (stretch, rollout.observations)
+    )
+    assert result.approx_kl == pytest.approx(together, rel=1e-3)
+    assert together != pytest.approx(alone, rel=0.05)
 
 
 def test_predict_carries_the_state_and_forgets_where_an_episode_starts() -> None:
@@ -217,6 +250,7 @@ def test_host_and_tensor_versions_say_the_same(env_id: str) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     (dict(policy_kwargs=dict(memory="transformer")), "memory='transformer' is unknown"),
     (dict(policy_kwargs=dict(memory="gru", memory_size=0)), "memory_size=0 must be an integer"),
+    (dict(policy_kwargs=dict(memory="gru", memory_span=0.5)), "memory_span=0.5 must be"),
     (dict(policy_kwargs=dict(memory="gru", n_layers=1.5)), "n_layers=1.5 must be an integer"),
     (dict(update_kwargs=dict(sequence_length=8)), "has no effect without a memory"),
     (dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=64)), "longer than any stretch"),

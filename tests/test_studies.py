@@ -16,6 +16,8 @@ from scripts.studies import (
     fine_tuning,
     gradient_agreement,
     learning,
+    masks,
+    memory,
     multi_task,
     search,
     speed,
@@ -77,6 +79,11 @@ def test_the_pages_of_single_trainings_have_the_tables_of_the_raw_files():
     assert learning.table() in (DOCS / "learning.md").read_text()
     assert search.table() in (DOCS / "tuning.md").read_text()
     assert fine_tuning.table() in (DOCS / "fine_tuning.md").read_text()
+
+
+def test_the_page_of_masks_and_memory_has_the_tables_of_the_raw_files():
+    page = (DOCS / "studies" / "masks_and_memory.md").read_text()
+    assert [made.__name__ for made in (masks.taxi, masks.board, memory.table) if made() not in page] == []
 
 
 @pytest.mark.parametrize(("page", "made"), [(page, made) for page, tables in speed.TABLES.items() for made in tables])

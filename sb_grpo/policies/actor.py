@@ -31,7 +31,7 @@ from sb_grpo.policies.beside import MASK, MEMORY, SEQUENCE, beside, env_part, sp
 from sb_grpo.policies.heads import ActionHead, GaussianHead, StateDependentNoiseHead, make_discrete_head
 from sb_grpo.policies.layers import Layers, layers_of_the_actor, through
 from sb_grpo.policies.masks import put_masks
-from sb_grpo.policies.memory import Memory
+from sb_grpo.policies.memory import SPAN, Memory
 from sb_grpo.policies.observations import from_zero, starts_of
 from sb_grpo.policies.predicting import PredictingPolicy
 
@@ -58,6 +58,7 @@ class ActorPolicy(PredictingPolicy):
     :param memory: ``"lstm"`` or ``"gru"``: the policy network sees the features and what the memory makes of those so far
     :param memory_size: units per layer of the memory
     :param n_layers: layers of the memory
+    :param memory_span: steps that its units remember for at first, at most
     :param optimizer_class: optimiser, Adam by default (then fused, with eps 1e-5)
     :param optimizer_kwargs: its keyword arguments, learning rate excluded
     """
@@ -83,6 +84,7 @@ class ActorPolicy(PredictingPolicy):
         memory: str | None = None,
         memory_size: int = 64,
         n_layers: int = 1,
+        memory_span: float = SPAN,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
     ) -> None:
@@ -116,8 +118,8 @@ class ActorPolicy(PredictingPolicy):
 
         self.features_extractor = self.make_features_extractor()
         self.features_dim = n_features = self.features_extractor.features_dim
-        self.memory_kind, self.memory_size, self.n_layers = memory, memory_size, n_layers
-        self.memory = None if memory is None else Memory(memory, n_features, memory_size, n_layers)
+        self.memory_kind, self.memory_size, self.n_layers, self.memory_span = memory, memory_size, n_layers, memory_span
+        self.memory = None if memory is None else Memory(memory, n_features, memory_size, n_layers, memory_span)
         if self.memory is not None:
             self.features_dim = n_features + self.memory.form[-1]
         self.policy_net = Layers(*create_mlp(self.features_dim, -1, self.net_arch, activation_fn))
@@ -183,6 +185,7 @@ class ActorPolicy(PredictingPolicy):
             memory=self.memory_kind,
             memory_size=self.memory_size,
             n_layers=self.n_layers,
+            memory_span=self.memory_span,
             optimizer_class=self.optimizer_class,
             optimizer_kwargs=self.optimizer_kwargs,
         )

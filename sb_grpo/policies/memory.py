@@ -19,7 +19,7 @@ KINDS: dict[str, tuple[type[nn.LSTM] | type[nn.GRU], int]] = {"lstm": (nn.LSTM, 
 
 
 #: Steps that units remember for at first, at most.
-LONGEST = 100.0
+SPAN = 100.0
 
 
 class Memory(nn.Module):
@@ -29,25 +29,27 @@ class Memory(nn.Module):
     :param n_inputs: features of a step
     :param size: units per layer
     :param n_layers: layers
+    :param span: steps that units remember for at first, at most; with 1 they forget half at every step, as is usual
     :raises ValueError: for another kind, and for sizes below 1
     """
 
-    def __init__(self, kind: str, n_inputs: int, size: int, n_layers: int) -> None:
+    def __init__(self, kind: str, n_inputs: int, size: int, n_layers: int, span: float = SPAN) -> None:
         super().__init__()
-        check_settings("policy_kwargs", {"memory": kind, "memory_size": size, "n_layers": n_layers})
+        settings = {"memory": kind, "memory_size": size, "n_layers": n_layers, "memory_span": span}
+        check_settings("policy_kwargs", settings)
         net, n_parts = KINDS[kind]
         self.net, self.form = net(n_inputs, int(size), int(n_layers)), (n_parts, int(n_layers), int(size))
         self.n_state = n_parts * int(n_layers) * int(size)
-        self._keep_long()
+        self._keep_long(float(span))
 
     @th.no_grad()
-    def _keep_long(self) -> None:
+    def _keep_long(self, span: float) -> None:
         """Chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188): units forget at rates that are
-        spread over times up to ``LONGEST``; the usual biases of about 0 forget half at every step."""
+        spread over times up to ``span``; the usual biases of about 0 forget half at every step."""
         size = self.form[2]
         for layer in range(self.form[1]):
             bias, other = (getattr(self.net, f"{name}_l{layer}") for name in ("bias_ih", "bias_hh"))
-            keep = th.empty(size).uniform_(1.0, LONGEST).log_()
+            keep = th.empty(size).uniform_(1.0, span).log_()
             bias[size : 2 * size], other[size : 2 * size] = keep, 0.0  # the forget gate, or a GRU's update gate
             if self.form[0] == 2:
                 bias[:size], other[:size] = -keep, 0.0  # the input gate

@@ -1,77 +1,100 @@
 """Tasks that want a memory: GRPO with one and without, and sb3-contrib's RecurrentPPO, all with the same settings.
 
-usage: python -m scripts.studies.memory [--report] [--seeds 0 1 ...]     train what is missing; print the table
+usage: python -m scripts.studies.memory [--report] [--seeds 0 1 ...]   train what is missing; write the table into the page
+
+Two tasks are other packages': see ``scripts/studies/common/package_tasks.py``.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.env_util import make_vec_env
 
 import sb_grpo.envs.memory  # noqa: F401  # registers the tasks
+import scripts.studies.common.package_tasks  # noqa: F401  # registers the others
 from sb_grpo import GRPO
+from scripts.studies.common.compared import better, finals, markdown, middle, write
+from scripts.studies.common.recurrent_ppo import WholeSequences
 from scripts.studies.common.runs import Variant, main, results
-from zoo.comparing.statistics import probability_of_improvement
 
-#: Env steps and entropy bonus by task.
+
+class Task(NamedTuple):
+    """What is trained on, for how long, with how large an entropy bonus."""
+
+    env_id: str
+    steps: int
+    ent_coef: float
+
+
+#: By the first part of a variant's label.
 TASKS = {
-    "CartPolePositions-v0": (100_000, 0.01),
-    "PendulumPositions-v0": (100_000, 0.0),
-    "TMaze10-v0": (100_000, 0.05),
-    "TMaze50-v0": (200_000, 0.05),
+    "CartPolePositions-v0": Task("CartPolePositions-v0", 100_000, 0.01),
+    "PendulumPositions-v0": Task("PendulumPositions-v0", 100_000, 0.0),
+    "TMaze10-v0": Task("TMaze10-v0", 100_000, 0.05),
+    "TMaze10-v0_ent-0.1": Task("TMaze10-v0", 100_000, 0.1),
+    "TMaze50-v0": Task("TMaze50-v0", 200_000, 0.05),
+    "RepeatPrevious-v0": Task("RepeatPrevious-v0", 200_000, 0.01),
+    "MemoryS7-v0": Task("MemoryS7-v0", 200_000, 0.01),
 }
 SETTINGS: dict[str, Any] = dict(learning_rate=1e-3, n_steps=128, batch_size=256, n_epochs=5, gamma=0.99, device="cpu")
 UNITS = 64
 ALGORITHMS = {"lstm": 'GRPO, `memory="lstm"`', "none": "GRPO without memory", "recurrent-ppo": "RecurrentPPO"}
+#: GRPO with what suits one task; RecurrentPPO solves it as it is.
+SHORT = f"{ALGORITHMS['lstm']}, `memory_span=1`, `gae_lambda=0.5`"
+HEADS = [
+    "task",
+    "`ent_coef`",
+    "policy",
+    "seeds",
+    "IQM [95 %]",
+    "lowest",
+    "env steps",
+    "gradient steps",
+    "P(lstm better) [95 %]",
+]
 
 
-def _variant(task: str, name: str) -> Variant:
-    steps, ent_coef = TASKS[task]
+def _variant(label: str, name: str) -> Variant:
+    task = TASKS[label]
 
     def make(seed: int) -> Any:
-        env = make_vec_env(task, 16, seed=seed)
+        env, settings = make_vec_env(task.env_id, 16, seed=seed), dict(SETTINGS, ent_coef=task.ent_coef, seed=seed)
         if name == "recurrent-ppo":
-            kwargs = dict(lstm_hidden_size=UNITS)
-            return RecurrentPPO("MlpLstmPolicy", env, policy_kwargs=kwargs, seed=seed, ent_coef=ent_coef, **SETTINGS)
-        memory = {"lstm": dict(memory="lstm", memory_size=UNITS), "none": {}}[name]
-        return GRPO("MlpPolicy", env, policy_kwargs=memory, seed=seed, ent_coef=ent_coef, **SETTINGS)
+            return RecurrentPPO(WholeSequences, env, policy_kwargs=dict(lstm_hidden_size=UNITS), **settings)
+        memory = {} if name == "none" else dict(memory="lstm", memory_size=UNITS)
+        if name == "short":
+            memory, settings = dict(memory, memory_span=1), dict(settings, gae_lambda=0.5)
+        return GRPO("MlpPolicy", env, policy_kwargs=memory, **settings)
 
-    return Variant(f"{task}_{name}", ALGORITHMS[name], steps, make, task)
+    return Variant(f"{label}_{name}", SHORT if name == "short" else ALGORITHMS[name], task.steps, make, task.env_id)
 
 
-VARIANTS = [_variant(task, name) for task in TASKS for name in ALGORITHMS]
+VARIANTS = [_variant(label, name) for label in TASKS for name in ALGORITHMS]
+VARIANTS.insert(1 + [v.label for v in VARIANTS].index("RepeatPrevious-v0_lstm"), _variant("RepeatPrevious-v0", "short"))
 
 
 def table() -> str:
-    """Mean return of the last weights over the seeds, lowest seed, and how often a run of GRPO with memory is better."""
-    found = results("memory", VARIANTS)
-    lines = ["| task | env steps | policy | seeds | mean return | lowest | gradient steps | seconds | P(lstm better) |"]
-    lines.append("|---|---|---|---|---|---|---|---|---|")
-    for task, (steps, _) in TASKS.items():
-        ours = _means(found.get(f"{task}_lstm", []))
-        for name, label in ALGORITHMS.items():
-            runs = found.get(f"{task}_{name}", [])
-            if not runs:
-                continue
-            means = _means(runs)
-            seconds = np.median([run["wall_time_s"] for run in runs])
-            better = "" if name == "lstm" or not len(ours) else f"{float(probability_of_improvement([ours], [means])):.2f}"
-            lines.append(
-                f"| {task} | {steps:,} | {label} | {len(means)} | {means.mean():.2f} | {means.min():.2f} | "
-                f"{runs[0]['gradient_steps']:,} | {seconds:.0f} | {better} |"
-            )
-    return "\n".join(lines)
-
-
-def _means(runs: list[dict[str, Any]]) -> np.ndarray:
-    return np.array([np.mean(run["final_returns"]) for run in runs])
+    """Returns of the last weights over the seeds, and how often a run of GRPO with memory is better."""
+    found, rows = results("memory", VARIANTS), []
+    for variant in VARIANTS:
+        label, name = variant.label.rsplit("_", 1)
+        runs, task = found.get(variant.label, []), TASKS[label]
+        ours, theirs = (finals(found.get(f"{label}_{other}", [])) for other in ("lstm", "recurrent-ppo"))
+        if runs:
+            means = finals(runs)
+            won = better(ours, means) if name in ("none", "recurrent-ppo") and len(ours) else ""
+            if name == "short" and len(theirs):
+                won = f"{better(means, theirs)} for this row against RecurrentPPO"
+            cells = [task.env_id, f"{task.ent_coef:g}", variant.setting, f"{len(means)}", middle(means), f"{means.min():.2f}"]
+            rows.append([*cells, f"{task.steps:,}", f"{runs[0]['gradient_steps']:,}", won])
+    return markdown(HEADS, rows)
 
 
 def draw() -> None:
-    """No picture."""
+    """No picture: the table goes into the page."""
+    write("memory", table())
 
 
 if __name__ == "__main__":

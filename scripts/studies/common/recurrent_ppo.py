@@ -1,0 +1,27 @@
+"""RecurrentPPO's policy, whose LSTM is called once for a sequence instead of once for each of its steps.
+
+sb3-contrib loops over the steps as soon as an episode starts anywhere. In an update that is always at the first step, so
+clearing the state there is the same network (``tests/test_studies_memory.py``) in a fraction of the time. Only studies of what
+is learnt use it; the speed on docs/studies/masks_and_memory.md is that of the package as it is.
+"""
+
+from __future__ import annotations
+
+import torch as th
+from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
+from torch import nn
+
+
+class WholeSequences(RecurrentActorCriticPolicy):
+    """``"MlpLstmPolicy"`` without the loop."""
+
+    @staticmethod
+    def _process_sequence(
+        features: th.Tensor, lstm_states: tuple[th.Tensor, th.Tensor], episode_starts: th.Tensor, lstm: nn.LSTM
+    ) -> tuple[th.Tensor, th.Tensor]:
+        starts = episode_starts.reshape(lstm_states[0].shape[1], -1)  # a row per sequence
+        if not bool(starts[:, 1:].any()):
+            kept = 1.0 - starts[:, :1]
+            lstm_states = (lstm_states[0] * kept, lstm_states[1] * kept)
+            episode_starts = th.zeros_like(episode_starts)
+        return RecurrentActorCriticPolicy._process_sequence(features, lstm_states, episode_starts, lstm)
