@@ -115,12 +115,12 @@ def run(part: str, variants: Sequence[Variant], seeds: Sequence[int], again: boo
     :param again: train also what there is
     """
     wanted = [(variant, seed) for seed in seeds for variant in variants]
-    done = {v.label: set() if again else records.seeds(file(part, v.label)) for v in variants}
+    done = {v.label: set() if again else {run["seed"] for run in runs_of(part, v)} for v in variants}
     missing = [(variant, seed) for variant, seed in wanted if seed not in done[variant.label]]
     print(f"{DATA / part}: {len(missing)} of {len(wanted)} runs to do{ANEW if len(missing) < len(wanted) else ''}", flush=True)
     for variant, seed in missing:
         result = train(variant, seed)
-        records.put(file(part, variant.label), result)
+        records.put(file(part, variant), result, "variant", "seed")
         mean = np.mean(result["final_returns"])
         print(f"{part} {variant.label} seed {seed}: {mean:.1f} after {result['env_steps']} steps", flush=True)
 
@@ -187,11 +187,17 @@ def main(part: str, doc: str | None, variants: Sequence[Variant], table: Callabl
     draw()
 
 
-def file(part: str, label: str) -> Path:
-    return DATA / part / f"{label}.jsonl"
+def file(part: str, variant: Variant) -> Path:
+    """Where the runs of a variant are, with those of the others on its env."""
+    return DATA / part / f"{variant.eval_env}.jsonl"
+
+
+def runs_of(part: str, variant: Variant) -> list[dict[str, Any]]:
+    """Raw results of a variant, seeds in order."""
+    return [run for run in records.read(file(part, variant)) if run["variant"] == variant.label]
 
 
 def results(part: str, variants: Sequence[Variant]) -> dict[str, list[dict[str, Any]]]:
     """Raw results of the variants that have run, seeds in order."""
-    found = {v.label: records.read(file(part, v.label)) for v in variants}
+    found = {v.label: runs_of(part, v) for v in variants}
     return {label: runs for label, runs in found.items() if runs}
