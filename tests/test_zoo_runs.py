@@ -143,6 +143,15 @@ def test_verbose_0_is_silent(tmp_path):
     assert "Traceback" not in done.stderr and (tmp_path / "grpo" / "CartPole-v1_1" / "metrics.json").exists()
 
 
+def test_a_progress_bar_that_is_asked_for_is_shown_and_so_is_the_result(tmp_path):
+    command = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), *SMALL, "--verbose", "0", "--progress"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert "100%" in done.stdout and "mean return" in done.stdout.lower()
+    assert "ep_rew_mean" not in done.stdout  # no tables
+
+
+
 def test_json_has_no_number_that_is_none():
     text = to_json({"a": float("nan"), "b": [1.0, float("inf")], "c": ({"d": -float("inf")},), "e": "NaN"})
     assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [1.0, None], "c": [{"d": None}], "e": "NaN"}

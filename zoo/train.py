@@ -203,15 +203,19 @@ def stop(signum: int, frame: Any) -> None:
 def silence(arguments: Sequence[str]) -> Iterator[None]:
     """With ``--verbose 0``, and on all ranks but 0, nothing is printed, whoever prints; errors and warnings go elsewhere.
 
+    Who asks for a progress bar with ``--verbose 0`` wants no tables, but to see the bar and what came out.
+
     :param arguments: command line
     """
     parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
     parser.add_argument("--verbose", type=int, default=1)
+    parser.add_argument("-P", "--progress", action="store_true")
     try:
-        verbose = parser.parse_known_args(list(arguments))[0].verbose
+        given = parser.parse_known_args(list(arguments))[0]
+        heard = given.verbose != 0 or given.progress
     except argparse.ArgumentError:
-        verbose = 1  # said by the real parser
-    if verbose != 0 and ranks.announced().rank == 0:
+        heard = True  # said by the real parser
+    if heard and ranks.announced().rank == 0:
         yield
         return
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
