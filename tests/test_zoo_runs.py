@@ -151,7 +151,6 @@ def test_a_progress_bar_that_is_asked_for_is_shown_and_so_is_the_result(tmp_path
     assert "ep_rew_mean" not in done.stdout  # no tables
 
 
-
 def test_json_has_no_number_that_is_none():
     text = to_json({"a": float("nan"), "b": [1.0, float("inf")], "c": ({"d": -float("inf")},), "e": "NaN"})
     assert json.loads(text, parse_constant=pytest.fail) == {"a": None, "b": [1.0, None], "c": [{"d": None}], "e": "NaN"}
