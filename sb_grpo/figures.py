@@ -160,11 +160,11 @@ def of_update(
     :param sequence_length: of a policy with a memory: all rows are looked at, in stretches as the update saw them. A row by
         itself begins from what was remembered before the update, and hides what has become of the memory since
     """
-    rows = evenly_spaced(len(batch.advantages), SAMPLE, batch.advantages.device)
     if sequence_length is not None:
         sequence = {SEQUENCE: stretches(batch.episode, sequence_length)}
         batch = batch._replace(observations=with_beside(batch.observations, sequence))
     elif objective.loss.importance_level == "step":  # episode-level ratios need all rows of an episode
+        rows = evenly_spaced(len(batch.advantages), SAMPLE, batch.advantages.device)
         batch = batch.map(lambda x: x[rows])
     policy, reference = objective.policy, objective.reference
     with objective.autocasting():

@@ -281,7 +281,7 @@ class GRPO(ResumableAlgorithm):
         rule, high = RANGES["loss_kwargs"]["clip_range_high"], loss.clip_range_high
         clip = low, low if high is None else float(at_progress("loss_kwargs: clip_range_high", rule, high, progress))
         objective = self.objective()
-        taken = self.updater(objective).run(batch, clip, prepared.rollout.task, rows_of_all)
+        taken = self.updater(objective).run(batch, clip, rows_of_all, prepared.rollout.task)
         self._n_updates += taken.n_epochs
         self._n_gradient_steps += len(taken.norms)
         result = log.of_update(objective, batch, clip, taken, self.last_figures, self._sequence_length)

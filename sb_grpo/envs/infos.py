@@ -1,4 +1,4 @@
-"""The infos of a DummyVecEnv, which copies them after every step: a third of what a light env's step costs."""
+"""The infos of a DummyVecEnv, which copies them after every step: a tenth of what a light env's step costs."""
 
 from __future__ import annotations
 

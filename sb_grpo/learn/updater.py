@@ -46,13 +46,13 @@ class Updater:
     def __init__(self, objective: Objective, gradient: PlainGradient, plan: UpdatePlan, captured: Captured) -> None:
         self.objective, self.gradient, self.plan, self.captured = objective, gradient, plan, captured
 
-    def run(self, batch: Minibatch, clip: Clip, tasks: th.Tensor | None = None, of_all: int | None = None) -> Taken:
+    def run(self, batch: Minibatch, clip: Clip, of_all: int, tasks: th.Tensor | None = None) -> Taken:
         """Pass over the rows ``n_epochs`` times.
 
         :param batch: M >= 1 rows; of several learners one may have none
         :param clip: lower and upper clip range
+        :param of_all: rows of all ranks
         :param tasks: ``[E]`` task of each episode of the rollout, for gradient surgery
-        :param of_all: rows of all ranks, where they have been counted
         :raises ValueError: for a gradient that is not finite; the weights are then what they were before
         """
         plan, norms = self.plan, list[th.Tensor]()
@@ -67,7 +67,6 @@ class Updater:
         together = batch.episode if self.objective.loss.importance_level == "episode" else None
         if plan.sequence_length is not None and together is None:
             together = stretches(batch.episode, plan.sequence_length)
-        of_all = ranks.count(len(batch.advantages)) if of_all is None else of_all
         for epoch in range(plan.n_epochs):
             epoch_norms, stopped = [], False
             for minibatch in minibatches(batch, plan.batch_size, together, of_all):
