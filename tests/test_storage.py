@@ -5,7 +5,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from tests.helpers import wait_for
+from tests.helpers import free_port, wait_for
 from zoo.tuning.study import SURPLUS, open_storage
 
 ROOT = Path(__file__).parents[1]
@@ -26,12 +25,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not PROGRAMS, reason="needs PostgreSQL: apt-get install postgresql"),
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
 
 
 @pytest.fixture(scope="module")

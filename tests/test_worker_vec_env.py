@@ -2,10 +2,15 @@
 
 import contextlib
 import os
+import secrets
+import signal
+import subprocess
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -22,7 +27,7 @@ from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.envs import ProcessVecEnv, RayVecEnv
 from sb_grpo.envs.env_batch import EPISODE_LOST
 from sb_grpo.envs.memory.t_maze import TMaze
-from tests.helpers import Fragile
+from tests.helpers import Fragile, free_port, wait_for
 
 needs_ray = pytest.mark.skipif(
     not __import__("importlib.util", fromlist=["find_spec"]).find_spec("ray"), reason="needs Ray: pip install 'sb_grpo[scale]'"
@@ -301,3 +306,47 @@ def test_a_cluster_without_room():
             RayVecEnv([Fragile] * 4, n_actors=4)
     finally:
         ray.shutdown()
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_cluster_that_was_started_by_hand_and_asks_for_a_token(tmp_path):
+    """By its address, and through Ray's client: steps, an env's own error, and a method of the env come back from both."""
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text(secrets.token_hex(32))
+    env = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")} | {"HOME": str(tmp_path)}
+    env |= {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path(__file__).parents[1])}
+    port, client = free_port(), free_port()
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus", "2", "--port", str(port)]
+    start += ["--ray-client-server-port", str(client), "--include-dashboard", "false", "--object-store-memory", "100000000"]
+    said = (tmp_path / "said").open("w")
+    head = subprocess.Popen(start, env=env, stdout=said, stderr=said, start_new_session=True)
+    try:
+        wait_for(lambda: "--block" in (tmp_path / "said").read_text())
+        assert "Token authentication is enabled" in (tmp_path / "said").read_text()
+        for address in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{client}"):
+            tried = subprocess.run(
+                [sys.executable, "-c", THROUGH_AN_ADDRESS, address], env=env, capture_output=True, text=True, timeout=120
+            )
+            assert tried.stdout.split() == ["(4,", "2)", "ZeroDivisionError", "True"], tried.stderr
+    finally:
+        os.killpg(head.pid, signal.SIGKILL)
+        head.wait()
+
+
+THROUGH_AN_ADDRESS = """
+import sys
+import numpy as np
+from sb_grpo.envs import RayVecEnv
+from tests.helpers import Fragile
+
+env = RayVecEnv([Fragile] * 4, n_actors=2, cpus_per_actor=0.5, address=sys.argv[1])
+env.reset()
+print(env.step(np.ones(4, dtype=int))[0].shape)
+try:
+    env.env_method("fail")
+except ZeroDivisionError as error:
+    print("ZeroDivisionError")
+print(env.env_method("action_masks", indices=[3])[0][0])
+env.close()
+"""

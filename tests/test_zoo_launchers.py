@@ -3,7 +3,6 @@
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.helpers import heed_ctrl_c, wait_for
+from tests.helpers import free_port, heed_ctrl_c, wait_for
 from zoo import benchmark, tune
 from zoo.benchmarking.results import read_run
 from zoo.common import cluster
@@ -231,9 +230,7 @@ def test_resources_that_cannot_be_read(text, says):
 
 
 def nobody_there() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 COMMANDS = {

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import pickle
 import socket
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -19,7 +21,10 @@ from sb_grpo.envs.worker_vec_env import WorkerDied, WorkerVecEnv
 PATIENCE_S = 5.0
 #: Seconds that actors may take to start before something is said, and then until it is given up.
 SILENT_S, START_S = 10.0, 120.0
+#: Of Ray's compiled graphs: wait as long as it takes.
+FOR_EVER = -1
 START_ONE = "start one with 'ray start --head', or give no address to use this machine alone"
+ITS_TOKEN = "if it asks for a token ('ray start' says so), copy ~/.ray/auth_token from the machine that it was started on"
 
 
 def check_answers(address: str) -> None:
@@ -37,12 +42,26 @@ def check_answers(address: str) -> None:
         raise ValueError(f"no Ray cluster answers at address {address!r} ({error}); {START_ONE}.") from error
 
 
+def bring_token() -> None:
+    """Show the cluster the token of this machine's user, if there is one, before Ray is imported.
+
+    ``ray start`` asks for it as soon as there is one, and ``ray.init`` with an address does not send it unless it is told to.
+    A cluster that asks for none does not mind.
+    """
+    there = (Path.home() / ".ray" / "auth_token").exists() or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
+    if there:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+
+
 def joined(address: str | None) -> Any:
     """The module ``ray``, in a cluster: the one that this process is in already, or that at an address, or this machine.
 
     :raises ImportError: if Ray is not installed
     :raises ValueError: if no cluster is at the address
     """
+    address = address or os.environ.get("RAY_ADDRESS") or None
+    if address:
+        bring_token()
     try:
         ray = import_module("ray")
     except ImportError as error:
@@ -50,19 +69,47 @@ def joined(address: str | None) -> Any:
     if ray.is_initialized():
         return ray
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    address = address or os.environ.get("RAY_ADDRESS") or None
     if address and address != "auto":
         check_answers(address)
     here = {} if address else {"include_dashboard": False}
     try:
         ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **here)
     except (ConnectionError, RuntimeError) as error:
-        raise ValueError(f"address {address!r}: {error}; {START_ONE}.") from error
+        raise ValueError(f"address {address!r}: {error}; {ITS_TOKEN}.") from error
     return ray
 
 
+class _Batch:
+    """What an actor is: an :class:`~sb_grpo.envs.env_batch.EnvBatch` that one thread makes and calls, as bytes.
+
+    Ray would pickle arrays and infos with the means that it has for everything, which takes ten times as long.
+    """
+
+    def __init__(self, env_fns: list[Callable[[], gym.Env]], threaded: bool) -> None:
+        self.env_fns, self.threaded = env_fns, threaded
+        self.batch: EnvBatch | None = None
+
+    def answer(self, call: bytes) -> bytes:
+        """Make a call.
+
+        :param call: method and arguments, pickled
+        :return: what it gives, pickled
+        """
+        method, args = pickle.loads(call)
+        self.batch = self.batch or EnvBatch(self.env_fns, self.threaded)
+        found = getattr(self.batch, method)(*args)
+        try:
+            return pickle.dumps(found)
+        except (pickle.PicklingError, AttributeError, TypeError):  # a class or function that has no name to be found by
+            return bytes(_cloudpickle().dumps(found))
+
+
+def _cloudpickle() -> Any:
+    return import_module("ray.cloudpickle")
+
+
 class RayVecEnv(WorkerVecEnv):
-    """Envs in the actors of a Ray cluster, for envs whose steps take milliseconds; a call costs about one.
+    """Envs in the actors of a Ray cluster, for envs whose steps take milliseconds; a call costs half of one.
 
     Works wherever SB3 takes a VecEnv; the resets take the seeds of GRPO's groups. An actor that dies, with its machine or
     alone, is replaced (:class:`~sb_grpo.envs.worker_vec_env.WorkerVecEnv`).
@@ -99,13 +146,16 @@ class RayVecEnv(WorkerVecEnv):
                 f"n_actors={n_actors} with cpus_per_actor={cpus_per_actor}: the Ray cluster has cores for {room}. Choose "
                 "fewer actors, each has several envs, or fewer cores for each."
             )
-        # Without a record of every call, which nobody reads and which costs a quarter of the time that Ray takes.
-        self._actor_class = self._ray.remote(EnvBatch).options(num_cpus=cpus_per_actor, enable_task_events=False)
+        self._actor_class = self._ray.remote(_Batch).options(num_cpus=cpus_per_actor)
+        logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)  # else a death is told three times
         self._actors: dict[int, Any] = {}
+        self._lines: dict[int, Any] = {}  #: worker -> its standing call
+        self._by_client = import_module("ray.util.client").ray.is_connected()  #: through a ``ray://``, where no call stands
         super().__init__(env_fns, n_actors, restart_workers, max_restarts)
 
     def _start(self, worker: int, env_fns: list[Callable[[], gym.Env]]) -> None:
         self._actors[worker] = self._actor_class.remote(env_fns, self.threaded)
+        self._lines.pop(worker, None)
 
     def _await_start(self) -> None:
         """An actor starts when its cores are free; if others hold them, say so, and do not wait for ever.
@@ -115,7 +165,7 @@ class RayVecEnv(WorkerVecEnv):
         ray, waiting = self._ray, [actor.__ray_ready__.remote() for actor in self._actors.values()]
         _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=SILENT_S)
         n, free = len(waiting), _free(ray)
-        if not waiting or free >= self.cpus_per_actor:  # all are there, or it is their envs that take so long to make
+        if not waiting or free >= self.cpus_per_actor:  # all are there, or still starting
             return
         have = f"{n} of {len(self._actors)} Ray actors wait for cores: of the cluster's, {free:g} are free, and each asks for"
         have = f"{have} cpus_per_actor={self.cpus_per_actor:g}"
@@ -129,18 +179,44 @@ class RayVecEnv(WorkerVecEnv):
                 "steps several envs, or fewer cpus_per_actor (fractions share a core)."
             )
 
+    def _line(self, worker: int) -> Any:
+        """A call that stands: a graph of one node, compiled, so that what is sent goes through memory that both sides share.
+        A task of Ray's own takes three times as long."""
+        if worker not in self._lines:
+            with import_module("ray.dag").InputNode() as call:
+                self._lines[worker] = self._actors[worker].answer.bind(call).experimental_compile()
+        return self._lines[worker]
+
     def _ask(self, worker: int, method: str, *args: Any) -> Any:
-        return getattr(self._actors[worker], method).remote(*args)
+        dumps = pickle.dumps if method == "step" else _cloudpickle().dumps  # a step sends an array, others anything
+        call = dumps((method, args))
+        try:
+            return worker, self._actors[worker].answer.remote(call) if self._by_client else self._line(worker).execute(call)
+        except self._ray.exceptions.RayError as error:
+            return worker, error  # which will not answer
 
     def _answer(self, ticket: Any) -> Any:
+        worker, answer = ticket
         try:
-            return self._ray.get(ticket)
+            if isinstance(answer, Exception):
+                raise answer
+            return pickle.loads(self._ray.get(answer, timeout=None if self._by_client else FOR_EVER))
         except self._ray.exceptions.RayTaskError:
             raise  # of the env
         except self._ray.exceptions.RayError as error:
-            raise WorkerDied(f"{type(error).__name__}, {str(error).strip().splitlines()[-1].strip()}") from error
+            raise WorkerDied(self._cause(worker, error)) from error
+
+    def _cause(self, worker: int, error: Exception) -> str:
+        """What has become of an actor; the error of its line says no more than that it is closed."""
+        try:
+            self._ray.get(self._actors[worker].__ray_ready__.remote(), timeout=PATIENCE_S)
+        except self._ray.exceptions.RayError as said:
+            error = said
+        return f"{type(error).__name__}, {str(error).strip().splitlines()[-1].strip()}"
 
     def _stop(self, worker: int) -> None:
+        if worker in self._lines:
+            self._lines[worker].teardown(kill_actors=True)
         self._ray.kill(self._actors[worker])
 
     def _name(self, worker: int) -> str:

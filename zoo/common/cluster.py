@@ -10,7 +10,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from sb_grpo.envs.ray_vec_env import START_ONE, check_answers
+from sb_grpo.envs.ray_vec_env import ITS_TOKEN, bring_token, check_answers
 
 from ..common.command_line import BadInput, Parser, did_you_mean
 
@@ -151,14 +151,16 @@ def connect_ray(launch: Launch, said: bool = False) -> Any:
     :raises BadInput: if there is no such cluster, or no machine in it has the resources
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray: Any = import_module("ray")
     address = launch.address
+    if address:
+        bring_token()
+    ray: Any = import_module("ray")
     quiet = {"logging_level": logging.ERROR, "log_to_driver": said}
     here = {} if address else {"include_dashboard": False}
     try:
         ray.init(address=address or "local", **quiet, **here)
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise BadInput(f"--ray-address {address}: {error}; {START_ONE}.") from error
+        raise BadInput(f"--ray-address {address}: {error}; {ITS_TOKEN}.") from error
     try:
         _check_room(ray.nodes(), launch.resources)
     except BadInput:
