@@ -101,15 +101,17 @@ def own_callbacks(callback: Any) -> Any:
     return callback
 
 
-def all_episodes(before: list[dict[str, Any]], now: deque[dict[str, Any]]) -> deque[dict[str, Any]]:
-    """What SB3's statistics look at, with the episodes that have ended on all ranks.
+def seen_by_all(before: list[dict[str, Any]], now: deque[dict[str, Any]], steps: int) -> tuple[deque[dict[str, Any]], int]:
+    """What SB3's statistics look at, with the episodes that have ended on all ranks, and the steps of all.
 
-    :param before: that all ranks knew
+    :param before: episodes that all ranks knew
     :param now: the same, and those that have ended here since
+    :param steps: that were taken here
     """
     known = {id(episode) for episode in before}
     own = [{"r": float(e["r"]), "l": int(e["l"])} for e in now if id(e) not in known]
-    return deque([*before, *(episode for part in ranks.gathered(own) for episode in part)], now.maxlen)
+    parts = ranks.gathered((own, steps))
+    return deque([*before, *(episode for part, _ in parts for episode in part)], now.maxlen), sum(n for _, n in parts)
 
 
 class SharedStatistics:

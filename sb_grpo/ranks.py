@@ -127,9 +127,14 @@ def totals(*parts: th.Tensor) -> list[th.Tensor]:
     return [sums.view_as(part) for sums, part in zip(th.split(flat, [part.numel() for part in parts]), parts, strict=True)]
 
 
+def counts(*numbers: int) -> list[int]:
+    """Sums over the ranks of several numbers, in one reduction."""
+    return [*numbers] if _place.n == 1 else total(th.tensor(numbers)).tolist()  # type: ignore[no-any-return]
+
+
 def count(n: int) -> int:
     """Sum over the ranks of a number."""
-    return n if _place.n == 1 else int(total(th.tensor(n)))
+    return counts(n)[0]
 
 
 def largest(x: Number) -> Number:

@@ -180,10 +180,11 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         n = ranks.place().n
         if n == 1:
             return
-        self.num_timesteps = steps_before + ranks.count((self.num_timesteps - steps_before) // n)
         self.shared_statistics.merge()
         assert self.ep_info_buffer is not None
-        self.ep_info_buffer = learners.all_episodes(episodes_before, self.ep_info_buffer)
+        steps = (self.num_timesteps - steps_before) // n
+        self.ep_info_buffer, steps = learners.seen_by_all(episodes_before, self.ep_info_buffer, steps)
+        self.num_timesteps = steps_before + steps
 
     def _queue_new_groups(self) -> None:
         """The next reset of the env begins groups that no episode has met; what waited for the old ones is dropped."""

@@ -85,7 +85,7 @@ class Horizons(nn.Module):
             for (signal, horizon), values, final_values in zip(columns, predicted.T, predicted_final.T, strict=True)
         ]
         target = th.stack(residuals, dim=1) + predicted
-        rows = evenly_spaced_steps(rollout, self.fit_rows)
+        rows = evenly_spaced_steps(rollout, self.fit_rows, ranks.count(len(rollout.t)))
         self.phi.normalizer.update(x[rows])
         phi = self.phi(x[rows])
         gram, moment = ranks.total(phi.T @ phi), ranks.total(phi.T @ target[rows])

@@ -124,7 +124,8 @@ class StateBaseline(nn.Module):
         """
         x, x_final = self._inputs(rollout, options, features, final_features)
         first = bool(self.phi.normalizer.count == 0)
-        rows = evenly_spaced_steps(rollout, self.fit_rows)
+        n_steps, n_episodes = ranks.counts(len(rollout.t), len(rollout.group))
+        rows = evenly_spaced_steps(rollout, self.fit_rows, n_steps)
         x_fit = x[rows]
         if first:
             self._begin(x_fit, rewards_to_go(rollout, options.gamma)[rows])
@@ -145,7 +146,7 @@ class StateBaseline(nn.Module):
             return residuals, values[:, 0], target
         phi_final, own_values = self.phi(x_final), values[:, 0]
         gram = None
-        if self.folds > 1 and ranks.count(len(rollout.group)) > 1 and not first:
+        if self.folds > 1 and n_episodes > 1 and not first:
             fold = self._folds(rollout)
             weights, gram = self._cross_fitted(phi, fold[rollout.episode], target, before)
             values, final_values = phi @ weights, phi_final @ weights

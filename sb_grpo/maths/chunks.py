@@ -45,15 +45,15 @@ def evenly_spaced(n: int, at_most: int, device: th.device) -> th.Tensor | slice:
     return th.arange(at_most, device=device) * n // at_most
 
 
-def evenly_spaced_steps(rollout: Rollout, at_most: int) -> th.Tensor | slice:
+def evenly_spaced_steps(rollout: Rollout, at_most: int, of_all: int) -> th.Tensor | slice:
     """As :func:`evenly_spaced`, of the steps of all ranks together: an index of those that are this rank's.
 
     :param rollout: M steps, its episodes in the order of their groups
+    :param of_all: steps of all ranks
     """
     n, place = len(rollout.t), ranks.place()
     if place.n == 1:
         return evenly_spaced(n, at_most, rollout.t.device)
-    of_all = ranks.count(n)
     if of_all <= at_most:
         return slice(None)
     _, lengths = th.unique_consecutive(rollout.episode, return_counts=True)

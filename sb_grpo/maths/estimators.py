@@ -10,13 +10,13 @@ Decided here once: standard deviations are population ones (DeepSeekMath's std o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch as th
 
 from sb_grpo import ranks
 from sb_grpo.maths.returns import episode_returns, rewards_to_go
-from sb_grpo.maths.segments import Total, own, segment_mean, segment_median, segment_std, segment_sum
+from sb_grpo.maths.segments import Total, own, segment_mean, segment_means, segment_median, segment_std, segment_sum
 from sb_grpo.types import AdvantageOptions, Rollout
 
 SPREAD_TOLERANCE = 1e-5
@@ -55,6 +55,7 @@ def scale(
     normalize: str,
     tolerance: float = SPREAD_TOLERANCE,
     total: Total = own,
+    known: Sequence[th.Tensor] | None = None,
 ) -> th.Tensor:
     """Divide by the spread, and set to 0 what belongs to a group without spread.
 
@@ -66,10 +67,12 @@ def scale(
     :param normalize: ``"group"``, ``"batch"`` or ``"none"``
     :param tolerance: a spread below this share of the root mean square of ``size_of`` is none
     :param total: of sums over the ranks, where groups lie on several
+    :param known: ``[n_groups]`` means of ``spread_of`` and of the squares of ``size_of``, if they have been asked for
     :return: ``[K]``
     """
-    spread = segment_std(spread_of, group, n_groups, total)
-    alive = (spread > tolerance * segment_mean(size_of.square(), group, n_groups, total).sqrt())[group]
+    mean, mean_square = known or segment_means((spread_of, size_of.square()), group, n_groups, total)
+    spread = segment_std(spread_of, group, n_groups, total, mean)
+    alive = (spread > tolerance * mean_square.sqrt())[group]
     tiny = th.finfo(spread.dtype).tiny
     if normalize == "group":
         centred = centred / spread[group].clamp(min=tiny)
@@ -157,10 +160,11 @@ def centre_and_scale(advantages: th.Tensor, targets: th.Tensor, rollout: Rollout
     row_group, n, total = rollout.group[rollout.episode], rollout.n_groups, own
     if options.normalize == "batch":
         row_group, n, total = th.zeros_like(row_group), 1, ranks.total
-    centred = advantages - segment_mean(advantages, row_group, n, total)[row_group]
+    means = segment_means((advantages, targets.square()), row_group, n, total)
+    centred = advantages - means[0][row_group]
     one_over_horizon = max(1.0 - options.gamma, 1.0 / rollout.max_length)
     tolerance = RESIDUAL_TOLERANCE * min(1.0, LONGEST_HORIZON * one_over_horizon)
-    return scale(centred, advantages, targets, row_group, n, "group", tolerance, total)
+    return scale(centred, advantages, targets, row_group, n, "group", tolerance, total, means)
 
 
 def to_one_scale(advantages: th.Tensor, label: th.Tensor, n: int) -> th.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch as th
 
@@ -31,15 +31,24 @@ def segment_mean(values: th.Tensor, segment: th.Tensor, n: int, total: Total = o
 
     :param total: of sums over the ranks
     """
-    sums = segment_sum(values, segment, n), segment_sum(th.ones_like(values), segment, n)
-    whole, count = total(th.stack(sums)).unbind(0)
-    return whole / count.clamp_(min=1.0)
+    return segment_means((values,), segment, n, total)[0]
 
 
-def segment_std(values: th.Tensor, segment: th.Tensor, n: int, total: Total = own) -> th.Tensor:
-    """Population standard deviation per segment; arguments as in :func:`segment_mean`."""
-    centred = values - segment_mean(values, segment, n, total)[segment]
-    return segment_mean(centred.square(), segment, n, total).sqrt()
+def segment_means(columns: Sequence[th.Tensor], segment: th.Tensor, n: int, total: Total = own) -> tuple[th.Tensor, ...]:
+    """:func:`segment_mean` of several columns of one type, in one sum over the ranks."""
+    sums = [segment_sum(values, segment, n) for values in (*columns, th.ones_like(columns[0]))]
+    *wholes, count = total(th.stack(sums)).unbind(0)
+    count.clamp_(min=1.0)
+    return tuple(whole / count for whole in wholes)
+
+
+def segment_std(values: th.Tensor, segment: th.Tensor, n: int, total: Total = own, mean: th.Tensor | None = None) -> th.Tensor:
+    """Population standard deviation per segment; arguments as in :func:`segment_mean`.
+
+    :param mean: ``[n]``, where it is known
+    """
+    mean = segment_mean(values, segment, n, total) if mean is None else mean
+    return segment_mean((values - mean[segment]).square(), segment, n, total).sqrt()
 
 
 def segment_median(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:
