@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -129,15 +130,31 @@ def test_verdicts_say_what_is_not_reached(study: Study) -> None:
     assert found[2] == ("0.75 of them on 1 tasks, not kept on 1 of 2", False)
     assert found[3][0].startswith("0.75 [") and found[3][1]
     assert found[4] == ("1.00 [1.00, 1.00] on 1 of 2 tasks", True)  # tuned PPO has not run on the motor
-    assert found[5][0].startswith("0.50 [") and found[5][1] is False
-    assert found[6] == ("at most 0.40%, all tasks", True)
+    assert found[5] == ("not run yet", None)
+    assert found[6][0].startswith("0.50 [") and found[6][1] is False
+    assert found[7] == ("at most 0.40%, all tasks", True)
+
+
+def test_both_searched(study: Study) -> None:
+    """Compared where both have run; of nine pairs of runs GRPO wins six and ties none."""
+    assert tables.searched_table(study) == "Not run yet."
+    for task, scores in (("A-v0", (4.0, 5.5, 7.0)), ("MotorSpeed-v0", (1.0, 1.0, 1.0))):
+        runs = [run(task, "grpo-paired", seed) for seed in range(3)]
+        study.runs[task]["grpo-tuned"] = [replace(r, final_returns=np.full(4, x)) for r, x in zip(runs, scores, strict=True)]
+    assert study.with_both_searched() == ["A-v0"]
+    (row, overall) = tables.searched_table(study).splitlines()[2:]
+    assert row.startswith("| `A-v0` | 5.5 [") and "| 5.0 [" in row and "| 0.67 [" in row
+    assert overall.startswith("| all of them |  |  |  | 0.67 [")
+    found = [(v.wanted, v.found) for v in verdicts(study, rows(study, RULES), VARIANCE)]
+    assert found[5][0].endswith("both searched") and found[5][1].startswith("0.67 [")
+    assert "grpo-tuned" not in tables.ablation_table(study)
 
 
 def test_verdicts_where_all_but_the_number_of_tasks_is_reached(study: Study) -> None:
     only = Study({"A-v0": study.runs["A-v0"]})
     (a,) = rows(only, RULES)
     found = [v.reached for v in verdicts(only, [a._replace(share=0.5)], VARIANCE)]
-    assert found == [False, True, True, True, True, True, True]
+    assert found == [False, True, True, True, True, None, True, True]
 
 
 def test_verdicts_hold_so_far_until_all_has_run(study: Study) -> None:

@@ -46,6 +46,7 @@ def page(study: Study, found: Sequence[Row], rules: Measured, variance: Measured
         "## Final returns", texts["final"], tables.final_table(study),
         "## Against PPO, task by task", texts["details"], tables.details_table(found),
         "## Probability of improvement", texts["improvement"], tables.improvement_table(study),
+        "## Both searched", texts["searched"], tables.searched_table(study),
         "## One change at a time", tables.ablation_table(study),
         "## What pairing takes out", texts["variance"], tables.variance_table(variance),
         "## What it costs", texts["cost"], tables.cost_table(study),

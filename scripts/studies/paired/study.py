@@ -16,6 +16,8 @@ from zoo.comparing.statistics import interval, iqm, probability_of_improvement, 
 RUNS = DATA / "paired"
 PAIRED, STATE, TUNED, CONTROL = "grpo-paired", "grpo-state", "ppo-tuned", "ppo-grpo-settings"
 CRITICS = (TUNED, CONTROL)
+#: Pairing with settings that were searched as those of tuned PPO.
+SEARCHED = "grpo-tuned"
 MAIN = (PAIRED, STATE, *CRITICS)
 #: Seeds per task and label that the protocol asks for.
 FULL = 10
@@ -39,6 +41,10 @@ class Study(NamedTuple):
     def with_label(self, label: str) -> list[str]:
         """Tasks that a label has run on."""
         return [task for task, of in self.runs.items() if label in of]
+
+    def with_both_searched(self) -> list[str]:
+        """Tasks on which both algorithms have run with settings that were searched."""
+        return [task for task in self.with_label(SEARCHED) if TUNED in self.runs[task]]
 
     def complete(self) -> bool:
         """Whether each of the four main labels has all seeds on every task."""
@@ -87,18 +93,22 @@ def level(study: Study, task: str, label: str) -> Estimate:
     return Estimate(float(iqm(scores)), *_bounds(interval(iqm, scores)))
 
 
-def difference(study: Study, task: str, label: str) -> Estimate:
-    """By how much pairing ends above a label."""
-    ours, theirs = [study.scores(task, PAIRED)], [study.scores(task, label)]
+def difference(study: Study, task: str, label: str, of: str = PAIRED) -> Estimate:
+    """By how much pairing ends above a label.
+
+    :param of: the label that stands for pairing
+    """
+    ours, theirs = [study.scores(task, of)], [study.scores(task, label)]
     return Estimate(float(iqm(ours) - iqm(theirs)), *_bounds(interval(lambda a, b: iqm(a) - iqm(b), ours, theirs)))
 
 
-def improvement(study: Study, tasks: Sequence[str], label: str) -> Estimate:
+def improvement(study: Study, tasks: Sequence[str], label: str, of: str = PAIRED) -> Estimate:
     """Probability that a run with pairs is better than one of a label, mean over tasks.
 
-    :param tasks: at least one, all with runs of the label
+    :param tasks: at least one, all with runs of both labels
+    :param of: the label that stands for pairing
     """
-    ours, theirs = ([study.scores(task, x) for task in tasks] for x in (PAIRED, label))
+    ours, theirs = ([study.scores(task, x) for task in tasks] for x in (of, label))
     bounds = _bounds(interval(probability_of_improvement, ours, theirs))
     return Estimate(float(probability_of_improvement(ours, theirs)), *bounds)
 

@@ -12,10 +12,13 @@ from scripts.studies.paired.study import (
     FULL,
     MAIN,
     PAIRED,
+    SEARCHED,
     STATE,
+    TUNED,
     Estimate,
     Row,
     Study,
+    difference,
     geometric_mean,
     improvement,
     level,
@@ -62,7 +65,7 @@ def verdict_table(found: Sequence[Verdict], complete: bool, unmeasured: Sequence
 def seeds_table(study: Study) -> str:
     """What has run."""
     lines = []
-    for label in dict.fromkeys([*(x for x in MAIN if study.with_label(x)), *_changes(study)]):
+    for label in [*(x for x in (*MAIN, SEARCHED) if study.with_label(x)), *_changes(study)]:
         counts = [len(study.runs[task][label]) for task in study.with_label(label)]
         lines.append([label, f"{len(counts)} of {len(study.runs)}", f"{_span(counts)} of {FULL}"])
     return table(["label", "tasks", "seeds"], lines)
@@ -106,6 +109,18 @@ def improvement_table(study: Study) -> str:
              for task in study.runs]  # fmt: skip
     overall = [_improvement(study, study.with_label(x), x) for x in labels]
     return table(["task", *(f"over {label}" for label in labels)], [*lines, ["all that have it", *overall]])
+
+
+def searched_table(study: Study) -> str:
+    """Both algorithms with settings that were searched by the same effort."""
+    tasks = study.with_both_searched()
+    if not tasks:
+        return "Not run yet."
+    lines = [[f"`{task}`", *(_cell(study, task, label) for label in (SEARCHED, TUNED)),
+              with_bounds(difference(study, task, TUNED, SEARCHED)),
+              with_bounds(improvement(study, [task], TUNED, SEARCHED), share)] for task in tasks]  # fmt: skip
+    overall = ["all of them", "", "", "", with_bounds(improvement(study, tasks, TUNED, SEARCHED), share)]
+    return table(["task", SEARCHED, TUNED, "difference of IQMs", "a run is better"], [*lines, overall])
 
 
 def cost_table(study: Study) -> str:
@@ -159,7 +174,7 @@ def _span(counts: Sequence[int]) -> str:
 
 def _changes(study: Study) -> list[str]:
     """Labels of one change each, in the order in which they are found."""
-    return list(dict.fromkeys(label for of in study.runs.values() for label in of if label not in MAIN))
+    return list(dict.fromkeys(label for of in study.runs.values() for label in of if label not in (*MAIN, SEARCHED)))
 
 
 def _cell(study: Study, task: str, label: str) -> str:

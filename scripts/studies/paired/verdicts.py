@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sb_grpo.envs.third_party import INVENTORY, MOTORS
-from scripts.studies.paired.study import CONTROL, TUNED, Row, Study, gap_closed, geometric_mean, improvement
+from scripts.studies.paired.study import CONTROL, PAIRED, SEARCHED, TUNED, Row, Study, gap_closed, geometric_mean, improvement
 
 #: The bar, as it was set before the study.
 TASKS, BY_OTHERS, SHARE, CLOSED, BETTER, COST = 6, 2, 0.5, 0.5, 0.9, 0.03
@@ -36,8 +36,9 @@ def verdicts(study: Study, rows: Sequence[Row], variance: dict[str, dict[str, An
         Verdict("above PPO with its interval on every task", f"{len(above)} of {len(rows)}", len(above) == len(rows)),
         _sooner(rows),
         _gap(study, rows),
-        _better(study, TUNED, "tuned PPO"),
-        _better(study, CONTROL, "PPO with the same settings"),
+        _better(study, TUNED, "tuned PPO", study.with_label(TUNED)),
+        _better(study, TUNED, "tuned PPO", study.with_both_searched(), SEARCHED, ", both searched"),
+        _better(study, CONTROL, "PPO with the same settings", study.with_label(CONTROL)),
         Verdict(f"under {COST:.0%} of an iteration", f"at most {cost:.2%}, all tasks", cost < COST),
     ]  # fmt: skip
 
@@ -61,10 +62,10 @@ def _gap(study: Study, rows: Sequence[Row]) -> Verdict:
     return Verdict(wanted, f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}] on {tasks} tasks", found.value >= CLOSED)
 
 
-def _better(study: Study, label: str, name: str) -> Verdict:
-    wanted, tasks = f"probability of improvement over {name} at least {BETTER}", study.with_label(label)
+def _better(study: Study, label: str, name: str, tasks: Sequence[str], of: str = PAIRED, how: str = "") -> Verdict:
+    wanted = f"probability of improvement over {name} at least {BETTER}{how}"
     if not tasks:
         return Verdict(wanted, "not run yet", None)
-    p = improvement(study, tasks, label)
+    p = improvement(study, tasks, label, of)
     words = f"{p.value:.2f} [{p.low:.2f}, {p.high:.2f}] on {len(tasks)} of {len(study.runs)} tasks"
     return Verdict(wanted, words, p.value >= BETTER)
