@@ -141,7 +141,7 @@ def test_both_searched(study: Study) -> None:
     for task, scores in (("A-v0", (4.0, 5.5, 7.0)), ("MotorSpeed-v0", (1.0, 1.0, 1.0))):
         runs = [run(task, "grpo-paired", seed) for seed in range(3)]
         study.runs[task]["grpo-tuned"] = [replace(r, final_returns=np.full(4, x)) for r, x in zip(runs, scores, strict=True)]
-    assert study.with_both_searched() == ["A-v0"]
+    assert study.with_label("grpo-tuned", "ppo-tuned") == ["A-v0"]
     (row, overall) = tables.searched_table(study).splitlines()[2:]
     assert row.startswith("| `A-v0` | 5.5 [") and "| 5.0 [" in row and "| 0.67 [" in row
     assert overall.startswith("| all of them |  |  |  | 0.67 [")

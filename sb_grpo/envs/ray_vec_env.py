@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import gymnasium as gym
 
 from sb_grpo.envs.env_batch import EnvBatch
@@ -42,15 +43,30 @@ def check_answers(address: str) -> None:
         raise ValueError(f"no Ray cluster answers at address {address!r} ({error}); {START_ONE}.") from error
 
 
-def bring_token() -> None:
-    """Show the cluster the token of this machine's user, if there is one, before Ray is imported.
+def imported(address: str | None) -> Any:
+    """The module ``ray``, told to show a cluster the token of this machine's user, if there is one.
 
-    ``ray start`` asks for it as soon as there is one, and ``ray.init`` with an address does not send it unless it is told to.
-    A cluster that asks for none does not mind.
+    ``ray start`` asks for it as soon as there is one, and ``ray.init`` with an address does not send it unless it is told to,
+    before the import. A cluster that asks for none does not mind.
+
+    :param address: of a cluster; None: this machine will be one
+    :raises ImportError: if Ray is not installed
     """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     there = (Path.home() / ".ray" / "auth_token").exists() or {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & os.environ.keys()
-    if there:
+    if address and there:
         os.environ.setdefault("RAY_AUTH_MODE", "token")
+    return import_module("ray")
+
+
+def enter(ray: Any, address: str | None, said: bool = False) -> None:
+    """Join a cluster, or start one on this machine that ends with this process.
+
+    :param address: of the cluster; None: start one
+    :param said: show here what its processes print
+    """
+    here = {} if address else {"include_dashboard": False}
+    ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=said, **here)
 
 
 def joined(address: str | None) -> Any:
@@ -60,20 +76,16 @@ def joined(address: str | None) -> Any:
     :raises ValueError: if no cluster is at the address
     """
     address = address or os.environ.get("RAY_ADDRESS") or None
-    if address:
-        bring_token()
     try:
-        ray = import_module("ray")
+        ray = imported(address)
     except ImportError as error:
         raise ImportError("RayVecEnv needs Ray. Install it: pip install 'sb_grpo[scale]'") from error
     if ray.is_initialized():
         return ray
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if address and address != "auto":
         check_answers(address)
-    here = {} if address else {"include_dashboard": False}
     try:
-        ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **here)
+        enter(ray, address)
     except (ConnectionError, RuntimeError) as error:
         raise ValueError(f"address {address!r}: {error}; {ITS_TOKEN}.") from error
     return ray
@@ -101,11 +113,7 @@ class _Batch:
         try:
             return pickle.dumps(found)
         except (pickle.PicklingError, AttributeError, TypeError):  # a class or function that has no name to be found by
-            return bytes(_cloudpickle().dumps(found))
-
-
-def _cloudpickle() -> Any:
-    return import_module("ray.cloudpickle")
+            return bytes(cloudpickle.dumps(found))
 
 
 class RayVecEnv(WorkerVecEnv):
@@ -155,7 +163,6 @@ class RayVecEnv(WorkerVecEnv):
 
     def _start(self, worker: int, env_fns: list[Callable[[], gym.Env]]) -> None:
         self._actors[worker] = self._actor_class.remote(env_fns, self.threaded)
-        self._lines.pop(worker, None)
 
     def _await_start(self) -> None:
         """An actor starts when its cores are free; if others hold them, say so, and do not wait for ever.
@@ -188,7 +195,7 @@ class RayVecEnv(WorkerVecEnv):
         return self._lines[worker]
 
     def _ask(self, worker: int, method: str, *args: Any) -> Any:
-        dumps = pickle.dumps if method == "step" else _cloudpickle().dumps  # a step sends an array, others anything
+        dumps = pickle.dumps if method == "step" else cloudpickle.dumps  # a step sends an array, others anything
         call = dumps((method, args))
         try:
             return worker, self._actors[worker].answer.remote(call) if self._by_client else self._line(worker).execute(call)
@@ -216,7 +223,7 @@ class RayVecEnv(WorkerVecEnv):
 
     def _stop(self, worker: int) -> None:
         if worker in self._lines:
-            self._lines[worker].teardown(kill_actors=True)
+            self._lines.pop(worker).teardown(kill_actors=True)
         self._ray.kill(self._actors[worker])
 
     def _name(self, worker: int) -> str:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
-from sb_grpo.envs.ray_vec_env import ITS_TOKEN, bring_token, check_answers
+from sb_grpo.envs.ray_vec_env import ITS_TOKEN, check_answers, enter, imported
 
 from ..common.command_line import BadInput, Parser, did_you_mean
 
@@ -150,15 +148,10 @@ def connect_ray(launch: Launch, said: bool = False) -> Any:
     :return: the module ``ray``
     :raises BadInput: if there is no such cluster, or no machine in it has the resources
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     address = launch.address
-    if address:
-        bring_token()
-    ray: Any = import_module("ray")
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": said}
-    here = {} if address else {"include_dashboard": False}
+    ray = imported(address)
     try:
-        ray.init(address=address or "local", **quiet, **here)
+        enter(ray, address, said)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise BadInput(f"--ray-address {address}: {error}; {ITS_TOKEN}.") from error
     try:

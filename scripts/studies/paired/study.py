@@ -19,6 +19,8 @@ CRITICS = (TUNED, CONTROL)
 #: Pairing with settings that were searched as those of tuned PPO.
 SEARCHED = "grpo-tuned"
 MAIN = (PAIRED, STATE, *CRITICS)
+#: All that are no change of one thing.
+WHOLE = (*MAIN, SEARCHED)
 #: Seeds per task and label that the protocol asks for.
 FULL = 10
 #: A level is kept where the mean over so many checkpoints in a row is at or above it: one alone is noisy.
@@ -38,13 +40,9 @@ class Study(NamedTuple):
         """``[C]`` IQM over seeds of each checkpoint."""
         return iqm([np.array([run.curve for run in self.runs[task][label]]).T])
 
-    def with_label(self, label: str) -> list[str]:
-        """Tasks that a label has run on."""
-        return [task for task, of in self.runs.items() if label in of]
-
-    def with_both_searched(self) -> list[str]:
-        """Tasks on which both algorithms have run with settings that were searched."""
-        return [task for task in self.with_label(SEARCHED) if TUNED in self.runs[task]]
+    def with_label(self, *labels: str) -> list[str]:
+        """Tasks that a label has run on, or all of several."""
+        return [task for task, of in self.runs.items() if of.keys() >= {*labels}]
 
     def complete(self) -> bool:
         """Whether each of the four main labels has all seeds on every task."""

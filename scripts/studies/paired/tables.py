@@ -15,6 +15,7 @@ from scripts.studies.paired.study import (
     SEARCHED,
     STATE,
     TUNED,
+    WHOLE,
     Estimate,
     Row,
     Study,
@@ -65,7 +66,7 @@ def verdict_table(found: Sequence[Verdict], complete: bool, unmeasured: Sequence
 def seeds_table(study: Study) -> str:
     """What has run."""
     lines = []
-    for label in [*(x for x in (*MAIN, SEARCHED) if study.with_label(x)), *_changes(study)]:
+    for label in [*(x for x in WHOLE if study.with_label(x)), *_changes(study)]:
         counts = [len(study.runs[task][label]) for task in study.with_label(label)]
         lines.append([label, f"{len(counts)} of {len(study.runs)}", f"{_span(counts)} of {FULL}"])
     return table(["label", "tasks", "seeds"], lines)
@@ -113,7 +114,7 @@ def improvement_table(study: Study) -> str:
 
 def searched_table(study: Study) -> str:
     """Both algorithms with settings that were searched by the same effort."""
-    tasks = study.with_both_searched()
+    tasks = study.with_label(SEARCHED, TUNED)
     if not tasks:
         return "Not run yet."
     lines = [[f"`{task}`", *(_cell(study, task, label) for label in (SEARCHED, TUNED)),
@@ -174,7 +175,7 @@ def _span(counts: Sequence[int]) -> str:
 
 def _changes(study: Study) -> list[str]:
     """Labels of one change each, in the order in which they are found."""
-    return list(dict.fromkeys(label for of in study.runs.values() for label in of if label not in (*MAIN, SEARCHED)))
+    return list(dict.fromkeys(label for of in study.runs.values() for label in of if label not in WHOLE))
 
 
 def _cell(study: Study, task: str, label: str) -> str:

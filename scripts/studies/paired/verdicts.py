@@ -36,9 +36,9 @@ def verdicts(study: Study, rows: Sequence[Row], variance: dict[str, dict[str, An
         Verdict("above PPO with its interval on every task", f"{len(above)} of {len(rows)}", len(above) == len(rows)),
         _sooner(rows),
         _gap(study, rows),
-        _better(study, TUNED, "tuned PPO", study.with_label(TUNED)),
-        _better(study, TUNED, "tuned PPO", study.with_both_searched(), SEARCHED, ", both searched"),
-        _better(study, CONTROL, "PPO with the same settings", study.with_label(CONTROL)),
+        _better(study, TUNED, "tuned PPO"),
+        _better(study, TUNED, "tuned PPO", SEARCHED, ", both searched"),
+        _better(study, CONTROL, "PPO with the same settings"),
         Verdict(f"under {COST:.0%} of an iteration", f"at most {cost:.2%}, all tasks", cost < COST),
     ]  # fmt: skip
 
@@ -62,8 +62,8 @@ def _gap(study: Study, rows: Sequence[Row]) -> Verdict:
     return Verdict(wanted, f"{found.value:.2f} [{found.low:.2f}, {found.high:.2f}] on {tasks} tasks", found.value >= CLOSED)
 
 
-def _better(study: Study, label: str, name: str, tasks: Sequence[str], of: str = PAIRED, how: str = "") -> Verdict:
-    wanted = f"probability of improvement over {name} at least {BETTER}{how}"
+def _better(study: Study, label: str, name: str, of: str = PAIRED, how: str = "") -> Verdict:
+    wanted, tasks = f"probability of improvement over {name} at least {BETTER}{how}", study.with_label(of, label)
     if not tasks:
         return Verdict(wanted, "not run yet", None)
     p = improvement(study, tasks, label, of)
