@@ -297,6 +297,27 @@ def test_where_settings_come_from(tmp_path):
     assert variant.hyperparams == {"learning_rate": 0.001, "policy": "CnnPolicy"}
 
 
+def test_a_changed_key_of_a_mapping_leaves_the_entrys_other_keys(tmp_path):
+    """The lander's entry has a memory; a variant that only takes the pairs away must not take that too. null takes it all."""
+    (tmp_path / "v.yml").write_text(
+        "a: {algo: grpo, hyperparams: {advantage_kwargs: {paired: false}}}\nb: {algo: grpo, hyperparams: {advantage_kwargs: null}}"
+    )
+    changed, dropped = read_variants(tmp_path / "v.yml", [])
+    assert settings_for(changed, "WindyLunarLander-v3")[0]["advantage_kwargs"] == {"memory": 0.5, "paired": False}
+    assert settings_for(changed, "CartPole-v1")[0]["advantage_kwargs"] == {"paired": False}
+    assert settings_for(dropped, "WindyLunarLander-v3")[0]["advantage_kwargs"] is None
+
+
+def test_pairs_as_the_default_are_the_studys_settings_with_pairs():
+    control = {v.label: v for v in read_variants(ROOT / "zoo" / "variants" / "critic_free.yml", [])}
+    paired = {v.label: v for v in read_variants(ROOT / "zoo" / "variants" / "paired_default.yml", [])}
+    for env in ("CartPole-v1", "LunarLander-v3", "Swimmer-v5", "Walker2d-v5"):
+        for with_pairs, without in (("entry-paired", "grpo-state"), ("defaults-paired", "grpo-defaults")):
+            ours, theirs = settings_for(paired[with_pairs], env)[0], settings_for(control[without], env)[0]
+            assert ours["advantage_kwargs"].pop("paired") is True
+            assert {"advantage": "state"} | ours == {"advantage": "state", "advantage_kwargs": {}} | theirs, (env, with_pairs)
+
+
 def test_the_studys_variants_have_settings_everywhere():
     envs = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCarContinuous-v0", "LunarLander-v3",
             "LunarLanderContinuous-v3", "Hopper-v5", "Walker2d-v5", "HalfCheetah-v5", "Swimmer-v5"]  # fmt: skip
