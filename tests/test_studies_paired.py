@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import yaml
 
 from scripts.studies.paired import tables
+from scripts.studies.paired.default import Default, default
 from scripts.studies.paired.page import MARKS, PAGE, TEXTS, USERS, make, page, users_page
 from scripts.studies.paired.pictures import draw_curves, draw_lead
 from scripts.studies.paired.study import (
@@ -44,7 +46,7 @@ VARIANCE = {"A-v0": {"cost": 0.004, "paired_fraction": [1.0, 0.5], "paired_coef"
 def run(env: str, label: str, seed: int) -> Run:
     score, curve = CURVES[env, label]
     returns = np.array(curve, float)[:, None] + 0.01 * seed
-    origin = {"command": "python -m zoo.benchmark --out elsewhere --jobs 1"}
+    origin = {"command": "python -m zoo.benchmark --out elsewhere --jobs 1", "settings_of": "here"}
     return Run(
         Path("x.json"), {}, env, label, "grpo", seed, 400, 400, 10, 1, 5, 1.0, 2.0, np.arange(5) * 100.0, np.zeros(5), returns,
         np.full(4, score + 0.01 * seed), {}, origin,
@@ -124,7 +126,7 @@ def test_the_bar_has_the_most_seeds_there_are(study: Study) -> None:
 
 
 def test_verdicts_say_what_is_not_reached(study: Study) -> None:
-    found = [(v.found, v.reached) for v in verdicts(study, rows(study, RULES), VARIANCE)]
+    found = [(v.found, v.reached) for v in verdicts(study, rows(study, RULES), VARIANCE, [])]
     assert found[0] == ("2, 1 of them by others", False)
     assert found[1] == ("1 of 2", False)
     assert found[2] == ("0.75 of them on 1 tasks, not kept on 1 of 2", False)
@@ -133,6 +135,7 @@ def test_verdicts_say_what_is_not_reached(study: Study) -> None:
     assert found[5] == ("not run yet", None)
     assert found[6][0].startswith("0.50 [") and found[6][1] is False
     assert found[7] == ("at most 0.40%, all tasks", True)
+    assert found[8:] == [("not run yet", None)] * 2
 
 
 def test_both_searched(study: Study) -> None:
@@ -145,7 +148,7 @@ def test_both_searched(study: Study) -> None:
     (row, overall) = tables.searched_table(study).splitlines()[2:]
     assert row.startswith("| `A-v0` | 5.5 [") and "| 5.0 [" in row and "| 0.67 [" in row
     assert overall.startswith("| all of them |  |  |  | 0.67 [")
-    found = [(v.wanted, v.found) for v in verdicts(study, rows(study, RULES), VARIANCE)]
+    found = [(v.wanted, v.found) for v in verdicts(study, rows(study, RULES), VARIANCE, [])]
     assert found[5][0].endswith("both searched") and found[5][1].startswith("0.67 [")
     assert "grpo-tuned" not in tables.ablation_table(study)
 
@@ -153,8 +156,8 @@ def test_both_searched(study: Study) -> None:
 def test_verdicts_where_all_but_the_number_of_tasks_is_reached(study: Study) -> None:
     only = Study({"A-v0": study.runs["A-v0"]})
     (a,) = rows(only, RULES)
-    found = [v.reached for v in verdicts(only, [a._replace(share=0.5)], VARIANCE)]
-    assert found == [False, True, True, True, True, None, True, True]
+    found = [v.reached for v in verdicts(only, [a._replace(share=0.5)], VARIANCE, [])]
+    assert found == [False, True, True, True, True, None, True, True, None, None]
 
 
 def test_verdicts_hold_so_far_until_all_has_run(study: Study) -> None:
@@ -162,13 +165,56 @@ def test_verdicts_hold_so_far_until_all_has_run(study: Study) -> None:
     assert not study.complete()
     full = Study({"A-v0": {label: runs * 4 for label, runs in study.runs["A-v0"].items()}})
     assert full.complete()
-    found = [Verdict("this", "1", True), Verdict("that", "0", False), Verdict("more", "-", None)]
-    for complete, ends in (
-        (False, ["reached so far", "not reached so far", "open"]),
-        (True, ["reached", "not reached", "open"]),
-    ):
-        lines = tables.verdict_table(found, complete, []).splitlines()[2:]
-        assert [line.split(" | ")[-1].removesuffix(" |") for line in lines] == ends
+    for of, ends in ((study, " so far |"), (full, "reached |")):
+        lines = tables.verdict_table(verdicts(of, rows(of, RULES), VARIANCE, [])).splitlines()[2:]
+        assert all(line.endswith(ends) for line in lines if not line.endswith("| open |")), of
+        assert sum(line.endswith("| open |") for line in lines) == 3  # both searched, and the two with pairs as the default
+
+
+def of_results(env: str, label: str, scores: list[float], settings: dict[str, Any] | None = None) -> list[Run]:
+    """Runs of the tasks of results.md."""
+    one = run("A-v0", "grpo-paired", 0)
+    algo = "random" if label == "random" else "grpo"
+    return [replace(one, env=env, label=label, algo=algo, seed=seed, final_returns=np.full(4, score), settings=settings or {})
+            for seed, score in enumerate(scores)]  # fmt: skip
+
+
+def test_pairs_as_the_default_by_hand() -> None:
+    """0 is the random policy's 0 and 1 is PPO's 10. On A pairs lose half, on B they gain a tenth; seeds that only one side
+    has do not count."""
+    runs = []
+    for env, paired in (("A-v0", 5.0), ("B-v0", 11.0)):
+        runs += of_results(env, "random", [0.0] * 4) + of_results(env, "ppo-tuned", [10.0] * 4)
+        runs += of_results(env, "grpo-state", [10.0] * 4 + [99.0] * 4) + of_results(env, "entry-paired", [paired] * 4)
+    found = default(runs, "entry-paired")
+    assert found is not None and default(runs, "defaults-paired") is None
+    assert [(cell.task, cell.seeds, cell.difference.value) for cell in found.cells] == [("A-v0", 4, -5.0), ("B-v0", 4, 1.0)]
+    assert math.isclose(found.aggregate.value, 0.8) and math.isclose(found.without.value, 1.0)
+    assert found.worse == ["A-v0"] and found.tasks == 2 and not found.complete
+    (line,) = (v for v in _verdicts_of(found) if v.wanted.startswith("the tuned entries"))
+    assert line.found == "0.80 [0.80, 0.80] on 2 of 2 tasks; worse: A-v0" and line.reached is False and not line.complete
+    text = tables.default_table(found)
+    assert "| `A-v0` | 4 | 5.0 [5.0, 5.0] | 10.0 [10.0, 10.0] | -5.0 [-5.0, -5.0] |" in text
+    assert "| all, normalised |  | 0.80 [0.80, 0.80] | 1.00 [1.00, 1.00] | -0.20 [-0.20, -0.20] |" in text
+
+
+def _verdicts_of(found: Default) -> list[Verdict]:
+    study = Study({"A-v0": {label: [run("A-v0", label, 0)] for label in ("grpo-paired", "ppo-tuned", "ppo-grpo-settings")}})
+    return verdicts(study, rows(study, RULES), VARIANCE, [found])
+
+
+def test_an_entry_that_is_the_defaults_counts_for_both() -> None:
+    """On B the entry has the constructor's settings, so its runs with pairs are the defaults' too; on A they differ."""
+    runs = []
+    for env, settings in (("A-v0", {"gamma": 0.9}), ("B-v0", {"gamma": 0.99})):
+        runs += of_results(env, "random", [0.0] * 2) + of_results(env, "ppo-tuned", [10.0] * 2)
+        runs += of_results(env, "grpo-state", [9.0] * 2, settings) + of_results(env, "entry-paired", [8.0] * 2, settings)
+    runs += of_results("A-v0", "grpo-defaults", [7.0] * 2, {"gamma": 0.99})
+    runs += of_results("A-v0", "defaults-paired", [6.0] * 2, {"gamma": 0.99})
+    found = default(runs, "defaults-paired")
+    assert found is not None
+    cells = [(cell.task, cell.with_pairs.value, cell.without.value) for cell in found.cells]
+    assert cells == [("A-v0", 6.0, 7.0), ("B-v0", 8.0, 9.0)]
 
 
 def test_the_page_of_an_incomplete_study(study: Study, tmp_path: Path) -> None:
@@ -176,7 +222,7 @@ def test_the_page_of_an_incomplete_study(study: Study, tmp_path: Path) -> None:
     study.runs["A-v0"]["step"] = [run("A-v0", "grpo-state", 0)]
     del study.runs["MotorSpeed-v0"]["grpo-state"]
     texts = yaml.safe_load(TEXTS.read_text())
-    text = page(study, rows(study, RULES), RULES, VARIANCE, texts)
+    text = page(study, rows(study, RULES), RULES, VARIANCE, [], texts)
     assert "| grpo-state | 1 of 2 | 3 of 10 |" in text and "| step | 1 of 2 | 1 of 10 |" in text
     assert "| step | 6.0 [-, -] |" in text
     assert "| `MotorSpeed-v0` | 1.0 [1.0, 1.0] | - | - | 3.0 [3.0, 3.0] |" in text

@@ -299,9 +299,10 @@ def test_where_settings_come_from(tmp_path):
 
 def test_a_changed_key_of_a_mapping_leaves_the_entrys_other_keys(tmp_path):
     """The lander's entry has a memory; a variant that only takes the pairs away must not take that too. null takes it all."""
-    (tmp_path / "v.yml").write_text(
-        "a: {algo: grpo, hyperparams: {advantage_kwargs: {paired: false}}}\nb: {algo: grpo, hyperparams: {advantage_kwargs: null}}"
-    )
+    lines = [
+        f"{x}: {{algo: grpo, hyperparams: {{advantage_kwargs: {y}}}}}" for x, y in (("a", "{paired: false}"), ("b", "null"))
+    ]
+    (tmp_path / "v.yml").write_text("\n".join(lines))
     changed, dropped = read_variants(tmp_path / "v.yml", [])
     assert settings_for(changed, "WindyLunarLander-v3")[0]["advantage_kwargs"] == {"memory": 0.5, "paired": False}
     assert settings_for(changed, "CartPole-v1")[0]["advantage_kwargs"] == {"paired": False}
@@ -315,7 +316,8 @@ def test_pairs_as_the_default_are_the_studys_settings_with_pairs():
         for with_pairs, without in (("entry-paired", "grpo-state"), ("defaults-paired", "grpo-defaults")):
             ours, theirs = settings_for(paired[with_pairs], env)[0], settings_for(control[without], env)[0]
             kwargs = theirs.get("advantage_kwargs", {}) | {"paired": True}
-            assert {"advantage": "state"} | ours == {"advantage": "state"} | theirs | {"advantage_kwargs": kwargs}, (env, with_pairs)
+            expected = {"advantage": "state"} | theirs | {"advantage_kwargs": kwargs}
+            assert {"advantage": "state"} | ours == expected, (env, with_pairs)
 
 
 def test_the_studys_variants_have_settings_everywhere():

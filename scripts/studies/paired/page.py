@@ -11,7 +11,8 @@ from typing import Any
 import yaml
 
 from scripts.studies.common.runs import DATA, DOCS
-from scripts.studies.paired import tables
+from scripts.studies.paired import default, tables
+from scripts.studies.paired.default import Default
 from scripts.studies.paired.measure import ROLLOUT, RULES, VARIANCE
 from scripts.studies.paired.pictures import draw_curves, draw_lead
 from scripts.studies.paired.study import RUNS, Row, Study, load, rows
@@ -28,15 +29,23 @@ FOLDER = RUNS.relative_to(DOCS.parent).as_posix()
 Measured = dict[str, dict[str, Any]]
 
 
-def page(study: Study, found: Sequence[Row], rules: Measured, variance: Measured, texts: dict[str, Any]) -> str:
+def page(
+    study: Study,
+    found: Sequence[Row],
+    rules: Measured,
+    variance: Measured,
+    defaults: Sequence[Default],
+    texts: dict[str, Any],
+) -> str:
     """All of it, as Markdown.
 
     :param found: a row per task
+    :param defaults: with pairs as the default, per label
     :param rules: returns of the known rules
     :param variance: what pairing takes out
     :param texts: prose, by name
     """
-    verdict = tables.verdict_table(verdicts(study, found, variance), study.complete(), texts["unmeasured"])
+    verdict = tables.verdict_table(verdicts(study, found, variance, defaults))
     parts = [
         "# Study: paired groups on input-driven tasks", "Made by `python -m scripts.studies.paired`; do not edit.",
         texts["intro"], "```bash\n" + "\n".join(commands(study)) + "\n```",
@@ -48,6 +57,7 @@ def page(study: Study, found: Sequence[Row], rules: Measured, variance: Measured
         "## Probability of improvement", texts["improvement"], tables.improvement_table(study),
         "## Both searched", texts["searched"], tables.searched_table(study),
         "## One change at a time", tables.ablation_table(study),
+        "## Pairs where nothing asks for them", texts["default"], *map(tables.default_table, defaults),
         "## What pairing takes out", texts["variance"], tables.variance_table(variance),
         "## What it costs", texts["cost"], tables.cost_table(study),
         "## Known rules", texts["rules"], tables.rules_table(rules), "## What is left", texts["left"],
@@ -80,7 +90,8 @@ def make(files: Sequence[Path], page_file: Path, users_file: Path, images: Path,
     study = load(files)
     rules, variance, rollout = (json.loads(file.read_text()) for file in (RULES, VARIANCE, ROLLOUT))
     found = rows(study, rules)
-    page_file.write_text(page(study, found, rules, variance, yaml.safe_load(TEXTS.read_text())))
+    texts = yaml.safe_load(TEXTS.read_text())
+    page_file.write_text(page(study, found, rules, variance, default.load(), texts))
     users_file.write_text(users_page(users_file.read_text(), study, found))
     draw_curves(study, images / "paired_curves.png")
     draw_lead(study, rollout, users_images / "paired.png")

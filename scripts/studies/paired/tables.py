@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from scripts.studies.paired.default import PAIRS, Default
 from scripts.studies.paired.study import (
     FULL,
     MAIN,
@@ -51,16 +52,11 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *lines])
 
 
-def verdict_table(found: Sequence[Verdict], complete: bool, unmeasured: Sequence[str]) -> str:
-    """What was wanted and what was found.
-
-    :param complete: whether all runs are there
-    :param unmeasured: lines of the bar for which nothing has run
-    """
-    so_far = "" if complete else " so far"
-    words = {True: f"reached{so_far}", False: f"not reached{so_far}", None: "open"}
-    lines = [[v.wanted, v.found, words[v.reached]] for v in found]
-    return table(["wanted", "found", ""], [*lines, *([wanted, "not run yet", "open"] for wanted in unmeasured)])
+def verdict_table(found: Sequence[Verdict]) -> str:
+    """What was wanted and what was found."""
+    words = {True: "reached", False: "not reached", None: "open"}
+    lines = [[v.wanted, v.found, words[v.reached] + ("" if v.complete or v.reached is None else " so far")] for v in found]
+    return table(["wanted", "found", ""], lines)
 
 
 def seeds_table(study: Study) -> str:
@@ -140,6 +136,15 @@ def ablation_table(study: Study) -> str:
     return table(["setting", *(f"`{task}`" for task in tasks)], [
         [label, *(_cell(study, task, label) for task in tasks)] for label in (PAIRED, STATE, *changes)
     ])  # fmt: skip
+
+
+def default_table(found: Default) -> str:
+    """The tasks of results.md: the same settings with pairs and without, and both over all of these tasks."""
+    head = ["task", "seeds", found.label, PAIRS[found.label], "difference of IQMs"]
+    lines = [[f"`{cell.task}`", str(cell.seeds), with_bounds(cell.with_pairs), with_bounds(cell.without),
+              with_bounds(cell.difference)] for cell in found.cells]  # fmt: skip
+    overall = [with_bounds(x, share) for x in (found.aggregate, found.without, found.difference)]
+    return table(head, [*lines, ["all, normalised", "", *overall]])
 
 
 def rules_table(rules: dict[str, dict[str, float]]) -> str:

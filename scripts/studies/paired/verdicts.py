@@ -7,10 +7,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from sb_grpo.envs.third_party import INVENTORY, MOTORS
+from scripts.studies.paired.default import CONSTRUCTOR, ENTRY, Default
 from scripts.studies.paired.study import CONTROL, PAIRED, SEARCHED, TUNED, Row, Study, gap_closed, geometric_mean, improvement
 
 #: The bar, as it was set before the study.
 TASKS, BY_OTHERS, SHARE, CLOSED, BETTER, COST = 6, 2, 0.5, 0.5, 0.9, 0.03
+#: On the tasks of results.md with pairs: what is measured, and the aggregate IQM that it must not fall below.
+DEFAULTS = {ENTRY: "the tuned entries", CONSTRUCTOR: "the constructor's defaults"}
+AGGREGATE = {ENTRY: 1.09, CONSTRUCTOR: 0.97}
 
 
 class Verdict(NamedTuple):
@@ -19,14 +23,26 @@ class Verdict(NamedTuple):
     wanted: str
     found: str
     reached: bool | None  #: None: nothing has run that could tell
+    complete: bool = True  #: whether all runs are there
 
 
-def verdicts(study: Study, rows: Sequence[Row], variance: dict[str, dict[str, Any]]) -> list[Verdict]:
-    """Each line of the bar that can be computed.
+def verdicts(
+    study: Study, rows: Sequence[Row], variance: dict[str, dict[str, Any]], defaults: Sequence[Default]
+) -> list[Verdict]:
+    """Each line of the bar.
 
     :param rows: of all tasks
     :param variance: task -> what pairing took out there, and its ``cost``
+    :param defaults: with pairs as the default, per label
     """
+    by_label = {x.label: x for x in defaults}
+    return [
+        *(v._replace(complete=study.complete()) for v in _where_luck_counts(study, rows, variance)),
+        *(_default(by_label.get(label), what, AGGREGATE[label]) for label, what in DEFAULTS.items()),
+    ]
+
+
+def _where_luck_counts(study: Study, rows: Sequence[Row], variance: dict[str, dict[str, Any]]) -> list[Verdict]:
     others = sum(task in {**INVENTORY, **MOTORS} for task in study.runs)
     above = [r for r in rows if r.gain.low > 0]
     cost = max(of["cost"] for of in variance.values())
@@ -69,3 +85,12 @@ def _better(study: Study, label: str, name: str, of: str = PAIRED, how: str = ""
     p = improvement(study, tasks, label, of)
     words = f"{p.value:.2f} [{p.low:.2f}, {p.high:.2f}] on {len(tasks)} of {len(study.runs)} tasks"
     return Verdict(wanted, words, p.value >= BETTER)
+
+
+def _default(found: Default | None, what: str, least: float) -> Verdict:
+    wanted = f"{what} on the tasks of results.md, with pairs: aggregate IQM not below {least}, no task worse, interval too"
+    if found is None:
+        return Verdict(wanted, "not run yet", None)
+    a, tasks = found.aggregate, ", ".join(found.worse) or "none"
+    words = f"{a.value:.2f} [{a.low:.2f}, {a.high:.2f}] on {len(found.cells)} of {found.tasks} tasks; worse: {tasks}"
+    return Verdict(wanted, words, round(a.value, 2) >= least and not found.worse, found.complete)

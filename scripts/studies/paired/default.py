@@ -1,0 +1,107 @@
+"""Pairs where nothing asks for them: the tasks of docs/studies/results.md, with the same settings and pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from scripts.studies.common.runs import DATA
+from scripts.studies.paired.study import FULL, Estimate
+from scripts.studies.results.bar import BAR, DEFAULTS, TUNED, effective, with_bar, with_defaults
+from zoo.benchmarking.results import RANDOM, Run, find_results, read_all
+from zoo.comparing import statistics
+from zoo.comparing.comparison import Comparison, compare_runs
+
+RUNS, WITHOUT = DATA / "paired_default", DATA / "study"
+ENTRY, CONSTRUCTOR = "entry-paired", "defaults-paired"
+#: Label with pairs -> the same settings without.
+PAIRS = {ENTRY: TUNED, CONSTRUCTOR: DEFAULTS}
+
+
+class Cell(NamedTuple):
+    """A task: the same settings with and without pairs, by the same seeds."""
+
+    task: str
+    with_pairs: Estimate
+    without: Estimate
+    difference: Estimate
+    seeds: int
+
+
+class Default(NamedTuple):
+    """A label with pairs over all of its tasks."""
+
+    label: str
+    cells: list[Cell]
+    aggregate: Estimate  #: IQM of normalised scores: 0 is a random policy, 1 the mean of PPO's better setting
+    without: Estimate
+    difference: Estimate
+    tasks: int  #: that the settings have run on without pairs
+
+    @property
+    def complete(self) -> bool:
+        """Whether all tasks have all seeds."""
+        return len(self.cells) == self.tasks and all(cell.seeds >= FULL for cell in self.cells)
+
+    @property
+    def worse(self) -> list[str]:
+        """Tasks on which pairs end lower, interval too."""
+        return [cell.task for cell in self.cells if cell.difference.high < 0]
+
+
+def default(runs: Sequence[Run], label: str) -> Default | None:
+    """Compare settings with and without pairs, on the tasks and seeds that pairs have run with.
+
+    :param runs: of the study of results.md, and with pairs
+    :param label: a key of :data:`PAIRS`
+    :return: None: nothing with pairs has run
+    """
+    runs, _ = with_bar(_shared(with_defaults(runs)))
+    without = PAIRS[label]
+    seeds = {(r.env, r.seed) for r in runs if r.label == label}
+    if not seeds:
+        return None
+    tasks = {env for env, _ in seeds}
+    same = [r for r in runs if r.env in tasks and (r.label not in (label, without) or (r.env, r.seed) in seeds)]
+    c = compare_runs([r for r in same if r.label in (label, without, BAR, RANDOM)], [label, without, BAR], BAR)
+    ours, theirs = c.normalised(label), c.normalised(without)
+    cells = [_cell(c, env, label, without) for env in c.envs]
+    asked = {r.env for r in runs if r.label == without}
+    return Default(label, cells, _estimate(ours), _estimate(theirs), _estimate(ours, theirs), len(asked))
+
+
+def _shared(runs: Sequence[Run]) -> list[Run]:
+    """Runs of an entry with pairs that changes nothing of the constructor's defaults count as those of the defaults."""
+    own = [r for r in runs if r.label == CONSTRUCTOR]
+    if not own:
+        return list(runs)
+    there, settings = {r.env for r in own}, effective(own[0].settings)
+    same = [r for r in runs if r.label == ENTRY and r.env not in there and effective(r.settings) == settings]
+    return [*runs, *(replace(r, label=CONSTRUCTOR) for r in same)]
+
+
+def _cell(c: Comparison, env: str, label: str, without: str) -> Cell:
+    ours, theirs = c.scores(env, label), c.scores(env, without)
+    return Cell(env, _estimate([ours]), _estimate([theirs]), _estimate([ours], [theirs]), len(ours))
+
+
+def _estimate(scores: statistics.Scores, less: statistics.Scores | None = None) -> Estimate:
+    """IQM, or the difference of two."""
+    if less is None:
+        return Estimate(float(statistics.iqm(scores)), *map(float, statistics.interval(statistics.iqm, scores)))
+
+    def difference(a: statistics.Scores, b: statistics.Scores) -> np.ndarray:
+        return np.asarray(statistics.iqm(a) - statistics.iqm(b))
+
+    return Estimate(float(difference(scores, less)), *map(float, statistics.interval(difference, scores, less)))
+
+
+def load() -> list[Default]:
+    """What has run, per label; empty: nothing has."""
+    runs, broken = read_all(find_results([WITHOUT, RUNS]))
+    if broken:
+        raise ValueError(f"broken: {broken}")
+    return [found for found in (default(runs, label) for label in PAIRS) if found]
