@@ -52,7 +52,8 @@ def test_steps_and_stretches_are_the_same_network(kind: str, n_layers: int) -> N
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_units_forget_within_the_span(kind: str) -> None:
-    """Of a step without input they keep 1 - 1 / T or so, T up to the span; with a span of 1, half."""
+    """Of a step without input every other unit keeps 1 - 1 / T or so, T up to the span; the others half, and with a span of 1
+    all of them."""
     for span, least, most in ((1.0, 0.4, 0.6), (1000.0, 0.9, 1.0)):
         th.manual_seed(0)
         memory = Memory(kind, 1, 64, 1, span)
@@ -63,7 +64,15 @@ def test_units_forget_within_the_span(kind: str) -> None:
             _, after = memory(th.zeros(1, 1), th.ones(1, memory.n_state))
             _, before = memory(th.zeros(1, 1), th.zeros(1, memory.n_state))
         kept = (after - before)[0].view(memory.form)[-1, 0]  # an LSTM's cell, a GRU's state
-        assert least < kept.median() < most
+        assert least < kept[1::2].median() < most
+        assert bool(((kept[::2] > 0.4) & (kept[::2] < 0.6)).all())
+
+
+def test_the_policy_network_sees_the_memory_alone() -> None:
+    env = make_vec_env("CartPolePositions-v0", 2)
+    model = GRPO("MlpPolicy", env, n_steps=16, group_size=2, policy_kwargs=dict(memory="lstm", memory_size=5))
+    rows = {"": th.randn(3, 2), MEMORY: th.randn(3, 10)}
+    assert model.policy.features(rows).shape == (3, 5) and model.policy.policy_net[0].in_features == 5
 
 
 def test_states_travel_as_recurrent_ppo_has_them() -> None:

@@ -55,10 +55,10 @@ class ActorPolicy(PredictingPolicy):
     :param normalize_images: divide uint8 images by 255
     :param normalize_obs: standardise flat observations by running statistics that are saved with the policy, in place of
         VecNormalize; GRPO updates them between rollouts
-    :param memory: ``"lstm"`` or ``"gru"``: the policy network sees the features and what the memory makes of those so far
+    :param memory: ``"lstm"`` or ``"gru"``: the policy network sees what it makes of the features so far
     :param memory_size: units per layer of the memory
     :param n_layers: layers of the memory
-    :param memory_span: steps that its units remember for at first, at most
+    :param memory_span: steps that every other unit remembers for at first, at most
     :param optimizer_class: optimiser, Adam by default (then fused, with eps 1e-5)
     :param optimizer_kwargs: its keyword arguments, learning rate excluded
     """
@@ -121,7 +121,7 @@ class ActorPolicy(PredictingPolicy):
         self.memory_kind, self.memory_size, self.n_layers, self.memory_span = memory, memory_size, n_layers, memory_span
         self.memory = None if memory is None else Memory(memory, n_features, memory_size, n_layers, memory_span)
         if self.memory is not None:
-            self.features_dim = n_features + self.memory.form[-1]
+            self.features_dim = self.memory.form[-1]
         self.policy_net = Layers(*create_mlp(self.features_dim, -1, self.net_arch, activation_fn))
         self._build_action_head(self.net_arch[-1] if self.net_arch else self.features_dim)
         last_layer = self.action_net
@@ -203,7 +203,7 @@ class ActorPolicy(PredictingPolicy):
         return self.features_extractor_class(space_without(self.observation_space), **self.features_extractor_kwargs)
 
     def features(self, obs: PyTorchObs) -> th.Tensor:
-        """Features of a batch of observations, and what the memory makes of them.
+        """Features of a batch of observations, or what the memory makes of them.
 
         :param obs: ``[batch, ...]`` or a dict of such
         :return: ``[batch, features_dim]`` float
@@ -211,7 +211,7 @@ class ActorPolicy(PredictingPolicy):
         return self._recall(obs)[0]
 
     def _recall(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
-        """Features, and the memory after the step; None without a memory, and of whole stretches."""
+        """As :meth:`features`, and the memory after the step; None without a memory, and of whole stretches."""
         if self._obs_is_features:
             flat = self.flat_observations(obs)
             seen = self.obs_normalizer(flat) if self.normalize_obs else flat

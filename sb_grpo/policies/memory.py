@@ -1,5 +1,8 @@
 """A policy that remembers: an LSTM or GRU between features and policy network, whose state travels with the observation.
 
+The policy network sees what the memory makes of the features, and not the features themselves: beside them it settles for what
+they tell by themselves before the memory has learnt to tell more (docs/studies/masks_and_memory.md).
+
 Every stored step has the state that it was taken from. So a step can be judged by itself (old log-probabilities, features of
 the baseline), and a stretch of steps can begin anywhere: gradients go back through it and end where it begins (truncated
 back-propagation through time from stored states, as in R2D2, Kapturowski et al., 2019, section 3).
@@ -29,7 +32,7 @@ class Memory(nn.Module):
     :param n_inputs: features of a step
     :param size: units per layer
     :param n_layers: layers
-    :param span: steps that units remember for at first, at most; with 1 they forget half at every step, as is usual
+    :param span: steps that every other unit remembers for at first, at most; the others forget half at every step
     :raises ValueError: for another kind, and for sizes below 1
     """
 
@@ -44,12 +47,14 @@ class Memory(nn.Module):
 
     @th.no_grad()
     def _keep_long(self, span: float) -> None:
-        """Chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188): units forget at rates that are
-        spread over times up to ``span``; the usual biases of about 0 forget half at every step."""
+        """Every other unit by chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188): it forgets at
+        a rate of a time up to ``span``, and takes in as slowly. The usual bias of 0 forgets half at every step; those in
+        between have it, so that what was a few steps ago is not learnt late."""
         size = self.form[2]
         for layer in range(self.form[1]):
             bias, other = (getattr(self.net, f"{name}_l{layer}") for name in ("bias_ih", "bias_hh"))
             keep = th.empty(size).uniform_(1.0, span).log_()
+            keep[::2] = 0.0
             bias[size : 2 * size], other[size : 2 * size] = keep, 0.0  # the forget gate, or a GRU's update gate
             if self.form[0] == 2:
                 bias[:size], other[:size] = -keep, 0.0  # the input gate
@@ -57,20 +62,19 @@ class Memory(nn.Module):
     def forward(
         self, x: th.Tensor, state: th.Tensor | None, sequence: th.Tensor | None = None
     ) -> tuple[th.Tensor, th.Tensor | None]:
-        """Features, and beside them what the memory makes of those so far.
+        """What the memory makes of the features so far.
 
         :param x: ``[batch, n_inputs]``
         :param state: ``[batch, n_state]`` before each step; None: nothing is remembered
         :param sequence: of :meth:`run`; None: every row stands by itself
-        :return: ``[batch, n_inputs + size]``, and the state after each step where every row stands by itself
+        :return: ``[batch, size]``, and the state after each step where every row stands by itself
         """
         if th.is_autocast_enabled(x.device.type):  # what adds up over many steps is not rounded at each
             with th.autocast(x.device.type, enabled=False):
                 return self(x.float(), state, sequence)  # type: ignore[no-any-return]
         if state is None:
             state = x.new_zeros((len(x), self.n_state))
-        out, after = self.step(x, state) if sequence is None else (self.run(x, state, sequence), None)
-        return th.cat([x, out], dim=-1), after
+        return self.step(x, state) if sequence is None else (self.run(x, state, sequence), None)
 
     def before(self, state: th.Tensor | None, begins: th.Tensor) -> th.Tensor:
         """What is remembered before a step: nothing where an episode begins.
