@@ -47,9 +47,9 @@ class Memory(nn.Module):
 
     @th.no_grad()
     def _keep_long(self, span: float) -> None:
-        """Every other unit by chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188): it forgets at
-        a rate of a time up to ``span``, and takes in as slowly. The usual bias of 0 forgets half at every step; those in
-        between have it, so that what was a few steps ago is not learnt late."""
+        """Chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188) of every other unit: it keeps
+        what it has for a time of up to ``span`` steps, and takes in as slowly. Those in between have the usual bias of 0,
+        which forgets half at every step, so that what was a few steps ago is not learnt late."""
         size = self.form[2]
         for layer in range(self.form[1]):
             bias, other = (getattr(self.net, f"{name}_l{layer}") for name in ("bias_ih", "bias_hh"))
