@@ -119,9 +119,10 @@ class ActorPolicy(PredictingPolicy):
         self.features_extractor = self.make_features_extractor()
         self.features_dim = n_features = self.features_extractor.features_dim
         self.memory_kind, self.memory_size, self.n_layers, self.memory_span = memory, memory_size, n_layers, memory_span
-        self.memory = None if memory is None else Memory(memory, n_features, memory_size, n_layers, memory_span)
-        if self.memory is not None:
-            self.features_dim = self.memory.form[-1]
+        self.memory = None
+        if memory is not None:
+            self.memory = Memory(memory, n_features, memory_size, n_layers, memory_span, self.features_beside_memory)
+            self.features_dim = self.memory.n_outputs
         self.policy_net = Layers(*create_mlp(self.features_dim, -1, self.net_arch, activation_fn))
         self._build_action_head(self.net_arch[-1] if self.net_arch else self.features_dim)
         last_layer = self.action_net

@@ -33,16 +33,20 @@ class Memory(nn.Module):
     :param size: units per layer
     :param n_layers: layers
     :param span: steps that every other unit remembers for at first, at most; the others forget half at every step
+    :param with_features: hand out the features too
     :raises ValueError: for another kind, and for sizes below 1
     """
 
-    def __init__(self, kind: str, n_inputs: int, size: int, n_layers: int, span: float = SPAN) -> None:
+    def __init__(
+        self, kind: str, n_inputs: int, size: int, n_layers: int, span: float = SPAN, with_features: bool = False
+    ) -> None:
         super().__init__()
         settings = {"memory": kind, "memory_size": size, "n_layers": n_layers, "memory_span": span}
         check_settings("policy_kwargs", settings)
         net, n_parts = KINDS[kind]
         self.net, self.form = net(n_inputs, int(size), int(n_layers)), (n_parts, int(n_layers), int(size))
         self.n_state = n_parts * int(n_layers) * int(size)
+        self.with_features, self.n_outputs = with_features, int(size) + n_inputs * with_features
         self._keep_long(float(span))
 
     @th.no_grad()
@@ -62,19 +66,20 @@ class Memory(nn.Module):
     def forward(
         self, x: th.Tensor, state: th.Tensor | None, sequence: th.Tensor | None = None
     ) -> tuple[th.Tensor, th.Tensor | None]:
-        """What the memory makes of the features so far.
+        """What the memory makes of the features so far, after those themselves where they are asked for.
 
         :param x: ``[batch, n_inputs]``
         :param state: ``[batch, n_state]`` before each step; None: nothing is remembered
         :param sequence: of :meth:`run`; None: every row stands by itself
-        :return: ``[batch, size]``, and the state after each step where every row stands by itself
+        :return: ``[batch, n_outputs]``, and the state after each step where every row stands by itself
         """
         if th.is_autocast_enabled(x.device.type):  # what adds up over many steps is not rounded at each
             with th.autocast(x.device.type, enabled=False):
                 return self(x.float(), state, sequence)  # type: ignore[no-any-return]
         if state is None:
             state = x.new_zeros((len(x), self.n_state))
-        return self.step(x, state) if sequence is None else (self.run(x, state, sequence), None)
+        out, after = self.step(x, state) if sequence is None else (self.run(x, state, sequence), None)
+        return th.cat([x, out], dim=-1) if self.with_features else out, after
 
     def before(self, state: th.Tensor | None, begins: th.Tensor) -> th.Tensor:
         """What is remembered before a step: nothing where an episode begins.

@@ -19,6 +19,8 @@ class PredictingPolicy(BasePolicy):
     """NumPy in, NumPy out, as SB3's policies have it."""
 
     memory: Memory | None
+    #: Whether the policy network sees the features beside the memory, where there is one.
+    features_beside_memory = False
 
     @abstractmethod
     def act_and_remember(self, obs: Any, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor | None]:

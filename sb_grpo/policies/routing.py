@@ -98,6 +98,8 @@ class RoutedPolicy(ActorPolicy):
     :raises ValueError: for observations without such a one-hot, for another features extractor, and for fewer sizes
     """
 
+    features_beside_memory = True  # the routing must be told the task
+
     def __init__(
         self,
         observation_space: spaces.Space,

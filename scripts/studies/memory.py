@@ -34,7 +34,7 @@ TASKS = {
     "PendulumPositions-v0": Task("PendulumPositions-v0", 100_000, 0.0),
     "TMaze10-v0": Task("TMaze10-v0", 100_000, 0.05),
     "TMaze10-v0_ent-0.1": Task("TMaze10-v0", 100_000, 0.1),
-    "TMaze50-v0": Task("TMaze50-v0", 200_000, 0.05),
+    "TMaze50-v0": Task("TMaze50-v0", 400_000, 0.05),
     "RepeatPrevious-v0": Task("RepeatPrevious-v0", 200_000, 0.01),
     "MemoryS7-v0": Task("MemoryS7-v0", 200_000, 0.01),
 }
