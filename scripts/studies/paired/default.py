@@ -11,6 +11,7 @@ import numpy as np
 from scripts.studies.common.runs import DATA
 from scripts.studies.paired.study import FULL, Estimate
 from scripts.studies.results.bar import BAR, DEFAULTS, TUNED, effective, with_bar, with_defaults
+from scripts.studies.results.cells import ENOUGH
 from zoo.benchmarking.results import RANDOM, Run, find_results, read_all
 from zoo.comparing import statistics
 from zoo.comparing.comparison import Comparison, compare_runs
@@ -48,8 +49,8 @@ class Default(NamedTuple):
 
     @property
     def worse(self) -> list[str]:
-        """Tasks on which pairs end lower, interval too."""
-        return [cell.task for cell in self.cells if cell.difference.high < 0]
+        """Tasks on which pairs end lower, interval too; with fewer seeds than :data:`ENOUGH` it says nothing."""
+        return [cell.task for cell in self.cells if cell.difference.high < 0 and cell.seeds >= ENOUGH]
 
 
 def default(runs: Sequence[Run], label: str) -> Default | None:
@@ -66,7 +67,8 @@ def default(runs: Sequence[Run], label: str) -> Default | None:
         return None
     tasks = {env for env, _ in seeds}
     same = [r for r in runs if r.env in tasks and (r.label not in (label, without) or (r.env, r.seed) in seeds)]
-    c = compare_runs([r for r in same if r.label in (label, without, BAR, RANDOM)], [label, without, BAR], BAR)
+    shown = [r for r in same if r.label in (label, without, BAR, RANDOM)]
+    c = compare_runs(shown, [label, without, BAR], BAR, allow_unequal=True)  # checkpoints differ; only the end is compared
     ours, theirs = c.normalised(label), c.normalised(without)
     cells = [_cell(c, env, label, without) for env in c.envs]
     asked = {r.env for r in runs if r.label == without}
