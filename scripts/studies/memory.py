@@ -36,7 +36,7 @@ TASKS = {
     "TMaze10-v0_ent-0.1": Task("TMaze10-v0", 100_000, 0.1),
     "TMaze50-v0": Task("TMaze50-v0", 400_000, 0.05),
     "RepeatPrevious-v0": Task("RepeatPrevious-v0", 200_000, 0.01),
-    "MemoryS7-v0": Task("MemoryS7-v0", 200_000, 0.01),
+    "MemoryS7-v0": Task("MemoryS7-v0", 400_000, 0.01),
 }
 SETTINGS: dict[str, Any] = dict(learning_rate=1e-3, n_steps=128, batch_size=256, n_epochs=5, gamma=0.99, device="cpu")
 UNITS = 64

@@ -56,7 +56,7 @@ def page(
         "## Against PPO, task by task", texts["details"], tables.details_table(found),
         "## Probability of improvement", texts["improvement"], tables.improvement_table(study),
         "## Both searched", texts["searched"], tables.searched_table(study),
-        "## One change at a time", tables.ablation_table(study),
+        "## One change at a time", texts["changes"], tables.ablation_table(study),
         "## Pairs where nothing asks for them", texts["default"], *map(tables.default_table, defaults),
         "## What pairing takes out", texts["variance"], tables.variance_table(variance),
         "## What it costs", texts["cost"], tables.cost_table(study),
