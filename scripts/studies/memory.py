@@ -41,13 +41,10 @@ TASKS = {
 SETTINGS: dict[str, Any] = dict(learning_rate=1e-3, n_steps=128, batch_size=256, n_epochs=5, gamma=0.99, device="cpu")
 UNITS = 64
 ALGORITHMS = {"lstm": 'GRPO, `memory="lstm"`', "none": "GRPO without memory", "recurrent-ppo": "RecurrentPPO"}
-#: What else GRPO with a memory was tried with, and on which task.
-FURTHER = {
-    "groups": ("TMaze50-v0", f"{ALGORITHMS['lstm']}, `group_size=8`", dict(group_size=8)),
-    "short": ("RepeatPrevious-v0", f"{ALGORITHMS['lstm']}, `gae_lambda=0.5`", dict(gae_lambda=0.5)),
-}
 #: Members of a group share their start, and with it the cue that is to be remembered: every episode has one of its own.
 GROUPS = dict(group_size=1)
+#: GRPO with the default's groups, on this task alone.
+EIGHT = "TMaze50-v0", f"{ALGORITHMS['lstm']}, `group_size=8`"
 HEADS = [
     "task",
     "`ent_coef`",
@@ -69,19 +66,13 @@ def _variant(label: str, name: str) -> Variant:
         if name == "recurrent-ppo":
             return RecurrentPPO(WholeSequences, env, policy_kwargs=dict(lstm_hidden_size=UNITS), **settings)
         memory = {} if name == "none" else dict(memory="lstm", memory_size=UNITS)
-        return GRPO("MlpPolicy", env, policy_kwargs=memory, **settings | GROUPS | changes)
+        return GRPO("MlpPolicy", env, policy_kwargs=memory, **settings | ({} if name == "groups" else GROUPS))
 
-    setting, changes = FURTHER[name][1:] if name in FURTHER else (ALGORITHMS[name], {})
-    return Variant(f"{label}_{name}", setting, task.steps, make, task.env_id)
-
-
-def _of(label: str) -> list[str]:
-    """Names of a task's variants: what differs from GRPO with a memory in one thing comes right after it."""
-    first, *others = ALGORITHMS
-    return [first, *(name for name, (task, *_) in FURTHER.items() if task == label), *others]
+    return Variant(f"{label}_{name}", ALGORITHMS.get(name, EIGHT[1]), task.steps, make, task.env_id)
 
 
-VARIANTS = [_variant(label, name) for label in TASKS for name in _of(label)]
+VARIANTS = [_variant(label, name) for label in TASKS for name in ALGORITHMS]
+VARIANTS.insert(1 + [v.label for v in VARIANTS].index(f"{EIGHT[0]}_lstm"), _variant(EIGHT[0], "groups"))
 
 
 def table() -> str:
@@ -90,12 +81,9 @@ def table() -> str:
     for variant in VARIANTS:
         label, name = variant.label.rsplit("_", 1)
         runs, task = found.get(variant.label, []), TASKS[label]
-        ours, theirs = (finals(found.get(f"{label}_{other}", [])) for other in ("lstm", "recurrent-ppo"))
         if runs:
-            means = finals(runs)
-            won = better(ours, means) if name in ("none", "recurrent-ppo") and len(ours) else ""
-            if name in FURTHER and len(theirs):
-                won = f"{better(means, theirs)} for this row against RecurrentPPO"
+            means, ours = finals(runs), finals(found.get(f"{label}_lstm", []))
+            won = better(ours, means) if name != "lstm" and len(ours) else ""
             cells = [task.env_id, f"{task.ent_coef:g}", variant.setting, f"{len(means)}", middle(means), f"{means.min():.2f}"]
             rows.append([*cells, f"{task.steps:,}", f"{runs[0]['gradient_steps']:,}", won])
     return markdown(HEADS, rows)
