@@ -151,7 +151,7 @@ def settings_for(variant: Variant, env_id: str) -> tuple[dict[str, Any], str]:
     settings = {"policy": "MlpPolicy", **entry, **variant.hyperparams}
     for name in entry.keys() & variant.hyperparams.keys():
         if isinstance(entry[name], Mapping) and isinstance(variant.hyperparams[name], Mapping):
-            settings[name] = {**entry[name], **variant.hyperparams[name]}  # one changed key leaves the entry's others as they are
+            settings[name] = {**entry[name], **variant.hyperparams[name]}  # the entry's other keys stay
     settings.pop("n_timesteps", None)  # the budget is the benchmark's
     return settings, source
 
