@@ -148,10 +148,11 @@ def settings_for(variant: Variant, env_id: str) -> tuple[dict[str, Any], str]:
         table = read_sections(path)
         name = entry_name(table, env_id, path)
         entry, source = table[name], f"{path.name}: {name}"
-    settings = {"policy": "MlpPolicy", **entry, **variant.hyperparams}
-    for name in entry.keys() & variant.hyperparams.keys():
-        if isinstance(entry[name], Mapping) and isinstance(variant.hyperparams[name], Mapping):
-            settings[name] = {**entry[name], **variant.hyperparams[name]}  # the entry's other keys stay
+    settings: dict[str, Any] = {"policy": "MlpPolicy", **entry, **variant.hyperparams}
+    for name, changes in variant.hyperparams.items():
+        before = entry.get(name)
+        if isinstance(before, dict) and isinstance(changes, dict):
+            settings[name] = before | changes  # the entry's other keys stay
     settings.pop("n_timesteps", None)  # the budget is the benchmark's
     return settings, source
 
