@@ -9,8 +9,8 @@ import io
 import os
 import subprocess
 import sys
-import tarfile
 import tempfile
+import zipfile
 from dataclasses import dataclass
 from json import dumps
 from pathlib import Path
@@ -32,7 +32,7 @@ class Brought:
     :param code: exit code of the run
     :param log: what it printed
     :param result: its result file; empty: none
-    :param folder: its folder as a tar file, where it is to be kept; empty: none
+    :param folder: its folder as a zip, where it is to be kept; empty: none
     """
 
     code: int
@@ -82,8 +82,9 @@ def run(spec: dict[str, Any], options: dict[str, object]) -> Brought:
 
 def _packed(folder: Path) -> bytes:
     archive = io.BytesIO()
-    with tarfile.open(fileobj=archive, mode="w") as tar:
-        tar.add(folder, arcname=".")
+    with zipfile.ZipFile(archive, "w", strict_timestamps=False) as packed:
+        for path in sorted(folder.rglob("*")):
+            packed.write(path, path.relative_to(folder))
     return archive.getvalue()
 
 
@@ -95,8 +96,8 @@ def deliver(brought: Brought, result: Path) -> None:
     if brought.folder:
         folder = result.with_suffix("")
         folder.mkdir(parents=True, exist_ok=True)
-        with tarfile.open(fileobj=io.BytesIO(brought.folder)) as tar:
-            tar.extractall(folder, filter="data")
+        with zipfile.ZipFile(io.BytesIO(brought.folder)) as packed:  # unlike tarfile's, safe on every Python
+            packed.extractall(folder)
     result.parent.mkdir(parents=True, exist_ok=True)
     files.write(result, brought.result)  # last: a run with a result file is done
 
