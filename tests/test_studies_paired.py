@@ -169,6 +169,13 @@ def test_verdicts_hold_so_far_until_all_has_run(study: Study) -> None:
         lines = tables.verdict_table(verdicts(of, rows(of, RULES), VARIANCE, [])).splitlines()[2:]
         assert all(line.endswith(ends) for line in lines if not line.endswith("| open |")), of
         assert sum(line.endswith("| open |") for line in lines) == 3  # both searched, and the two with pairs as the default
+    found = [Verdict("this", "1", True), Verdict("that", "0", False), Verdict("more", "-", None)]
+    for complete, words in (
+        (False, ["reached so far", "not reached so far", "open"]),
+        (True, ["reached", "not reached", "open"]),
+    ):
+        lines = tables.verdict_table([v._replace(complete=complete) for v in found]).splitlines()[2:]
+        assert [line.split(" | ")[-1].removesuffix(" |") for line in lines] == words
 
 
 def of_results(env: str, label: str, scores: list[float], settings: dict[str, Any] | None = None) -> list[Run]:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import NamedTuple
 
-import numpy as np
-
 from scripts.studies.common.runs import DATA
-from scripts.studies.paired.study import FULL, Estimate
-from scripts.studies.results.bar import BAR, DEFAULTS, TUNED, effective, with_bar, with_defaults
+from scripts.studies.paired.study import FULL, Estimate, middle, middle_difference
+from scripts.studies.results.bar import BAR, DEFAULTS, TUNED, with_bar, with_defaults
 from scripts.studies.results.cells import ENOUGH
 from zoo.benchmarking.results import RANDOM, Run, find_results, read_all
-from zoo.comparing import statistics
 from zoo.comparing.comparison import Comparison, compare_runs
 
 RUNS, WITHOUT = DATA / "paired_default", DATA / "study"
@@ -60,7 +56,7 @@ def default(runs: Sequence[Run], label: str) -> Default | None:
     :param label: a key of :data:`PAIRS`
     :return: None: nothing with pairs has run
     """
-    runs, _ = with_bar(_shared(with_defaults(runs)))
+    runs, _ = with_bar(with_defaults(with_defaults(runs), ENTRY, CONSTRUCTOR))
     without = PAIRS[label]
     seeds = {(r.env, r.seed) for r in runs if r.label == label}
     if not seeds:
@@ -72,33 +68,12 @@ def default(runs: Sequence[Run], label: str) -> Default | None:
     ours, theirs = c.normalised(label), c.normalised(without)
     cells = [_cell(c, env, label, without) for env in c.envs]
     asked = {r.env for r in runs if r.label == without}
-    return Default(label, cells, _estimate(ours), _estimate(theirs), _estimate(ours, theirs), len(asked))
-
-
-def _shared(runs: Sequence[Run]) -> list[Run]:
-    """Runs of an entry with pairs that changes nothing of the constructor's defaults count as those of the defaults."""
-    own = [r for r in runs if r.label == CONSTRUCTOR]
-    if not own:
-        return list(runs)
-    there, settings = {r.env for r in own}, effective(own[0].settings)
-    same = [r for r in runs if r.label == ENTRY and r.env not in there and effective(r.settings) == settings]
-    return [*runs, *(replace(r, label=CONSTRUCTOR) for r in same)]
+    return Default(label, cells, middle(ours), middle(theirs), middle_difference(ours, theirs), len(asked))
 
 
 def _cell(c: Comparison, env: str, label: str, without: str) -> Cell:
-    ours, theirs = c.scores(env, label), c.scores(env, without)
-    return Cell(env, _estimate([ours]), _estimate([theirs]), _estimate([ours], [theirs]), len(ours))
-
-
-def _estimate(scores: statistics.Scores, less: statistics.Scores | None = None) -> Estimate:
-    """IQM, or the difference of two."""
-    if less is None:
-        return Estimate(float(statistics.iqm(scores)), *map(float, statistics.interval(statistics.iqm, scores)))
-
-    def difference(a: statistics.Scores, b: statistics.Scores) -> np.ndarray:
-        return np.asarray(statistics.iqm(a) - statistics.iqm(b))
-
-    return Estimate(float(difference(scores, less)), *map(float, statistics.interval(difference, scores, less)))
+    ours, theirs = [c.scores(env, label)], [c.scores(env, without)]
+    return Cell(env, middle(ours), middle(theirs), middle_difference(ours, theirs), len(ours[0]))
 
 
 def load() -> list[Default]:

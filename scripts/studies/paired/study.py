@@ -11,7 +11,7 @@ import numpy as np
 
 from scripts.studies.common.runs import DATA
 from zoo.benchmarking.results import Run, read_all
-from zoo.comparing.statistics import interval, iqm, probability_of_improvement, time_to_threshold
+from zoo.comparing.statistics import Scores, interval, iqm, probability_of_improvement, time_to_threshold
 
 RUNS = DATA / "paired"
 PAIRED, STATE, TUNED, CONTROL = "grpo-paired", "grpo-state", "ppo-tuned", "ppo-grpo-settings"
@@ -85,10 +85,19 @@ class Estimate(NamedTuple):
     high: float
 
 
+def middle(scores: Scores) -> Estimate:
+    """IQM."""
+    return Estimate(float(iqm(scores)), *_bounds(interval(iqm, scores)))
+
+
+def middle_difference(ours: Scores, theirs: Scores) -> Estimate:
+    """Of two IQMs."""
+    return Estimate(float(iqm(ours) - iqm(theirs)), *_bounds(interval(lambda a, b: iqm(a) - iqm(b), ours, theirs)))
+
+
 def level(study: Study, task: str, label: str) -> Estimate:
     """Where a label ends: IQM over seeds."""
-    scores = [study.scores(task, label)]
-    return Estimate(float(iqm(scores)), *_bounds(interval(iqm, scores)))
+    return middle([study.scores(task, label)])
 
 
 def difference(study: Study, task: str, label: str, of: str = PAIRED) -> Estimate:
@@ -96,8 +105,7 @@ def difference(study: Study, task: str, label: str, of: str = PAIRED) -> Estimat
 
     :param of: the label that stands for pairing
     """
-    ours, theirs = [study.scores(task, of)], [study.scores(task, label)]
-    return Estimate(float(iqm(ours) - iqm(theirs)), *_bounds(interval(lambda a, b: iqm(a) - iqm(b), ours, theirs)))
+    return middle_difference([study.scores(task, of)], [study.scores(task, label)])
 
 
 def improvement(study: Study, tasks: Sequence[str], label: str, of: str = PAIRED) -> Estimate:

@@ -52,18 +52,20 @@ def with_bar(runs: Sequence[Run]) -> tuple[list[Run], dict[str, str]]:
     return [*runs, *(replace(r, label=BAR) for r in runs if chosen.get(r.env) == r.label)], chosen
 
 
-def with_defaults(runs: Sequence[Run]) -> list[Run]:
-    """Give a tuned entry's runs a second label, :data:`DEFAULTS`, where that has none and the entry changes nothing of it.
+def with_defaults(runs: Sequence[Run], entry: str = TUNED, defaults: str = DEFAULTS) -> list[Run]:
+    """Give an entry's runs a second label, that of the defaults, where those have none and the entry changes nothing of them.
 
     :param runs: of a study
+    :param entry: label of the entries
+    :param defaults: label of the constructor's defaults
     :return: runs with those added
     """
-    own = [r for r in runs if r.label == DEFAULTS]
+    own = [r for r in runs if r.label == defaults]
     if not own:
         return list(runs)
-    asked, defaults = {r.env for r in own}, effective(own[0].settings)
-    entries = (r for r in runs if r.label == TUNED and r.env not in asked)
-    return [*runs, *(replace(r, label=DEFAULTS) for r in entries if effective(r.settings) == defaults)]
+    asked, settings = {r.env for r in own}, effective(own[0].settings)
+    entries = (r for r in runs if r.label == entry and r.env not in asked)
+    return [*runs, *(replace(r, label=defaults) for r in entries if effective(r.settings) == settings)]
 
 
 def effective(settings: dict[str, Any]) -> dict[str, Any]:
