@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.utils import LinearSchedule
 
 import sb_grpo.envs.memory  # noqa: F401  # registers the tasks
 import scripts.studies.common.package_tasks  # noqa: F401  # registers the others
@@ -21,11 +22,12 @@ from scripts.studies.common.runs import Variant, main, results
 
 
 class Task(NamedTuple):
-    """What is trained on, for how long, with how large an entropy bonus."""
+    """What is trained on, for how long, and the settings that not all tasks have in common."""
 
     env_id: str
     steps: int
     ent_coef: float
+    falling: bool = False  #: the learning rate, to 0 at the end
 
 
 #: By the first part of a variant's label.
@@ -35,10 +37,13 @@ TASKS = {
     "TMaze10-v0": Task("TMaze10-v0", 100_000, 0.05),
     "TMaze10-v0_ent-0.1": Task("TMaze10-v0", 100_000, 0.1),
     "TMaze50-v0": Task("TMaze50-v0", 400_000, 0.05),
+    "TMaze50-v0_falling": Task("TMaze50-v0", 400_000, 0.05, falling=True),
     "RepeatPrevious-v0": Task("RepeatPrevious-v0", 200_000, 0.01),
     "MemoryS7-v0": Task("MemoryS7-v0", 400_000, 0.01),
+    "MemoryS7-v0_falling": Task("MemoryS7-v0", 400_000, 0.01, falling=True),
 }
-SETTINGS: dict[str, Any] = dict(learning_rate=1e-3, n_steps=128, batch_size=256, n_epochs=5, gamma=0.99, device="cpu")
+LEARNING_RATE = 1e-3
+SETTINGS: dict[str, Any] = dict(n_steps=128, batch_size=256, n_epochs=5, gamma=0.99, device="cpu")
 UNITS = 64
 ALGORITHMS = {"lstm": 'GRPO, `memory="lstm"`', "none": "GRPO without memory", "recurrent-ppo": "RecurrentPPO"}
 #: Members of a group share their start, and with it the cue that is to be remembered: every episode has one of its own.
@@ -48,6 +53,7 @@ EIGHT = "TMaze50-v0", f"{ALGORITHMS['lstm']}, `group_size=8`"
 HEADS = [
     "task",
     "`ent_coef`",
+    "`learning_rate`",
     "policy",
     "seeds",
     "IQM [95 %]",
@@ -62,7 +68,9 @@ def _variant(label: str, name: str) -> Variant:
     task = TASKS[label]
 
     def make(seed: int) -> Any:
-        env, settings = make_vec_env(task.env_id, 16, seed=seed), dict(SETTINGS, ent_coef=task.ent_coef, seed=seed)
+        rate = LinearSchedule(LEARNING_RATE, 0.0, 1.0) if task.falling else LEARNING_RATE
+        settings = dict(SETTINGS, learning_rate=rate, ent_coef=task.ent_coef, seed=seed)
+        env = make_vec_env(task.env_id, 16, seed=seed)
         if name == "recurrent-ppo":
             return RecurrentPPO(WholeSequences, env, policy_kwargs=dict(lstm_hidden_size=UNITS), **settings)
         memory = {} if name == "none" else dict(memory="lstm", memory_size=UNITS)
@@ -84,8 +92,9 @@ def table() -> str:
         if runs:
             means, ours = finals(runs), finals(found.get(f"{label}_lstm", []))
             won = better(ours, means) if name != "lstm" and len(ours) else ""
-            cells = [task.env_id, f"{task.ent_coef:g}", variant.setting, f"{len(means)}", middle(means), f"{means.min():.2f}"]
-            rows.append([*cells, f"{task.steps:,}", f"{runs[0]['gradient_steps']:,}", won])
+            rate = f"{LEARNING_RATE:g}" + " to 0" * task.falling
+            what = [task.env_id, f"{task.ent_coef:g}", rate, variant.setting, f"{len(means)}"]
+            rows.append([*what, middle(means), f"{means.min():.2f}", f"{task.steps:,}", f"{runs[0]['gradient_steps']:,}", won])
     return markdown(HEADS, rows)
 
 
