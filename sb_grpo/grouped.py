@@ -40,9 +40,8 @@ from sb_grpo.maths.schedules import scaled
 from sb_grpo.moved import DEFAULTS_0_1, MOVED, check_moved, modern
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, RoutedPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
-from sb_grpo.policy_arguments import check_memory, check_routing
+from sb_grpo.policy_arguments import check_memory, check_policy_name, check_routing
 from sb_grpo.profiles import arguments_of
-from sb_grpo.rules import check_choice
 from sb_grpo.saving import (
     NOT_SAVED,
     OPTIONAL_MODULES,
@@ -88,7 +87,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
     # ---------------------------------------------------------------- set-up
 
     def _get_policy_from_name(self, policy_name: str) -> type[BasePolicy]:
-        check_choice("policy", policy_name, self.policy_aliases)
+        check_policy_name(policy_name, self.policy_aliases)
         return super()._get_policy_from_name(policy_name)
 
     @staticmethod

@@ -3,8 +3,33 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
+
+from sb_grpo.rules import check_choice
+
+#: Settings that only a policy with a memory looks at.
+OF_MEMORY = ("memory_size", "n_layers", "memory_span")
+#: What sb3-contrib's recurrent policies call their settings, and what to do about them here.
+OF_RECURRENT_PPO = {
+    "lstm_hidden_size": "use memory_size",
+    "n_lstm_layers": "use n_layers",
+    "shared_lstm": "there is no critic to share it with, leave it out",
+    "enable_critic_lstm": "there is no critic, leave it out",
+    "lstm_kwargs": "memory_size, n_layers and memory_span are what can be set, leave it out",
+}
+
+
+def check_policy_name(name: str, known: Collection[str]) -> None:
+    """Check that a policy has a name that there is.
+
+    :param known: names there are
+    :raises ValueError: if it is none of them; for sb3-contrib's recurrent policies with what to use in their place
+    """
+    plain = name.replace("Lstm", "")
+    if name != plain and plain in known:
+        raise ValueError(f"policy={name!r}: here a memory is a setting. Use {plain!r}, policy_kwargs=dict(memory='lstm').")
+    check_choice("policy", name, known)
 
 
 def check_memory(
@@ -19,16 +44,25 @@ def check_memory(
     :param sequence_length: of ``update_kwargs``
     :param steps_per_env: of a rollout; None: rollouts hold whole episodes
     :param time_limit: steps of the longest episode; None: unknown
-    :raises ValueError: for a policy class without a memory, and for lengths that no rollout has
+    :raises ValueError: for a policy class without a memory, for settings that need one or are RecurrentPPO's, and for
+        lengths that no rollout has
     """
     has_memory = policy_kwargs.get("memory") is not None
+    parameters = inspect.signature(policy_class.__init__).parameters
+    for key, remedy in OF_RECURRENT_PPO.items():
+        if key in policy_kwargs and key not in parameters:
+            raise ValueError(f"policy_kwargs: {key}={policy_kwargs[key]!r} is a setting of RecurrentPPO: {remedy}.")
     if has_memory:
-        parameters = inspect.signature(policy_class.__init__).parameters.values()
-        if not any(p.name == "memory" or p.kind is p.VAR_KEYWORD for p in parameters):
+        if not any(p.name == "memory" or p.kind is p.VAR_KEYWORD for p in parameters.values()):
             raise ValueError(
                 f"policy_kwargs: memory={policy_kwargs['memory']!r}, but {policy_class.__name__}.__init__ takes no memory: "
                 "hand **kwargs on to sb_grpo.policies.ActorPolicy, or use 'MlpPolicy', 'CnnPolicy' or 'MultiInputPolicy'."
             )
+    elif "memory" in parameters and (alone := [key for key in OF_MEMORY if key in policy_kwargs]):
+        raise ValueError(
+            f"policy_kwargs: {alone[0]}={policy_kwargs[alone[0]]!r} has no effect without a memory: add memory='lstm' or "
+            "'gru', or leave it out."
+        )
     if sequence_length is None:
         return
     if not has_memory:

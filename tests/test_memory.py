@@ -261,7 +261,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (dict(policy_kwargs=dict(memory="gru", memory_size=0)), "memory_size=0 must be an integer"),
     (dict(policy_kwargs=dict(memory="gru", memory_span=0.5)), "memory_span=0.5 must be"),
     (dict(policy_kwargs=dict(memory="gru", n_layers=1.5)), "n_layers=1.5 must be an integer"),
-    (dict(update_kwargs=dict(sequence_length=8)), "has no effect without a memory"),
+    (dict(update_kwargs=dict(sequence_length=8)), "sequence_length=8 has no effect without a memory"),
+    (dict(policy_kwargs=dict(memory_size=8)), "memory_size=8 has no effect without a memory"),
+    (dict(policy_kwargs=dict(memory=None, n_layers=2)), "n_layers=2 has no effect without a memory"),
+    (dict(policy_kwargs=dict(memory="lstm", lstm_hidden_size=8)), "lstm_hidden_size=8 .* use memory_size"),
+    (dict(policy_kwargs=dict(enable_critic_lstm=True)), "enable_critic_lstm=True .* there is no critic"),
     (dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=64)), "longer than any stretch"),
     (dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=0)), "sequence_length=0 must be"),
 ]
@@ -271,6 +275,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
 def test_bad_memories_are_refused(kwargs: dict[str, Any], match: str) -> None:
     with pytest.raises(ValueError, match=match):
         GRPO("MlpPolicy", make_vec_env("TMaze10-v0", 2), n_steps=32, **kwargs)
+
+
+def test_the_name_of_a_recurrent_policy_is_answered_with_the_setting() -> None:
+    with pytest.raises(ValueError, match=r"policy='MlpLstmPolicy'.*Use 'MlpPolicy', policy_kwargs=dict\(memory='lstm'\)"):
+        GRPO("MlpLstmPolicy", make_vec_env("TMaze10-v0", 2))
 
 
 def test_a_policy_class_that_takes_no_memory_is_named() -> None:
