@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo import figures as log
 from sb_grpo import ranks
 from sb_grpo.arguments import checking_arguments
+from sb_grpo.collect.acting import Acting
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import Source, collecting
 from sb_grpo.envs.tensor_env import is_tensor_env
@@ -183,18 +184,17 @@ class GRPO(ResumableAlgorithm):
             self.policy.reset_noise(env.num_envs)
         completed, steps_before, episodes_before = False, self.num_timesteps, list(self.ep_info_buffer or ())
         try:
-            completed = ranks.every(self._take_steps(env, callback, rollout_buffer))
+            log_probs = self._take_steps(env, callback, rollout_buffer)
+            completed = ranks.every(log_probs is not None)
         finally:
             if not completed:  # the episodes lost their beginnings: the next learn() starts new groups
                 self._in_rollout = False
                 self._steps_dropped += rollout_buffer.pos * env.num_envs + rollout_buffer.drop_kept()
                 self._last_obs = None
-        if not completed:
+        if not completed or log_probs is None:
             return False
         self._n_rollouts += 1
         self._share_what_was_seen(steps_before, episodes_before)
-        with self.autocasting():
-            log_probs = rollout_buffer.log_probs_of(self.policy.log_prob)
         rollout = rollout_buffer.pack(log_probs, self.members, self.whole_episodes)
         assert rollout is not None, "a rollout ends with a complete group"
         self._steps_dropped += rollout_buffer.n_idle + rollout_buffer.n_lost
@@ -203,8 +203,11 @@ class GRPO(ResumableAlgorithm):
         self._prepared = rollout, self._prepare(rollout)
         return True
 
-    def _take_steps(self, env: VecEnv, callback: BaseCallback, rollout_buffer: GroupRolloutBuffer) -> bool:
-        """Fill the buffer, and let the callback see every step with the locals that SB3's loop has."""
+    def _take_steps(self, env: VecEnv, callback: BaseCallback, rollout_buffer: GroupRolloutBuffer) -> th.Tensor | None:
+        """Fill the buffer, and let the callback see every step with the locals that SB3's loop has.
+
+        :return: ``[time * slots]`` log-probabilities of the actions; None when a callback asked to stop
+        """
         assert self._last_obs is not None and self.slots is not None, "No previous observation was provided"
         source = Source(
             env, self.policy, rollout_buffer, self.columns, self.slots, self.beside, self._last_obs, self._vec_normalize_env,
@@ -214,17 +217,21 @@ class GRPO(ResumableAlgorithm):
         known["n_rollout_steps"] = self.steps_per_env
         n_ranks = ranks.place().n
         callback.on_rollout_start()
+        acting = Acting(self.policy, rollout_buffer)
         for step in collecting(source, self._plan(), self._start_over, self.ep_info_buffer):
             self.num_timesteps += env.num_envs * n_ranks
             callback.update_locals({**known, **step._asdict()})
             if not callback.on_step():
                 self.num_timesteps += step.ahead * env.num_envs * n_ranks
-                return False
+                return None
             if not is_tensor_env(env):
+                acting.look(step.n_steps)
                 self._update_info_buffer(step.infos, step.dones)
                 self._last_obs, self._last_episode_starts = step.new_obs, step.dones
+        with self.autocasting():
+            log_probs = acting.log_probs()
         callback.on_rollout_end()
-        return True
+        return log_probs
 
     def _prepare(self, rollout: Rollout) -> Prepared:
         """Advantages and row weights of a rollout; rows without signal are left out."""

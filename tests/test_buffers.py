@@ -158,3 +158,21 @@ def test_the_age_of_steps_is_the_number_of_updates_they_waited_for():
     age = several.rollout_buffer.age
     assert int(age.max()) == 1 and int((age == 1).sum()) == 11
     assert several.last_figures["rollout/age"] == pytest.approx(11 / len(age))
+
+
+@pytest.mark.parametrize("first", [th.int64, th.uint8])
+def test_floats_that_come_after_integers_are_kept_as_they_are(first):
+    """Some envs begin with integers; and a VecNormalize may be put around an env of integers between two rollouts."""
+    buffer = GroupRolloutBuffer(4, OBS, spaces.Discrete(3), n_envs=2)
+    job, t, ends = np.array([0, 1]), np.zeros(2, np.int64), np.zeros(2, np.int8)
+
+    def add(obs):
+        buffer.add(obs, th.zeros(2, dtype=th.int64), np.zeros(2, np.float32), job, t, ends)
+
+    add(th.tensor([[3], [4]], dtype=first))
+    add(th.tensor([[0.25], [-0.75]]))
+    add(th.tensor([[5], [6]], dtype=first))
+    assert buffer.new_rows()[0].flatten().tolist() == [3.0, 4.0, 0.25, -0.75, 5.0, 6.0]
+    buffer.reset()
+    add(th.tensor([[0.5], [1.5]]))
+    assert buffer.new_rows()[0].flatten().tolist() == [0.5, 1.5]

@@ -118,3 +118,67 @@ def test_a_rollout_is_that_of_ppo(env_id):
     np.testing.assert_array_equal(*(s.mean for s in statistics))
     np.testing.assert_array_equal(*(s.var for s in statistics))
     assert statistics[0].count == statistics[1].count
+
+
+class Narrower(BaseCallback):
+    """Changes the policy's weights at some step, by one of the ways in which that is done; notes log-probabilities."""
+
+    def __init__(self, way: str, when: int) -> None:
+        super().__init__()
+        self.way, self.when, self.log_stds, self.scored = way, when, [], []
+
+    def _on_step(self) -> bool:
+        policy, n = self.model.policy, self.locals["n_steps"]
+        obs, actions = th.as_tensor(self.locals["obs_tensor"]), th.as_tensor(self.locals["actions"])
+        with th.no_grad():
+            self.scored.append(policy.log_prob(obs.clone(), actions))
+            if n in (self.when, self.when + 1):
+                self.change(policy)
+        return True
+
+    def _on_rollout_end(self) -> None:
+        with th.no_grad():
+            self.change(self.model.policy)
+
+    def change(self, policy) -> None:
+        if self.way == "data":
+            policy.log_std.data -= 0.5
+        elif self.way == "assigned":
+            policy.log_std.data = policy.log_std.data - 0.5
+        else:
+            policy.load_state_dict({name: 0.5 * value for name, value in policy.state_dict().items()})
+
+
+@pytest.mark.parametrize("way", ["data", "assigned", "loaded"])
+@pytest.mark.parametrize("when", [1, 7, 31])
+def test_old_log_probabilities_are_those_of_the_policy_that_acted(way, when):
+    """A callback changes the weights after a step, after the next one, and at the end: PPO's log-probs are of before."""
+    model = GRPO(
+        "MlpPolicy", make_vec_env("Pendulum-v1", 4), n_steps=32, learning_rate=0.0, group_size=2, seed=0, device="cpu"
+    )
+    packed, pack = [], model.rollout_buffer.pack
+    model.rollout_buffer.pack = lambda log_probs, *args: packed.append(log_probs) or pack(log_probs, *args)
+    callback = Narrower(way, when)
+    model.learn(128, callback=callback)
+    th.testing.assert_close(packed[0], th.cat(callback.scored), atol=1e-5, rtol=1e-5)
+
+
+class Shaping(BaseCallback):
+    """Adds 5 to every reward."""
+
+    def _on_step(self) -> bool:
+        self.locals["rewards"] += 5.0
+        return True
+
+
+@pytest.mark.parametrize("wrapped", [lambda env: env, lambda env: VecNormalize(env, norm_reward=False)])
+def test_rewards_that_a_callback_changes_are_learnt_from(wrapped):
+    model = GRPO("MlpPolicy", wrapped(make_vec_env("CartPole-v1", 4)), n_steps=8, group_size=2, seed=0, device="cpu")
+    model.learn(32, callback=Shaping())
+    assert bool((model.rollout_buffer.rewards[:8] == 6.0).all())
+
+
+def test_rewards_that_a_callback_changes_where_they_would_be_lost_are_refused():
+    model = GRPO("MlpPolicy", VecNormalize(make_vec_env("CartPole-v1", 4)), n_steps=8, group_size=2, seed=0, device="cpu")
+    with pytest.raises(ValueError, match=r"A callback has changed rewards.*norm_reward=False"):
+        model.learn(32, callback=Shaping())

@@ -164,8 +164,7 @@ class GroupRolloutBuffer(BaseBuffer):
         :param ends: ``[n_envs]`` int8: 0 goes on, 1 terminated, 2 truncated
         :param extra: ``[n_envs, ...]`` values of the columns that :meth:`add_columns` declared
         """
-        if not self._obs_dtypes:
-            self._match_dtypes(obs)
+        self._match_dtypes(obs)
         if self.pos == self.buffer_size:
             self._allocate(2 * self.buffer_size)
         pos = self.pos
@@ -185,23 +184,25 @@ class GroupRolloutBuffer(BaseBuffer):
         self.pos += 1
 
     def _match_dtypes(self, obs: TensorOrDict) -> None:
-        """VecNormalize delivers floats for integer spaces: go by what comes, not by the space."""
-        self._obs_dtypes = {key: o.dtype for key, o in (obs if isinstance(obs, dict) else {"": obs}).items()}
-        there = self.observations if isinstance(self.observations, dict) else {"": self.observations}
-        if any(there[key].dtype != dtype for key, dtype in self._obs_dtypes.items()):
-            self._allocate(self.buffer_size)
+        """Go by what comes, not by the space: VecNormalize delivers floats for integers, and some envs begin with integers."""
+        if self._obs_dtypes != (comes := {key: o.dtype for key, o in (obs if isinstance(obs, dict) else {"": obs}).items()}):
+            kept = {key: th.promote_types(self._obs_dtypes.get(key, dtype), dtype) for key, dtype in comes.items()}
+            if kept != self._obs_dtypes:
+                self._obs_dtypes = kept
+                self._allocate(self.buffer_size)
 
     def add_final_observation(self, job: int, obs: Any) -> None:
         """Remember the observation after an episode's last step (needed where it did not terminate)."""
         self._final_obs[job] = obs
 
-    def new_rows(self) -> tuple[TensorOrDict, th.Tensor]:
-        """Observations and actions of this rollout's steps, ``[time * slots, ...]`` views."""
-        return map_obs(lambda o: o[: self.pos].flatten(0, 1), self.observations), self.actions[: self.pos].flatten(0, 1)
+    def new_rows(self, since: int = 0, until: int | None = None) -> tuple[TensorOrDict, th.Tensor]:
+        """Observations and actions of this rollout's steps, ``[time * slots, ...]`` views; some of them, or all."""
+        steps = slice(since, self.pos if until is None else until)
+        return map_obs(lambda o: o[steps].flatten(0, 1), self.observations), self.actions[steps].flatten(0, 1)
 
-    def log_probs_of(self, policy_log_prob: Callable[..., th.Tensor]) -> th.Tensor:
+    def log_probs_of(self, policy_log_prob: Callable[..., th.Tensor], since: int = 0, until: int | None = None) -> th.Tensor:
         """``[time * slots]`` log-probabilities of :meth:`new_rows`, under the policy (a function) that collected them."""
-        return in_chunks(policy_log_prob, *self.new_rows())
+        return in_chunks(policy_log_prob, *self.new_rows(since, until))
 
     def seen_observations(self) -> TensorOrDict | None:
         """Observations of this rollout's steps, if any; idle slots are left out once :meth:`pack` has counted them."""

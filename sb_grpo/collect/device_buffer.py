@@ -54,9 +54,9 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
                 place[self.pos : self.pos + n] = part
         self.pos += n
 
-    def log_probs_of(self, policy_log_prob: Callable[..., th.Tensor]) -> th.Tensor:
+    def log_probs_of(self, policy_log_prob: Callable[..., th.Tensor], since: int = 0, until: int | None = None) -> th.Tensor:
         """Those that :meth:`new_rows` had when they were drawn."""
-        return self.log_probs[: self.pos].flatten()
+        return self.log_probs[since : self.pos if until is None else until].flatten()
 
     def _new_final_observations(self) -> TensorOrDict:  # type: ignore[override]
         return map_obs(lambda obs: obs[: self.pos].flatten(0, 1), self.next_observations)  # type: ignore[no-any-return]

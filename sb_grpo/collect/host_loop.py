@@ -54,13 +54,39 @@ def check_finite(env: VecEnv, what: str, value: Any, step: int, largest: float =
     )
 
 
+def below(vec_normalize: VecNormalize, rewards: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray | None]:
+    """What a step's observations and rewards were before VecNormalize.
+
+    :param rewards: ``[n_envs]`` what the step returned
+    :return: observations, rewards, and what :func:`check_callback_rewards` is to hold them against
+    """
+    if not vec_normalize.norm_reward:  # it changes none
+        return vec_normalize.old_obs, rewards, None
+    return vec_normalize.old_obs, vec_normalize.old_reward, rewards.copy()
+
+
+def check_callback_rewards(said: np.ndarray | None, rewards: np.ndarray) -> None:
+    """As :func:`check_reward_wrappers`, of callbacks, which have rewards in their locals.
+
+    :param said: ``[n_envs]`` what the step returned; None: these are learnt from
+    :param rewards: ``[n_envs]`` what they are after the callbacks
+    :raises ValueError: if they differ
+    """
+    if said is not None and not np.array_equal(said, rewards):
+        raise ValueError(
+            f"A callback has changed rewards: {rewards.tolist()} in place of {said.tolist()}. GRPO learns from the rewards "
+            "below VecNormalize, so this would be lost: change them in a wrapper of the env, or pass "
+            "VecNormalize(..., norm_reward=False)."
+        )
+
+
 def check_reward_wrappers(env: VecEnv, vec_normalize: VecNormalize | None, rewards: np.ndarray) -> None:
     """Rewards are taken from below VecNormalize, whose moving scale advantages do not need: nothing may change them above it.
 
     :param rewards: ``[n_envs]`` what the step returned
     :raises ValueError: if they are not VecNormalize's
     """
-    if vec_normalize is None or env is vec_normalize:
+    if vec_normalize is None or env is vec_normalize or not vec_normalize.norm_reward:
         return
     if not np.allclose(rewards, vec_normalize.normalize_reward(vec_normalize.old_reward)):
         raise ValueError(
@@ -141,17 +167,16 @@ def collect(
         raw_obs_before = raw_obs
         new_obs, rewards, dones, infos = slots.step_envs(env, clipped_actions)
         n_steps += 1
-        raw_obs, raw_rewards = (
-            (new_obs, rewards) if vec_normalize is None else (vec_normalize.old_obs, vec_normalize.old_reward)
-        )
-        check_reward_wrappers(env, vec_normalize, rewards)
+        raw_obs, raw_rewards, said = (new_obs, rewards, None) if vec_normalize is None else below(vec_normalize, rewards)
         check_finite(env, "reward", raw_rewards, plan.steps_before + n_steps, plan.limits.reward)
         check_finite(env, "observation", raw_obs, plan.steps_before + n_steps, plan.limits.observation)
+        check_reward_wrappers(env, vec_normalize, rewards)
         ended = dones.nonzero()[0].tolist()
         starts = slots.starts(env, ended, raw_obs)  # before any callback, which may reset the envs
         carried.see(env, infos, dones, plan.steps_before + n_steps)
         yield Taken(n_steps, obs_tensor, actions, clipped_actions, new_obs, rewards, dones, infos)
 
+        check_callback_rewards(said, rewards)
         ends = note_ends(buffer, slots.job, ended, infos, carried)
         extra = read_host(columns, HostStep(raw_obs_before, infos, raw_rewards, slots.t)) if columns else NOTHING
         buffer.add(obs_tensor, action_tensor, raw_rewards, slots.job, slots.t, ends, extra)
