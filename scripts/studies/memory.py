@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
@@ -16,9 +17,10 @@ from stable_baselines3.common.utils import LinearSchedule
 import sb_grpo.envs.memory  # noqa: F401  # registers the tasks
 import scripts.studies.common.package_tasks  # noqa: F401  # registers the others
 from sb_grpo import GRPO
-from scripts.studies.common.compared import better, finals, markdown, middle, write
+from scripts.studies.common.compared import better, better_on_all, finals, markdown, middle, write
 from scripts.studies.common.recurrent_ppo import WholeSequences
 from scripts.studies.common.runs import Variant, main, results
+from zoo.comparing.statistics import iqm
 
 
 class Task(NamedTuple):
@@ -85,6 +87,11 @@ VARIANTS = [_variant(label, name) for label in TASKS for name in ALGORITHMS]
 VARIANTS.insert(1 + [v.label for v in VARIANTS].index(f"{EIGHT[0]}_lstm"), _variant(EIGHT[0], "groups"))
 
 
+def rate_of(task: Task) -> str:
+    """The learning rate, in words."""
+    return f"{LEARNING_RATE:g}" + " to 0" * task.falling
+
+
 def table() -> str:
     """Returns of the last weights over the seeds, and how often a run of GRPO with memory is better."""
     found, rows = results("memory", VARIANTS), []
@@ -94,15 +101,38 @@ def table() -> str:
         if runs:
             means, ours = finals(runs), finals(found.get(f"{label}_lstm", []))
             won = better(ours, means) if name != "lstm" and len(ours) else ""
-            rate = f"{LEARNING_RATE:g}" + " to 0" * task.falling
-            what = [task.env_id, f"{task.ent_coef:g}", rate, variant.setting, f"{len(means)}"]
+            what = [task.env_id, f"{task.ent_coef:g}", rate_of(task), variant.setting, f"{len(means)}"]
             rows.append([*what, middle(means), f"{means.min():.2f}", f"{task.steps:,}", f"{runs[0]['gradient_steps']:,}", won])
     return markdown(HEADS, rows)
 
 
+def best_of(env_id: str, name: str) -> tuple[str, np.ndarray]:
+    """The setting that an algorithm ends highest with, of those with the most env steps, and its returns ``[runs]``."""
+    steps = max(task.steps for task in TASKS.values() if task.env_id == env_id)
+    labels = [label for label, task in TASKS.items() if (task.env_id, task.steps) == (env_id, steps)]
+    found = results("memory", [v for v in VARIANTS if v.label in {f"{label}_{name}" for label in labels}])
+    label, runs = max(found.items(), key=lambda item: (float(iqm([finals(item[1])])), finals(item[1]).mean()))
+    task = TASKS[label.rsplit("_", 1)[0]]
+    return f"{task.ent_coef:g}, {rate_of(task)}", finals(runs)
+
+
+def best_table() -> str:
+    """Each algorithm at the setting that suits it best: task by task, and all tasks together."""
+    rows, scores = [], []
+    for env_id in dict.fromkeys(task.env_id for task in TASKS.values()):
+        ours, theirs = best_of(env_id, "lstm"), best_of(env_id, "recurrent-ppo")
+        scores.append((ours[1], theirs[1]))
+        cells = [f"{cell}" for setting, means in (ours, theirs) for cell in (setting, len(means), middle(means))]
+        rows.append([env_id, *cells, better(*scores[-1])])
+    rows.append(["all, each as much", *[""] * 6, better_on_all(*zip(*scores, strict=True))])
+    heads = [f"{whose}: {what}" for whose in ("GRPO", "RecurrentPPO") for what in ("`ent_coef`, rate", "seeds", "IQM")]
+    return markdown(["task", *heads, "P(GRPO better) [95 %]"], rows)
+
+
 def draw() -> None:
-    """No picture: the table goes into the page."""
+    """No picture: the tables go into the page."""
     write("memory", table())
+    write("memory at its best", best_table())
 
 
 if __name__ == "__main__":

@@ -26,7 +26,12 @@ def middle(values: np.ndarray) -> str:
 
 def better(ours: np.ndarray, theirs: np.ndarray) -> str:
     """How likely one of our runs is above one of theirs, ties half, with the interval."""
-    return _bounded(probability_of_improvement, [ours], [theirs])
+    return better_on_all([ours], [theirs])
+
+
+def better_on_all(ours: Scores, theirs: Scores) -> str:
+    """As :func:`better`, of the runs of several tasks, each of which counts as much."""
+    return _bounded(probability_of_improvement, ours, theirs)
 
 
 def _bounded(statistic: Callable[..., Any], *samples: Scores) -> str:
