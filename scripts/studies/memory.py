@@ -41,9 +41,9 @@ TASKS = {
     "TMaze50-v0": Task("TMaze50-v0", 400_000, 0.05),
     "TMaze50-v0_falling": Task("TMaze50-v0", 400_000, 0.05, falling=True),
     "RepeatPrevious-v0": Task("RepeatPrevious-v0", 200_000, 0.01),
+    "RepeatPrevious-v0_falling": Task("RepeatPrevious-v0", 200_000, 0.01, falling=True),
     "RepeatPrevious-v0_longer": Task("RepeatPrevious-v0", 400_000, 0.01),
     "RepeatPrevious-v0_longer-falling": Task("RepeatPrevious-v0", 400_000, 0.01, falling=True),
-    "RepeatPrevious-v0_falling": Task("RepeatPrevious-v0", 200_000, 0.01, falling=True),
     "MemoryS7-v0": Task("MemoryS7-v0", 400_000, 0.01),
     "MemoryS7-v0_falling": Task("MemoryS7-v0", 400_000, 0.01, falling=True),
 }
