@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import pytest
+from gymnasium.envs.classic_control import PendulumEnv
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
@@ -53,6 +55,31 @@ def unregistered(**attributes: int) -> gym.Env:
     return env
 
 
+class Cutting(PendulumEnv):
+    """Cuts its own episodes, as MiniGrid's envs do."""
+
+    def __init__(self, max_steps: int) -> None:
+        super().__init__()
+        self.max_steps, self.n_steps = max_steps, 0
+
+    def step(self, action: np.ndarray) -> Any:
+        self.n_steps += 1
+        obs, reward, terminated, _, info = super().step(action)
+        return obs, reward, terminated, self.n_steps >= self.max_steps, info
+
+
+class Solver(gym.Wrapper):
+    """Something else is called ``max_steps``, and nobody cuts an episode by it."""
+
+    max_steps = 4
+
+
+class CutBySolver(Solver):
+    def step(self, action: np.ndarray) -> Any:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, reward, terminated, any([truncated for _ in range(self.max_steps)]), info
+
+
 def further_in() -> gym.Env:
     return gym.wrappers.RescaleAction(gym.wrappers.TimeLimit(gym.make("Pendulum-v1", max_episode_steps=300), 50), -1.0, 1.0)
 
@@ -63,9 +90,16 @@ LIMITS: dict[str, tuple[Callable[[], gym.Env], float]] = {
     "further in": (further_in, 0.95),
     "the shorter of two": (lambda: gym.wrappers.TimeLimit(gym.wrappers.TimeLimit(unregistered(), 50), 200), 0.95),
     "in Monitor": (lambda: Monitor(gym.wrappers.TimeLimit(unregistered(), 100)), 0.98),
-    "the env's own": (lambda: unregistered(max_steps=100), 0.98),
+    "the env's own": (lambda: Cutting(100), 0.98),
+    "the env's own, in wrappers": (lambda: Monitor(gym.wrappers.RescaleAction(Cutting(100), -1.0, 1.0)), 0.98),
+    "the env's own, read by a wrapper": (lambda: CutBySolver(unregistered()), 0.95),
     "the env's own, as simulators call it": (lambda: unregistered(max_episode_steps=np.int64(100)), 0.98),
     "no number of steps": (lambda: unregistered(max_steps=True), 0.995),
+    "a name of another meaning": (lambda: unregistered(max_steps=4), 0.995),
+    "a wrapper's name of another meaning": (lambda: Solver(unregistered()), 0.995),
+    "beside a registered one": (lambda: CutBySolver(gym.make("Pendulum-v1")), 0.995),
+    "beside a TimeLimit": (lambda: gym.wrappers.TimeLimit(CutBySolver(unregistered(max_episode_steps=7)), 100), 0.98),
+    "the clearer of two names": (lambda: CutBySolver(unregistered(max_episode_steps=100)), 0.98),
 }
 
 
@@ -96,6 +130,28 @@ def test_whole_episode_estimators_know_a_limit_that_no_spec_does(monkeypatch: py
     promised = gym.make("Pendulum-v1", max_episode_steps=40).unwrapped  # registered, and not kept
     with pytest.raises(ValueError, match="No end after"):
         GRPO("MlpPolicy", promised, **kwargs).learn(100)
+
+
+def test_a_memory_is_not_refused_for_a_name_of_another_meaning() -> None:
+    kwargs = dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=16), device="cpu")
+    GRPO("MlpPolicy", unregistered(max_steps=4), **kwargs)
+    with pytest.raises(ValueError, match="sequence_length=16 is longer"):
+        GRPO("MlpPolicy", Cutting(4), **kwargs)
+
+
+def solver_in_a_process() -> gym.Env:
+    return Solver(SeededResetWrapper(gym.make("Pendulum-v1")))
+
+
+def limited_in_a_process() -> gym.Env:
+    return gym.wrappers.TimeLimit(SeededResetWrapper(gym.make("Pendulum-v1")), 100)
+
+
+@pytest.mark.parametrize(("make", "gamma"), [(solver_in_a_process, 0.995), (limited_in_a_process, 0.98)])
+def test_wrappers_around_seeded_resets_in_processes(make: Callable[[], gym.Env], gamma: float) -> None:
+    env = SubprocVecEnv([make])
+    assert GRPO("MlpPolicy", env, device="cpu").gamma == pytest.approx(gamma)
+    env.close()
 
 
 def test_envs_in_processes_and_on_the_device_are_asked_too() -> None:

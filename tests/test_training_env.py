@@ -9,6 +9,7 @@ import cloudpickle
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
@@ -554,12 +555,115 @@ def test_a_wrapper_that_moves_is_named_and_not_the_env(wrap, name):
     assert not any("does not fix" in str(w.message) for w in caught) and model.slots.start_mismatches > 0
 
 
+class Skips(gym.Wrapper):
+    """Steps at random before the episode begins, from a generator of its own."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.rng = np.random.default_rng(0)
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        for _ in range(self.rng.integers(1, 5)):
+            obs, *_, info = self.env.step(self.env.action_space.sample() * 0 + 1)
+        return obs, info
+
+
+class DropsSeed(gym.Wrapper):
+    def reset(self, **kwargs):
+        return self.env.reset()
+
+
+class OtherSeed(gym.Wrapper):
+    """Seeds what it wraps from a generator that nobody seeds."""
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.rng = np.random.default_rng(0)
+
+    def reset(self, **kwargs):
+        return self.env.reset(seed=int(self.rng.integers(1000)))
+
+
+class GoesOn(gym.Wrapper):
+    """A life is lost: the episode ends, and the next one begins where it was, as with SB3's EpisodicLifeEnv."""
+
+    over = True
+
+    def __init__(self, env):
+        super().__init__(env)
+        self.n = 0
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.n, self.over = self.n + 1, terminated or truncated
+        return obs, reward, terminated or self.n % 7 == 0, truncated, info
+
+    def reset(self, **kwargs):
+        if self.over:
+            self.over = False
+            return self.env.reset(**kwargs)
+        obs, *_, info = self.env.step(self.env.action_space.sample() * 0)
+        return obs, info
+
+
+@pytest.mark.parametrize(
+    ("wrap", "said"),
+    [
+        (Skips, r"Skips steps what it wraps \(\w+\) in reset\(\), after that has been reset, and not alike .*[1-4] times"),
+        (lambda e: Monitor(Skips(gym.wrappers.RescaleAction(e, -1, 1))), r"Skips steps what it wraps \(RescaleAction\)"),
+        (lambda e: Skips(gym.wrappers.NormalizeObservation(e)), r"Skips steps what it wraps \(NormalizeObservation\)"),
+        (lambda e: gym.wrappers.NormalizeObservation(Skips(e)), r"Skips steps what it wraps \(\w+\)"),
+        (DropsSeed, r"DropsSeed.reset\(seed=...\) does not hand the seed on to what it wraps \(\w+\)"),
+        (lambda e: Monitor(DropsSeed(gym.wrappers.RescaleAction(e, -1, 1))), r"DropsSeed.reset\(seed=...\) does not hand"),
+        (lambda e: DropsSeed(Skips(e)), r"DropsSeed.reset\(seed=...\) does not hand"),
+        (OtherSeed, r"OtherSeed.reset\(seed=...\) does not hand"),
+        (GoesOn, r"GoesOn.reset\(\) does not always reset what it wraps \(\w+\)"),
+        (lambda e: Monitor(GoesOn(gym.wrappers.RescaleAction(e, -1, 1))), r"GoesOn.reset\(\) .* \(RescaleAction\)"),
+    ],
+)
+def test_a_wrapper_that_moves_the_start_is_named(wrap, said):
+    env = wrap(gym.make("Pendulum-v1", max_episode_steps=20))
+    with pytest.warns(UserWarning, match=said) as caught:
+        GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(128)
+    (text,) = [str(w.message) for w in caught if "Two members" in str(w.message)]
+    assert "did start from one state" not in text and "does not fix" not in text and "not over equal starts" in text
+
+
+def test_a_seed_that_arrives_by_another_way_is_no_fault():
+    class Twice(gym.Wrapper):
+        """Resets once more, without a seed, and steps a fixed number of times."""
+
+        def reset(self, **kwargs):
+            self.env.reset(**kwargs)
+            self.env.reset()
+            obs, *_, info = self.env.step(np.zeros(1, np.float32))
+            return obs, info
+
+    model = GRPO("MlpPolicy", Twice(gym.make("Pendulum-v1", max_episode_steps=20)), group_size=2, **SMALL).learn(128)
+    assert model.slots.start_mismatches == 0
+    env = gym.wrappers.NormalizeObservation(Twice(gym.make("Pendulum-v1", max_episode_steps=20)))
+    with pytest.warns(UserWarning, match=r"NormalizeObservation made the difference, .* \(Twice\) did start from one state"):
+        GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(128)
+
+
+def test_an_env_without_an_info_trains():
+    class NoInfo(Lesson):
+        def reset(self, *, seed=None, options=None):
+            return super().reset(seed=seed)[0], None
+
+    env = DummyVecEnv([lambda: gym.wrappers.TimeLimit(NoInfo(), 10)])
+    env.reset()  # the user's, before anybody looks for masks in its info
+    model = GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(64)
+    assert model.slots.start_mismatches == 0
+
+
 def test_an_env_that_ignores_its_seed_is_blamed_under_wrappers_too():
     class Unseeded(Lesson):
         def reset(self, *, seed=None, options=None):
             return super().reset()
 
-    env = gym.wrappers.NormalizeObservation(Unseeded())
+    env = Skips(gym.wrappers.NormalizeObservation(Unseeded()))
     with pytest.warns(UserWarning, match=r"reset\(seed=...\) does not fix its start state"):
         GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(128)
 
@@ -738,6 +842,27 @@ def test_seeds_that_a_batched_vec_env_takes_and_ignores_are_found():
 
     with pytest.warns(UserWarning, match="does not fix its start state"):
         GRPO("MlpPolicy", Deaf(), group_size=4, **SMALL).learn(256)
+
+
+@pytest.mark.parametrize("how", ["absent", "none"])
+def test_a_cut_episode_without_its_last_observation_ends_as_for_ppo(how):
+    class Forgetful(SeededBatch):
+        def step_wait(self):
+            obs, rewards, dones, infos = super().step_wait()
+            for info in infos:
+                last = info.pop("terminal_observation", None)
+                if how == "none" and last is not None:
+                    info["terminal_observation"] = None
+            return obs, rewards, dones, infos
+
+    model = GRPO("MlpPolicy", Forgetful(), group_size=4, **SMALL)
+    with pytest.warns(UserWarning, match="no 'terminal_observation'") as caught:
+        model.learn(256)
+    assert len([w for w in caught if "terminal_observation" in str(w.message)]) == 1
+    rollout = model.collect()
+    assert rollout.terminated.any()
+    length = th.bincount(rollout.episode)
+    assert rollout.terminated[length == 10].all() and not rollout.truncated.any()
 
 
 class SaysYes(Batched):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ class Beside:
         self.mask_source = mask_source
         self._masks: np.ndarray | None = None
         self._memory: th.Tensor | None = None  # after the last step
+        self._missed_one = False  # the observation after the last step of a cut episode
 
     def see(
         self, env: VecEnv, infos: Sequence[dict[str, Any]] | None = None, dones: np.ndarray | None = None, step: int = 0
@@ -66,6 +68,28 @@ class Beside:
     def remember(self, memory: th.Tensor | None) -> None:
         """``[n_envs, n]`` of the policy after it has acted."""
         self._memory = memory
+
+    def last(self, slot: int, info: dict[str, Any]) -> Any:
+        """The observation after the last step of an episode that a time limit has cut, with what the policy remembers there.
+
+        :param info: of that step
+        :return: None: the episode terminated, or nobody knows the observation, and it counts as terminated, as for SB3's PPO
+        """
+        if not info.get("TimeLimit.truncated", False):
+            return None
+        obs = info.get("terminal_observation")
+        if obs is not None:
+            return self.after(slot, obs)
+        if not self._missed_one:
+            self._missed_one = True
+            warnings.warn(
+                f"A time limit has cut an episode of env {slot}, and its info has no 'terminal_observation', so nobody knows "
+                "the value of what would have come next: such episodes count as terminated, as for PPO. Let step_wait() put "
+                "the observation before the reset into info['terminal_observation'].",
+                UserWarning,
+                stacklevel=2,
+            )
+        return None
 
     def after(self, slot: int, obs: Any) -> Any:
         """A slot's observation after the last step, with what the policy remembers there; for the value of a cut episode."""

@@ -105,10 +105,10 @@ def note_ends(
     """
     ends = np.zeros(len(jobs), dtype=np.int8)
     for slot in ended:
-        truncated = infos[slot].get("TimeLimit.truncated", False)
-        ends[slot] = 2 if truncated else 1
-        if truncated:
-            buffer.add_final_observation(int(jobs[slot]), carried.after(slot, infos[slot]["terminal_observation"]))
+        last = carried.last(slot, infos[slot])
+        ends[slot] = 1 if last is None else 2
+        if last is not None:
+            buffer.add_final_observation(int(jobs[slot]), last)
     return ends
 
 

@@ -31,7 +31,7 @@ def source_of(env: VecEnv) -> str | None:
         source = "tensor" if base.action_masks is not None else None
     elif has_method(env):
         source = "method"
-    elif any(MASK in info for info in getattr(base, "reset_infos", ())):
+    elif any(MASK in (info or {}) for info in getattr(base, "reset_infos", ())):
         source = "info"
     elif _has_key(env):
         source = "observation"
@@ -98,7 +98,7 @@ def masks_of(
     else:
         resets = base.reset_infos
         current = resets if infos is None else [r if d else i for i, d, r in zip(infos, dones, resets, strict=True)]
-        missing = [slot for slot, info in enumerate(current) if MASK not in info]
+        missing = [slot for slot, info in enumerate(current) if MASK not in (info or {})]
         if missing:
             raise ValueError(
                 f"The info of env {missing[0]} at vector step {step} has no {MASK!r}, which earlier ones had: report it with "

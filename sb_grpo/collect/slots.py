@@ -15,7 +15,7 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import ranks
-from sb_grpo.collect.starts import Start, mismatch_message, start_of
+from sb_grpo.collect.starts import Start, mismatch_message, same_start, start_of
 from sb_grpo.envs.hold import Hold, hold_of
 from sb_grpo.envs.installing import facts, install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
@@ -239,7 +239,7 @@ class GroupSlots:
 
     def _check_start(self, env: VecEnv, group: int, start: Start) -> None:
         first = self._first_start.setdefault(group, start)
-        if first[-1] == start[-1]:
+        if same_start(first, start):
             return
         self.start_mismatches += 1
         if self.start_mismatches == 1:

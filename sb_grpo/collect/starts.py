@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sb_grpo.envs.seeded_reset import START_DIGEST, START_LAYERS, observation_digest
+from sb_grpo.envs.seeded_reset import START_DIGEST, START_LAYERS, Begun, observation_digest
 from sb_grpo.types import map_obs
 
-#: Name and digest of the first observation by layer, from the env itself to its outermost wrapper.
-Start = tuple[tuple[str, bytes], ...]
+#: By layer, from the env itself to its outermost wrapper.
+Start = tuple[Begun, ...]
+
+UNEQUAL = "Groups still average over episodes, but not over equal starts. Counted as group/start_mismatch."
 
 
 def start_of(reset_info: dict[str, Any], raw_obs: Any, slot: int) -> Start | None:
@@ -21,10 +23,15 @@ def start_of(reset_info: dict[str, Any], raw_obs: Any, slot: int) -> Start | Non
         layers: Start = reset_info[START_LAYERS]
         return layers
     if START_DIGEST in reset_info:
-        return (("", reset_info[START_DIGEST]),)
+        return (("", reset_info[START_DIGEST], "", 0),)
     if raw_obs is None:
         return None
-    return (("", observation_digest(map_obs(lambda o: o[slot], raw_obs))),)
+    return (("", observation_digest(map_obs(lambda o: o[slot], raw_obs)), "", 0),)
+
+
+def same_start(first: Start, other: Start) -> bool:
+    """Whether two episodes began with the same observation."""
+    return first[-1][1] == other[-1][1]
 
 
 def mismatch_message(env_id: str | None, group: int, seed: int, first: Start, other: Start) -> str:
@@ -35,17 +42,51 @@ def mismatch_message(env_id: str | None, group: int, seed: int, first: Start, ot
     """
     where = f"{env_id or 'this env'} (group {group}, seed {seed})"
     begin = f"Two members of a group started from different observations in {where}: "
-    end = " Counted as group/start_mismatch."
     layer = next((i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a[1] != b[1]), 0)
+    wrapper = _not_reset(first, other, layer) or (_moved(first, other, layer) if layer > 0 else None)
+    if wrapper is not None:
+        return f"{begin}{wrapper} {UNEQUAL}"
     if layer == 0:
-        return (
-            f"{begin}reset(seed=...) does not fix its start state. Groups still average over episodes, but not over equal "
-            f"starts.{end}"
-        )
+        return f"{begin}reset(seed=...) does not fix its start state. {UNEQUAL}"
     name, inside = other[layer][0], other[layer - 1][0]
     return (
         f"{begin}{name} made the difference, a wrapper inside the env. What it wraps ({inside}) did start from one state, so "
         f"groups are compared from equal starts, but {name} shows it differently from episode to episode, because it keeps "
         "running statistics or draws random numbers of its own. In place of a normalisation inside the env use "
-        f"VecNormalize around the VecEnv, or policy_kwargs=dict(normalize_obs=True).{end}"
+        "VecNormalize around the VecEnv, or policy_kwargs=dict(normalize_obs=True). Counted as group/start_mismatch."
     )
+
+
+def _not_reset(first: Start, other: Start, layer: int) -> str | None:
+    """The outermost wrapper that keeps a reset, or its seed, from what it wraps; None where that made no difference.
+
+    :param layer: the innermost one of which the members saw different things
+    """
+    for i in range(len(other) - 1, max(layer, 1) - 1, -1):
+        name, (inside, *_) = other[i][0], other[i - 1]
+        if not (first[i - 1][1] and other[i - 1][1]):
+            return (
+                f"{name}.reset() does not always reset what it wraps ({inside}): an episode begins where another was left. "
+                "Let it call self.env.reset(**kwargs) every time, or do without it."
+            )
+        if i > layer and (not other[i - 1][2] or first[i - 1][2] != other[i - 1][2]):
+            return (
+                f"{name}.reset(seed=...) does not hand the seed on to what it wraps ({inside}). Let it call "
+                "self.env.reset(seed=seed, options=options)."
+            )
+    return None
+
+
+def _moved(first: Start, other: Start, layer: int) -> str | None:
+    """The wrapper that steps what it wraps before the episode begins, and not alike for both members; None: nobody does.
+
+    :param layer: the innermost one of which the members saw different things; not the env itself
+    """
+    for i in range(layer, len(other)):
+        steps = [start[i][3] - start[i - 1][3] for start in (first, other)]
+        if steps[0] != steps[1] or (i == layer and steps[0] > 0):
+            return (
+                f"{other[i][0]} steps what it wraps ({other[i - 1][0]}) in reset(), after that has been reset, and not alike "
+                f"for all members ({steps[0]} and {steps[1]} times). Let it draw from self.np_random, which the seed fixes."
+            )
+    return None

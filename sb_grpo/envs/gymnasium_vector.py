@@ -14,7 +14,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 
 from sb_grpo.envs.host_simulator import HostSimulatorEnv
 from sb_grpo.envs.tensor_env import TensorStep
-from sb_grpo.envs.time_limits import limit_of, own_limit
+from sb_grpo.envs.time_limits import limit_among, limit_of
 
 #: What a reset that does not know seed lists or masks may raise.
 _REFUSALS = (TypeError, ValueError, KeyError, IndexError, AssertionError, NotImplementedError, gym.error.Error)
@@ -158,5 +158,4 @@ def _time_limit(vec_env: VectorEnv) -> int | None:
     if isinstance(base, AsyncVectorEnv):  # out of reach, so one more is made, as Gymnasium does to see the spaces
         with contextlib.closing(base.env_fns[0]()) as env:
             return limit_of(env)
-    limit = own_limit(base)
-    return limit if limit is not None or vec_env.spec is None else vec_env.spec.max_episode_steps
+    return limit_among([base], vec_env.spec)

@@ -11,7 +11,7 @@ from sb_grpo.envs.hold import Hold, hold_of
 from sb_grpo.envs.infos import Infos
 from sb_grpo.envs.seeded_reset import observation_digest, seeded_reset_of
 from sb_grpo.envs.tensor_env import TensorVecEnv
-from sb_grpo.envs.time_limits import NAMES, own_limit, smallest
+from sb_grpo.envs.time_limits import OF_TIME_LIMIT, limit_among, smallest
 from sb_grpo.types import map_obs
 
 
@@ -97,10 +97,10 @@ def facts(env: VecEnv) -> tuple[str | None, int | None]:
     if hold.ours:
         env_id, limit = env.env_method("seeded_reset_facts", indices=[0])[0]
         # Wrappers around the seeded resets, where those were not the last that a process put on.
-        outside = [] if hold.near else [env.get_attr(name, indices=[0])[0] for name in NAMES if env.has_attr(name)]
-        return env_id, smallest([limit, *outside])
+        outside = None if hold.near or not env.has_attr(OF_TIME_LIMIT) else env.get_attr(OF_TIME_LIMIT, indices=[0])[0]
+        return env_id, smallest([limit, outside])
     spec = getattr(base, "spec", None)
-    return getattr(spec, "id", None), own_limit(base) or getattr(spec, "max_episode_steps", None)
+    return getattr(spec, "id", None), limit_among([base], spec)
 
 
 def time_limit(env: VecEnv) -> int | None:

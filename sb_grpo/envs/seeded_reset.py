@@ -16,6 +16,10 @@ from sb_grpo.envs.time_limits import layers, limit_of
 START_DIGEST = "group_start_digest"
 START_LAYERS = "group_start_layers"
 
+#: Of a layer: its name, the digest of its first observation (empty: it was not reset), the seed that its reset got (empty:
+#: none), and how often the env without its wrappers had been called when that reset was over.
+Begun = tuple[str, bytes, str, int]
+
 
 def observation_digest(obs: Any) -> bytes:
     """Eight bytes that differ between observations that differ in any bit.
@@ -51,8 +55,10 @@ class Layer:
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
-        self.env, self.start = env, b""  #: digest of the first observation; empty: not reset
-        self.calls = 0
+        self.env, self.calls = env, 0
+        self.forget()
+        #: of the env without its wrappers: who steps it in reset() is told by its calls
+        self.base: Layer = layer_of(layers(env)[-1]) if isinstance(env, gym.Wrapper) else self
         self.holds: list[ref[Hold]] = []  #: of all VecEnvs that share this layer; they come and go with their models
         self._reset, self._step = env.reset, env.step
         put(env, "reset", self.reset)
@@ -70,10 +76,24 @@ class Layer:
             if hold is not None and hold.actor is not hold.holder:
                 hold.notice()
 
+    def forget(self) -> None:
+        """The next episode has not begun here."""
+        self.start = b""  #: digest of the first observation; empty: not reset
+        self.seed = ""  #: that a reset has got, also where another one without a seed came after it
+        self.calls_then = 0  #: of the env without its wrappers, when the reset was over
+
+    def began(self) -> Begun:
+        """How the episode began here."""
+        return type(self.env).__name__, self.start, self.seed, self.calls_then
+
     def reset(self, *args: Any, **kwargs: Any) -> Any:
         self._called()
+        seed = kwargs.get("seed", args[0] if args else None)
+        if seed is not None:
+            self.seed = str(seed)
         result = self._reset(*args, **kwargs)
         self.start = observation_digest(result[0])  # now, because a wrapper may change the observation in place
+        self.calls_then = self.base.calls
         return result
 
     def step(self, action: Any) -> Any:
@@ -95,9 +115,9 @@ class SeededReset:
 
     SB3's vectorized envs reset an env the moment its episode ends, without a seed (SB3 issue 1790). The trainer calls
     :meth:`set_next_seed` (through ``VecEnv.env_method``) while the episode still runs; the auto-reset then consumes it.
-    Digests of the first observation, as each layer of wrappers returned it, travel back in the reset info, so that members
-    of a group can be compared. The env stays the object that it was: a wrapper around it would take the attributes that are
-    meant for the env, and hide those that it has.
+    What each layer of wrappers began with travels back in the reset info, so that members of a group can be compared, and
+    the layer that moves a start be named. The env stays the object that it was: a wrapper around it would take the
+    attributes that are meant for the env, and hide those that it has.
 
     :param env: with all of its wrappers
     """
@@ -162,7 +182,7 @@ class SeededReset:
             args, kwargs["seed"] = (), self._next_seed
         self._next_seed = None
         for layer in self._layers:
-            layer.start = b""
+            layer.forget()
         self._inside = True
         try:
             obs, info = self._reset(*args, **kwargs)
@@ -171,9 +191,10 @@ class SeededReset:
         if self._noise_seed is not None:
             self.env.unwrapped.np_random = np.random.default_rng(self._noise_seed)
             self._noise_seed = None
-        layers_below = [(type(layer.env).__name__, layer.start) for layer in self._layers]
-        starts = (*layers_below, (type(self.env).__name__, observation_digest(obs)))
-        return obs, {**info, START_DIGEST: starts[-1][1], START_LAYERS: starts}
+        seed, calls = kwargs.get("seed"), self._layers[0].calls if self._layers else 0
+        own: Begun = type(self.env).__name__, observation_digest(obs), "" if seed is None else str(seed), calls
+        starts = (*(layer.began() for layer in self._layers), own)
+        return obs, {**(info or {}), START_DIGEST: own[1], START_LAYERS: starts}
 
     def step(self, action: Any) -> Any:
         if self._inside:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dis
+import inspect
 import numbers
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from types import CodeType
 from typing import Any
 
 import gymnasium as gym
 
-#: Names under which wrappers and envs keep their limit: Gymnasium's TimeLimit, most simulators, MiniGrid.
-NAMES = ("_max_episode_steps", "max_episode_steps", "max_steps")
+#: Under which Gymnasium's TimeLimit, and whatever takes its place, keeps what it cuts by.
+OF_TIME_LIMIT = "_max_episode_steps"
 
 
 def layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
@@ -26,15 +29,47 @@ def smallest(values: Iterable[Any]) -> int | None:
     return min((limit for limit in limits if limit > 0), default=None)
 
 
-def own_limit(holder: Any) -> int | None:
-    """The limit that an object keeps under one of the usual names."""
-    return smallest(getattr(holder, name, None) for name in NAMES)
+def limit_among(holders: Sequence[Any], spec: Any) -> int | None:
+    """The limit of an env that consists of some layers. The first of these that says one is believed:
+
+    a TimeLimit (the smallest of several); the registration; an attribute ``max_episode_steps``; an attribute ``max_steps``, as
+    MiniGrid has it, if a layer's methods read it: the name is also a solver's or a planner's.
+
+    :param holders: the layers, in any order
+    :param spec: the registration; None: not registered
+    :return: None: unknown, or none
+    """
+
+    def kept(name: str) -> int | None:
+        return smallest(getattr(holder, name, None) for holder in holders)
+
+    limit = kept(OF_TIME_LIMIT) or smallest([getattr(spec, "max_episode_steps", None)]) or kept("max_episode_steps")
+    if limit is not None or not any(reads(type(holder), "max_steps") for holder in holders):
+        return limit
+    return kept("max_steps")
 
 
 def limit_of(env: gym.Env[Any, Any]) -> int | None:
-    """The smallest limit that a wrapper or the env itself keeps; as registered where none does; None: unknown, or none.
+    """The number of steps after which an env's episodes are cut; see :func:`limit_among`.
 
     :param env: with all of its wrappers
     """
-    limit = smallest(map(own_limit, layers(env)))
-    return limit if limit is not None or env.spec is None else env.spec.max_episode_steps
+    return limit_among(layers(env), env.spec)
+
+
+def reads(kind: type, name: str) -> bool:
+    """Whether a method of a class, ``__init__`` aside, reads an attribute of that name; True where ``step`` is compiled."""
+    if not hasattr(inspect.unwrap(getattr(kind, "step", reads)), "__code__"):
+        return True
+    methods = [method for base in kind.__mro__ for key, method in vars(base).items() if key != "__init__"]
+    functions = [inspect.unwrap(getattr(m, "fget", None) or getattr(m, "__func__", m)) for m in methods if m is not None]
+    return any(_reads(f.__code__, name) for f in functions if inspect.isfunction(f))
+
+
+def _reads(code: CodeType, name: str) -> bool:
+    within = [part for part in code.co_consts if isinstance(part, CodeType)]
+    if any(_reads(part, name) for part in within):
+        return True
+    if name not in (*code.co_names, *code.co_consts):  # the second for getattr(env, "name")
+        return False
+    return any(i.argval == name and i.opname in ("LOAD_ATTR", "LOAD_CONST") for i in dis.get_instructions(code))
