@@ -256,6 +256,72 @@ def test_an_info_that_drops_its_mask_is_named() -> None:
         model.learn(64)
 
 
+def test_an_info_that_gets_its_mask_only_with_the_first_step_is_named() -> None:
+    class Late(Moody):
+        def _look(self) -> Any:
+            obs, info = super()._look()
+            return obs, info if self.t > 0 else {}
+
+    model = GRPO("MlpPolicy", make_vec_env(lambda: Late(source="info"), 2), n_steps=32, seed=0)
+    with pytest.raises(ValueError, match=r"info of env 0 holds 'action_mask' after a step"):
+        model.learn(64)
+
+
+@pytest.mark.parametrize("method", [np.ones(3, bool), lambda state: np.ones(3, bool)], ids=["array", "argument"])
+def test_a_method_that_cannot_be_asked_is_named(method: Any) -> None:
+    class Other(Moody):
+        def __init__(self) -> None:
+            super().__init__(source="elsewhere")
+            self.action_masks = method
+
+    with pytest.raises(ValueError, match=r"action_masks of the env cannot be asked.*without arguments"):
+        GRPO("MlpPolicy", make_vec_env(Other, 2), n_steps=32, seed=0).learn(64)
+
+
+class Duel(Moody):
+    """Asks an opponent for its move at every step, which only ever sees what it is told; my own move may only be 0."""
+
+    opponent: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mine: list[int] = []
+        self.moves: list[int] = []
+
+    def _masks(self) -> np.ndarray:
+        return np.arange(sum(self.sizes)) == 0
+
+    def step(self, action: Any) -> Any:
+        found = super().step(action)
+        self.mine.append(int(action))
+        if Duel.opponent is not None:
+            self.moves.append(int(Duel.opponent.predict(found[0])[0]))
+        return found
+
+
+@pytest.mark.parametrize("who", ["another", "itself", "wrapped"])
+@pytest.mark.parametrize("n_envs", [1, 2])
+def test_an_opponent_is_not_told_the_masks_of_whom_it_plays_against(
+    n_envs: int, who: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked from within the env that evaluate_policy plays: it hears that it was told nothing, and may choose any move."""
+
+    class Wrapped:
+        def predict(self, *args: Any, **kwargs: Any) -> Any:
+            return opponent.predict(*args, **kwargs)
+
+    def make() -> GRPO:
+        return GRPO("MlpPolicy", make_vec_env(Duel, 2), n_steps=32, seed=0).learn(64)
+
+    opponent = make()
+    played: Any = {"another": make, "itself": lambda: opponent, "wrapped": Wrapped}[who]()
+    monkeypatch.setattr(Duel, "opponent", opponent)
+    envs = [Duel() for _ in range(n_envs)]
+    with pytest.warns(UserWarning, match=r"predict\(\) was not told which actions are valid"):
+        evaluate_policy(played, DummyVecEnv([lambda env=env: env for env in envs]), 20, deterministic=False, warn=False)
+    assert set(envs[0].mine) == {0} < set(envs[0].moves)
+
+
 def test_what_cannot_be_masked_is_refused() -> None:
     class Boxed(Moody):
         def __init__(self) -> None:

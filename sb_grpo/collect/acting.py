@@ -37,9 +37,7 @@ class Acting:
 
         :param n_steps: per env that have been taken in this rollout
         """
-        if sum(p._version for p in self.parameters) == self._version and (
-            self.by_hand is None or th.equal(self.by_hand, self._by_hand)
-        ):
+        if self._versions() == self._noted and (self.by_hand is None or th.equal(self.by_hand, self._by_hand)):
             return
         self._settle()
         self._earlier = n_steps, self._weights
@@ -51,8 +49,12 @@ class Acting:
         rest = self.buffer.log_probs_of(self.policy.log_prob, self._done)
         return th.cat([*self._parts, rest]) if self._parts else rest
 
+    def _versions(self) -> int:
+        """Grows whenever weights are changed in place."""
+        return sum(p._version for p in self.parameters)
+
     def _note_weights(self) -> None:
-        self._version = sum(p._version for p in self.parameters)
+        self._noted = self._versions()
         self._weights = [p.detach().clone() for p in self.parameters]
         self._by_hand = th.zeros(0) if self.by_hand is None else self.by_hand.detach().clone()
 

@@ -6,7 +6,9 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
@@ -64,6 +66,18 @@ def has_method(env: VecEnv) -> bool:
         return False  # a VecEnv of somebody's own that knows no attributes
 
 
+def _ask(env: VecEnv) -> Any:
+    """What ``action_masks()`` says, of the VecEnv or of each env inside."""
+    own = getattr(env.unwrapped, METHOD, None)
+    try:
+        return own() if callable(own) else env.env_method(METHOD)
+    except TypeError as error:  # an array or a property under that name, or a method that wants arguments
+        raise ValueError(
+            f"{METHOD} of the env cannot be asked ({error}). It must be a method without arguments that returns one mask, as "
+            f"def {METHOD}(self) -> np.ndarray. Make it one, or rename it if it is something else."
+        ) from error
+
+
 def _check_not_normalized(env: VecEnv) -> None:
     layer: Any = env
     while layer is not env.unwrapped:
@@ -93,8 +107,7 @@ def masks_of(
         assert base.action_masks is not None
         return base.action_masks.cpu().numpy()  # type: ignore[no-any-return]
     if source == "method":
-        own = getattr(base, METHOD, None)
-        found = own() if callable(own) else env.env_method(METHOD)
+        found = _ask(env)
     else:
         resets = base.reset_infos
         current = resets if infos is None else [r if d else i for i, d, r in zip(infos, dones, resets, strict=True)]
@@ -108,17 +121,38 @@ def masks_of(
     return checked(found, env.action_space, env.num_envs, f"of env {{slot}} at vector step {step}")
 
 
-def masks_of_the_evaluated() -> np.ndarray | None:
+def masks_of_the_evaluated(asked: Any) -> np.ndarray | None:
     """Valid actions in the env that SB3's ``evaluate_policy`` is playing, if it is that which asks for actions.
 
     It gives ``predict`` nothing but observations, and what it plays is known to its own frame alone. So this is where we look:
-    EvalCallback, and all else that is built on it, shall judge a masked policy as it is, without a class of its own.
+    EvalCallback, and all else that is built on it, shall judge a masked policy as it is, without a class of its own. An env
+    that asks a model from within, as an opponent, is not told the masks of whom it plays against.
+
+    :param asked: who was asked for actions
     """
     frame = inspect.currentframe()
     while frame is not None:
+        known = frame.f_locals
+        if isinstance(known.get("self"), VecEnv | gym.Env):
+            return None
         if frame.f_code is evaluate_policy.__code__:
-            known = frame.f_locals
+            if isinstance(known["model"], BaseAlgorithm) and known["model"] is not asked:
+                return None
             env = known["env"]
             return masks_of(env, source_of(env), known.get("infos"), known.get("dones"))
         frame = frame.f_back
     return None
+
+
+def check_not_begun_late(env: VecEnv, infos: Sequence[dict[str, Any]]) -> None:
+    """Look at the first step of an env without masks: they may have been left out of the info of its reset.
+
+    :param infos: of that step
+    :raises ValueError: if one holds a mask
+    """
+    for slot, info in enumerate(infos):
+        if MASK in (info or {}) and choices_of(env.action_space):
+            raise ValueError(
+                f"The info of env {slot} holds {MASK!r} after a step, and that of its reset did not, so the first action of "
+                f"an episode would go without: report it with every reset and step, or give the env a method {METHOD}()."
+            )
