@@ -117,3 +117,10 @@ def test_hooks_of_the_layers_are_called():
     out = [model.policy.get_distribution(th.full((1, 4), x)).distribution.logits for x in (0.0, 5.0)]
     assert seen == 2 * ["Tanh", "Layers", "Linear"]
     th.testing.assert_close(out[0], out[1], rtol=0, atol=0)
+
+
+def test_what_a_gymnasium_env_returns_from_reset_is_no_observation():
+    env = make_vec_env("CartPole-v1", 2)
+    model = GRPO("MlpPolicy", env, n_steps=16, group_size=2, device="cpu")
+    with pytest.raises(ValueError, match=r"tuple of ndarray and dict.*obs, info = env.reset\(\)"):
+        model.predict(env.envs[0].reset())

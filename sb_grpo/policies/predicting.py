@@ -45,6 +45,11 @@ class PredictingPolicy(BasePolicy):
         :raises ValueError: for observations, states or masks of another form
         """
         self.set_training_mode(False)
+        if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
+            raise ValueError(
+                f"predict() was given a tuple of {type(observation[0]).__name__} and dict, which is what a Gymnasium env's "
+                "reset() returns: an observation and an info. Pass the observation alone: obs, info = env.reset()."
+            )
         obs, vectorized = self.obs_to_tensor(observation)
         n = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
         with th.no_grad():
