@@ -17,7 +17,7 @@ START_DIGEST = "group_start_digest"
 START_LAYERS = "group_start_layers"
 
 #: Of a layer: its name, the digest of its first observation (empty: it was not reset), the seed that its reset got (empty:
-#: none), and how often the env without its wrappers had been called when that reset was over.
+#: none), and how often the env without its wrappers had been called in this reset when the layer's own was over.
 Begun = tuple[str, bytes, str, int]
 
 
@@ -82,9 +82,12 @@ class Layer:
         self.seed = ""  #: that a reset has got, also where another one without a seed came after it
         self.calls_then = 0  #: of the env without its wrappers, when the reset was over
 
-    def began(self) -> Begun:
-        """How the episode began here."""
-        return type(self.env).__name__, self.start, self.seed, self.calls_then
+    def began(self, calls_before: int) -> Begun:
+        """How the episode began here.
+
+        :param calls_before: of the env without its wrappers, before anything was reset
+        """
+        return type(self.env).__name__, self.start, self.seed, max(self.calls_then - calls_before, 0)
 
     def reset(self, *args: Any, **kwargs: Any) -> Any:
         self._called()
@@ -183,6 +186,7 @@ class SeededReset:
         self._next_seed = None
         for layer in self._layers:
             layer.forget()
+        calls_before = self._layers[0].calls if self._layers else 0
         self._inside = True
         try:
             obs, info = self._reset(*args, **kwargs)
@@ -191,9 +195,9 @@ class SeededReset:
         if self._noise_seed is not None:
             self.env.unwrapped.np_random = np.random.default_rng(self._noise_seed)
             self._noise_seed = None
-        seed, calls = kwargs.get("seed"), self._layers[0].calls if self._layers else 0
+        seed, calls = kwargs.get("seed"), self._layers[0].calls - calls_before if self._layers else 0
         own: Begun = type(self.env).__name__, observation_digest(obs), "" if seed is None else str(seed), calls
-        starts = (*(layer.began() for layer in self._layers), own)
+        starts = (*(layer.began(calls_before) for layer in self._layers), own)
         return obs, {**(info or {}), START_DIGEST: own[1], START_LAYERS: starts}
 
     def step(self, action: Any) -> Any:
