@@ -112,9 +112,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         learners.check_equal(self.settings)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
-        if self.seed is not None:
-            self._base_seed = self.seed
-        elif self._base_seed is None:
+        if self._base_seed is None:
             self._base_seed = ranks.gathered(int(np.random.randint(2**31)))[0]
         self.clip_range = FloatSchedule(self.clip_range)
         whole = None if self.whole_episodes else self.steps_per_env
@@ -151,8 +149,10 @@ class GroupedAlgorithm(SlottedAlgorithm):
         for module in (self.policy, self.estimator, self.ref_policy):
             if isinstance(module, th.nn.Module):
                 ranks.broadcast(module.state_dict().values())
-        assert self._base_seed is not None
-        self.set_random_seed(mix(self._base_seed, rank, 3) >> 33)
+        base_seed = self._base_seed
+        assert base_seed is not None
+        self.set_random_seed(mix(base_seed, rank, 3) >> 33)
+        self._base_seed = base_seed  # groups are those of all
 
     def _derive(self) -> None:
         """Find the defaults that follow from other arguments."""

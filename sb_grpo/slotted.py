@@ -21,7 +21,7 @@ from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Wanted, make_columns
 from sb_grpo.collect.host_loop import check_finite
 from sb_grpo.collect.interruption import give_up, warn_of_interruption
-from sb_grpo.collect.masks import APART, masks_of_the_evaluated, source_of
+from sb_grpo.collect.masks import APART, UNTOLD, masks_of_the_evaluated, source_of
 from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan
 from sb_grpo.collect.simulators import make_slots
 from sb_grpo.collect.slots import Slots
@@ -308,6 +308,11 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         """Steps of the longest episode possible."""
         return self._time_limit or rollout.max_length if self.whole_episodes else self.steps_per_env
 
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """As SB3's; groups that begin from here on are those of the seed."""
+        super().set_random_seed(seed)
+        self._base_seed = self._base_seed if seed is None else seed
+
     def _update_learning_rate(self, optimizers: Any) -> None:
         progress = self._current_progress_remaining
         at_progress("learning_rate", RANGES[""]["learning_rate"], self.lr_schedule, progress)
@@ -336,13 +341,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
             action_masks = masks_of_the_evaluated(self)
             if action_masks is None and not self._warned_of_masks:
                 self._warned_of_masks = True
-                warnings.warn(
-                    "predict() was not told which actions are valid, so it may choose others: this policy has learnt with "
-                    f"masks ({self.mask_source}). Pass predict(obs, action_masks=...), or put them into the observation "
-                    "(docs/masks.md).",
-                    UserWarning,
-                    stacklevel=2,
-                )
+                warnings.warn(UNTOLD.format(source=self.mask_source), UserWarning, stacklevel=2)
         return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
 
     def autocasting(self) -> AbstractContextManager[object]:

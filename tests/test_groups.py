@@ -152,3 +152,16 @@ def test_subproc_without_the_wrapper_names_the_remedy():
     with pytest.raises(ValueError, match=r"wrapper_class=sb_grpo.SeededResetWrapper"):
         GRPO("MlpPolicy", env)
     env.close()
+
+
+def test_set_random_seed_chooses_the_groups_that_begin_from_here_on():
+    """As SB3's PPO, whose env is seeded anew: equal seeds play equal episodes, other seeds others."""
+
+    def first_start(seed):
+        model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 4), n_steps=16, group_size=2, seed=7, device="cpu")
+        model.learn(64)
+        model.set_random_seed(seed)
+        model.learn(64)
+        return model.rollout_buffer.new_rows()[0][:4].flatten().tolist()
+
+    assert first_start(1) == first_start(1) != first_start(2)

@@ -20,6 +20,12 @@ METHOD = "action_masks"  #: sb3-contrib's name for it
 #: Sources whose masks observations do not hold.
 APART = ("method", "info", "tensor")
 
+#: What ``predict`` says where nobody told it which actions are valid, and where they came from in training.
+UNTOLD = (
+    "predict() was not told which actions are valid, so it may choose others: this policy has learnt with masks ({source}). "
+    "Pass predict(obs, action_masks=...), or put them into the observation (docs/masks.md)."
+)
+
 
 def source_of(env: VecEnv) -> str | None:
     """Where the masks of an env come from, first that is there: ``"tensor"``, ``"method"``, ``"info"``, ``"observation"``.
