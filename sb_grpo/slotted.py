@@ -338,7 +338,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
             what is built on it need not pass them: the env that it plays is asked
         """
         if action_masks is None and self.mask_source in APART:
-            action_masks = masks_of_the_evaluated(self)
+            action_masks = masks_of_the_evaluated()
             if action_masks is None and not self._warned_of_masks:
                 self._warned_of_masks = True
                 warnings.warn(UNTOLD.format(source=self.mask_source), UserWarning, stacklevel=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium as gym
@@ -256,72 +257,6 @@ def test_an_info_that_drops_its_mask_is_named() -> None:
         model.learn(64)
 
 
-def test_an_info_that_gets_its_mask_only_with_the_first_step_is_named() -> None:
-    class Late(Moody):
-        def _look(self) -> Any:
-            obs, info = super()._look()
-            return obs, info if self.t > 0 else {}
-
-    model = GRPO("MlpPolicy", make_vec_env(lambda: Late(source="info"), 2), n_steps=32, seed=0)
-    with pytest.raises(ValueError, match=r"info of env 0 holds 'action_mask' after a step"):
-        model.learn(64)
-
-
-@pytest.mark.parametrize("method", [np.ones(3, bool), lambda state: np.ones(3, bool)], ids=["array", "argument"])
-def test_a_method_that_cannot_be_asked_is_named(method: Any) -> None:
-    class Other(Moody):
-        def __init__(self) -> None:
-            super().__init__(source="elsewhere")
-            self.action_masks = method
-
-    with pytest.raises(ValueError, match=r"action_masks of the env cannot be asked.*without arguments"):
-        GRPO("MlpPolicy", make_vec_env(Other, 2), n_steps=32, seed=0).learn(64)
-
-
-class Duel(Moody):
-    """Asks an opponent for its move at every step, which only ever sees what it is told; my own move may only be 0."""
-
-    opponent: Any = None
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mine: list[int] = []
-        self.moves: list[int] = []
-
-    def _masks(self) -> np.ndarray:
-        return np.arange(sum(self.sizes)) == 0
-
-    def step(self, action: Any) -> Any:
-        found = super().step(action)
-        self.mine.append(int(action))
-        if Duel.opponent is not None:
-            self.moves.append(int(Duel.opponent.predict(found[0])[0]))
-        return found
-
-
-@pytest.mark.parametrize("who", ["another", "itself", "wrapped"])
-@pytest.mark.parametrize("n_envs", [1, 2])
-def test_an_opponent_is_not_told_the_masks_of_whom_it_plays_against(
-    n_envs: int, who: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Asked from within the env that evaluate_policy plays: it hears that it was told nothing, and may choose any move."""
-
-    class Wrapped:
-        def predict(self, *args: Any, **kwargs: Any) -> Any:
-            return opponent.predict(*args, **kwargs)
-
-    def make() -> GRPO:
-        return GRPO("MlpPolicy", make_vec_env(Duel, 2), n_steps=32, seed=0).learn(64)
-
-    opponent = make()
-    played: Any = {"another": make, "itself": lambda: opponent, "wrapped": Wrapped}[who]()
-    monkeypatch.setattr(Duel, "opponent", opponent)
-    envs = [Duel() for _ in range(n_envs)]
-    with pytest.warns(UserWarning, match=r"predict\(\) was not told which actions are valid"):
-        evaluate_policy(played, DummyVecEnv([lambda env=env: env for env in envs]), 20, deterministic=False, warn=False)
-    assert set(envs[0].mine) == {0} < set(envs[0].moves)
-
-
 def test_what_cannot_be_masked_is_refused() -> None:
     class Boxed(Moody):
         def __init__(self) -> None:
@@ -357,3 +292,93 @@ def test_a_slot_without_a_valid_action_stops_the_tensor_path() -> None:
 
     with pytest.raises(ValueError, match=r"action_masks of slot \d+ at step \d+ of this rollout allow no action"):
         GRPO("MlpPolicy", Dead(16), n_steps=64, seed=0, device="cpu").learn(1024)
+
+
+class Duel(Moody):
+    """Whoever plays it meets an opponent, which is asked inside the step about positions of its own."""
+
+    opponent: Any = None
+
+    def step(self, action: Any) -> Any:
+        if self.opponent is not None:
+            self.opponent.predict(np.zeros((7, 3), np.float32))  # another number of rows than there are envs
+        return super().step(action)
+
+
+@pytest.mark.parametrize("evaluated", ["another", "itself"])
+def test_an_opponent_asked_inside_the_env_does_not_get_the_masks_of_the_evaluated(evaluated: str) -> None:
+    opponent = GRPO("MlpPolicy", Duel(), n_steps=32, seed=0).learn(32)
+    model = opponent if evaluated == "itself" else PPO("MlpPolicy", Moody(), n_steps=32, batch_size=32)
+    env = Duel()
+    env.opponent = opponent
+    with pytest.warns(UserWarning, match="not told which actions are valid"):
+        evaluate_policy(model, env, 2, warn=False)
+    assert evaluated == "another" or env.invalid == 0, "the evaluated player still has its own"
+
+
+def test_who_passes_predict_on_gets_the_masks_and_a_callback_does_not() -> None:
+    model = GRPO("MlpPolicy", Moody(), n_steps=32, seed=0).learn(32)
+    env = Moody()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate_policy(SimpleNamespace(predict=lambda obs, **kw: model.predict(obs, **kw)), env, 3, warn=False)  # type: ignore[arg-type]
+    assert env.invalid == 0
+    with pytest.warns(UserWarning, match="not told which actions are valid"):  # what it asks about may be the step before
+        evaluate_policy(model, env, 1, callback=lambda known, _: model.predict(known["observations"]), warn=False)
+
+
+@pytest.mark.parametrize("space", [SPACES[0], spaces.Box(-1, 1, (2,))], ids=["discrete", "box"])
+def test_masks_in_the_infos_of_steps_alone_are_refused(space: Any) -> None:
+    class Late(gym.Wrapper[Any, Any, Any, Any]):
+        def step(self, action: Any) -> Any:
+            return *self.env.step(action)[:4], {"action_mask": np.ones(4, bool)}
+
+    name = "CartPole-v1" if isinstance(space, spaces.Discrete) else "Pendulum-v1"
+    model = GRPO("MlpPolicy", make_vec_env(lambda: Late(gym.make(name)), 2), n_steps=32, seed=0)
+    match = "info of env 0 at vector step 1 has 'action_mask'" if name == "CartPole-v1" else "masks are for Discrete"
+    with pytest.raises(ValueError, match=match):
+        model.learn(64)
+
+
+def test_action_masks_that_is_no_method_without_arguments_is_refused() -> None:
+    class Array(Moody):
+        def _look(self) -> Any:
+            found = super()._look()
+            self.action_masks = self.mask
+            return found
+
+    class Asking(Moody):
+        def _masks(self, state: Any) -> Any:  # type: ignore[override]
+            return self.mask
+
+    class Broken(Moody):
+        def _masks(self) -> Any:
+            return len(3)  # type: ignore[arg-type]
+
+    for kind, said in ((Array, "not callable"), (Asking, "missing 1 required positional argument: 'state'")):
+        for vec_env, words in ((DummyVecEnv, said), (SubprocVecEnv, "its own error stands above")):
+            made = make_vec_env(kind, 1, vec_env_cls=vec_env, wrapper_class=SeededResetWrapper)
+            model = GRPO("MlpPolicy", made, n_steps=32, seed=0)
+            with pytest.raises(ValueError, match=f"{words}.*a method without arguments that returns one mask"):
+                model.learn(32)
+    whole = make_vec_env(lambda: Moody(source="none"), 2)
+    whole.action_masks = np.ones((2, 4), bool)  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"action_masks of DummyVecEnv is a ndarray.*a method without arguments"):
+        GRPO("MlpPolicy", whole, n_steps=32, seed=0)
+    with pytest.raises(TypeError, match="has no len"):  # an error of the env's own stays what it is
+        GRPO("MlpPolicy", Broken(), n_steps=32, seed=0).learn(32)
+
+
+def test_what_gym_returns_is_no_observation() -> None:
+    env = make_vec_env(lambda: Moody(source="none"), 2)
+    model = GRPO("MlpPolicy", env, n_steps=32, seed=0)
+    env.reset()
+    for given in (Moody(source="none").reset(seed=0), env.step(np.zeros(2, int))):
+        with pytest.raises(ValueError, match="predict\\(\\) was given a tuple of"):
+            model.predict(given)  # type: ignore[arg-type]
+    assert model.predict((0.1, 0.2, 0.3))[0].shape == ()  # type: ignore[arg-type]
+
+
+def test_paired_evaluation_spares_a_policy_that_knows_no_masks() -> None:
+    model, other = (kind("MlpPolicy", make_vec_env(Moody, 2), n_steps=32, seed=0) for kind in (GRPO, PPO))
+    assert evaluate_paired(model, other, make_vec_env(Moody, 2), 2) is not None

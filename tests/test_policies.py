@@ -117,10 +117,3 @@ def test_hooks_of_the_layers_are_called():
     out = [model.policy.get_distribution(th.full((1, 4), x)).distribution.logits for x in (0.0, 5.0)]
     assert seen == 2 * ["Tanh", "Layers", "Linear"]
     th.testing.assert_close(out[0], out[1], rtol=0, atol=0)
-
-
-def test_what_a_gymnasium_env_returns_from_reset_is_no_observation():
-    env = gym.make("CartPole-v1")
-    model = GRPO("MlpPolicy", env, n_steps=64, device="cpu")
-    with pytest.raises(ValueError, match=r"tuple of ndarray and dict.*obs, info = env.reset\(\)"):
-        model.predict(env.reset())

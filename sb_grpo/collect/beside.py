@@ -11,7 +11,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo.collect.masks import APART, check_not_begun_late, masks_of
+from sb_grpo.collect.masks import APART, check_unmasked, masks_of
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.beside import MASK, MEMORY, beside, env_part, with_beside
 from sb_grpo.policies.masks import checked, choices_of
@@ -37,7 +37,7 @@ class Beside:
         self.mask_source = mask_source
         self._masks: np.ndarray | None = None
         self._memory: th.Tensor | None = None  # after the last step
-        self._looked = mask_source is not None  # at the infos of a step, where those of resets hold no masks
+        self._just_reset = True
         self._missed_one = False  # the observation after the last step of a cut episode
 
     def see(
@@ -46,11 +46,12 @@ class Beside:
         """A step has been taken, and nobody has touched the envs since.
 
         :param infos: of the step; None: every slot has just been reset
-        :raises ValueError: for masks that are missing, of another form, or without a valid action
+        :raises ValueError: for masks that are missing, of another form, or without a valid action; after a reset also for
+            masks that come with the first step alone
         """
-        if not self._looked and infos is not None:
-            self._looked = True
-            check_not_begun_late(env, infos)
+        if infos is not None and self._just_reset and self.mask_source is None:
+            check_unmasked(env, infos, step)
+        self._just_reset = infos is None
         if self.mask_source != "tensor":  # the device loop looks at its env itself
             self._masks = masks_of(env, self.mask_source, infos, dones, step)
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies.beside import MASK
 from sb_grpo.policies.masks import checked, choices_of
 
 METHOD = "action_masks"  #: sb3-contrib's name for it
+CALLERS = ("sb_grpo", "stable_baselines3")  #: packages whose functions call it
 #: Sources whose masks observations do not hold.
 APART = ("method", "info", "tensor")
+EXPECTED = (
+    f"{METHOD} must be a method without arguments that returns one mask per env: write `def {METHOD}(self)`, or give it "
+    "another name where it is not about valid actions (docs/masks.md)."
+)
 
 #: What ``predict`` says where nobody told it which actions are valid, and where they came from in training.
 UNTOLD = (
@@ -31,7 +36,8 @@ def source_of(env: VecEnv) -> str | None:
     """Where the masks of an env come from, first that is there: ``"tensor"``, ``"method"``, ``"info"``, ``"observation"``.
 
     :return: None where it has none; those in infos are known when it has been reset
-    :raises ValueError: for masks of Box actions, and for masks that a wrapper drops or changes
+    :raises ValueError: for masks of Box actions, for masks that a wrapper drops or changes, and for a VecEnv whose
+        ``action_masks`` is no method
     """
     base = env.unwrapped
     source = None
@@ -49,12 +55,17 @@ def source_of(env: VecEnv) -> str | None:
             f"A wrapper around {type(base).__name__} drops observation[{MASK!r}]: {env.observation_space} is left of "
             f"{base.observation_space}. Keep the key, or give the env a method {METHOD}()."
         )
-    if source is not None and not choices_of(env.action_space):
+    if source is not None:
+        _check_choices(env, source)
+    return source
+
+
+def _check_choices(env: VecEnv, source: str) -> None:
+    if not choices_of(env.action_space):
         raise ValueError(
             f"The env has action masks ({source}), but its actions are {env.action_space}: masks are for Discrete, "
             "MultiDiscrete and MultiBinary actions. Rename what it reports, or discretise its actions."
         )
-    return source
 
 
 def _has_key(env: VecEnv) -> bool:
@@ -62,26 +73,20 @@ def _has_key(env: VecEnv) -> bool:
 
 
 def has_method(env: VecEnv) -> bool:
-    """Whether the VecEnv, or each env inside, has ``action_masks()``."""
+    """Whether the VecEnv, or each env inside, has ``action_masks()``.
+
+    :raises ValueError: where it is something else than a method of the VecEnv
+    """
     base = env.unwrapped
-    if callable(getattr(base, METHOD, None)):
+    own = getattr(base, METHOD, None)
+    if callable(own):
         return True
+    if own is not None and not hasattr(base, "no_such_attribute"):
+        raise ValueError(f"{METHOD} of {type(base).__name__} is a {type(own).__name__}. {EXPECTED}")
     try:
         return bool(base.has_attr(METHOD)) and not base.has_attr("no_such_attribute")
     except (NotImplementedError, KeyError, TypeError, ValueError, AssertionError):
         return False  # a VecEnv of somebody's own that knows no attributes
-
-
-def _ask(env: VecEnv) -> Any:
-    """What ``action_masks()`` says, of the VecEnv or of each env inside."""
-    own = getattr(env.unwrapped, METHOD, None)
-    try:
-        return own() if callable(own) else env.env_method(METHOD)
-    except TypeError as error:  # an array or a property under that name, or a method that wants arguments
-        raise ValueError(
-            f"{METHOD} of the env cannot be asked ({error}). It must be a method without arguments that returns one mask, as "
-            f"def {METHOD}(self) -> np.ndarray. Make it one, or rename it if it is something else."
-        ) from error
 
 
 def _check_not_normalized(env: VecEnv) -> None:
@@ -113,7 +118,7 @@ def masks_of(
         assert base.action_masks is not None
         return base.action_masks.cpu().numpy()  # type: ignore[no-any-return]
     if source == "method":
-        found = _ask(env)
+        found = _asked(env, just_reset=infos is None)
     else:
         resets = base.reset_infos
         current = resets if infos is None else [r if d else i for i, d, r in zip(infos, dones, resets, strict=True)]
@@ -127,38 +132,75 @@ def masks_of(
     return checked(found, env.action_space, env.num_envs, f"of env {{slot}} at vector step {step}")
 
 
-def masks_of_the_evaluated(asked: Any) -> np.ndarray | None:
+def _asked(env: VecEnv, just_reset: bool) -> Any:
+    """What ``action_masks()`` answers.
+
+    :param just_reset: no step has been taken since: a process that ends now has stumbled over the question
+    :raises ValueError: where it is no method, or wants arguments
+    """
+    own = getattr(env.unwrapped, METHOD, None)
+    try:
+        return own() if callable(own) else env.env_method(METHOD)
+    except TypeError as error:
+        end = error.__traceback__
+        while end is not None and end.tb_next is not None:
+            end = end.tb_next
+        if end is None or end.tb_frame.f_globals.get("__name__", "").split(".")[0] not in CALLERS:
+            raise  # from inside the method, which was called as it wants to be
+        raise ValueError(f"{_kind_of(env)} cannot be asked for {METHOD}(): {error}. {EXPECTED}") from error
+    except (EOFError, ConnectionError) as error:  # of SB3's SubprocVecEnv, whose processes do not say why they end
+        if not just_reset:
+            raise
+        raise ValueError(
+            f"A process of {_kind_of(env)} ended when it was asked for {METHOD}(); its own error stands above. {EXPECTED}"
+        ) from error
+
+
+def _kind_of(env: VecEnv) -> str:
+    base = env.unwrapped
+    return type(base.envs[0].unwrapped if isinstance(base, DummyVecEnv) else base).__name__
+
+
+def check_unmasked(env: VecEnv, infos: Sequence[dict[str, Any]], step: int) -> None:
+    """Masks in the infos of steps alone are no source: the first action of an episode would be chosen without one.
+
+    :param infos: of a step of an env whose resets have told of no masks
+    :param step: number of the vector step, for the message
+    :raises ValueError: where one holds a mask
+    """
+    slot = next((slot for slot, info in enumerate(infos) if MASK in (info or {})), None)
+    if slot is None:
+        return
+    _check_choices(env, "info")
+    raise ValueError(
+        f"The info of env {slot} at vector step {step} has {MASK!r}, which that of its reset had not: report it with every "
+        f"reset and step, give the env a method {METHOD}(), or rename it where it is not about valid actions."
+    )
+
+
+def masks_of_the_evaluated() -> np.ndarray | None:
     """Valid actions in the env that SB3's ``evaluate_policy`` is playing, if it is that which asks for actions.
 
     It gives ``predict`` nothing but observations, and what it plays is known to its own frame alone. So this is where we look:
-    EvalCallback, and all else that is built on it, shall judge a masked policy as it is, without a class of its own. An env
-    that asks a model from within, as an opponent, is not told the masks of whom it plays against.
-
-    :param asked: who was asked for actions
+    EvalCallback, and all else that is built on it, shall judge a masked policy as it is, without a class of its own. A
+    ``predict`` of somebody else's may lie between, which hands on the question. An env that asks, as for an opponent's move,
+    asks about another position than the evaluated one, and so may a callback.
     """
-    frame = inspect.currentframe()
-    while frame is not None:
-        known = frame.f_locals
-        if isinstance(known.get("self"), VecEnv | gym.Env):
-            return None
-        if frame.f_code is evaluate_policy.__code__:
-            if isinstance(known["model"], BaseAlgorithm) and known["model"] is not asked:
-                return None
-            env = known["env"]
-            return masks_of(env, source_of(env), known.get("infos"), known.get("dones"))
+    frame, between = inspect.currentframe(), []
+    frame = None if frame is None else frame.f_back  # a frame in its own list would keep itself alive
+    while frame is not None and frame.f_code is not evaluate_policy.__code__:
+        between.append(frame)
         frame = frame.f_back
-    return None
+    if frame is None or any(isinstance(_first_argument(one), (gym.Env, VecEnv)) for one in between):
+        return None
+    known = frame.f_locals
+    if known.get("new_observations", known["observations"]) is not known["observations"]:
+        return None  # it is in its callback, between a step and the next question
+    env = known["env"]
+    return masks_of(env, source_of(env), known.get("infos"), known.get("dones"))
 
 
-def check_not_begun_late(env: VecEnv, infos: Sequence[dict[str, Any]]) -> None:
-    """Look at the first step of an env without masks: they may have been left out of the info of its reset.
-
-    :param infos: of that step
-    :raises ValueError: if one holds a mask
-    """
-    for slot, info in enumerate(infos):
-        if MASK in (info or {}) and choices_of(env.action_space):
-            raise ValueError(
-                f"The info of env {slot} holds {MASK!r} after a step, and that of its reset did not, so the first action of "
-                f"an episode would go without: report it with every reset and step, or give the env a method {METHOD}()."
-            )
+def _first_argument(frame: FrameType) -> Any:
+    """``self`` of a method, as long as it is called so."""
+    code = frame.f_code
+    return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,16 +33,19 @@ class Episodes(NamedTuple):
 def actor(policy: Any, normalize: VecNormalize | None, deterministic: bool) -> Act:
     """A policy as one function.
 
-    :param policy: with SB3's ``predict``, or a function of observations
+    :param policy: with SB3's ``predict``, or a function of observations; one without masks, as PPO's, is not told of them
     :param normalize: whose statistics the policy's observations are normalised with
     :param deterministic: take the mode of a policy with ``predict``
     """
+
+    known = signature(policy.predict).parameters if hasattr(policy, "predict") else {}
+    takes_masks = "action_masks" in known or any(one.kind is one.VAR_KEYWORD for one in known.values())
 
     def act(observations: Any, state: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[np.ndarray, Any]:
         seen = observations if normalize is None else normalize.normalize_obs(observations)
         if not hasattr(policy, "predict"):
             return np.asarray(policy(seen)), None
-        further = {} if masks is None else {"action_masks": masks}
+        further = {} if masks is None or not takes_masks else {"action_masks": masks}
         actions, state = policy.predict(seen, state=state, episode_start=starts, deterministic=deterministic, **further)
         return actions, state
 

@@ -42,14 +42,10 @@ class PredictingPolicy(BasePolicy):
         :param deterministic: the most likely action instead of a sample
         :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them
         :return: actions, and the state for the next call; None without a memory
-        :raises ValueError: for observations, states or masks of another form
+        :raises ValueError: for observations, states or masks of another form, and for all that a reset or step returns
         """
         self.set_training_mode(False)
-        if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
-            raise ValueError(
-                f"predict() was given a tuple of {type(observation[0]).__name__} and dict, which is what a Gymnasium env's "
-                "reset() returns: an observation and an info. Pass the observation alone: obs, info = env.reset()."
-            )
+        _check_is_observation(observation)
         obs, vectorized = self.obs_to_tensor(observation)
         n = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
         with th.no_grad():
@@ -87,3 +83,16 @@ class PredictingPolicy(BasePolicy):
 
     def _predict(self, observation: Any, deterministic: bool = False) -> th.Tensor:
         return self.act_and_remember(observation, deterministic)[0]
+
+
+def _check_is_observation(given: Any) -> None:
+    """Gym's ``reset`` and every ``step`` return tuples that end with infos; SB3's ``VecEnv.reset`` the observations alone."""
+    last = given[-1] if isinstance(given, tuple) and len(given) > 1 else None
+    if isinstance(last, list | tuple) and last:
+        last = last[0]
+    if isinstance(last, dict):
+        raise ValueError(
+            f"predict() was given a tuple of {len(given)} that ends with infos, as reset() and step() return it. Pass "
+            "the observation alone: a Gym env is unpacked as `obs, info = env.reset()`, a VecEnv of SB3 says "
+            "`obs = venv.reset()`."
+        )
