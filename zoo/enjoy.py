@@ -72,6 +72,9 @@ def check(args: Any) -> None:
     """
     args.env, args.gym_packages = known_env(args.env, args.gym_packages)
     check_untrusted(args.algo, not args.untrusted)
+    for name in ("n_episodes", "n_timesteps"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)}: at least 1.")
     if args.record is not None:
         if args.record.suffix not in VIDEOS:
             raise BadInput(f"--record {args.record}: the name must end in {' or '.join(VIDEOS)}.")
