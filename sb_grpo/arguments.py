@@ -32,6 +32,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 #: As they are when the model has been set up, which is another form than the one they were given in.
 NOT_AGAIN = ("device", "normalize_advantage", "policy")
+#: Arguments of PPO that have nothing to act on here.
+OF_CRITICS = {"vf_coef", "clip_range_vf"}
 
 
 def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:
@@ -40,6 +42,8 @@ def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:
     @wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         check_moved(kwargs)
+        if of_critics := OF_CRITICS.intersection(kwargs):
+            raise TypeError(f"{min(of_critics)} is an argument of PPO's critic, and GRPO has none: leave it out.")
         given = inspect.signature(init).bind(*args, **kwargs).arguments
         check_single({name: plain(value) for name, value in given.items()})
         check_env_id(given.get("env"))
@@ -70,6 +74,11 @@ def check_env(env: Any) -> None:
 
     :raises ValueError: naming what it is and what to do
     """
+    if isinstance(env, str):
+        raise ValueError(
+            f"env={shown(env)}: ids are for the constructor. Make it: stable_baselines3.common.env_util.make_vec_env("
+            f"{env!r}, n_envs=8)."
+        )
     if not isinstance(env, gym.Env | VecEnv):
         raise ValueError(
             f"env={shown(env)} is a {type(env).__name__}: GRPO takes an env id, a gymnasium.Env or an SB3 VecEnv. Build "
