@@ -325,12 +325,13 @@ class GroupedAlgorithm(SlottedAlgorithm):
         """
         check_moved(kwargs)
         check_is_grpo(path, attributes_in(path))
-        source = path
+        source, replaced = path, {*kwargs, *(custom_objects or {})}
         if not trusted:
-            given = {**(custom_objects or {}), **kwargs}
-            source, custom_objects = without_pickle(path, inspect.signature(cls).parameters, given, env)
-        if kwargs:
-            kwargs["_replaced"] = set(kwargs)
+            own = custom_objects or {}
+            source, objects = without_pickle(path, inspect.signature(cls).parameters, {**own, **kwargs}, env)
+            custom_objects = {**own, **objects}
+        if replaced:
+            kwargs["_replaced"] = replaced
         with saying_what_moved(path):
             return super().load(source, env, device, custom_objects, *args, **kwargs)  # type: ignore[no-any-return]
 

@@ -35,6 +35,9 @@ ATTRIBUTES = (
 #: What learns beside the policy.
 LEARNERS = ("estimator", "grouper", "group_weighting", "bonus")
 
+#: What belongs to a running ``learn()``, as it is where none runs.
+OF_A_LOOP = {"_callback_in_use": None, "_loop_callback": None, "rescue": None}
+
 
 class ResumableAlgorithm(GroupedAlgorithm):
     """The part of :class:`~sb_grpo.grpo.GRPO` that saves runs and goes on with them, and the loop of ``learn``."""
@@ -50,6 +53,14 @@ class ResumableAlgorithm(GroupedAlgorithm):
     def _enter_rollout(self, callback: BaseCallback) -> None:
         """From here on until the rollout has been learnt from there is nothing whole to save."""
         self._in_rollout, self._callback_in_use, self._runs_due = True, callback, []
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy or a pickle: all but what belongs to a running ``learn()``. Callbacks hold modules and other models.
+
+        A copy that is made in mid-rollout begins new groups, as a loaded model does.
+        """
+        state = {**vars(self), **OF_A_LOOP}
+        return {**state, "_in_rollout": False, "_runs_due": [], "_last_obs": None} if self._in_rollout else state
 
     # ---------------------------------------------------------------- save
 

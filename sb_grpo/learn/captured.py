@@ -42,7 +42,7 @@ class Graph:
     def __init__(self, fn: Callable[..., Any], mode: bool | str, what: str) -> None:
         from torch._dynamo.exc import TorchDynamoException
 
-        self.what, self.errors = what, TorchDynamoException
+        self.fn, self.mode, self.what, self.errors = fn, mode, what, TorchDynamoException
         # Compiled code is kept per code object, a few variants each: with one of its own, models do not crowd each other out.
         own = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__)
         options: dict[str, Any] = {"triton.cudagraphs": mode == "reduce-overhead"}
@@ -56,6 +56,10 @@ class Graph:
             # A policy's layers stay what they are; its tensors are inputs of the graph, and those are checked at every call.
             options["guard_filter_fn"] = th.compiler.skip_guard_on_all_nn_modules_unsafe
         self.compiled: Callable[..., Any] | None = th.compile(own, fullgraph=True, dynamic=False, options=options)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy, pickled ones too, compiles for itself: what is compiled cannot be written down."""
+        return Graph, (self.fn, self.mode, self.what)
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns; None, and nothing done, where it cannot be compiled."""
@@ -121,6 +125,20 @@ def update_obstacle(
     return "gSDE's distribution is an object (use_sde=True)" if use_sde else None
 
 
+class CapturedPredict:
+    """``StateBaseline.predict``, in one graph for full chunks of rows (another number of rows would be another graph).
+
+    An object and no closure: a copied model's baseline must not predict with the weights of the one it was copied from.
+    """
+
+    def __init__(self, graph: Graph, baseline: StateBaseline) -> None:
+        self.graph, self.baseline = graph, baseline
+
+    def __call__(self, x: th.Tensor) -> th.Tensor:
+        result = self.graph(self.baseline, x) if len(x) == chunk_rows(x) else None
+        return self.baseline.predict(x) if result is None else result.clone()
+
+
 class Captured:
     """Hands out the hot functions of a training: captured where that was asked for and can be had, eager otherwise.
 
@@ -166,14 +184,9 @@ class Captured:
                 vars(holder).update({k: v.clone() for k, v in vars(holder).items() if isinstance(v, th.Tensor)})
         return columns
 
-    def predict(self, baseline: StateBaseline) -> Callable[[th.Tensor], th.Tensor]:
-        """``StateBaseline.predict``, in one graph for full chunks of rows (another number of rows would be another graph)."""
-
-        def captured(x: th.Tensor) -> th.Tensor:
-            result = self._predict(baseline, x) if self._predict is not None and len(x) == chunk_rows(x) else None
-            return baseline.predict(x) if result is None else result.clone()
-
-        return captured
+    def predict(self, baseline: StateBaseline) -> Callable[[th.Tensor], th.Tensor] | None:
+        """``StateBaseline.predict`` in one graph; None where nothing is captured."""
+        return None if self._predict is None else CapturedPredict(self._predict, baseline)
 
     def gradient_step(
         self,
