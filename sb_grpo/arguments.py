@@ -22,7 +22,7 @@ from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.given import Arguments
 from sb_grpo.group_arguments import check_groups
 from sb_grpo.learn.losses import Clipped
-from sb_grpo.moved import check_moved
+from sb_grpo.moved import check_names
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.ranges import RANGES, check_settings, check_single
@@ -37,13 +37,13 @@ OF_CRITICS = {"vf_coef", "clip_range_vf"}
 
 
 def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:
-    """A constructor that looks at every argument by itself first, and says where those of version 0.1 are."""
+    """A constructor that looks at every argument by itself first, and says what to do about names of others."""
+
+    known = inspect.signature(init).parameters
 
     @wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        check_moved(kwargs)
-        if of_critics := OF_CRITICS.intersection(kwargs):
-            raise TypeError(f"{min(of_critics)} is an argument of PPO's critic, and GRPO has none: leave it out.")
+        check_names({name: value for name, value in kwargs.items() if name not in known})
         given = inspect.signature(init).bind(*args, **kwargs).arguments
         check_single({name: plain(value) for name, value in given.items()})
         check_env_id(given.get("env"))
@@ -76,14 +76,15 @@ def check_env(env: Any) -> None:
     """
     if isinstance(env, str):
         raise ValueError(
-            f"env={shown(env)}: ids are for the constructor. Make it: stable_baselines3.common.env_util.make_vec_env("
-            f"{env!r}, n_envs=8)."
+            f"env={shown(env)} is an env id: only the constructor GRPO(...) makes an env from one; load(), load_run() and "
+            "set_env() must be given the env itself, as PPO's. Pass gymnasium.make(env_id), or "
+            "stable_baselines3.common.env_util.make_vec_env(env_id, n_envs=...)."
         )
     if not isinstance(env, gym.Env | VecEnv):
         raise ValueError(
-            f"env={shown(env)} is a {type(env).__name__}: GRPO takes an env id, a gymnasium.Env or an SB3 VecEnv. Build "
-            "several envs with stable_baselines3.common.env_util.make_vec_env instead of gymnasium.make_vec, or wrap what "
-            "that made in sb_grpo.envs.gymnasium_vector.GymnasiumVectorEnv."
+            f"env={shown(env)} is a {type(env).__name__}: GRPO takes a gymnasium.Env, an SB3 VecEnv or, in its "
+            "constructor, an env id. Build several envs with stable_baselines3.common.env_util.make_vec_env instead of "
+            "gymnasium.make_vec, or wrap what that made in sb_grpo.envs.gymnasium_vector.GymnasiumVectorEnv."
         )
     observation_space, action_space = env.observation_space, env.action_space
     parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]

@@ -18,7 +18,7 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo import learners, ranks
+from sb_grpo import learners, ranks, saving
 from sb_grpo.arguments import check_arguments, check_env
 from sb_grpo.collect.beside import Beside, spaces_beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
@@ -37,22 +37,11 @@ from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
 from sb_grpo.learn.losses import Loss
 from sb_grpo.maths.discount import discount_for
 from sb_grpo.maths.schedules import scaled
-from sb_grpo.moved import DEFAULTS_0_1, MOVED, check_moved, modern
+from sb_grpo.moved import DEFAULTS_0_1, MOVED, check_names, modern
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, RoutedPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policy_arguments import check_memory, check_policy_name, check_routing
 from sb_grpo.profiles import arguments_of
-from sb_grpo.saving import (
-    NOT_SAVED,
-    OPTIONAL_MODULES,
-    OnlyForGRPO,
-    attributes_in,
-    check_is_grpo,
-    saying_what_moved,
-    with_fitting_modules,
-    without_pickle,
-    write_model,
-)
 from sb_grpo.slotted import SlottedAlgorithm
 
 SelfGrouped = TypeVar("SelfGrouped", bound="GroupedAlgorithm")
@@ -102,7 +91,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
     def _setup_model(self) -> None:
         former = {name: self.__dict__.pop(name) for name in MOVED if name in self.__dict__}
         self.__dict__.update(modern({**self.__dict__, **former}, DEFAULTS_0_1) if former else {})  # a zip of version 0.1
-        if self.rollout_buffer_class is OnlyForGRPO:  # type: ignore[comparison-overlap]
+        if self.rollout_buffer_class is saving.OnlyForGRPO:  # type: ignore[comparison-overlap]
             self.rollout_buffer_class = None
         self.options = Options.read(self.__dict__)
         self._derive()
@@ -280,11 +269,11 @@ class GroupedAlgorithm(SlottedAlgorithm):
     # ---------------------------------------------------------------- save and load
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), *NOT_SAVED]
+        return [*super()._excluded_save_params(), *saving.NOT_SAVED]
 
     def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
         state_dicts, tensors = super()._get_torch_save_params()
-        optional = [name for name in OPTIONAL_MODULES if isinstance(getattr(self, name), th.nn.Module)]
+        optional = [name for name in saving.OPTIONAL_MODULES if isinstance(getattr(self, name), th.nn.Module)]
         return [*state_dicts, *optional], tensors
 
     def save(self, path: Any, *args: Any, **kwargs: Any) -> None:
@@ -295,10 +284,10 @@ class GroupedAlgorithm(SlottedAlgorithm):
         if self.slots is not None:
             self._next_group = ranks.first_undealt(self.slots.next_group)
         file, own = io.BytesIO(), self.rollout_buffer_class
-        self.rollout_buffer_class = own or OnlyForGRPO  # type: ignore[assignment]
+        self.rollout_buffer_class = own or saving.OnlyForGRPO  # type: ignore[assignment]
         try:
             super().save(file, *args, **kwargs)
-            write_model(path, file.getvalue(), vars(self), self._vec_normalize_env)
+            saving.write_model(path, file.getvalue(), vars(self), self._vec_normalize_env)
         finally:
             self.rollout_buffer_class = own
 
@@ -323,27 +312,34 @@ class GroupedAlgorithm(SlottedAlgorithm):
             and taken from ``custom_objects`` or the further arguments (docs/security.md)
         :raises ValueError: for what cannot be had without unpickling, and for objects whose class has moved
         """
-        check_moved(kwargs)
-        check_is_grpo(path, attributes_in(path))
+        check_names(kwargs)
+        saving.check_is_grpo(path, saving.attributes_in(path))
         source, replaced = path, {*kwargs, *(custom_objects or {})}
         if not trusted:
-            given = {**(custom_objects or {}), **kwargs}
-            source, custom_objects = without_pickle(path, inspect.signature(cls).parameters, given, env)
+            own = custom_objects or {}
+            source, objects = saving.without_pickle(path, inspect.signature(cls).parameters, {**own, **kwargs}, env)
+            custom_objects = {**own, **objects}
         if replaced:
             kwargs["_replaced"] = replaced
-        with saying_what_moved(path):
+        with saving.saying_what_moved(path):
             return super().load(source, env, device, custom_objects, *args, **kwargs)  # type: ignore[no-any-return]
 
     def set_parameters(
         self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """As SB3's; a saved model may be loaded with another ``advantage``, ``kl_coef`` or ``grouping``: what it lacks stays
-        as built, except a missing reference policy, which becomes the loaded policy. ``ref_policy`` goes before the file's."""
+        as built, except a missing reference policy, which becomes the loaded policy. ``ref_policy`` goes before the file's.
+
+        :raises ValueError: for parameters that are missing, do not fit, or are of a policy with a critic
+        """
         if not isinstance(load_path_or_dict, dict):
-            check_is_grpo(load_path_or_dict, attributes_in(load_path_or_dict))
+            saving.check_is_grpo(load_path_or_dict, saving.attributes_in(load_path_or_dict))
             load_path_or_dict = load_from_zip_file(load_path_or_dict, load_data=False, device=device)[1]
         if "policy" in load_path_or_dict:
-            modules = {name: getattr(self, name) for name in OPTIONAL_MODULES}
-            load_path_or_dict = with_fitting_modules(load_path_or_dict, modules)
-        super().set_parameters(load_path_or_dict, exact_match, device)
+            modules = {name: getattr(self, name) for name in saving.OPTIONAL_MODULES}
+            load_path_or_dict = saving.with_fitting_modules(load_path_or_dict, modules)
+        if exact_match:
+            saving.check_parameters(load_path_or_dict, self._get_torch_save_params()[0], self.policy.state_dict())
+        with saving.saying_what_does_not_fit():
+            super().set_parameters(load_path_or_dict, exact_match, device)
         self._use_given_reference()

@@ -1,9 +1,11 @@
-"""Where the arguments of version 0.1 have gone: for those who use the old names, and for zips that hold them."""
+"""Names that are no arguments here: those of version 0.1, also in zips that hold them, and those of PPO's critic."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from sb_grpo.rules import shown
 
 #: What arguments of version 0.1 are now: argument, and key in it where it is a dict.
 MOVED: dict[str, tuple[str, str | None]] = {
@@ -35,12 +37,22 @@ MOVED: dict[str, tuple[str, str | None]] = {
 }
 
 
-def check_moved(given: Mapping[str, Any]) -> None:
-    """Check that no argument has the name that it had in version 0.1.
+#: Arguments of PPO, A2C and TRPO that only a critic looks at.
+OF_A_CRITIC = ("vf_coef", "clip_range_vf", "n_critic_updates")
+
+
+def check_names(given: Mapping[str, Any]) -> None:
+    """Check that no argument has the name that it had in version 0.1, or is one of a critic's.
 
     :raises ValueError: with the new place
+    :raises TypeError: as for every unknown argument, with what to do
     """
     for name in given:
+        if name in OF_A_CRITIC:
+            raise TypeError(
+                f"GRPO got an unexpected keyword argument {name!r}: {name}={shown(given[name])} is a setting of PPO's critic, "
+                "and here there is no critic. Leave it out."
+            )
         if name in MOVED:
             argument, key = MOVED[name]
             now = argument if key is None else f"{argument}=dict({key}=...)"

@@ -21,6 +21,7 @@ from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.grouped import GroupedAlgorithm
 from sb_grpo.normalization import put_running_state, running_state
+from sb_grpo.rules import check_values, integer
 from sb_grpo.run_files import RUN, check_facts, facts_of, logged, put_logged, read_run, run_to_bytes
 from sb_grpo.saving import with_entries, write_zip
 from sb_grpo.state import attributes, put_attributes, put_random_state, put_state, random_state, state_of
@@ -37,6 +38,8 @@ LEARNERS = ("estimator", "grouper", "group_weighting", "bonus")
 
 #: What belongs to a running ``learn()``, as it is where none runs.
 OF_A_LOOP = {"_callback_in_use": None, "_loop_callback": None, "rescue": None}
+#: Rollouts from one table to the next; None: none is logged.
+LOG_INTERVAL = integer(1, 1_000_000_000, "1 is usual", none=True)
 
 
 class ResumableAlgorithm(GroupedAlgorithm):
@@ -55,11 +58,12 @@ class ResumableAlgorithm(GroupedAlgorithm):
         self._in_rollout, self._callback_in_use, self._runs_due = True, callback, []
 
     def __getstate__(self) -> dict[str, Any]:
-        """Of a copy or a pickle: all but what belongs to a running ``learn()``, whose callbacks hold modules and other models.
+        """Of a copy or a pickle: all but what belongs to a running ``learn()``. Callbacks hold modules and other models.
 
-        In mid-rollout a copy begins new groups, as a loaded model does.
+        A copy that is made in mid-rollout begins new groups, as a loaded model does.
         """
-        return {**vars(self), **OF_A_LOOP}
+        state = {**vars(self), **OF_A_LOOP}
+        return {**state, "_in_rollout": False, "_runs_due": [], "_last_obs": None} if self._in_rollout else state
 
     # ---------------------------------------------------------------- save
 
@@ -221,7 +225,11 @@ class ResumableAlgorithm(GroupedAlgorithm):
         reset_num_timesteps: bool = True,
         progress_bar: bool = False,
     ) -> SelfResumable:
-        """As SB3's; a run that was loaded goes on where it stood, unless ``reset_num_timesteps``."""
+        """As SB3's; a run that was loaded goes on where it stood, unless ``reset_num_timesteps``.
+
+        :raises ValueError: for a ``log_interval`` that is no number of rollouts
+        """
+        check_values("", {"log_interval": log_interval}, {"log_interval": LOG_INTERVAL})
         if reset_num_timesteps:
             self._to_resume = None
         total_timesteps, callback = self._setup_learn(

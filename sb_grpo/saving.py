@@ -118,6 +118,46 @@ def with_fitting_modules(saved: Mapping[str, Any], modules: Mapping[str, Any]) -
     return states
 
 
+def check_parameters(given: Mapping[str, Any], needed: Iterable[str], own: Mapping[str, Any]) -> None:
+    """Check that parameters are all there, and those of an actor, before any of them is loaded.
+
+    :param given: states by name; optional ones are there already where a policy is
+    :param needed: names of the model's
+    :param own: state of its policy
+    :raises ValueError: naming what is missing, or whose they are
+    """
+    theirs = given.get("policy")
+    critic = [name for name in theirs if "value_net" in name and name not in own] if isinstance(theirs, Mapping) else []
+    if critic:
+        raise ValueError(
+            f"These parameters hold {critic[0]}: they are of a policy with a critic, as PPO's, not of GRPO's. Use "
+            "sb_grpo.policies.load_actor(model.policy, ...), which takes the actor of a PPO or A2C model, or of its zip."
+        )
+    missing = [name for name in needed if name not in given]
+    if missing:
+        raise ValueError(
+            f"There are no parameters of {missing[0]!r}, but exact_match=True needs all that get_parameters() gives: add "
+            "them, or pass exact_match=False to replace only what is given."
+        )
+
+
+@contextmanager
+def saying_what_does_not_fit() -> Iterator[None]:
+    """Parameters of other shapes or layers are answered in one line with a remedy.
+
+    :raises ValueError: in the place of torch's list
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if "loading state_dict" not in str(error):
+            raise
+        raise ValueError(
+            f"These parameters do not fit the model: {' '.join(str(error).split())} Give both models the same spaces and "
+            "policy_kwargs, or load the other one with GRPO.load(path)."
+        ) from error
+
+
 @contextmanager
 def saying_what_moved(path: Any) -> Iterator[None]:
     """A saved object whose class has moved since is named, with the way to load all the same.

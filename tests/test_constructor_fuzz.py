@@ -245,6 +245,8 @@ def test_a_rollout_that_no_memory_holds_is_refused():
 def test_unknown_names_and_unknown_envs():
     with pytest.raises(TypeError, match="unexpected keyword argument 'entropy'"):
         GRPO("MlpPolicy", Tiny(), entropy=0.1)
+    for name in ("vf_coef", "clip_range_vf"):
+        assert verdict({name: 0.5}, (name,)) == "unknown"
     with pytest.raises(ValueError, match="env='NoSuchEnv-v0' is no registered environment"):
         GRPO("MlpPolicy", "NoSuchEnv-v0")
     with pytest.raises(ValueError, match=r"policy='Mlp' is unknown; use one of .'MlpPolicy'"):

@@ -151,6 +151,18 @@ def test_load_with_another_env_count_group_size_and_a_new_reference(tmp_path):
     assert watched.num_timesteps == 64
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_what_follows_from_a_custom_object_is_found_anew(trusted, tmp_path):
+    """As from a further argument of load(): "batch" followed from "state", which is not there any more."""
+    GRPO("MlpPolicy", "CartPole-v1", **SMALL).save(tmp_path / "model")
+    fresh = GRPO("MlpPolicy", "CartPole-v1", advantage="outcome", **SMALL)
+    for given in (dict(custom_objects=dict(advantage="outcome")), dict(advantage="outcome")):
+        loaded = GRPO.load(tmp_path / "model", trusted=trusted, **given)
+        assert loaded.advantage == "outcome" and loaded.normalize_advantage == fresh.normalize_advantage == "group"
+    kept = GRPO.load(tmp_path / "model", trusted=trusted, custom_objects=dict(learning_rate=1e-4))
+    assert kept.normalize_advantage == "batch"
+
+
 def test_saved_size_is_smaller_than_ppos(tmp_path):
     sizes = []
     for cls in (GRPO, PPO):

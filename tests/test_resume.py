@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 import zipfile
@@ -446,3 +447,68 @@ def test_a_state_without_a_plain_form_is_named(tmp_path):
 def test_a_run_is_a_models_zip_too(saved):
     assert GRPO.load(saved).num_timesteps == 512
     assert read_run(saved)["loop"]["iteration"] == 2
+
+
+# ---------------------------------------------------------------- copies
+
+COPIES: dict[str, Callable[[Any], Any]] = {"deepcopy": copy.deepcopy, "pickle": lambda m: pickle.loads(pickle.dumps(m))}
+COPIED = {
+    "state": {}, "outcome": dict(advantage="outcome"), "reference": dict(kl_coef=0.1),
+    "clusters": dict(multitask=dict(grouping="auto")),
+    "memory": dict(policy_kwargs=dict(net_arch=[8], memory="gru", memory_size=4)),
+}  # fmt: skip
+
+
+def going_on(model: GRPO, reset_num_timesteps: bool) -> GRPO:
+    th.manual_seed(7)
+    np.random.seed(7)
+    return model.learn(128, reset_num_timesteps=reset_num_timesteps)
+
+
+@pytest.mark.parametrize("make", [lambda: make_vec_env("CartPole-v1", 2), lambda: make_tensor_env("CartPole-v1", 2)])
+@pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("kwargs", COPIED.values(), ids=COPIED)
+def test_a_copy_trains_as_what_it_was_copied_from(kwargs, way, make):
+    """Before the first rollout and after, with episodes that go on and with new ones."""
+    for steps in (0, 128):
+        for new in (True, False):
+            model = GRPO("MlpPolicy", make(), seed=0, device="cpu", **{**SMALL, **kwargs})
+            if steps:
+                model.learn(steps, HealthCallback())
+            other = way(model)
+            before = th.cat([p.detach().flatten() for p in other.policy.parameters()])
+            going_on(model, new)
+            assert th.equal(before, th.cat([p.detach().flatten() for p in other.policy.parameters()]))
+            going_on(other, new)
+            assert [path for path in differences(model, other) if not path.startswith("model.ep_info_buffer")] == []
+
+
+@pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
+def test_copies_are_made_while_a_model_learns(way):
+    """What a callback copies has no part in the training; it begins new groups, as a loaded model does."""
+
+    class Copier(Saver):
+        def _on_step(self) -> bool:
+            if self.n_calls == 21:
+                self.other = way(self.model)
+            return True
+
+    copier = Copier(0)
+    copies, plain = (
+        GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), seed=0, device="cpu", **SMALL).learn(128, callback)
+        for callback in (copier, None)
+    )
+    th.testing.assert_close(copies.policy.state_dict(), plain.policy.state_dict(), rtol=0, atol=0)
+    other = copier.other.learn(128, reset_num_timesteps=False)
+    assert other.num_timesteps == 42 + 128 and other.interruptions == 0
+    other.save_run(io.BytesIO())
+
+
+@pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
+def test_a_copy_of_captured_execution_captures_its_own(way):
+    """The baseline of a copy predicts with the weights of the copy, in a graph of its own."""
+    model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4), compile=True, device="cpu", **SMALL)
+    other = way(model)
+    assert other.estimator.fast_predict.baseline is other.estimator is not model.estimator
+    assert other.captured._predict.compiled not in (None, model.captured._predict.compiled)
+    assert other.estimator.fast_predict.graph is other.captured._predict

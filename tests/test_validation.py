@@ -76,7 +76,7 @@ def test_arguments(kwargs, says):
 @pytest.mark.parametrize(
     ("env", "says"),
     [
-        (5, "env=5 is a int: GRPO takes an env id"),
+        (5, "env=5 is a int: GRPO takes a gymnasium.Env, an SB3 VecEnv or, in its constructor, an env id"),
         (None, "env=None"),
         ("vector", "instead of gymnasium.make_vec.*GymnasiumVectorEnv"),
     ],
@@ -84,6 +84,75 @@ def test_arguments(kwargs, says):
 def test_things_that_are_no_env(env, says):
     with pytest.raises(ValueError, match=says):
         GRPO("MlpPolicy", gym.make_vec("CartPole-v1", 2) if env == "vector" else env)
+
+
+def test_ids_are_for_the_constructor(tmp_path):
+    """As PPO's; the env is asked for where a model has to be given one."""
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=8, device="cpu").learn(8)
+    model.save(tmp_path / "m")
+    model.save_run(tmp_path / "run")
+    for give in (partial(GRPO.load, tmp_path / "m"), partial(GRPO.load_run, tmp_path / "run"), model.set_env):
+        with pytest.raises(ValueError, match=r"env='CartPole-v1' is an env id: only .* must be given the env.*gymnasium.make"):
+            give(env="CartPole-v1")
+
+
+@pytest.mark.parametrize("name", ["vf_coef", "clip_range_vf"])
+def test_arguments_of_a_critic_are_unknown_with_a_remedy(name, tmp_path):
+    GRPO("MlpPolicy", "CartPole-v1", device="cpu").save(tmp_path / "m")
+    for make in (partial(GRPO, "MlpPolicy", "CartPole-v1"), partial(GRPO.load, tmp_path / "m")):
+        with pytest.raises(TypeError, match=rf"unexpected keyword argument '{name}': {name}=0.5 .* no critic. Leave it out"):
+            make(**{name: 0.5})
+
+    class WithCritic(GRPO):
+        """Who names it himself has a use for it."""
+
+        def __init__(self, *args, **kwargs):
+            self.given = kwargs.pop(name)
+            super().__init__(*args, **kwargs)
+
+    assert WithCritic("MlpPolicy", "CartPole-v1", **{name: 0.5}).given == 0.5
+
+
+def test_parameters_of_ppo_in_a_dict_are_told_from_ours():
+    model = GRPO("MlpPolicy", "CartPole-v1", device="cpu")
+    before = {name: p.clone() for name, p in model.policy.state_dict().items()}
+    ppos = PPO("MlpPolicy", "CartPole-v1", device="cpu").get_parameters()
+    for given in (ppos, dict(reversed(ppos.items()))):
+        with pytest.raises(ValueError, match=r"value_net.* a policy with a critic, as PPO's, .*load_actor\(model.policy"):
+            model.set_parameters(given)
+    th.testing.assert_close(model.policy.state_dict(), before, rtol=0, atol=0)
+
+
+def test_parameters_that_are_missing_or_do_not_fit_are_named():
+    model = GRPO("MlpPolicy", "CartPole-v1", device="cpu")
+    own = model.get_parameters()
+    with pytest.raises(ValueError, match=r"no parameters of 'policy.optimizer', .*exact_match=False"):
+        model.set_parameters({"policy": own["policy"]})
+    model.set_parameters({"policy": own["policy"]}, exact_match=False)
+    model.set_parameters({name: state for name, state in own.items() if name != "estimator"})  # may come and go
+    other = GRPO("MlpPolicy", "CartPole-v1", device="cpu", policy_kwargs=dict(net_arch=[8])).get_parameters()
+    for exact in (True, False):
+        with pytest.raises(ValueError, match=r"do not fit the model: .*size mismatch.* same spaces and policy_kwargs"):
+            model.set_parameters(other, exact_match=exact)
+
+
+def test_a_policy_that_is_frozen_as_a_whole_is_named():
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=32, device="cpu")
+    model.policy.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"requires_grad=False for every parameter of the policy.* leave some of them"):
+        model.learn(32)
+    model.policy.action_net.requires_grad_(True)
+    model.learn(32)
+
+
+@pytest.mark.parametrize("value", [0, -1, 0.5, True, "1"])
+def test_log_interval(value):
+    """0 divided by zero after the first rollout."""
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=32, device="cpu")
+    with pytest.raises(ValueError, match=rf"log_interval={value!r} must be an integer, at least 1 .*or None"):
+        model.learn(32, log_interval=value)
+    assert model.num_timesteps == 0
+    model.learn(32, log_interval=None)
 
 
 def test_learning_without_an_env_names_set_env(tmp_path):

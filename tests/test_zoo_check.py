@@ -195,6 +195,7 @@ def test_exit_code_and_last_line(env, code, last, capsys):
     [
         (["--env", "CartPol-v1"], "Did you mean CartPole-v1"),
         (["--env", "CartPole-v1", "--seconds", "-1"], "--seconds -1.0: 0, or more."),
+        (["--env", "CartPole-v1", "--seed", "-1"], "--seed -1 must be a whole number from 0 to 4294967295."),
         (["--env", "CartPole-v1", "-params", "learning_rat:1"], "Did you mean learning_rate"),
         (["--env", "CartPole-v1", "-conf", "nowhere.yml"], "cannot read nowhere.yml"),
     ],

@@ -22,7 +22,7 @@ from .checking import probes
 from .checking.episodes import Episode, play_groups
 from .checking.findings import BROKEN, LOOK, Finding
 from .checking.trial import check_training, fitting_policy
-from .common.command_line import BadInput, Parser, Settings, default_threads, known_env, one_line, run
+from .common.command_line import BadInput, Parser, Settings, check_seed, default_threads, known_env, one_line, run
 from .common.yaml_files import HYPERPARAMS, read_sections
 from .training.checks import check_settings
 from .training.entries import entry_name
@@ -174,6 +174,7 @@ def body(arguments: Sequence[str]) -> int:
     :return: 1 if something is broken
     """
     args = make_parser().parse_args(arguments)
+    check_seed(args.seed)
     if args.seconds < 0:
         raise BadInput(f"--seconds {args.seconds}: 0, or more.")
     args.env, args.gym_packages = known_env(args.env, args.gym_packages)

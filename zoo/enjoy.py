@@ -26,7 +26,17 @@ from tqdm import tqdm
 from sb_grpo import files
 from sb_grpo.collect.masks import masks_of, source_of
 
-from .common.command_line import BadInput, Parser, Settings, default_threads, did_you_mean, known_env, run
+from .common.command_line import (
+    BadInput,
+    Parser,
+    Settings,
+    check_at_least_1,
+    check_seed,
+    default_threads,
+    did_you_mean,
+    known_env,
+    run,
+)
 from .training.checkpoints import read_facts
 from .training.experiment import register
 from .training.saved import Saved, check_untrusted
@@ -72,9 +82,8 @@ def check(args: Any) -> None:
     """
     args.env, args.gym_packages = known_env(args.env, args.gym_packages)
     check_untrusted(args.algo, not args.untrusted)
-    for name in ("n_episodes", "n_timesteps"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)}: at least 1.")
+    check_at_least_1(args, "n_timesteps", "n_episodes")
+    check_seed(args.seed)
     if args.record is not None:
         if args.record.suffix not in VIDEOS:
             raise BadInput(f"--record {args.record}: the name must end in {' or '.join(VIDEOS)}.")

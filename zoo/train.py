@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import math
 import os
 import signal
 import sys
@@ -24,7 +25,18 @@ from sb_grpo import ranks
 from sb_grpo.profiles import PROFILES
 from sb_grpo.types import Breakdown
 
-from .common.command_line import BadInput, Parser, Settings, call, default_threads, known_env, one_line, run
+from .common.command_line import (
+    BadInput,
+    Parser,
+    Settings,
+    call,
+    check_at_least_1,
+    check_seed,
+    default_threads,
+    known_env,
+    one_line,
+    run,
+)
 from .common.yaml_files import HYPERPARAMS
 from .training.experiment import HEALTH, Experiment, register
 from .training.followers import Follower, check_learners
@@ -136,7 +148,12 @@ def _check_options(given: Any) -> None:
 
     :raises BadInput: naming what to do instead
     """
-    _check_numbers(given)
+    if given.n_timesteps == 0 or given.n_timesteps < -1:
+        raise BadInput(f"--n-timesteps {given.n_timesteps}: at least 1; without it, the settings' own number.")
+    if given.log_interval == 0:
+        raise BadInput("--log-interval 0: at least 1; -1: the algorithm's own; -2: no tables.")
+    check_at_least_1(given, "n_eval_envs", "eval_episodes")
+    check_seed(given.seed, least=-math.inf)
     if given.trained_agent and not (given.trained_agent.endswith(".zip") and Path(given.trained_agent).is_file()):
         raise BadInput(f"--trained-agent {given.trained_agent}: there is no such .zip file.")
     if given.continue_run and not given.trained_agent:

@@ -19,11 +19,18 @@ class LastGood:
     """Weights and optimiser state as they were, to return to when a gradient is not finite.
 
     :param policy: module with an ``optimizer`` attribute
+    :raises ValueError: if none of its parameters can learn
     """
 
     def __init__(self, policy: Any) -> None:
         self.policy = policy
-        self.names, self.parameters = zip(*((n, p) for n, p in policy.named_parameters() if p.requires_grad), strict=True)
+        learning = {name: p for name, p in policy.named_parameters() if p.requires_grad}
+        if not learning:
+            raise ValueError(
+                "requires_grad=False for every parameter of the policy, so there is nothing to train: leave some of them as "
+                "they are, for example those of model.policy.action_net, or use predict() alone."
+            )
+        self.names, self.parameters = tuple(learning), tuple(learning.values())
         self.weights = [p.detach().clone() for p in self.parameters]
         self.optimizer = copied(policy.optimizer.state_dict())
 

@@ -90,6 +90,35 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(by_lower[n] for n in nearest)}?" if nearest else ""
 
 
+def check_at_least_1(given: Any, *names: str) -> None:
+    """See that options are counts; those that were not given may be None.
+
+    :param given: options
+    :param names: of the options, as attributes
+    :raises BadInput: naming the first that is not
+    """
+    for name in names:
+        value = getattr(given, name)
+        if value is not None and value < 1:
+            raise BadInput(f"--{name.replace('_', '-')} {value} must be at least 1.")
+
+
+#: What NumPy's generators take.
+LARGEST_SEED = 2**32 - 1
+
+
+def check_seed(seed: int, least: float = 0) -> None:
+    """See that a seed is one that all generators take.
+
+    :param seed: of the option
+    :param least: -inf where what is below 0 means a random one
+    :raises BadInput: for any other
+    """
+    if not least <= seed <= LARGEST_SEED:
+        below = "; below 0: a random one" if least < 0 else ""
+        raise BadInput(f"--seed {seed} must be a whole number from 0 to {LARGEST_SEED}{below}.")
+
+
 def check_has_runs(option: str, names: Iterable[str], known: Collection[str]) -> None:
     """See that what an option names has run.
 
