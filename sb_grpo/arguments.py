@@ -32,8 +32,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 #: As they are when the model has been set up, which is another form than the one they were given in.
 NOT_AGAIN = ("device", "normalize_advantage", "policy")
-#: Arguments of PPO that have nothing to act on here.
-OF_CRITICS = {"vf_coef", "clip_range_vf"}
 
 
 def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:

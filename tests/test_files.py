@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import copy
 import inspect
 import io
 import json
 import os
 import pickle
-import random
 import resource
 import signal
 import subprocess
@@ -325,33 +323,6 @@ def test_a_model_keeps_the_statistics_of_its_weights(tmp_path):
     assert read_entry(tmp_path / "without.zip", STATISTICS) is None
     with pytest.raises(ValueError, match="broken, or no zip"):
         read_entry(io.BytesIO(b"none"), STATISTICS)
-
-
-@pytest.mark.parametrize(
-    "copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"]
-)
-@pytest.mark.parametrize("learnt", [False, True])
-@pytest.mark.parametrize(
-    "kwargs",
-    [{}, {"advantage": "outcome"}, {"policy_kwargs": {"memory": "gru", "memory_size": 8}}],
-    ids=["state", "outcome", "memory"],
-)
-def test_a_copy_trains_as_the_original(kwargs, learnt, copied):
-    """As PPO's: nothing of the original is used by the copy, its baseline's weights least of all."""
-    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 4), n_steps=32, group_size=2, seed=0, device="cpu", **kwargs)
-    if learnt:
-        model.learn(256)
-    other = copied(model)
-    for _ in range(2):  # what the original learns meanwhile must not reach the copy
-        random.seed(0), np.random.seed(0), th.manual_seed(0)
-        model.learn(512)
-    for _ in range(2):
-        random.seed(0), np.random.seed(0), th.manual_seed(0)
-        other.learn(512)
-    for ours, theirs in zip(model.policy.parameters(), other.policy.parameters(), strict=True):
-        assert th.equal(ours, theirs)
-    if "advantage" not in kwargs:
-        assert th.equal(model.estimator.weights, other.estimator.weights)
 
 
 @pytest.mark.parametrize("how", ["keyword", "custom_objects"])

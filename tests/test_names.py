@@ -135,17 +135,3 @@ def test_arguments_go_over_a_profiles_key_by_key():
     assert PROFILES["conservative"]["loss_kwargs"] == {"ref_sync_interval": 10}
     with pytest.raises(ValueError, match=r"profile 'bold' is unknown; there are conservative, balanced, aggressive"):
         GRPO.from_profile("bold", "MlpPolicy", "CartPole-v1")
-
-
-@pytest.mark.parametrize("name", ["vf_coef", "clip_range_vf"])
-def test_arguments_of_a_critic_are_unknown_and_say_why(name):
-    with pytest.raises(TypeError, match=f"{name} is an argument of PPO's critic, and GRPO has none: leave it out"):
-        GRPO("MlpPolicy", "CartPole-v1", **{name: 0.5})
-
-
-def test_ids_are_for_the_constructor(tmp_path):
-    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu")
-    model.save(tmp_path / "model.zip")
-    for use in (lambda: GRPO.load(tmp_path / "model.zip", env="CartPole-v1"), lambda: model.set_env("CartPole-v1")):
-        with pytest.raises(ValueError, match=r"env='CartPole-v1': ids are for the constructor. Make it: .*make_vec_env"):
-            use()

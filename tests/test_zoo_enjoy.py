@@ -134,9 +134,3 @@ def test_a_broken_model_is_named(trained, tmp_path, capsys):
     assert enjoy_here(tmp_path, "--no-render") == 2
     error = capsys.readouterr().err
     assert f"cannot load {model}" in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize("option", [("--n-episodes", "0"), ("--n-episodes", "-3"), ("-n", "0")])
-def test_no_steps_and_no_episodes_are_refused(option, trained, capsys):
-    assert enjoy_here(trained, "--no-render", *option) == 2
-    assert f"{option[1]}: at least 1." in capsys.readouterr().err

@@ -168,18 +168,6 @@ def _check_options(given: Any) -> None:
     _check_tracking(given)
 
 
-def _check_numbers(given: Any) -> None:
-    if given.n_timesteps == 0 or given.n_timesteps < -1:
-        raise BadInput(f"--n-timesteps {given.n_timesteps}: at least 1; without it, the settings' own number.")
-    for name in ("n_eval_envs", "eval_episodes"):
-        if getattr(given, name) < 1:
-            raise BadInput(f"--{name.replace('_', '-')} {getattr(given, name)}: at least 1.")
-    if given.log_interval == 0:
-        raise BadInput("--log-interval 0: rollouts between two lines of the log, at least 1; -1: as usual; -2: none.")
-    if given.seed >= 2**32:
-        raise BadInput(f"--seed {given.seed}: at most {2**32 - 1}, which is NumPy's largest; -1: a random one.")
-
-
 def _check_tracking(given: Any) -> None:
     """See that what a run is to be logged to is installed.
 
