@@ -269,6 +269,7 @@ IN_THE_LOOP = {
     "groups by state": COPIES,
     "groups together": {"collect.simulators.SynchronousSlots._restart"},
     "branches": {"collect.simulators.BranchSlots._restart", "collect.simulators.StateSlots._start"},
+    "host gsde": {"collect.acting.Acting.look"},  # who has waited for the actions already
 }
 
 
