@@ -217,19 +217,19 @@ class GRPO(ResumableAlgorithm):
         known["n_rollout_steps"] = self.steps_per_env
         n_ranks = ranks.place().n
         callback.on_rollout_start()
-        acting = Acting(self.policy, rollout_buffer)
+        acting = None if is_tensor_env(env) else Acting(self.policy, rollout_buffer)  # there the buffer has them
         for step in collecting(source, self._plan(), self._start_over, self.ep_info_buffer):
             self.num_timesteps += env.num_envs * n_ranks
             callback.update_locals({**known, **step._asdict()})
             if not callback.on_step():
                 self.num_timesteps += step.ahead * env.num_envs * n_ranks
                 return None
-            if not is_tensor_env(env):
+            if acting is not None:
                 acting.look(step.n_steps)
                 self._update_info_buffer(step.infos, step.dones)
                 self._last_obs, self._last_episode_starts = step.new_obs, step.dones
         with self.autocasting():
-            log_probs = acting.log_probs()
+            log_probs = rollout_buffer.log_probs_of(self.policy.log_prob) if acting is None else acting.log_probs()
         callback.on_rollout_end()
         return log_probs
 

@@ -323,12 +323,3 @@ def test_a_model_keeps_the_statistics_of_its_weights(tmp_path):
     assert read_entry(tmp_path / "without.zip", STATISTICS) is None
     with pytest.raises(ValueError, match="broken, or no zip"):
         read_entry(io.BytesIO(b"none"), STATISTICS)
-
-
-@pytest.mark.parametrize("how", ["keyword", "custom_objects"])
-def test_what_follows_from_a_replaced_argument_follows_on_load(how, tmp_path):
-    GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), n_steps=32, group_size=2, device="cpu").save(tmp_path / "model.zip")
-    changed = {"advantage": "outcome"}
-    given = changed if how == "keyword" else {"custom_objects": changed}
-    model = GRPO.load(tmp_path / "model.zip", env=make_vec_env("CartPole-v1", 2), device="cpu", **given)
-    assert (model.advantage, model.normalize_advantage) == ("outcome", "group")

@@ -25,8 +25,8 @@ class Acting:
     def __init__(self, policy: ActorPolicy, buffer: GroupRolloutBuffer) -> None:
         self.policy, self.buffer = policy, buffer
         self.parameters = list(policy.parameters())
-        #: What callbacks change by hand, often in ways that a version does not tell of (``log_std.data``).
-        self.by_hand: th.Tensor | None = getattr(policy, "log_std", None)
+        #: Place of what callbacks change by hand, often in ways that a version does not tell of (``log_std.data``).
+        self.by_hand = next((i for i, p in enumerate(self.parameters) if p is getattr(policy, "log_std", None)), None)
         self._note_weights()
         #: Steps per env that were taken with earlier weights, and those; they may not be in the buffer yet.
         self._earlier: tuple[int, list[th.Tensor]] | None = None
@@ -37,7 +37,8 @@ class Acting:
 
         :param n_steps: per env that have been taken in this rollout
         """
-        if self._versions() == self._noted and (self.by_hand is None or th.equal(self.by_hand, self._by_hand)):
+        i = self.by_hand
+        if self._versions() == self._noted and (i is None or th.equal(self.parameters[i], self._weights[i])):
             return
         self._settle()
         self._earlier = n_steps, self._weights
@@ -56,17 +57,15 @@ class Acting:
     def _note_weights(self) -> None:
         self._noted = self._versions()
         self._weights = [p.detach().clone() for p in self.parameters]
-        self._by_hand = th.zeros(0) if self.by_hand is None else self.by_hand.detach().clone()
 
     def _settle(self) -> None:
         """Steps of earlier weights are in the buffer by now."""
         if self._earlier is None:
             return
         n_steps, weights = self._earlier
-        if n_steps > self._done:
-            with _having(self.parameters, weights):
-                self._parts.append(self.buffer.log_probs_of(self.policy.log_prob, self._done, n_steps))
-        self._done, self._earlier = max(n_steps, self._done), None
+        with _having(self.parameters, weights):
+            self._parts.append(self.buffer.log_probs_of(self.policy.log_prob, self._done, n_steps))
+        self._done, self._earlier = n_steps, None
 
 
 @contextmanager

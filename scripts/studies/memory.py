@@ -107,21 +107,20 @@ def table() -> str:
     return markdown(HEADS, rows)
 
 
-def best_of(env_id: str, name: str) -> tuple[str, np.ndarray]:
+def best_of(found: dict[str, list[dict[str, Any]]], env_id: str, name: str) -> tuple[str, np.ndarray]:
     """The setting that an algorithm ends highest with, of those with the most env steps, and its returns ``[runs]``."""
     steps = max(task.steps for task in TASKS.values() if task.env_id == env_id)
     labels = [label for label, task in TASKS.items() if (task.env_id, task.steps) == (env_id, steps)]
-    found = results("memory", [v for v in VARIANTS if v.label in {f"{label}_{name}" for label in labels}])
-    label, runs = max(found.items(), key=lambda item: (float(iqm([finals(item[1])])), finals(item[1]).mean()))
-    task = TASKS[label.rsplit("_", 1)[0]]
-    return f"{task.ent_coef:g}, {rate_of(task)}", finals(runs)
+    ends = {label: finals(found[f"{label}_{name}"]) for label in labels if f"{label}_{name}" in found}
+    label = max(ends, key=lambda label: (float(iqm([ends[label]])), ends[label].mean()))
+    return f"{TASKS[label].ent_coef:g}, {rate_of(TASKS[label])}", ends[label]
 
 
 def best_table() -> str:
     """Each algorithm at the setting that suits it best: task by task, and all tasks together."""
-    rows, scores = [], []
+    found, rows, scores = results("memory", VARIANTS), [], []
     for env_id in dict.fromkeys(task.env_id for task in TASKS.values()):
-        ours, theirs = best_of(env_id, "lstm"), best_of(env_id, "recurrent-ppo")
+        ours, theirs = best_of(found, env_id, "lstm"), best_of(found, env_id, "recurrent-ppo")
         scores.append((ours[1], theirs[1]))
         cells = [f"{cell}" for setting, means in (ours, theirs) for cell in (setting, len(means), middle(means))]
         rows.append([env_id, *cells, better(*scores[-1])])
