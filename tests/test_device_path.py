@@ -1,5 +1,7 @@
 """Collection from tensor envs: same jobs, same estimators, no host wait in the step loop."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch as th
@@ -15,6 +17,7 @@ from sb_grpo import GRPO
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.collect.slots import TensorSlots
+from sb_grpo.envs import check_tensor_env
 from sb_grpo.envs.gymnasium_vector import GymnasiumVectorEnv
 from sb_grpo.envs.native import CartPole, make_tensor_env
 from sb_grpo.envs.random import group_seeds
@@ -256,3 +259,21 @@ def test_box_actions_with_two_axes(squashed):
     kwargs = dict(use_sde=True, policy_kwargs=dict(squash_output=True)) if squashed else {}
     model = GRPO("MlpPolicy", env, **{**SMALL, **kwargs}).learn(512)
     assert model.predict(env.reset())[0].shape == (4, 2, 2)
+
+
+@pytest.mark.parametrize("advantage", ["state", "outcome"])
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(5), spaces.Discrete(5, start=2), spaces.MultiDiscrete([3, 4]), spaces.MultiBinary(3)]
+)
+def test_observations_that_are_no_box(space, advantage):
+    env = GymnasiumVectorEnv(SyncVectorEnv([lambda: SpaceEnv(deepcopy(space), spaces.Discrete(3))] * 4))
+    check_tensor_env(env)
+    model = GRPO("MlpPolicy", env, advantage=advantage, **SMALL).learn(512)
+    assert model.predict(env.reset())[0].shape == (4,)
+    assert model.slots.start_mismatches == 0
+
+
+@pytest.mark.parametrize("space", [spaces.Dict(a=spaces.Discrete(2)), spaces.Tuple([spaces.Discrete(2)])])
+def test_several_observations_at_once_are_refused_with_a_remedy(space):
+    with pytest.raises(ValueError, match=r"observation_space=.* of a tensor env .*FlattenObservation"):
+        GymnasiumVectorEnv(SyncVectorEnv([lambda: SpaceEnv(space, spaces.Discrete(3))] * 2))

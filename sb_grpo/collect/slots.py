@@ -315,7 +315,7 @@ class TensorSlots:
         group = rollout.group[rollout.episode[rows]]
         first = th.full((rollout.n_groups,), len(rollout.t), device=rows.device).scatter_reduce(0, group, rows, "amin")
         differs = observations[rows] != observations[first[group]]
-        self.start_mismatches += int(differs.flatten(1).any(dim=1).sum())
+        self.start_mismatches += int(differs.unsqueeze(-1).flatten(1).any(dim=1).sum())
 
     def step(self, env: TensorVecEnv, done: th.Tensor) -> None:
         """Advance every slot by one step and start the next jobs where episodes ended.

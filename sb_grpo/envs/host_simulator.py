@@ -13,15 +13,7 @@ from sb_grpo.envs.tensor_env import TensorStep, TensorVecEnv
 
 
 def tensor_space(space: spaces.Space) -> spaces.Space:
-    """The observation space as its tensors will have it: no float64, images with the channel first (as SB3 transposes them).
-
-    :raises ValueError: for a space that the tensor interface cannot take
-    """
-    if not isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
-        raise ValueError(
-            f"Unsupported observation space {space}: tensor envs take Box, MultiDiscrete and MultiBinary. Put "
-            "gymnasium.wrappers.FlattenObservation around each env, or train on an SB3 VecEnv, which takes Discrete and Dict."
-        )
+    """The observation space as its tensors will have it: no float64, images with the channel first, as SB3 has them."""
     if not isinstance(space, spaces.Box):
         return space
     low, high = space.low, space.high

@@ -20,6 +20,9 @@ from sb_grpo.state import attributes, put_attributes
 #: How a simulator can start the members of a group alike; see :attr:`TensorVecEnv.grouping`.
 GROUPINGS = ("seeds", "state", "streams", "synchronous")
 
+#: Spaces whose observations are one tensor.
+_OBSERVATIONS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+
 
 class TensorStep(NamedTuple):
     """One step of every slot. Slots that ended are not reset: the caller decides what runs there next."""
@@ -55,7 +58,7 @@ class TensorVecEnv(VecEnv):
     :param action_space: of one slot
     :param max_episode_steps: time limit; None: unknown to this class
     :param device: torch device
-    :raises ValueError: for no slots or a device that is not there
+    :raises ValueError: for no slots, observations that are no single tensor, or a device that is not there
     """
 
     env_id: ClassVar[str] = ""
@@ -79,6 +82,12 @@ class TensorVecEnv(VecEnv):
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs={num_envs} is too small: it must be at least 1.")
+        if not isinstance(observation_space, _OBSERVATIONS):
+            raise ValueError(
+                f"observation_space={observation_space} of a tensor env must be a Box, Discrete, MultiDiscrete or "
+                "MultiBinary: one tensor. Join its parts into one Box (gymnasium.wrappers.FlattenObservation around each env "
+                "of a simulator), or train on an SB3 VecEnv, which takes Dict."
+            )
         self.device, self.max_episode_steps = th.device(device), max_episode_steps
         try:
             th.zeros(1, device=self.device)
