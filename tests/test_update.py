@@ -95,3 +95,17 @@ def test_a_bad_gradient_is_named_and_the_weights_come_back():
         th.testing.assert_close(a, b.detach())
     assert not policy.optimizer.state_dict()["state"]
     good.check(norms[:1], 0)
+
+
+def test_what_is_frozen_on_the_way_stays_as_it_is():
+    """Also weights of others in the optimiser, whatever gradients they have: PPO clears them all."""
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=64, seed=0, device="cpu").learn(128)
+    other = th.nn.Linear(4, 2)
+    model.policy.optimizer.add_param_group(dict(params=list(other.parameters())))
+    other(th.ones(4)).sum().backward()
+    model.policy.policy_net.requires_grad_(False)
+    frozen = [*model.policy.policy_net.parameters(), *other.parameters()]
+    before, head = [p.detach().clone() for p in frozen], model.policy.action_net.weight.detach().clone()
+    model.learn(128, reset_num_timesteps=False)
+    assert all(p.equal(q) for p, q in zip(frozen, before, strict=True))
+    assert not model.policy.action_net.weight.equal(head)

@@ -58,6 +58,7 @@ class Updater:
         plan, norms = self.plan, list[th.Tensor]()
         last_good = LastGood(self.objective.policy)
         parameters = list(last_good.parameters)
+        self.objective.policy.optimizer.zero_grad()  # what was frozen, or is not ours, must not follow an old gradient
         self.gradient.start_update(tasks)
 
         def step(minibatch: Minibatch) -> th.Tensor:
