@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
-import io
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
@@ -22,12 +18,10 @@ from sb_grpo import learners, ranks, saving
 from sb_grpo.arguments import check_arguments, check_env
 from sb_grpo.collect.beside import Beside, spaces_beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
-from sb_grpo.collect.masks import APART
 from sb_grpo.collect.rollouts import buffer_class
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
 from sb_grpo.envs.random import mix
 from sb_grpo.envs.tensor_env import is_tensor_env
-from sb_grpo.export import export_policy
 from sb_grpo.extras.exploration import Place, make_bonus
 from sb_grpo.extras.group_weights import GroupWeights
 from sb_grpo.extras.grouping import make_grouping
@@ -37,7 +31,7 @@ from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
 from sb_grpo.learn.losses import Loss
 from sb_grpo.maths.discount import discount_for
 from sb_grpo.maths.schedules import scaled
-from sb_grpo.moved import DEFAULTS_0_1, MOVED, check_names, modern
+from sb_grpo.moved import DEFAULTS_0_1, MOVED, modern
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, RoutedPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policy_arguments import check_memory, check_policy_name, check_routing
@@ -265,81 +259,3 @@ class GroupedAlgorithm(SlottedAlgorithm):
             self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **self.policy_kwargs
         ).to(self.device)
         return policy
-
-    # ---------------------------------------------------------------- save and load
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), *saving.NOT_SAVED]
-
-    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
-        state_dicts, tensors = super()._get_torch_save_params()
-        optional = [name for name in saving.OPTIONAL_MODULES if isinstance(getattr(self, name), th.nn.Module)]
-        return [*state_dicts, *optional], tensors
-
-    def save(self, path: Any, *args: Any, **kwargs: Any) -> None:
-        """As SB3's, whole or not at all, with VecNormalize's statistics in the zip; a model saved in mid-rollout goes on with
-        groups that it has not used. Of several learners rank 0 writes; elsewhere nothing happens."""
-        if ranks.place().rank > 0:
-            return
-        if self.slots is not None:
-            self._next_group = ranks.first_undealt(self.slots.next_group)
-        file, own = io.BytesIO(), self.rollout_buffer_class
-        self.rollout_buffer_class = own or saving.OnlyForGRPO  # type: ignore[assignment]
-        try:
-            super().save(file, *args, **kwargs)
-            saving.write_model(path, file.getvalue(), vars(self), self._vec_normalize_env)
-        finally:
-            self.rollout_buffer_class = own
-
-    def export(self, path: str | Path) -> Path:
-        """The policy with all that stands before and after it as one file, ``.onnx`` or ``.pt2`` (docs/export.md)."""
-        return export_policy(self.policy, path, self.get_vec_normalize_env(), self.mask_source in APART)
-
-    @classmethod
-    def load(  # type: ignore[override]
-        cls: type[SelfGrouped],
-        path: Any,
-        env: GymEnv | None = None,
-        device: th.device | str = "auto",
-        custom_objects: dict[str, Any] | None = None,
-        *args: Any,
-        trusted: bool = True,
-        **kwargs: Any,
-    ) -> SelfGrouped:
-        """As SB3's.
-
-        :param trusted: False: nothing in the file is unpickled, so that none of it can run; what has no plain form is named,
-            and taken from ``custom_objects`` or the further arguments (docs/security.md)
-        :raises ValueError: for what cannot be had without unpickling, and for objects whose class has moved
-        """
-        check_names(kwargs)
-        saving.check_is_grpo(path, saving.attributes_in(path))
-        source, replaced = path, {*kwargs, *(custom_objects or {})}
-        if not trusted:
-            own = custom_objects or {}
-            source, objects = saving.without_pickle(path, inspect.signature(cls).parameters, {**own, **kwargs}, env)
-            custom_objects = {**own, **objects}
-        if replaced:
-            kwargs["_replaced"] = replaced
-        with saving.saying_what_moved(path):
-            return super().load(source, env, device, custom_objects, *args, **kwargs)  # type: ignore[no-any-return]
-
-    def set_parameters(
-        self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
-    ) -> None:
-        """As SB3's; a saved model may be loaded with another ``advantage``, ``kl_coef`` or ``grouping``: what it lacks stays
-        as built, except a missing reference policy, which becomes the loaded policy. ``ref_policy`` goes before the file's.
-
-        :raises ValueError: for parameters that are missing, do not fit, or are of a policy with a critic
-        """
-        if not isinstance(load_path_or_dict, dict):
-            saving.check_is_grpo(load_path_or_dict, saving.attributes_in(load_path_or_dict))
-            load_path_or_dict = load_from_zip_file(load_path_or_dict, load_data=False, device=device)[1]
-        if "policy" in load_path_or_dict:
-            modules = {name: getattr(self, name) for name in saving.OPTIONAL_MODULES}
-            load_path_or_dict = saving.with_fitting_modules(load_path_or_dict, modules)
-        if exact_match:
-            saving.check_parameters(load_path_or_dict, self._get_torch_save_params()[0], self.policy.state_dict())
-        with saving.saying_what_does_not_fit():
-            super().set_parameters(load_path_or_dict, exact_match, device)
-        self._use_given_reference()

@@ -7,9 +7,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 SETTINGS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
 PARTS = ("mean", "var", "count")
@@ -24,6 +26,49 @@ def statistics_to_bytes(vec_normalize: VecNormalize) -> bytes:
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)  # type: ignore[arg-type]
     return file.getvalue()
+
+
+def take_up(content: bytes, vec_normalize: VecNormalize | None) -> str | None:
+    """Put saved statistics into a VecNormalize that has seen nothing yet. One that has keeps its own.
+
+    :param content: of :func:`statistics_to_bytes`
+    :param vec_normalize: of the env that a model is to have; None: it has none
+    :return: what stands against it, as a sentence; None where nothing does
+    """
+    arrays = dict(np.load(io.BytesIO(content), allow_pickle=False))
+    if vec_normalize is None:
+        if not json.loads(str(arrays["settings"]))["norm_obs"]:
+            return None
+        return (
+            "This model has learnt from observations that VecNormalize had normalised, but its env has no VecNormalize: wrap "
+            "it, as in GRPO.load(path, env=VecNormalize(env)). The statistics in the zip are then put into it."
+        )
+    own = _moments(vec_normalize)
+    if any(moments.count >= 1.0 for moments in own.values()):
+        return None
+    try:
+        for name in sorted(own):
+            if f"{name}/mean" in arrays:
+                _fill(name, own[name], arrays)
+    except ValueError as error:
+        return f"{error} The zip's statistics are left aside: put VecNormalize where it was when the model was trained."
+    return None
+
+
+def alone(content: bytes, observation_space: spaces.Space, action_space: spaces.Space) -> VecNormalize:
+    """Saved statistics around no env, to normalise observations with.
+
+    :param content: of :func:`statistics_to_bytes`
+    :raises ValueError: as :func:`with_statistics`
+    """
+    return with_statistics(DummyVecEnv([lambda: _OfSpaces(observation_space, action_space)]), content, frozen=True)
+
+
+class _OfSpaces(gym.Env[Any, Any]):
+    """An env that has spaces and nothing else."""
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
+        self.observation_space, self.action_space = observation_space, action_space
 
 
 def with_statistics(env: VecEnv, content: bytes, frozen: bool = False) -> VecNormalize:

@@ -12,20 +12,19 @@ from typing import Any
 
 from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer
-from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
 from sb_grpo import files
 from sb_grpo.maths import schedules  # noqa: F401  # their plain form: models of the zoo have them
 from sb_grpo.moved import MOVED
-from sb_grpo.normalization import statistics_to_bytes
 from sb_grpo.plain import NotPlain, from_plain, to_plain
 
 #: What is built anew after loading.
 NOT_SAVED = (
     "slots", "_prepared", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
     "last_figures", "last_update", "estimator", "options", "beside", "_warned_of_masks", "_loop_callback", "_rows_checked",
-    "shared_statistics", "rescue", "_in_rollout", "_callback_in_use", "_iteration", "_runs_due", "_to_resume",
+    "shared_statistics", "_statistics", "_known", "rescue", "_in_rollout", "_callback_in_use", "_iteration",
+    "_runs_due", "_to_resume",
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
 OPTIONAL_MODULES = ("estimator", "ref_policy", "grouper", "group_weighting", "bonus")
@@ -196,16 +195,23 @@ def attributes_in(path: Any) -> dict[str, Any]:
 
     :raises ValueError: if it is no zip
     """
+    attributes: dict[str, Any] = json.loads(entry_of(path, "data") or b"{}")
+    return attributes
+
+
+def entry_of(path: Any, name: str) -> bytes | None:
+    """One entry of a zip that SB3 can load: a path without its ending, or an open file, which stays where it is.
+
+    :raises ValueError: if it is no zip
+    """
     if hasattr(path, "read"):
         start = path.tell()
         path.seek(0)  # as SB3 does: the file may just have been written
-        content = read_entry(io.BytesIO(path.read()), "data")
+        content = read_entry(io.BytesIO(path.read()), name)
         path.seek(start)
-    else:
-        found = next((p for p in (Path(path), Path(f"{path}.zip")) if p.is_file()), None)
-        content = None if found is None else read_entry(found, "data")
-    attributes: dict[str, Any] = json.loads(content or b"{}")
-    return attributes
+        return content
+    found = next((p for p in (Path(path), Path(f"{path}.zip")) if p.is_file()), None)
+    return None if found is None else read_entry(found, name)
 
 
 def read_entry(path: Any, name: str) -> bytes | None:
@@ -221,13 +227,13 @@ def read_entry(path: Any, name: str) -> bytes | None:
         raise ValueError(f"{path} is broken, or no zip: {error}") from error
 
 
-def write_model(path: Any, content: bytes, attributes: Mapping[str, Any], vec_normalize: VecNormalize | None) -> None:
+def write_model(path: Any, content: bytes, attributes: Mapping[str, Any], statistics: bytes | None) -> None:
     """Write the zip of a model with all that belongs to its weights.
 
     :param path: as :func:`write_zip` takes it
     :param content: SB3's zip
     :param attributes: of the model; those that SB3 has pickled are kept as JSON too, where that is possible
-    :param vec_normalize: of its env; its statistics go with the weights
+    :param statistics: of the VecNormalize of its env
     """
     plain = {}
     for name in _pickled(json.loads(read_entry(io.BytesIO(content), "data") or b"{}")):
@@ -236,8 +242,8 @@ def write_model(path: Any, content: bytes, attributes: Mapping[str, Any], vec_no
         except NotPlain:
             continue  # named when it is asked for
     entries = {PLAIN: json.dumps({name: value for name, value in plain.items() if name not in MADE_ANEW}).encode()}
-    if vec_normalize is not None:
-        entries[STATISTICS] = statistics_to_bytes(vec_normalize)
+    if statistics is not None:
+        entries[STATISTICS] = statistics
     write_zip(path, with_entries(content, entries))
 
 

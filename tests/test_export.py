@@ -164,3 +164,13 @@ def test_masks_and_memory_are_inputs(space, suffix, tmp_path):
     actions, memory = run_exported(path, list(drawn.values()))
     expected = 2 if isinstance(space, spaces.Discrete) else [0, 1, 0]
     assert (actions == expected).all() and memory.shape == (50, 8)
+
+
+def test_a_model_that_was_loaded_without_an_env_exports_what_it_was_saved_with(tmp_path):
+    env = VecNormalize(DummyVecEnv([lambda: gym.make("Pendulum-v1")]))
+    model = GRPO("MlpPolicy", env, n_steps=64, seed=0, device="cpu").learn(256)
+    model.save(tmp_path / "model")
+    obs = np.array([[-0.9, 0.43, 6.0]], np.float32)
+    exported = GRPO.load(tmp_path / "model").export(tmp_path / "loaded.pt2")
+    expected, _ = model.predict(env.normalize_obs(obs), deterministic=True)
+    np.testing.assert_allclose(run_exported(exported, [obs])[0], expected, atol=1e-5)

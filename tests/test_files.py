@@ -23,7 +23,7 @@ from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 
 from sb_grpo import GRPO, CountBonus, MlpPolicy, files
 from sb_grpo.normalization import statistics_to_bytes, with_statistics
@@ -323,3 +323,40 @@ def test_a_model_keeps_the_statistics_of_its_weights(tmp_path):
     assert read_entry(tmp_path / "without.zip", STATISTICS) is None
     with pytest.raises(ValueError, match="broken, or no zip"):
         read_entry(io.BytesIO(b"none"), STATISTICS)
+
+
+def test_a_loaded_model_gets_the_statistics_of_its_weights(tmp_path):
+    """In a VecNormalize that has seen nothing; one that has, of the user's own loading, keeps what it has seen."""
+    env = VecNormalize(make_vec_env("Pendulum-v1", 2))
+    model = GRPO("MlpPolicy", env, n_steps=64, seed=0, device="cpu").learn(512)
+    model.save(tmp_path / "model")
+
+    fresh = VecNormalize(make_vec_env("Pendulum-v1", 2))
+    GRPO.load(tmp_path / "model", env=fresh)
+    np.testing.assert_array_equal(fresh.obs_rms.mean, env.obs_rms.mean)
+    assert fresh.obs_rms.count == env.obs_rms.count and fresh.ret_rms.var == env.ret_rms.var
+
+    used = VecNormalize(make_vec_env("Pendulum-v1", 2))
+    used.reset()
+    mean = used.obs_rms.mean.copy()
+    GRPO.load(tmp_path / "model", env=used)
+    np.testing.assert_array_equal(used.obs_rms.mean, mean)
+
+    later, of_file = VecNormalize(make_vec_env("Pendulum-v1", 2)), io.BytesIO((tmp_path / "model.zip").read_bytes())
+    loaded = GRPO.load(of_file, trusted=False, custom_objects=dict(n_steps=32))
+    loaded.save(tmp_path / "again")  # without an env they are not lost
+    assert read_entry(tmp_path / "again.zip", STATISTICS) is not None
+    loaded.set_env(later)
+    assert later.obs_rms.count == env.obs_rms.count
+
+
+def test_a_loaded_model_whose_statistics_fit_nowhere_says_so(tmp_path):
+    model = GRPO("MlpPolicy", VecNormalize(make_vec_env("Pendulum-v1", 2)), n_steps=64, device="cpu").learn(128)
+    model.save(tmp_path / "model")
+    with pytest.warns(UserWarning, match=r"VecNormalize had normalised.*env=VecNormalize\(env\)"):
+        GRPO.load(tmp_path / "model", env=make_vec_env("Pendulum-v1", 2))
+    stacked = GRPO("MlpPolicy", VecNormalize(VecFrameStack(make_vec_env("Pendulum-v1", 2), 2)), n_steps=64, device="cpu")
+    stacked.learn(128).save(tmp_path / "stacked")
+    other = VecFrameStack(VecNormalize(make_vec_env("Pendulum-v1", 2)), 2)
+    with pytest.warns(UserWarning, match=r"shape \(6,\).*left aside"):
+        GRPO.load(tmp_path / "stacked", env=other)

@@ -59,6 +59,7 @@ LAYERS = {
     "given": "algorithm",
     "group_arguments": "algorithm",
     "grouped": "algorithm",
+    "stored": "algorithm",
     "grpo": "algorithm",
     "learners": "algorithm",
     "policy_arguments": "algorithm",
@@ -88,7 +89,7 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 #: Private members of libraries that offer no other way, and that may stay.
 OF_LIBRARIES = {
     ("callbacks.gamma.GammaCallback._on_rollout_start", "model._total_timesteps"),
-    ("collect.acting.Acting._versions", "p._version"),
+    ("collect.acting.Acting._versions", "tensor._version"),
     ("learn.captured.Captured.gradient_step", "th._dynamo"),
     ("learn.captured.Graph.__init__", "th._inductor"),
     ("envs.brax.make_brax_env", "envs._envs"),
