@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch as th
-from stable_baselines3.common.logger import HParam
+from stable_baselines3.common.logger import HParam, Logger, TensorBoardOutputFormat
 
 from sb_grpo import ranks
 from sb_grpo.learn.losses import Objective
@@ -27,6 +27,11 @@ NOT_PRINTED = ("stdout", "log", "json", "csv")
 
 #: Rows that are enough for the figures of an update.
 SAMPLE = 2048
+
+
+def takes_histograms(logger: Logger) -> bool:
+    """Whether a tensor may be recorded."""
+    return any(isinstance(output, TensorBoardOutputFormat) for output in logger.output_formats)
 
 
 class Counts(NamedTuple):

@@ -17,7 +17,7 @@ from sb_grpo.collect.acting import Acting
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import Source, collecting
 from sb_grpo.envs.tensor_env import is_tensor_env
-from sb_grpo.learn.last_good import rescued, unharmed
+from sb_grpo.learn.last_good import Snapshot, rescued, unharmed
 from sb_grpo.learn.losses import Loss, Objective
 from sb_grpo.learn.updater import UpdatePlan, Updater
 from sb_grpo.options import Multitask, Rewards
@@ -213,11 +213,11 @@ class GRPO(ResumableAlgorithm):
             env, self.policy, rollout_buffer, self.columns, self.slots, self.beside, self._last_obs, self._vec_normalize_env,
             self.captured.env_steps(self.steps_per_env), self.options.update.autocast, self.options.multitask.names,
         )  # fmt: skip
-        known: dict[str, Any] = {"self": self, "env": env, "callback": callback, "rollout_buffer": rollout_buffer}
+        known = dict[str, Any](self=self, env=env, callback=callback, rollout_buffer=rollout_buffer)
         known["n_rollout_steps"] = self.steps_per_env
         n_ranks = ranks.place().n
         callback.on_rollout_start()
-        acting = None if is_tensor_env(env) else Acting(self.policy, rollout_buffer)  # there the buffer has them
+        acting = None if is_tensor_env(env) else Acting(self.policy, rollout_buffer, callback)  # there the buffer has them
         for step in collecting(source, self._plan(), self._start_over, self.ep_info_buffer):
             self.num_timesteps += env.num_envs * n_ranks
             callback.update_locals({**known, **step._asdict()})
@@ -233,8 +233,8 @@ class GRPO(ResumableAlgorithm):
         callback.on_rollout_end()
         return log_probs
 
-    def _prepare(self, rollout: Rollout) -> Prepared:
-        """Advantages and row weights of a rollout; rows without signal are left out."""
+    def _prepare(self, rollout: Rollout, again: bool = False) -> Prepared:
+        """Advantages and row weights of a rollout; rows without signal are left out. Judged again, it counts once."""
         preparation = Preparation(
             self.advantage, self.estimator, self.grouper, self.group_weighting, self.bonus, self.options.rewards,
             self._objective_weights, self.options.loss,
@@ -243,16 +243,15 @@ class GRPO(ResumableAlgorithm):
         options = AdvantageOptions(gamma, self.gae_lambda, self.normalize_advantage)
         largest, t = rollout.rewards.abs().max(0)
         at_fault = f"Its largest reward is {largest.item():g}, at step {int(rollout.t[t])} of an episode."
-        with unharmed([self.estimator, self.grouper, self.group_weighting, self.bonus], at_fault):
+        with unharmed(self._learners(), at_fault):
             prepared = preparation(rollout, self.policy, options, self._horizon)
-        self._steps_trained += len(prepared.estimate.advantages)
+        self._steps_trained += 0 if again else len(prepared.estimate.advantages)
         assert self.slots is not None
         buffer, lost = self.rollout_buffer, getattr(self.env, "n_lost", 0)
         troubles = self.interruptions, self.slots.start_mismatches, lost
         counts = log.Counts(self._steps_trained, self._steps_dropped, buffer.n_kept, *troubles, buffer.age)
         self.last_figures = {}
         self._log(log.of_rollout(prepared.rollout, prepared.estimate, prepared.has_signal, counts))
-        self.logger.record("group/advantages", prepared.estimate.advantages, exclude=log.NOT_PRINTED)
         objectives = list(self.options.rewards.objectives or {})
         parts = log.of_parts(prepared.rollout, self.options.multitask.names, objectives)
         for key, value in {**parts, **prepared.figures}.items():
@@ -315,10 +314,6 @@ class GRPO(ResumableAlgorithm):
         plan = UpdatePlan(self.n_epochs, self.batch_size, self.max_grad_norm, self.target_kl, self._sequence_length)
         return Updater(objective, self.gradient, plan, self.captured)
 
-    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
-        # A rollout may overshoot; schedules must not fall below their end.
-        super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
-
     # ---------------------------------------------------------------- a loop of one's own
 
     def collect(self, callback: MaybeCallback = None) -> Rollout | None:
@@ -332,19 +327,23 @@ class GRPO(ResumableAlgorithm):
             _, self._loop_callback = self._setup_learn(0, callback, self.num_timesteps == 0, type(self).__name__)
             self._take_up_loop(self._loop_callback)
         assert self.env is not None
+        before = Snapshot(self._learners())
         if not self.collect_rollouts(self.env, self._loop_callback, self.rollout_buffer, None):
             return None
         assert self._prepared is not None
+        self._known.note(self._prepared[0], before)
         return self._prepared[0]
 
     def update(self, rollout: Rollout) -> UpdateResult:
-        """Update the policy with a rollout, as often as it is called: the advantages of the last rollout are kept.
+        """Update the policy with a rollout, as often as it is called: the advantages of the last rollout are kept. One that
+        has changed, or is older, is judged again by what was known before it was collected.
 
         :param rollout: of :meth:`collect`, or changed by ``rollout._replace(...)``
         :raises ValueError: for a gradient that is not finite; the weights are then what they were before
         """
         if self._prepared is None or self._prepared[0] is not rollout:
-            self._prepared = rollout, self._prepare(rollout)
+            with self._known.judging(rollout, self._learners()) as again:
+                self._prepared = rollout, self._prepare(rollout, again)
         result = self._update(self._prepared[1])
         self._write_due_runs()
         return result

@@ -14,17 +14,19 @@ from stable_baselines3.common.logger import configure
 from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb_grpo import figures as log
 from sb_grpo import ranks
 from sb_grpo.callback_states import put_states, states_of
 from sb_grpo.collect.interruption import give_up
 from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.tensor_env import TensorVecEnv
-from sb_grpo.grouped import GroupedAlgorithm
+from sb_grpo.learn.known import Known
 from sb_grpo.normalization import put_running_state, running_state
 from sb_grpo.rules import check_values, integer
 from sb_grpo.run_files import RUN, check_facts, facts_of, logged, put_logged, read_run, run_to_bytes
 from sb_grpo.saving import with_entries, write_zip
 from sb_grpo.state import attributes, put_attributes, put_random_state, put_state, random_state, state_of
+from sb_grpo.stored import StoredAlgorithm
 
 SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
 
@@ -42,16 +44,20 @@ OF_A_LOOP = {"_callback_in_use": None, "_loop_callback": None, "rescue": None}
 LOG_INTERVAL = integer(1, 1_000_000_000, "1 is usual", none=True)
 
 
-class ResumableAlgorithm(GroupedAlgorithm):
+class ResumableAlgorithm(StoredAlgorithm):
     """The part of :class:`~sb_grpo.grpo.GRPO` that saves runs and goes on with them, and the loop of ``learn``."""
 
     def _begin(self) -> None:
         super()._begin()
         self._in_rollout = False  #: or not learnt from yet
+        self._known = Known()  #: before the rollouts of a loop of one's own
         self._callback_in_use: BaseCallback | None = None
         self._iteration = 0  #: rollouts since learn() began, by which log_interval goes
         self._runs_due: list[Any] = []  #: files of save_run() that wait for the end of the rollout and its update
         self._to_resume: dict[str, Any] | None = None  #: what the loop of a loaded run has not taken up yet
+
+    def _learners(self) -> list[Any]:
+        return [getattr(self, name) for name in LEARNERS]
 
     def _enter_rollout(self, callback: BaseCallback) -> None:
         """From here on until the rollout has been learnt from there is nothing whole to save."""
@@ -248,6 +254,17 @@ class ResumableAlgorithm(GroupedAlgorithm):
             self.train()
         callback.on_training_end()
         return self
+
+    def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
+        # A rollout may overshoot; schedules must not fall below their end.
+        super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
+
+    def dump_logs(self, iteration: int = 0) -> None:
+        """As SB3's. What only TensorBoard can show is there for it alone: other readers of figures expect numbers."""
+        if self._prepared is not None and log.takes_histograms(self.logger):
+            advantages = self._prepared[1].estimate.advantages
+            self.logger.record("group/advantages", advantages, exclude=log.NOT_PRINTED)
+        super().dump_logs(iteration)
 
     def _take_up_loop(self, callback: BaseCallback) -> None:
         """What the loop of a loaded run knew. Random numbers come last, as setting up draws some."""

@@ -269,7 +269,6 @@ IN_THE_LOOP = {
     "groups by state": COPIES,
     "groups together": {"collect.simulators.SynchronousSlots._restart"},
     "branches": {"collect.simulators.BranchSlots._restart", "collect.simulators.StateSlots._start"},
-    "host gsde": {"collect.acting.Acting.look"},  # who has waited for the actions already
 }
 
 
@@ -278,6 +277,8 @@ class InLoop(BaseCallback):
 
     :param paper: keeps the books
     """
+
+    leaves_weights = True  # else they would be compared after every step
 
     def __init__(self, paper: OnPaper) -> None:
         super().__init__()

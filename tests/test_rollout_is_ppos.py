@@ -2,15 +2,27 @@
 
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import (
+    BaseCallback,
+    CallbackList,
+    ConvertCallback,
+    EvalCallback,
+    EveryNTimesteps,
+    StopTrainingOnMaxEpisodes,
+)
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import VecNormalize
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
 
-from sb_grpo import GRPO, SeededResetWrapper
+from sb_grpo import GRPO, MlpPolicy, SeededResetWrapper
+from sb_grpo.callbacks import HealthCallback
+from sb_grpo.collect.acting import may_change_weights
 from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.hold import hold_of
 from sb_grpo.maths.returns import gae
@@ -145,17 +157,34 @@ class Narrower(BaseCallback):
             policy.log_std.data -= 0.5
         elif self.way == "assigned":
             policy.log_std.data = policy.log_std.data - 0.5
+        elif self.way == "noise":  # on all weights, in a way that no version tells of
+            for weight in policy.parameters():
+                weight.data.add_(0.1 * th.randn_like(weight))
+        elif self.way == "replaced":
+            policy.log_std = th.nn.Parameter(policy.log_std.detach() - 0.5)
+            policy.action_net = th.nn.Linear(policy.action_net.in_features, policy.action_net.out_features)
+        elif self.way == "buffer":
+            policy.temperature.mul_(0.5)
         else:
             policy.load_state_dict({name: 0.5 * value for name, value in policy.state_dict().items()})
 
 
-@pytest.mark.parametrize("way", ["data", "assigned", "loaded"])
+class Tempered(MlpPolicy):
+    """Divides what the head sees by a buffer."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.register_buffer("temperature", th.ones(()))
+
+    def _scores(self, features, obs):
+        return super()._scores(features, obs) / self.temperature
+
+
+@pytest.mark.parametrize("way", ["data", "assigned", "loaded", "noise", "replaced", "buffer"])
 @pytest.mark.parametrize("when", [1, 7, 31])
 def test_old_log_probabilities_are_those_of_the_policy_that_acted(way, when):
     """A callback changes the weights after a step, after the next one, and at the end: PPO's log-probs are of before."""
-    model = GRPO(
-        "MlpPolicy", make_vec_env("Pendulum-v1", 4), n_steps=32, learning_rate=0.0, group_size=2, seed=0, device="cpu"
-    )
+    model = GRPO(Tempered, make_vec_env("Pendulum-v1", 4), n_steps=32, learning_rate=0.0, group_size=2, seed=0, device="cpu")
     packed, pack = [], model.rollout_buffer.pack
     model.rollout_buffer.pack = lambda log_probs, *args: packed.append(log_probs) or pack(log_probs, *args)
     callback = Narrower(way, when)
@@ -182,3 +211,130 @@ def test_rewards_that_a_callback_changes_where_they_would_be_lost_are_refused():
     model = GRPO("MlpPolicy", VecNormalize(make_vec_env("CartPole-v1", 4)), n_steps=8, group_size=2, seed=0, device="cpu")
     with pytest.raises(ValueError, match=r"A callback has changed rewards.*norm_reward=False"):
         model.learn(32, callback=Shaping())
+
+
+class Standardizing(BaseFeaturesExtractor):
+    """Keeps statistics of what it sees while it acts, in place or as new tensors."""
+
+    def __init__(self, space, in_place):
+        super().__init__(space, 3)
+        self.in_place = in_place
+        self.register_buffer("mean", th.zeros(3))
+        self.register_buffer("seen", th.zeros(()))
+
+    def forward(self, obs):
+        if not self.training:
+            mean = 0.9 * self.mean + 0.1 * obs.mean(0)
+            if self.in_place:
+                self.mean.copy_(mean)
+            else:
+                self.mean = mean
+            self.seen += len(obs)
+        return obs - self.mean
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_statistics_that_the_policy_keeps_while_it_acts_are_those_of_each_step(in_place):
+    kwargs = dict(features_extractor_class=Standardizing, features_extractor_kwargs=dict(in_place=in_place))
+    env = make_vec_env("Pendulum-v1", 4)
+    model = GRPO("MlpPolicy", env, n_steps=32, group_size=2, policy_kwargs=kwargs, seed=0, device="cpu", advantage="step")
+    scored, act = [], model.policy.act_and_remember
+
+    def act_and_score(obs, deterministic=False):
+        before = {name: buffer.clone() for name, buffer in model.policy.named_buffers()}
+        actions, memory = act(obs, deterministic)
+        after = {name: buffer.clone() for name, buffer in model.policy.named_buffers()}
+        model.policy.load_state_dict({**model.policy.state_dict(), **before})
+        scored.append(model.policy.log_prob(obs.clone(), actions))
+        model.policy.load_state_dict({**model.policy.state_dict(), **after})
+        return actions, memory
+
+    model.policy.act_and_remember = act_and_score
+    packed, pack = [], model.rollout_buffer.pack
+    model.rollout_buffer.pack = lambda log_probs, *args: packed.append(log_probs) or pack(log_probs, *args)
+    model.collect()
+    th.testing.assert_close(packed[0], th.cat(scored), atol=1e-5, rtol=1e-5)
+    assert model.policy.features_extractor.seen == len(packed[0])  # to score what was done is not to see it again
+
+
+def test_weights_that_come_in_mid_rollout_are_refused():
+    class Grow(BaseCallback):
+        def _on_step(self):
+            self.model.policy.extra = th.nn.Linear(2, 2)
+            return True
+
+    model = GRPO("MlpPolicy", "Pendulum-v1", n_steps=32, device="cpu")
+    with pytest.raises(ValueError, match=r"got or lost weights \(extra.bias, extra.weight\).*_on_rollout_start"):
+        model.learn(32, Grow())
+
+
+@pytest.mark.parametrize(
+    ("callback", "expected"),
+    [
+        (None, False),
+        (ConvertCallback(None), False),
+        (ConvertCallback(lambda *_: True), True),
+        (CallbackList([StopTrainingOnMaxEpisodes(5), HealthCallback()]), False),
+        (CallbackList([StopTrainingOnMaxEpisodes(5), Shaping()]), True),
+        (EveryNTimesteps(5, StopTrainingOnMaxEpisodes(5)), False),
+        (EveryNTimesteps(5, Shaping()), True),
+        (EvalCallback(gym.make("CartPole-v1"), callback_on_new_best=Shaping()), True),
+    ],
+)
+def test_whose_callbacks_are_watched_closely(callback, expected):
+    assert may_change_weights(callback) is expected
+
+
+def test_a_callback_may_take_gradients_of_what_the_policy_sees():
+    class Entropy(BaseCallback):
+        def _on_step(self):
+            entropy = self.model.policy.get_distribution(self.locals["obs_tensor"]).entropy().mean()
+            return bool(th.autograd.grad(entropy, self.model.policy.log_std)[0].isfinite().all())
+
+    for memory in ({}, dict(memory="gru")):
+        assert GRPO("MlpPolicy", "Pendulum-v1", n_steps=32, policy_kwargs=memory, device="cpu").learn(64, Entropy())
+
+
+def test_whole_numbers_that_say_that_an_episode_is_done():
+    class Numbers(VecEnvWrapper):
+        def reset(self):
+            return self.venv.reset()
+
+        def step_wait(self):
+            obs, rewards, dones, infos = self.venv.step_wait()
+            return obs, rewards, dones.astype(int), infos
+
+    model = GRPO("MlpPolicy", Numbers(make_vec_env("Pendulum-v1", 2)), n_steps=256, use_sde=True, device="cpu").learn(512)
+    assert len(model.ep_info_buffer) == 2
+
+
+@pytest.mark.parametrize("both", [False, True])
+def test_the_rewards_are_raw_below_any_vec_normalize(both):
+    env = VecNormalize(make_vec_env("Pendulum-v1", 2), norm_obs=False)
+    env = VecNormalize(env, norm_reward=False) if both else env
+    rewards = GRPO("MlpPolicy", env, n_steps=64, seed=0, device="cpu").collect().rewards
+    plain = GRPO("MlpPolicy", make_vec_env("Pendulum-v1", 2), n_steps=64, seed=0, device="cpu").collect().rewards
+    assert -8.0 < float(plain.mean()) < -2.0
+    assert float(rewards.mean()) == pytest.approx(float(plain.mean()), abs=2.0)
+
+
+@pytest.mark.parametrize("width", [1, 3])
+@pytest.mark.parametrize("advantage", ["state", "outcome"])
+def test_last_observations_of_another_shape_are_named(width, advantage):
+    class Forgetful(VecEnvWrapper):
+        def __init__(self, venv):
+            super().__init__(venv, observation_space=spaces.Box(-10, 10, (6,)))
+
+        def reset(self):
+            return np.tile(self.venv.reset(), 2)
+
+        def step_wait(self):
+            obs, rewards, dones, infos = self.venv.step_wait()
+            for info in infos:
+                if "terminal_observation" in info:
+                    info["terminal_observation"] = info["terminal_observation"][:width]
+            return np.tile(obs, 2), rewards, dones, infos
+
+    model = GRPO("MlpPolicy", Forgetful(make_vec_env("Pendulum-v1", 2)), advantage=advantage, group_size=2, device="cpu")
+    with pytest.raises(ValueError, match=rf"'terminal_observation'\] of env 0 has shape \({width},\).*\(6,\).*step_wait"):
+        model.learn(2048)

@@ -12,6 +12,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 from sb_grpo import GRPO, AdvantageOptions, Clipped, Estimate, Features, Loss, Rollout, Step, UpdateResult
@@ -195,6 +196,51 @@ def test_a_rollout_may_be_used_again_and_changed() -> None:
     assert second.approx_kl > first.approx_kl  # farther from the policy that collected
     third = model.update(rollout._replace(rewards=2.0 * rollout.rewards))
     assert third.mean_reward == 2.0
+
+
+def explained(model: GRPO) -> float:
+    return model.last_figures["train/explained_variance"]
+
+
+@pytest.mark.parametrize("paired", [False, True])
+def test_a_rollout_is_judged_again_by_what_was_known_before_it(paired: bool) -> None:
+    """A baseline that has seen the rollout explains its luck too, and a member would be its own peer."""
+    kwargs = dict(SMALL, learning_rate=1e-9, advantage_kwargs=dict(paired=paired))
+    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 1, seed=0), **kwargs)
+    for _ in range(3):
+        model.update(model.collect())
+    first = model.collect()
+    known, steps = [explained(model)], model.last_figures
+    model.update(first._replace(rewards=first.rewards.clone()))
+    model.update(first._replace(rewards=first.rewards.clone()))
+    again = {k: v for k, v in model.last_figures.items() if k.startswith(("group/", "rollout/"))}
+    assert again == pytest.approx({k: steps[k] for k in again}, nan_ok=True)
+    known += [explained(model)]
+    second = model.collect()
+    after = {name: value.clone() for name, value in model.estimator.state_dict().items()}
+    model.update(first)  # an older one
+    known += [explained(model)]
+    assert known == pytest.approx(known[:1] * 3)
+    assert all(value.equal(after[name]) for name, value in model.estimator.state_dict().items())
+    model.update(second._replace(rewards=3.0 * second.rewards))
+    assert not all(value.equal(after[name]) for name, value in model.estimator.state_dict().items())
+
+
+def test_features_of_a_rollout_that_is_judged_after_an_update_are_those_of_acting() -> None:
+    class Dropping(BaseFeaturesExtractor):
+        def __init__(self, space: spaces.Box) -> None:
+            super().__init__(space, 4)
+            self.drop = th.nn.Dropout(0.5)
+
+        def forward(self, obs: th.Tensor) -> th.Tensor:
+            return self.drop(obs)
+
+    model = GRPO("MlpPolicy", "CartPole-v1", policy_kwargs=dict(features_extractor_class=Dropping), **SMALL)
+    rollout = model.collect()
+    model.update(rollout)
+    known = explained(model)
+    model.update(rollout._replace(rewards=rollout.rewards.clone()))
+    assert explained(model) == pytest.approx(known)
 
 
 def test_the_pages_loop_runs_as_it_stands() -> None:

@@ -16,7 +16,15 @@ from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecFrameStack, VecMonitor, VecNormalize
+from stable_baselines3.common.vec_env import (
+    DummyVecEnv,
+    SubprocVecEnv,
+    VecEnv,
+    VecEnvWrapper,
+    VecFrameStack,
+    VecMonitor,
+    VecNormalize,
+)
 
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.collect import interruption
@@ -904,3 +912,66 @@ def test_infos_are_copies_as_without_us():
     assert (found["n"], found["name"], found["parts"], found["size"]) == (3, "x", {"a": [1.0]}, 0.5)
     np.testing.assert_array_equal(found["where"], [0.0, 0.0])
     assert found["TimeLimit.truncated"] is False
+
+
+@pytest.mark.parametrize("vec_env_cls", [DummyVecEnv, SubprocVecEnv])
+def test_episodes_that_a_wrapper_ends_without_a_reset_start_anywhere_and_are_counted(vec_env_cls):
+    class LifeLost(VecEnvWrapper):
+        def reset(self):
+            self.n = 0
+            return self.venv.reset()
+
+        def step_wait(self):
+            obs, rewards, dones, infos = self.venv.step_wait()
+            self.n += 1
+            return obs, rewards, np.ones_like(dones) if self.n % 10 == 0 else dones, infos
+
+    wrapper = SeededResetWrapper if vec_env_cls is SubprocVecEnv else None
+    env = LifeLost(make_vec_env("Pendulum-v1", 4, vec_env_cls=vec_env_cls, wrapper_class=wrapper))
+    model = GRPO("MlpPolicy", env, advantage="outcome", group_size=4, **{**SMALL, "n_steps": 40})
+    with pytest.warns(UserWarning, match=r"Env 0 was not reset although its episode ended.*\(LifeLost\)") as caught:
+        model.collect()
+    assert len([w for w in caught if "not reset" in str(w.message)]) == 1
+    assert model.slots.start_mismatches == 16  # all but those of the first reset
+    env.close()
+
+
+class Unbuilt(VecEnv):
+    """Has not called VecEnv's constructor, and so lacks what that makes."""
+
+    def __init__(self):
+        self.num_envs, self.render_mode, self.n = 4, None, 0
+        self.action_space, self.observation_space = spaces.Discrete(2), spaces.Box(0, 1, (3,), np.float32)
+
+    def reset(self):
+        return np.zeros((4, 3), np.float32)
+
+    def step_async(self, actions):
+        self.n += 1
+
+    def step_wait(self):
+        done = self.n % 5 == 0
+        infos = [{"terminal_observation": np.zeros(3, np.float32)} if done else {} for _ in range(4)]
+        return self.reset(), np.zeros(4, np.float32), np.full(4, done), infos
+
+    def close(self):
+        pass
+
+    def get_attr(self, attr_name, indices=None):
+        return [getattr(self, attr_name)] * 4
+
+    def set_attr(self, attr_name, value, indices=None):
+        raise AttributeError(attr_name)
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        return [False] * 4
+
+    def env_method(self, method_name, *args, indices=None, **kwargs):
+        if method_name != "set_next_seed":
+            raise AttributeError(method_name)
+        return [None] * 4
+
+
+def test_a_vec_env_of_ones_own_that_has_not_called_super_trains():
+    model = GRPO("MlpPolicy", Unbuilt(), group_size=4, **SMALL).learn(256)
+    assert model.num_timesteps >= 256 and model.slots.start_mismatches == 0

@@ -10,11 +10,14 @@ from gymnasium import spaces
 from stable_baselines3 import A2C, DQN, PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticPolicy as PPOPolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import FloatSchedule
 
-from sb_grpo import GRPO, CountBonus
+from sb_grpo import GRPO, CountBonus, MlpPolicy
+from sb_grpo.policy_arguments import NEVER_CALLED
 from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
 
 
@@ -397,3 +400,86 @@ def test_a_zip_of_ours_says_so_to_other_algorithms(kwargs, tmp_path):
             reader.load(tmp_path / "ours")
     for trusted in (True, False):
         assert GRPO.load(tmp_path / "ours", trusted=trusted).rollout_buffer_class is None
+
+
+class _Scores(BaseFeaturesExtractor):
+    calls = 0
+
+    def __init__(self, space, n=4):
+        super().__init__(space, n)
+        self.layer = th.nn.Linear(4, n)
+
+    def forward(self, obs):
+        type(self).calls += 1
+        return self.layer(obs)
+
+
+class _Made(MlpPolicy):
+    def make_features_extractor(self):
+        return _Scores(self.observation_space, 8)
+
+
+class _Extracting(MlpPolicy):
+    def extract_features(self, obs, features_extractor=None):
+        _Scores.calls += 1
+        return super().extract_features(obs, features_extractor)
+
+
+@pytest.mark.parametrize("policy", [_Made, _Extracting, MlpPolicy])
+def test_a_policys_own_way_to_extract_features_is_used(policy):
+    _Scores.calls = 0
+    model = GRPO(policy, "CartPole-v1", n_steps=64, seed=0, device="cpu")
+    if policy is MlpPolicy:
+        model.policy.features_extractor = _Scores(model.observation_space)
+    model.learn(64)
+    assert _Scores.calls > 64
+
+
+@pytest.mark.parametrize("name", NEVER_CALLED)
+def test_a_method_of_a_policy_that_is_never_called_is_refused(name):
+    own = type("Own", (type("Between", (MlpPolicy,), {name: lambda self, *args, **kwargs: None}),), {})
+    with pytest.raises(ValueError, match=rf"policy=Own has a {name}\(\) of its own, which GRPO does not call. Override "):
+        GRPO(own, "CartPole-v1", device="cpu")
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_predict_makes_no_action_of_what_is_no_number(env_id):
+    model = GRPO("MlpPolicy", env_id, device="cpu")
+    obs = model.observation_space.sample()
+    model.predict(obs)
+    with pytest.raises(ValueError, match=r"predict\(\): the observation holds NaN.*the env or a wrapper"):
+        model.predict(np.full_like(obs, np.nan))
+    if env_id == "Pendulum-v1":
+        model.policy.action_net.bias.data.fill_(np.nan)
+        with pytest.raises(ValueError, match=r"predict\(\): the action holds NaN.*the policy's weights"):
+            model.predict(obs)
+
+
+@pytest.mark.parametrize("tensorboard", [False, True])
+def test_what_is_logged_are_numbers(tensorboard, tmp_path):
+    """For a writer of the user's own and for callbacks, as PPO has it."""
+
+    class Writer(KVWriter):
+        def __init__(self):
+            self.rows = []
+
+        def write(self, key_values, key_excluded, step=0):
+            self.rows.append({key: float(value) for key, value in key_values.items()})
+
+        def close(self):
+            pass
+
+    class Reader(BaseCallback):
+        def _on_step(self):
+            return all(np.isfinite(float(value)) for value in self.logger.name_to_value.values())
+
+    model, writer = GRPO("MlpPolicy", "CartPole-v1", n_steps=128, device="cpu"), Writer()
+    model.set_logger(Logger(str(tmp_path), [TensorBoardOutputFormat(str(tmp_path))] if tensorboard else [writer]))
+    model.learn(512, Reader(), log_interval=3 if tensorboard else 1)
+    assert model.num_timesteps == 512
+    assert tensorboard or len(writer.rows) == 4
+
+
+def test_observations_of_several_choices_with_a_memory():
+    env = SpaceEnv(spaces.MultiDiscrete([3, 4]), spaces.Discrete(2))
+    GRPO("MlpPolicy", env, n_steps=32, policy_kwargs=dict(memory="lstm"), device="cpu").learn(64)

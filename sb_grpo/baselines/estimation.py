@@ -68,6 +68,7 @@ def features_of(policy: Any, rollout: Rollout) -> Features:
 
     :raises Breakdown: for a feature that is not finite, or whose square is not
     """
+    policy.set_training_mode(False)  # a rollout may be judged after an update
     features = in_chunks(policy.features, rollout.observations)
     final = in_chunks(policy.features, rollout.final_observations)
     check_features(features, final, rollout)

@@ -59,7 +59,8 @@ class Pairing(nn.Module):
     multiplied with. Stretches of the episode have an r each: members start alike and drift apart, and what the same gust
     does to them is in common only while they are near each other. Where members have nothing in common c is 0.
 
-    Peers that passed a step in an earlier rollout count with the residual that they had then, less that rollout's level.
+    Peers that passed a step in an earlier rollout count with the residual that they had then, less that rollout's level, on
+    the level of today: of the mean of the other groups, by which a group has a small share in its own c.
 
     :param coefficient: takes the place of the fitted c, in [0, 1]; None: fitted
     """

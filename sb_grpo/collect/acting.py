@@ -1,18 +1,27 @@
 """Which weights took which steps: old log-probabilities are those of the policy that acted.
 
 They are computed for many steps at once, after them. That is the same only as long as nobody changes the weights, which a
-callback may do at any step: a schedule of the standard deviation, a return to better weights.
+callback may do at any step: a schedule of the standard deviation, noise on the weights, a return to better ones. A features
+extractor may do so too, by statistics that it keeps of what it sees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch as th
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback
+from torch import nn
 
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.policies import ActorPolicy
+
+Tensors = dict[str, th.Tensor]
+
+#: Buffers that change between rollouts only.
+OURS = "obs_normalizer."
 
 
 class Acting:
@@ -20,62 +29,112 @@ class Acting:
 
     :param policy: acts
     :param buffer: has the steps, none so far
+    :param callback: is called after every step
     """
 
-    def __init__(self, policy: ActorPolicy, buffer: GroupRolloutBuffer) -> None:
+    def __init__(self, policy: ActorPolicy, buffer: GroupRolloutBuffer, callback: BaseCallback | None = None) -> None:
         self.policy, self.buffer = policy, buffer
-        self.parameters = list(policy.parameters())
-        #: Place of what callbacks change by hand, often in ways that a version does not tell of (``log_std.data``).
-        self.by_hand = next((i for i, p in enumerate(self.parameters) if p is getattr(policy, "log_std", None)), None)
+        #: Tensors may be replaced, or changed in ways that no version tells of (``.data``).
+        self.closely = may_change_weights(callback) or any(not name.startswith(OURS) for name, _ in policy.named_buffers())
         self._note_weights()
         #: Steps per env that were taken with earlier weights, and those; they may not be in the buffer yet.
-        self._earlier: tuple[int, list[th.Tensor]] | None = None
+        self._earlier: tuple[int, Tensors] | None = None
         self._done, self._parts = 0, list[th.Tensor]()
 
     def look(self, n_steps: int) -> None:
         """Somebody had the policy in hand: see whether its weights are what they were.
 
         :param n_steps: per env that have been taken in this rollout
+        :raises ValueError: where there are others than before
         """
-        i = self.by_hand
-        if self._versions() == self._noted and (i is None or th.equal(self.parameters[i], self._weights[i])):
+        if self._versions() == self._noted and not (self.closely and self._differ()):
             return
         self._settle()
-        self._earlier = n_steps, self._weights
+        self._earlier = n_steps, self._values
         self._note_weights()
 
     def log_probs(self) -> th.Tensor:
         """``[time * slots]``, of all steps of the rollout, before anybody else has the policy in hand."""
         self._settle()
-        rest = self.buffer.log_probs_of(self.policy.log_prob, self._done)
-        return th.cat([*self._parts, rest]) if self._parts else rest
+        if self._done < self.buffer.pos:
+            self._parts.append(self.buffer.log_probs_of(self.policy.log_prob, self._done))
+        return self._parts[0] if len(self._parts) == 1 else th.cat(self._parts)
 
     def _versions(self) -> int:
         """Grows whenever weights are changed in place."""
-        return sum(p._version for p in self.parameters)
+        return sum(tensor._version for tensor in self._counted)
+
+    def _differ(self) -> bool:
+        now = tensors_of(self.policy)
+        if now.keys() != self._tensors.keys():
+            names = ", ".join(sorted(now.keys() ^ self._tensors.keys()))
+            raise ValueError(
+                f"The policy has got or lost weights ({names}) in mid-rollout, and the log-probabilities of the steps so far "
+                "cannot be had without the former ones: let the callback do so in _on_rollout_start()."
+            )
+        for name, tensor in now.items():
+            if tensor is not self._tensors[name] or not th.equal(tensor, self._values[name]):
+                return True
+        return False
 
     def _note_weights(self) -> None:
+        self._tensors = tensors_of(self.policy)
+        self._counted = [tensor for tensor in self._tensors.values() if not tensor.is_inference()]  # others have no version
         self._noted = self._versions()
-        self._weights = [p.detach().clone() for p in self.parameters]
+        self._values = {name: tensor.detach().clone() for name, tensor in self._tensors.items()}
 
     def _settle(self) -> None:
         """Steps of earlier weights are in the buffer by now."""
         if self._earlier is None:
             return
-        n_steps, weights = self._earlier
-        with _having(self.parameters, weights):
+        n_steps, values = self._earlier
+        with _having(self.policy, values):
             self._parts.append(self.buffer.log_probs_of(self.policy.log_prob, self._done, n_steps))
         self._done, self._earlier = n_steps, None
 
 
+def may_change_weights(callback: Any) -> bool:
+    """Whether a callback is somebody's own, who may do with the policy what he likes; those of SB3 and of ours do not.
+
+    A class of one's own that leaves the weights alone may say so by an attribute ``leaves_weights = True``; to look after it
+    costs a few microseconds per step.
+    """
+    if callback is None:
+        return False
+    if isinstance(callback, CallbackList):
+        return any(map(may_change_weights, callback.callbacks))
+    if isinstance(callback, ConvertCallback):
+        return callback.callback is not None
+    known = type(callback).__module__.startswith(("stable_baselines3.", "sb_grpo."))
+    if not (known or getattr(callback, "leaves_weights", False)):
+        return True
+    return any(may_change_weights(getattr(callback, name, None)) for name in ("callback", "callback_on_new_best"))
+
+
+def tensors_of(policy: nn.Module) -> Tensors:
+    """Parameters and buffers by name."""
+    return {**dict(policy.named_parameters()), **dict(policy.named_buffers())}
+
+
 @contextmanager
-def _having(parameters: Sequence[th.nn.Parameter], weights: Sequence[th.Tensor]) -> Iterator[None]:
-    """Parameters with other values; where they are in memory does not change, nor do their versions."""
-    now = [p.data for p in parameters]
-    for parameter, value in zip(parameters, weights, strict=True):
-        parameter.data = value
+def _having(policy: nn.Module, values: Mapping[str, th.Tensor]) -> Iterator[None]:
+    """A policy with other values; where its parameters are in memory does not change, nor do their versions."""
+    now = tensors_of(policy)
+    parameters = {name: tensor.data for name, tensor in now.items() if isinstance(tensor, nn.Parameter)}
+    buffers = {name: tensor for name, tensor in now.items() if name not in parameters}
     try:
+        for name in parameters:
+            now[name].data = values[name]
+        for name in buffers:  # which a network may change as it runs
+            _put(policy, name, values[name].clone())
         yield
     finally:
-        for parameter, value in zip(parameters, now, strict=True):
-            parameter.data = value
+        for name, data in parameters.items():
+            now[name].data = data
+        for name, tensor in buffers.items():
+            _put(policy, name, tensor)
+
+
+def _put(policy: nn.Module, name: str, tensor: th.Tensor) -> None:
+    place, _, attribute = name.rpartition(".")
+    setattr(policy.get_submodule(place), attribute, tensor)

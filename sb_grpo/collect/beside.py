@@ -71,8 +71,8 @@ class Beside:
         return with_beside(obs, parts)
 
     def remember(self, memory: th.Tensor | None) -> None:
-        """``[n_envs, n]`` of the policy after it has acted."""
-        self._memory = memory
+        """``[n_envs, n]`` of the policy after it has acted. A copy: what inference mode has made takes part in no gradient."""
+        self._memory = None if memory is None else memory.clone()
 
     def last(self, slot: int, info: dict[str, Any]) -> Any:
         """The observation after the last step of an episode that a time limit has cut, with what the policy remembers there.

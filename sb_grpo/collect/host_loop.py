@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.utils import obs_as_tensor
-from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
 from sb_grpo.collect.beside import Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
@@ -54,15 +55,13 @@ def check_finite(env: VecEnv, what: str, value: Any, step: int, largest: float =
     )
 
 
-def below(vec_normalize: VecNormalize, rewards: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray | None]:
-    """What a step's observations and rewards were before VecNormalize.
-
-    :param rewards: ``[n_envs]`` what the step returned
-    :return: observations, rewards, and what :func:`check_callback_rewards` is to hold them against
-    """
-    if not vec_normalize.norm_reward:  # it changes none
-        return vec_normalize.old_obs, rewards, None
-    return vec_normalize.old_obs, vec_normalize.old_reward, rewards.copy()
+def scaling_rewards(env: VecEnv) -> VecNormalize | None:
+    """The innermost of an env's wrappers that divides rewards by their moving scale."""
+    found = None
+    while isinstance(env, VecEnvWrapper):
+        found = env if isinstance(env, VecNormalize) and env.norm_reward else found
+        env = env.venv
+    return found
 
 
 def check_callback_rewards(said: np.ndarray | None, rewards: np.ndarray) -> None:
@@ -83,10 +82,11 @@ def check_callback_rewards(said: np.ndarray | None, rewards: np.ndarray) -> None
 def check_reward_wrappers(env: VecEnv, vec_normalize: VecNormalize | None, rewards: np.ndarray) -> None:
     """Rewards are taken from below VecNormalize, whose moving scale advantages do not need: nothing may change them above it.
 
+    :param vec_normalize: of :func:`scaling_rewards`
     :param rewards: ``[n_envs]`` what the step returned
     :raises ValueError: if they are not VecNormalize's
     """
-    if vec_normalize is None or env is vec_normalize or not vec_normalize.norm_reward:
+    if vec_normalize is None or env is vec_normalize:
         return
     if not np.allclose(rewards, vec_normalize.normalize_reward(vec_normalize.old_reward)):
         raise ValueError(
@@ -108,8 +108,25 @@ def note_ends(
         last = carried.last(slot, infos[slot])
         ends[slot] = 1 if last is None else 2
         if last is not None:
+            check_last(buffer.observation_space, last, slot)
             buffer.add_final_observation(int(jobs[slot]), last)
     return ends
+
+
+def check_last(space: spaces.Space, last: Any, slot: int) -> None:
+    """Check what an info calls the last observation of an episode, which NumPy would stretch where it can.
+
+    :raises ValueError: for another shape than the others have
+    """
+    if isinstance(space, spaces.Dict):
+        for key, part in space.items():
+            check_last(part, last.get(key), slot)
+    elif np.shape(last) != space.shape:
+        raise ValueError(
+            f"info['terminal_observation'] of env {slot} has shape {np.shape(last)}, but its observations have {space.shape}: "
+            "a wrapper around the VecEnv changes observations and not this one. Let its step_wait() change both, as "
+            "VecFrameStack does, or put a gymnasium.ObservationWrapper around each env."
+        )
 
 
 @contextmanager
@@ -150,6 +167,7 @@ def collect(
     n_steps, completed, interruptions = 0, 0, 0
     device = policy.device
     raw_obs = obs if vec_normalize is None else vec_normalize.old_obs
+    scaling = scaling_rewards(env)
     while True:
         if not slots.in_step_with(env):
             obs = start_over()
@@ -157,8 +175,8 @@ def collect(
             raw_obs = obs if vec_normalize is None else vec_normalize.old_obs
         if plan.draws_noise(n_steps):
             policy.reset_noise(env.num_envs)
+        obs_tensor = carried.observe(obs_as_tensor(obs, device), policy, slots.t, plan.steps_before + n_steps)
         with th.inference_mode():
-            obs_tensor = carried.observe(obs_as_tensor(obs, device), policy, slots.t, plan.steps_before + n_steps)
             action_tensor, memory = policy.act_and_remember(obs_tensor)
         carried.remember(memory)
         actions = action_tensor.cpu().numpy()
@@ -167,10 +185,11 @@ def collect(
         raw_obs_before = raw_obs
         new_obs, rewards, dones, infos = slots.step_envs(env, clipped_actions)
         n_steps += 1
-        raw_obs, raw_rewards, said = (new_obs, rewards, None) if vec_normalize is None else below(vec_normalize, rewards)
+        raw_obs = new_obs if vec_normalize is None else vec_normalize.old_obs
+        raw_rewards, said = (rewards, None) if scaling is None else (scaling.old_reward, rewards.copy())
         check_finite(env, "reward", raw_rewards, plan.steps_before + n_steps, plan.limits.reward)
         check_finite(env, "observation", raw_obs, plan.steps_before + n_steps, plan.limits.observation)
-        check_reward_wrappers(env, vec_normalize, rewards)
+        check_reward_wrappers(env, scaling, rewards)
         ended = dones.nonzero()[0].tolist()
         starts = slots.starts(env, ended, raw_obs)  # before any callback, which may reset the envs
         carried.see(env, infos, dones, plan.steps_before + n_steps)
@@ -185,7 +204,7 @@ def collect(
             buffer.n_lost += buffer.drop_jobs(th.as_tensor(slots.job[lost]))
         completed += slots.step(env, starts, lost)
         if plan.use_sde and ended:
-            policy.renew_noise(th.as_tensor(dones, device=device))
+            policy.renew_noise(th.as_tensor(dones, device=device).bool())
         obs = new_obs
         if plan.whole_episodes:
             check_endless(slots.t, plan)

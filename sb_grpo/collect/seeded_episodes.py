@@ -138,7 +138,7 @@ def _reset(env: VecEnv, seeds: Sequence[int]) -> Any:
 
 def _start(env: VecEnv, observations: Any, slot: int) -> bytes:
     """Digest of a slot's first observation, as its env returned it where that is known."""
-    start = start_of(env.unwrapped.reset_infos[slot], observations, slot)
+    start = start_of(env, slot, observations)
     assert start is not None
     return start[-1][1]
 

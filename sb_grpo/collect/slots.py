@@ -15,7 +15,7 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import ranks
-from sb_grpo.collect.starts import Start, mismatch_message, same_start, start_of
+from sb_grpo.collect.starts import Start, mismatch_message, not_reset_message, same_start, start_of
 from sb_grpo.envs.hold import Hold, hold_of
 from sb_grpo.envs.installing import facts, install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
@@ -147,10 +147,7 @@ class GroupSlots:
         :param slots: that have just been reset
         :param raw_obs: ``[n_envs, ...]`` after the reset, below any VecNormalize: for VecEnvs whose reset infos hold no digest
         """
-        if not slots:
-            return {}
-        infos = env.unwrapped.reset_infos
-        return {slot: start_of(infos[slot], raw_obs, slot) for slot in slots}
+        return {slot: start_of(env, slot, raw_obs) for slot in slots}
 
     def in_step_with(self, env: VecEnv) -> bool:
         """Nobody else has reset or stepped these envs since: they still run the jobs noted here."""
@@ -213,39 +210,42 @@ class GroupSlots:
         self._first_start.pop(group, None)
         return True
 
-    def _queue(self, slot: int) -> None:
+    def _queue(self, slot: int) -> bool:
         if self._given_back:
             job = self._given_back.pop(0)
         else:
             job, self.next_job = self.next_job, self.next_job + 1
         self._queued[slot] = job
-        self._send(slot, job)
+        return self._send(slot, job)
 
-    def _send(self, slot: int, job: int) -> None:
-        """Tell the env of a slot how a job starts."""
+    def _send(self, slot: int, job: int) -> bool:
+        """Tell the env of a slot how a job starts. True where it has not been reset for the one before."""
         assert self._hold is not None
         group, member = divmod(job, self.group_size)
         group = ranks.dealt(group)
         noise_seed = None if self.shared_noise else mix(self.base_seed, group * self.group_size + member, 1)
-        self._hold.queue(slot, group_seed(self.base_seed, group), noise_seed)
+        return self._hold.queue(slot, group_seed(self.base_seed, group), noise_seed)
 
     def _start(self, env: VecEnv, slot: int, start: Start | None) -> None:
         job = int(self._queued[slot])
         self.job[slot], self.t[slot], self._queued[slot] = job, 0, NO_JOB
         if self.in_step_with(env):  # else somebody has taken the envs since they were reset
-            if start is not None:
+            if self._queue(slot):
+                self._note_mismatch(not_reset_message(env, slot))
+            elif start is not None:
                 self._check_start(env, job // self.group_size, start)
-            self._queue(slot)
 
     def _check_start(self, env: VecEnv, group: int, start: Start) -> None:
         first = self._first_start.setdefault(group, start)
-        if same_start(first, start):
-            return
-        self.start_mismatches += 1
-        if self.start_mismatches == 1:
+        if not same_start(first, start):
             group = ranks.dealt(group)
             seed = group_seed(self.base_seed, group)
-            warnings.warn(mismatch_message(facts(env)[0], group, seed, first, start), UserWarning, stacklevel=2)
+            self._note_mismatch(mismatch_message(facts(env)[0], group, seed, first, start))
+
+    def _note_mismatch(self, message: str) -> None:
+        self.start_mismatches += 1
+        if self.start_mismatches == 1:
+            warnings.warn(message, UserWarning, stacklevel=2)
 
 
 class TensorSlots:

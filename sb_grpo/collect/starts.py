@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+
 from sb_grpo.envs.seeded_reset import START_DIGEST, START_LAYERS, Begun, observation_digest
 from sb_grpo.types import map_obs
 
@@ -13,12 +15,15 @@ Start = tuple[Begun, ...]
 UNEQUAL = "Groups still average over episodes, but not over equal starts. Counted as group/start_mismatch."
 
 
-def start_of(reset_info: dict[str, Any], raw_obs: Any, slot: int) -> Start | None:
+def start_of(env: VecEnv, slot: int, raw_obs: Any) -> Start | None:
     """The start of a slot's episode as its reset info has it, or else from the observation.
 
+    :param env: a VecEnv of somebody's own may have no reset infos
     :param raw_obs: ``[n_envs, ...]`` after the reset, below any VecNormalize; None: not known
     :return: None where neither says
     """
+    reset_infos = getattr(env.unwrapped, "reset_infos", None)
+    reset_info = reset_infos[slot] if reset_infos else {}
     if START_LAYERS in reset_info:
         layers: Start = reset_info[START_LAYERS]
         return layers
@@ -54,6 +59,22 @@ def mismatch_message(env_id: str | None, group: int, seed: int, first: Start, ot
         f"groups are compared from equal starts, but {name} shows it differently from episode to episode, because it keeps "
         "running statistics or draws random numbers of its own. In place of a normalisation inside the env use "
         "VecNormalize around the VecEnv, or policy_kwargs=dict(normalize_obs=True). Counted as group/start_mismatch."
+    )
+
+
+def not_reset_message(env: VecEnv, slot: int) -> str:
+    """Says that an episode ended, and the next one began where it had been left.
+
+    :param env: with its wrappers
+    """
+    wrappers = []
+    while isinstance(env, VecEnvWrapper):
+        wrappers.append(type(env).__name__)
+        env = env.venv
+    return (
+        f"Env {slot} was not reset although its episode ended: one of the wrappers around the VecEnv ({', '.join(wrappers)}) "
+        "says that episodes are done while the envs play on, so the members of a group start wherever they were left. End "
+        f"episodes by a gymnasium wrapper inside the env, whose done lets the VecEnv reset it. {UNEQUAL}"
     )
 
 

@@ -60,10 +60,11 @@ class Hold:
                 else:
                     self.queue(slot, seed)
 
-    def queue(self, slot: int, seed: int, noise_seed: int | None = None) -> None:
+    def queue(self, slot: int, seed: int, noise_seed: int | None = None) -> bool:
         """Let the next reset of a slot start from a seed.
 
         :param noise_seed: of what ``step()`` draws afterwards; None: as ``seed`` leaves it
+        :return: whether the slot has not been reset since a seed was queued before; False where nobody knows
         :raises ValueError: if the envs do not take the second
         """
         if noise_seed is not None and not self.takes_noise:
@@ -71,7 +72,8 @@ class Hold:
                 f"shared_noise=False seeds the noise of every episode, but set_next_seed of {type(self.base).__name__} takes "
                 "only the seed of the start: give it a second argument noise_seed, or leave shared_noise=True."
             )
-        self._env_method("set_next_seed", seed, *([noise_seed] if self.takes_noise else []), indices=[slot])
+        answers = self._env_method("set_next_seed", seed, *([noise_seed] if self.takes_noise else []), indices=[slot])
+        return self.ours and answers[0] is True
 
     # ------------------------------------------------------------ the VecEnv's own methods
 

@@ -151,14 +151,17 @@ class SeededReset:
         """
         return None if self.env.spec is None else self.env.spec.id, limit_of(self.env)
 
-    def set_next_seed(self, seed: int, noise_seed: int | None = None) -> None:
+    def set_next_seed(self, seed: int, noise_seed: int | None = None) -> bool:
         """Queue the seed of the next reset; it wins over the seed that ``VecEnv.seed`` left for the first reset.
 
         :param seed: non-negative seed of the start state
         :param noise_seed: when given, the env's generator is reseeded with it after the reset, so that episodes with
             the same start draw independent noise in ``step``
+        :return: whether another seed still waited: no reset has come for it
         """
+        waited = self._next_seed is not None and not self._gives_way
         self._next_seed, self._noise_seed, self._gives_way = int(seed), noise_seed, False
+        return waited
 
     def withdraw_seed(self, seed: int) -> None:
         """Forget the queued seed, and what members of a group have in common.

@@ -15,7 +15,6 @@ from stable_baselines3.common.distributions import (
     StateDependentNoiseDistribution,
     make_proba_distribution,
 )
-from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
     CombinedExtractor,
@@ -32,7 +31,7 @@ from sb_grpo.policies.heads import ActionHead, GaussianHead, StateDependentNoise
 from sb_grpo.policies.layers import Layers, layers_of_the_actor, through
 from sb_grpo.policies.masks import put_masks
 from sb_grpo.policies.memory import SPAN, Memory
-from sb_grpo.policies.observations import from_zero, starts_of
+from sb_grpo.policies.observations import from_zero, reads_flat, starts_of
 from sb_grpo.policies.predicting import PredictingPolicy
 
 
@@ -117,7 +116,7 @@ class ActorPolicy(PredictingPolicy):
         self.full_std, self.use_expln = full_std, use_expln
 
         self.features_extractor = self.make_features_extractor()
-        self.features_dim = n_features = self.features_extractor.features_dim
+        self.features_dim = n_features = int(self.features_extractor.features_dim)
         self.memory_kind, self.memory_size, self.n_layers, self.memory_span = memory, memory_size, n_layers, memory_span
         self.memory = None
         if memory is not None:
@@ -135,12 +134,7 @@ class ActorPolicy(PredictingPolicy):
                 (self.action_net, 0.01),
             ):
                 module.apply(partial(self.init_weights, gain=gain))
-        # A flat float observation is its own feature vector: no preprocessing on the hot path.
-        self._obs_is_features = (
-            features_extractor_class is FlattenExtractor
-            and isinstance(observation_space, spaces.Box)
-            and not (normalize_images and is_image_space(observation_space))
-        )
+        self._flat = reads_flat(self)
         self.normalize_obs = normalize_obs
         if normalize_obs:
             if not self._obs_is_features:
@@ -203,6 +197,11 @@ class ActorPolicy(PredictingPolicy):
         """A mask is no network input."""
         return self.features_extractor_class(space_without(self.observation_space), **self.features_extractor_kwargs)
 
+    @property
+    def _obs_is_features(self) -> bool:
+        """A flat float observation is its own feature vector: no preprocessing on the hot path."""
+        return self._flat and type(self._modules["features_extractor"]) is FlattenExtractor
+
     def features(self, obs: PyTorchObs) -> th.Tensor:
         """Features of a batch of observations, or what the memory makes of them.
 
@@ -217,7 +216,7 @@ class ActorPolicy(PredictingPolicy):
             flat = self.flat_observations(obs)
             seen = self.obs_normalizer(flat) if self.normalize_obs else flat
         else:
-            seen = super().extract_features(from_zero(env_part(obs), self._starts), self.features_extractor)
+            seen = self.extract_features(from_zero(env_part(obs), self._starts), self.features_extractor)
         return (seen, None) if self.memory is None else self.memory(seen, beside(obs, MEMORY), beside(obs, SEQUENCE))
 
     def _head_input(self, obs: PyTorchObs) -> th.Tensor:

@@ -1,4 +1,4 @@
-"""Observations that count from another number than 0: one-hot codes begin at 0."""
+"""What kind of observations a policy sees: flat ones that are features as they are, codes that count from another number."""
 
 from __future__ import annotations
 
@@ -7,6 +7,16 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.preprocessing import is_image_space
+
+
+def reads_flat(policy: BasePolicy) -> bool:
+    """Whether the numbers of an observation are read as they are: no code, no image, and nobody's own way to read them."""
+    space = policy.observation_space
+    if not isinstance(space, spaces.Box) or (policy.normalize_images and is_image_space(space)):
+        return False
+    return type(policy).extract_features is BasePolicy.extract_features
 
 
 def starts_of(space: spaces.Space) -> Any:

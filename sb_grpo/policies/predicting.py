@@ -46,11 +46,13 @@ class PredictingPolicy(BasePolicy):
         """
         self.set_training_mode(False)
         _check_is_observation(observation)
+        _check_numbers("observation", observation)
         obs, vectorized = self.obs_to_tensor(observation)
         n = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
         with th.no_grad():
             actions, after = self.act_and_remember(self._beside(obs, n, state, episode_start, action_masks), deterministic)
         found = self.in_bounds(actions.cpu().numpy()).reshape((-1, *(self.action_space.shape or ())))
+        _check_numbers("action", found)
         remembered = state if self.memory is None or after is None else self.memory.to_parts(after)
         return found if vectorized else found.squeeze(axis=0), remembered  # type: ignore[return-value]
 
@@ -83,6 +85,14 @@ class PredictingPolicy(BasePolicy):
 
     def _predict(self, observation: Any, deterministic: bool = False) -> th.Tensor:
         return self.act_and_remember(observation, deterministic)[0]
+
+
+def _check_numbers(what: str, given: Any) -> None:
+    """The network would make some action of a NaN in an observation, and of its own weights when they are NaN."""
+    for part in given.values() if isinstance(given, dict) else [given]:
+        if isinstance(part, np.ndarray) and part.dtype.kind == "f" and np.isnan(part).any():
+            cause = "the env or a wrapper" if what == "observation" else "the policy's weights"
+            raise ValueError(f"predict(): the {what} holds NaN: {part.tolist()}. It must be numbers: look at {cause}.")
 
 
 def _check_is_observation(given: Any) -> None:

@@ -1,0 +1,57 @@
+"""What was known before a rollout: whoever judges it again must not know it already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import ref
+
+import torch as th
+
+from sb_grpo.learn.last_good import Snapshot
+from sb_grpo.types import Rollout
+
+
+class Known:
+    """What learns beside the policy, as it was before each rollout that somebody still holds.
+
+    A baseline that has been fitted to a rollout explains its luck as well, so that its residuals are too small. Rollouts are
+    known by their column ``t``, which changed ones (``rollout._replace(rewards=...)``) have in common with the original.
+    """
+
+    def __init__(self) -> None:
+        self._before: list[tuple[ref[th.Tensor], Snapshot]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_before": []}  # a copy of the model holds none of them
+
+    def note(self, rollout: Rollout, before: Snapshot) -> None:
+        """A rollout has been collected and judged.
+
+        :param before: of all that learns, before it was
+        """
+        self._before = [entry for entry in self._before if entry[0]() is not None] + [(ref(rollout.t), before)]
+
+    @contextmanager
+    def judging(self, rollout: Rollout, learners: Sequence[Any]) -> Iterator[bool]:
+        """A rollout is judged again, by what was known before it.
+
+        What is learnt from the newest one then takes the place of what was learnt from it before; an older one leaves
+        everything as later rollouts have made it. A rollout that nobody collected is judged by what is known now.
+
+        :return: whether it has been judged before
+        """
+        found = next((i for i, (t, _) in enumerate(self._before) if t() is rollout.t), None)
+        if found is None:
+            yield False
+            return
+        now = Snapshot(learners)
+        self._before[found][1].put_back()
+        try:
+            yield True
+        except BaseException:
+            now.put_back()
+            raise
+        if found < len(self._before) - 1:
+            now.put_back()
