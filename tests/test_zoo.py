@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, wait_for
 from zoo.common.command_line import run
 from zoo.common.evaluating import Counting, with_monitor_outside
+from zoo.common.provenance import command, without_passwords
 from zoo.schedules import make_schedule
 from zoo.train import main
 from zoo.training.building import build
@@ -128,6 +130,21 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, says, tmp_path, monkey
         code = stop.code
     error = capsys.readouterr().err
     assert code == 2 and says in error and error.count("\n") == 1
+
+
+def test_the_command_is_kept_as_a_shell_takes_it_but_for_passwords(monkeypatch):
+    typed = [
+        "python",
+        "-m",
+        "zoo.train",
+        "--hyperparams",
+        "policy_kwargs:dict(net_arch=[8, 8])",
+        "--storage",
+        "pg://me:p@w@db/x",
+    ]
+    monkeypatch.setattr(sys, "orig_argv", typed)
+    assert shlex.split(command()) == [*typed[:-1], "pg://me:***@db/x"]
+    assert without_passwords("grpc://host:13000 sqlite:////a/b:c@d.db") == "grpc://host:13000 sqlite:////a/b:c@d.db"
 
 
 def test_bad_input_of_the_real_command(tmp_path):

@@ -27,7 +27,7 @@ from ..common.evaluating import Counting, with_monitor_outside
 from ..common.folders import new_folder
 from ..common.literals import without_texts
 from ..common.pictures import drawn
-from ..common.provenance import commit, versions
+from ..common.provenance import command, commit, versions
 from ..common.strict_json import to_json
 from ..schedules import with_schedules
 from ..training.callbacks import HParamsCallback
@@ -233,7 +233,7 @@ class Experiment(ExperimentManager):
         folder = Path(self.params_path)
         write_values(folder / "config.yml", saved_hyperparams)
         write_values(folder / "args.yml", dict(sorted(vars(self.args).items())))
-        files.write(folder / "command.txt", " ".join(sys.orig_argv))
+        files.write(folder / "command.txt", command() + "\n")
         print(f"Log path: {self.save_path}")
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
