@@ -16,13 +16,13 @@ from torch import nn
 
 from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, wait_for
-from zoo import tune
+from zoo import recommend, tune
 from zoo.common.command_line import run
 from zoo.common.literals import parse
 from zoo.tuning.objective import Objective
 from zoo.tuning.search_space import grpo_space, with_net
 from zoo.tuning.start import grpo_start, widened
-from zoo.tuning.study import SAMPLERS, open_storage, settings_of_trial
+from zoo.tuning.study import SAMPLERS, check_source, note_source, open_storage, settings_of_trial
 
 ROOT = Path(__file__).parents[1]
 TINY = ["-n", "256", "--n-seeds", "1", "--n-evaluations", "2", "--eval-episodes", "2", "--hyperparams", "n_steps:32"]
@@ -221,8 +221,9 @@ def test_another_trial_than_the_best_can_be_trained(tmp_path, capsys):
         (["--hyperparams", "group_size:0"], "group_size=0 must be an integer"),
         (["--sampler", "best"], "invalid choice: 'best'"),
         (["--n-trials", "0"], "--n-trials 0 must be at least 1"),
-        (["--storage", "study.json"], "must be a journal file that ends in .log, or a URL"),
-        (["--storage", "nosuchdb://x"], "--storage nosuchdb://x: "),
+        (["--storage", "study.json"], "--storage study.json is no storage: give a journal file that ends in .log, the URL"),
+        (["--storage", "nosuchdb://me:secret@x"], "--storage nosuchdb://me:***@x: "),
+        (["--storage", "nosuchdb://x"], "give a journal file that ends in .log, the URL of a database such as sqlite:///"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, says, tmp_path, capsys):
@@ -239,6 +240,28 @@ def test_a_study_about_something_else_is_not_continued(tmp_path, capsys):
     assert tune_here(tmp_path, *TINY, *arguments) == 0
     assert tune_here(tmp_path, *TINY, *arguments, "--env", "Acrobot-v1") == 2
     assert "was begun with env='CartPole-v1', not 'Acrobot-v1'" in capsys.readouterr().err
+
+
+def test_a_study_of_the_same_name_in_another_storage_does_not_take_the_place_of_the_first(tmp_path, capsys):
+    """Nor is it begun; another log folder is the way out, and so is a folder of a version that kept no note."""
+    folder, other = tmp_path / "tune" / "j", f"sqlite:///{tmp_path / 'other.db'}"
+    arguments = [*TINY, "--n-trials", "1", "--study-name", "j", "--no-optim-plots"]
+    assert tune_here(tmp_path, *arguments) == 0
+    table = (folder / "trials.csv").read_text()
+    capsys.readouterr()
+    for again in ([], ["--storage", str(folder / ".." / "j" / "journal.log")]):
+        check_source(folder, *again[1:] or [str(folder / "journal.log")])
+    assert tune_here(tmp_path, *arguments, "--storage", other) == 2
+    error = capsys.readouterr().err
+    assert f"in journal.log, and that in {other} would overwrite them: choose another --study-name" in error
+    assert error.count("\n") == 1 and not (tmp_path / "other.db").exists()
+    assert (folder / "trials.csv").read_text() == table
+    assert run("zoo.recommend", recommend.body, ["-f", str(tmp_path), "--study-name", "j", "--storage", other]) == 2
+    (folder / "storage.txt").unlink()
+    check_source(folder, other)
+    note_source(folder, "postgresql+psycopg://me:s3@cret@db/studies")
+    assert (folder / "storage.txt").read_text() == "postgresql+psycopg://me:***@db/studies\n"
+    check_source(folder, "postgresql+psycopg://me:changed@db/studies")
 
 
 @pytest.mark.slow

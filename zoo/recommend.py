@@ -28,7 +28,7 @@ from .training.experiment import register
 from .tuning import robust, surface
 from .tuning.objective import Objective, ReportCallback
 from .tuning.robust import Candidate
-from .tuning.study import derived_seed, load_study
+from .tuning.study import check_source, derived_seed, load_study
 from .tuning.surrogate import Surrogate
 
 #: Makes the seeds of this command others than the study's.
@@ -150,7 +150,9 @@ def body(arguments: Sequence[str]) -> int:
     if args.candidates < 1 or args.fresh_seeds < 0:
         raise BadInput("--candidates must be at least 1, --fresh-seeds at least 0.")
     folder = Path(args.log_folder, "tune", args.study_name)
-    study = load_study(args.storage or str(folder / "journal.log"), args.study_name)
+    storage = args.storage or str(folder / "journal.log")
+    check_source(folder, storage)
+    study = load_study(storage, args.study_name)
     trials = robust.completed(study)
     if len(trials) < robust.FEWEST:
         raise BadInput(f"{args.study_name} has {len(trials)} completed trial(s); {robust.FEWEST} are the fewest to fit.")

@@ -37,6 +37,7 @@ from .common.command_line import (
     one_line,
     run,
 )
+from .common.provenance import without_passwords
 from .common.yaml_files import HYPERPARAMS
 from .training.experiment import HEALTH, Experiment, register
 from .training.followers import Follower, check_learners
@@ -138,6 +139,7 @@ class TrainParser(Parser):
 
             found = settings_of_trial(given.storage, given.study_name, given.trial_id)
             given.hyperparams, given.trial_id = {**found, **(given.hyperparams or {})}, None
+            given.storage = without_passwords(given.storage)  # of no more use than to say where the settings are from
         if given.profile:
             given.hyperparams = {**PROFILES[given.profile], **(given.hyperparams or {})}
         return given

@@ -29,6 +29,7 @@ from sb_grpo import GRPO
 from .common.cluster import add_launcher, read_launch
 from .common.command_line import BadInput, Parser, Settings, default_threads, known_env, run
 from .common.grids import parse_grid
+from .common.provenance import command, without_passwords
 from .common.yaml_files import HYPERPARAMS
 from .training.checks import check_settings
 from .training.experiment import Experiment, register
@@ -40,10 +41,12 @@ from .tuning.study import (
     PRUNERS,
     SAMPLERS,
     SeededByTrial,
+    check_source,
     counted,
     enqueue_interrupted,
     failure,
     give_back_surplus,
+    note_source,
     open_storage,
     retire_abandoned,
 )
@@ -203,12 +206,12 @@ def open_study(args: Any, objective: Objective, start: dict[str, Any] | None, gr
         there = study.user_attrs.get(name, value)
         if there != value:
             raise BadInput(
-                f"study {args.study_name} in {args.storage} was begun with {difference(name, there, value)}: "
-                "values would not be comparable. Choose another --study-name."
+                f"study {args.study_name} in {without_passwords(args.storage)} was begun with "
+                f"{difference(name, there, value)}: values would not be comparable. Choose another --study-name."
             )
         study.set_user_attr(name, value)
     study.set_user_attr("train_options", train_options(args))
-    study.set_user_attr("command", "python " + " ".join(sys.orig_argv[1:]))
+    study.set_user_attr("command", command())
     return study
 
 
@@ -221,8 +224,8 @@ def _load_study(args: Any, storage: BaseStorage, sampler: SeededByTrial, pruner:
         return optuna.load_study(study_name=args.study_name, storage=storage, sampler=sampler, pruner=pruner)
     except KeyError:
         raise BadInput(
-            f"--storage {args.storage} on {socket.gethostname()} has no study {args.study_name}: all machines must see the "
-            "same one. Use a database (docs/scale.md), or a folder that they share."
+            f"--storage {without_passwords(args.storage)} on {socket.gethostname()} has no study {args.study_name}: "
+            "all machines must see the same one. Use a database (docs/scale.md), or a folder that they share."
         ) from None
 
 
@@ -312,7 +315,11 @@ def main(arguments: Sequence[str]) -> int:
     args.study_name = args.study_name or f"{args.algo}_{args.env.replace('/', '-')}_{objective.n_timesteps}"
     folder = Path(args.log_folder, "tune", args.study_name)
     args.storage = args.storage or str(folder / "journal.log")
+    if not args.in_team:
+        check_source(folder, args.storage)
     study = open_study(args, objective, start, grid)
+    if not args.in_team:
+        note_source(folder, args.storage)
     try:
         if launch.launcher == "ray":
             finished = search_together(launch, args.workers, team_arguments(arguments, args, study))

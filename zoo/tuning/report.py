@@ -31,6 +31,7 @@ from plotly.offline import get_plotlyjs
 from sb_grpo import files
 
 from ..common.command_line import call
+from ..common.provenance import without_passwords
 from ..tuning.study import failure
 
 #: Parameters that slice and parallel-coordinate plots, and contour plots, show: the most important ones.
@@ -64,7 +65,7 @@ def write_report(study: Study, storage: str, folder: Path, plots: bool = True) -
         print(f"Plots:     {folder}/*.html, *.png")
     elif plots:
         print("Plots:     none, they need two completed trials")
-    print(f"Dashboard: optuna-dashboard {storage}")
+    print(f"Dashboard: optuna-dashboard {without_passwords(storage)}")
     return bool(completed)
 
 
