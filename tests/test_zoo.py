@@ -167,6 +167,15 @@ def test_bad_input_of_the_real_command(tmp_path):
         ({"use_sde": 1}, "use_sde=1 is int, but must be True or False"),
         ({"advantage_kwargs": "dict(memory=1)"}, "is str, but must be a mapping or null"),
         ({"n_envs": "8"}, "n_envs='8' is str, but must be an integer"),
+        ({"n_envs": 0}, "n_envs=0 must be at least 1"),
+        ({"n_envs": -2}, "n_envs=-2 must be at least 1"),
+        ({"frame_stack": 0}, "frame_stack=0 must be at least 1"),
+        ({"n_timesteps": 0}, "n_timesteps=0 must be at least 1"),
+        ({"n_timesteps": float("inf")}, "n_timesteps=inf must be at least 1, and finite"),
+        ({"n_timesteps": float("nan")}, "n_timesteps=nan must be at least 1"),
+        ({"noise_type": "normal", "noise_std": -0.1}, "noise_std=-0.1 must be at least 0"),
+        ({"noise_type": "norml"}, "noise_type='norml' must be normal or ornstein-uhlenbeck. Did you mean normal?"),
+        ({"noise_type": "normal"}, "noise_type='normal' needs noise_std"),
     ],
 )
 def test_names_and_types_of_settings(settings, says):
