@@ -266,6 +266,14 @@ def test_tracking_without_wandb_names_the_extra(tmp_path):
     )
 
 
+def test_tracking_without_a_key_says_how_to_get_one(tmp_path):
+    without = {"WANDB_MODE": "online", "WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
+    result = zoo_train(tmp_path, "--env", "CartPole-v1", "-n", "64", "--track", **without)
+    error = result.stderr.splitlines()[-1]
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert error.startswith("zoo.train: --track: ") and "wandb login" in error and "WANDB_MODE=offline" in error
+
+
 def test_every_entry_of_the_yaml_builds_a_model(tmp_path):
     entries = yaml.safe_load((ROOT / "zoo/hyperparams/grpo.yml").read_text())
     mujoco = "HalfCheetah Hopper Walker2d Ant Humanoid HumanoidStandup Swimmer Reacher Pusher InvertedPendulum"

@@ -45,6 +45,7 @@ from .training.mlflow_runs import check_mlflow
 from .training.resuming import take_up_run
 from .training.run_files import Unreadable, read_values
 from .training.tracking import finish as finish_tracking
+from .training.tracking import is_of_wandb, not_begun
 
 #: Options of rl_zoo3's search, which zoo.tune has in their place.
 SEARCH = frozenset(
@@ -268,6 +269,10 @@ def main(arguments: Sequence[str]) -> int:
     except Breakdown as error:  # what has been learnt is saved
         print(f"zoo.train: {one_line(error)}", file=sys.stderr)
         return UNHEALTHY
+    except Exception as error:
+        if experiments or not is_of_wandb(error):  # rl_zoo3 begins wandb's run before it makes the experiment
+            raise
+        raise not_begun(error) from error
     finally:
         if experiments and experiments[-1].args.track:
             finish_tracking()
