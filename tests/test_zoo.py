@@ -70,6 +70,10 @@ def test_a_run_that_goes_on_counts_its_own_gradient_steps(tmp_path):
     first = tmp_path / "grpo" / "CartPole-v1_1"
     result = zoo_train(tmp_path, *small, "--trained-agent", str(first / "CartPole-v1.zip"), "--tensorboard-log", "")
     assert result.returncode == 0, result.stderr
+    for trust in ([], ["--untrusted"]):
+        other = zoo_train(tmp_path, "--env", "Pendulum-v1", "--trained-agent", str(first / "CartPole-v1.zip"), *trust)
+        assert other.returncode == 2 and other.stderr.count("\n") == 1
+        assert f"{first / 'CartPole-v1.zip'}: a model of CartPole-v1 cannot go on in Pendulum-v1, whose obs" in other.stderr
     metrics = [json.loads((run / "metrics.json").read_text()) for run in (first, tmp_path / "grpo" / "CartPole-v1_2")]
     assert [m["gradient_steps"] for m in metrics] == [2, 2]
     assert "TensorBoard:" not in result.stdout and "Metrics:" in result.stdout
@@ -130,6 +134,64 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, says, tmp_path, monkey
         code = stop.code
     error = capsys.readouterr().err
     assert code == 2 and says in error and error.count("\n") == 1
+
+
+RESCALE = "env_wrapper: [gymnasium.wrappers.RescaleAction: {min_action: -1, max_action: 1}]"
+STOP = "callback: [stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes: {max_episode: 5}]"
+MONITOR = "vec_env_wrapper: [stable_baselines3.common.vec_env.VecMonitor: {filname: x}]"
+
+
+@pytest.mark.parametrize(
+    ("extra", "arguments", "says"),
+    [
+        (
+            RESCALE,
+            [],
+            "a.yml: env_wrapper: gymnasium.wrappers.RescaleAction does not fit the env: RescaleAction requires",
+        ),
+        (
+            RESCALE.replace("max_action", "most"),
+            [],
+            "RescaleAction missing a required argument: 'max_action'; it takes min",
+        ),
+        (RESCALE.replace("{", "[").replace("}", "]"), [], "its arguments must be a mapping"),
+        (STOP, [], "StopTrainingOnMaxEpisodes missing a required argument: 'max_episodes'; it takes max_episodes, verbose=0."),
+        (STOP, [], "Did you mean max_episodes?"),
+        (MONITOR, [], "VecMonitor got an unexpected keyword argument 'filname'; it takes filename=None, info_keywords=()"),
+        (
+            "n_envs: 1",
+            ["--env-kwargs", "gg:3"],
+            "--env-kwargs gg:3: CartPole-v1 has no argument 'gg'; it takes sutton_",
+        ),
+        ("n_envs: 1", ["--eval-env-kwargs", "gg:3"], "--eval-env-kwargs gg:3: CartPole-v1 has no argument 'gg'; it takes"),
+        ("env_kwargs: {gg: 3}", [], "a.yml: env_kwargs gg:3: CartPole-v1 has no argument 'gg'; it takes"),
+        ("n_envs: 1", ["--env-kwargs", "g=3"], "'g=3' must be name:value, for example render_mode:rgb_array"),
+        ("n_envs: 1", ["--hyperparams", "learning_rate:-0.1"], "learning_rate=-0.1"),
+        ("n_envs: 1", ["--hyperparams", "n_envs:0"], "--hyperparams: n_envs=0 must be at least 1"),
+        ("n_envs: 1", ["-f", "/proc/nowhere"], "--log-folder: /proc/nowhere/grpo cannot be made (No such file or directory)"),
+        ("n_envs: 1", ["-tb", "/proc/nowhere"], "--tensorboard-log: /proc/nowhere/CartPole-v1 cannot be made"),
+    ],
+)
+def test_a_command_that_is_refused_names_the_culprit_and_leaves_nothing(extra, arguments, says, tmp_path, monkeypatch, capsys):
+    """No run folder above all, which would use up a number and be counted among the runs."""
+    (tmp_path / "a.yml").write_text(f"CartPole-v1: {{n_timesteps: 100, policy: MlpPolicy, {extra}}}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    try:
+        code = run("zoo.train", main, ["--env", "CartPole-v1", "-conf", "a.yml", *arguments])
+    except SystemExit as stop:  # argparse
+        code = stop.code
+    error = capsys.readouterr().err
+    assert code == 2 and says in error and error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.yml"]
+
+
+def test_what_was_there_before_a_refused_command_stays(tmp_path, monkeypatch):
+    (tmp_path / "grpo" / "CartPole-v1_1").mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", [])
+    refused = ["--env", "CartPole-v1", "-f", str(tmp_path), "--hyperparams", "learning_rate:-0.1"]
+    assert run("zoo.train", main, refused) == 2
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["CartPole-v1_1", "grpo"]
 
 
 def test_the_command_is_kept_as_a_shell_takes_it_but_for_passwords(monkeypatch):

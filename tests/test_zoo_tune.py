@@ -223,6 +223,7 @@ def test_another_trial_than_the_best_can_be_trained(tmp_path, capsys):
         (["--n-trials", "0"], "--n-trials 0 must be at least 1"),
         (["--storage", "study.json"], "--storage study.json is no storage: give a journal file that ends in .log, the URL"),
         (["--storage", "nosuchdb://me:secret@x"], "--storage nosuchdb://me:***@x: "),
+        (["--log-folder", "/proc/nowhere"], "--log-folder: /proc/nowhere/tune/grpo_CartPole-v1_256 cannot be made"),
         (["--storage", "nosuchdb://x"], "give a journal file that ends in .log, the URL of a database such as sqlite:///"),
     ],
 )

@@ -28,6 +28,7 @@ from sb_grpo import GRPO
 
 from .common.cluster import add_launcher, read_launch
 from .common.command_line import BadInput, Parser, Settings, default_threads, known_env, run
+from .common.folders import make_folder
 from .common.grids import parse_grid
 from .common.provenance import command, without_passwords
 from .common.yaml_files import HYPERPARAMS
@@ -316,6 +317,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(args.log_folder, "tune", args.study_name)
     args.storage = args.storage or str(folder / "journal.log")
     if not args.in_team:
+        make_folder("--log-folder", folder)
         check_source(folder, args.storage)
     study = open_study(args, objective, start, grid)
     if not args.in_team:

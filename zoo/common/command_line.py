@@ -63,10 +63,11 @@ class Settings(StoreDict):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         settings: dict[str, Any] = {}
+        example = "render_mode:rgb_array" if self.dest.endswith("env_kwargs") else "learning_rate:3e-4"
         for pair in values:
             name, colon, value = pair.partition(":")
             if not colon or not name:
-                raise argparse.ArgumentError(self, f"{pair!r} must be name:value, for example learning_rate:3e-4")
+                raise argparse.ArgumentError(self, f"{pair!r} must be name:value, for example {example}")
             try:
                 super().__call__(parser, namespace, [pair], option_string)  # type: ignore[no-untyped-call]
                 settings[name] = getattr(namespace, self.dest)[name]

@@ -9,7 +9,9 @@ import typing
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 import rl_zoo3
+from gymnasium.envs.registration import load_env_creator
 
 from sb_grpo.moved import MOVED
 
@@ -76,6 +78,29 @@ def _check_noise(settings: dict[str, Any], where: Callable[[str], str]) -> None:
         )
     if "noise_std" not in settings:
         raise BadInput(f"{where('noise_type')}: noise_type={kind!r} needs noise_std, such as noise_std:0.1.")
+
+
+def check_env_kwargs(option: str, env_id: str, kwargs: dict[str, Any]) -> None:
+    """See that an env takes the arguments that it is to be made with, as far as its constructor says which it takes.
+
+    :param option: or key, that they were given with
+    :param env_id: registered id
+    :param kwargs: arguments
+    :raises BadInput: naming those that it takes
+    """
+    entry = gym.spec(env_id).entry_point
+    if not kwargs or entry is None:
+        return
+    made_by = load_env_creator(entry) if isinstance(entry, str) else entry
+    parameters = inspect.signature(made_by).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return  # hands on what it does not know itself
+    own = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    known = {*own, *inspect.signature(gym.make).parameters} - {"id"}  # such as max_episode_steps
+    for name, value in kwargs.items():
+        if name not in known:
+            takes = f"it takes {', '.join(own)}" if own else "it takes none"
+            raise BadInput(f"{option} {name}:{value}: {env_id} has no argument {name!r}; {takes}.{did_you_mean(name, own)}")
 
 
 def _check_type(name: str, value: Any, hint: Any, where: str) -> None:
