@@ -27,6 +27,11 @@ from .common.command_line import BadInput, Parser, run
 
 STATISTICS = "vecnormalize.pkl"
 OBSERVATIONS = 1000
+#: What to do where the policy sees other observations than its statistics are of.
+OTHERS = (
+    "VecNormalize below another wrapper, such as that of frame_stack, has statistics of single frames, which cannot go into "
+    "the file: train with normalize:False or without frame_stack."
+)
 
 
 def make_parser() -> Parser:
@@ -71,6 +76,8 @@ def statistics_within(model: Path, policy: ActorPolicy) -> VecNormalize | None:
         content = read_entry(model, WITHIN)
         return None if content is None else with_statistics(DummyVecEnv([lambda: OfSpaces(policy)]), content, frozen=True)
     except ValueError as error:
+        if "but this env needs" in str(error):
+            raise BadInput(f"{model}: {error} {OTHERS}") from error
         raise BadInput(f"cannot read the statistics in {model}: {error}") from error
 
 
@@ -110,7 +117,7 @@ def body(arguments: Sequence[str]) -> int:
     try:
         export_policy(policy, args.out, statistics, masked)
     except (ValueError, ImportError) as error:
-        raise BadInput(str(error)) from error
+        raise BadInput(f"{error} {OTHERS}" if "VecNormalize has statistics" in str(error) else str(error)) from error
     print(f"Policy: {args.out} ({args.out.stat().st_size / 1024:.0f} KiB), from {path}")
     print(f"Inside: normalisation of {statistics_path or 'the policy alone'}, network, action as the env takes it")
     difference = check_exported(args.out, policy, statistics, OBSERVATIONS, masked)
