@@ -23,6 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import zoo.schedules
 from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, wait_for
+from zoo.__main__ import COMMANDS
 from zoo.common.command_line import run
 from zoo.common.evaluating import Counting, with_monitor_outside
 from zoo.common.provenance import command, without_passwords
@@ -121,6 +122,8 @@ def test_other_algorithms_take_the_same_path(tmp_path):
         (["--algo", "ppo", "--log-interval", "0"], "--log-interval 0: at least 1"),
         (["--seed", "99999999999"], "--seed 99999999999 must be a whole number from 0 to 4294967295; below 0: a random one"),
         (["--bogus"], "unrecognized arguments: --bogus"),
+        (["--learning-rate", "3"], "a setting of the algorithm is given as -params learning_rate:3"),
+        (["--learning-rate=3", "-n", "4"], "a setting of the algorithm is given as -params learning_rate:3"),
         (["--env", "CartPole-v1", "--hyperparams", "group_size:0"], "group_size=0 must be an integer"),
     ],
 )
@@ -207,6 +210,11 @@ def test_the_command_is_kept_as_a_shell_takes_it_but_for_passwords(monkeypatch):
     monkeypatch.setattr(sys, "orig_argv", typed)
     assert shlex.split(command()) == [*typed[:-1], "pg://me:***@db/x"]
     assert without_passwords("grpc://host:13000 sqlite:////a/b:c@d.db") == "grpc://host:13000 sqlite:////a/b:c@d.db"
+
+
+def test_the_table_of_the_docs_has_all_commands():
+    rows = [line for line in (ROOT / "docs" / "zoo.md").read_text().splitlines() if line.startswith("| `python -m zoo.")]
+    assert rows == [f"| `python -m zoo.{name}` | {does} |" for name, does in COMMANDS.items()]
 
 
 def test_bad_input_of_the_real_command(tmp_path):

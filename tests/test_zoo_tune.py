@@ -155,13 +155,15 @@ def test_a_crash_is_failed_not_pruned_and_the_study_goes_on(tmp_path):
     assert sorted(s.name for s in states) == ["COMPLETE", "COMPLETE", "FAIL"] and states[0] == TrialState.COMPLETE
     crashed = trials[states.index(TrialState.FAIL)]
     assert "zoo_envs.py" in crashed.user_attrs["traceback"] and "settings" in crashed.user_attrs
-    assert "1 trials FAILED: RuntimeError: the arm fell off" in result.stdout
+    assert "1 trial FAILED: RuntimeError: the arm fell off" in result.stdout
 
 
-def test_a_study_of_one_job_is_repeatable_and_continues_with_new_trials(tmp_path):
+def test_a_study_of_one_job_is_repeatable_and_continues_with_new_trials(tmp_path, capsys):
     for name in ("once", "twice"):
         assert tune_here(tmp_path / name, *TINY, "--n-trials", "3", "--no-optim-plots", "--seed", "7") == 0
+        assert "The first trial is the entry as it stands." in capsys.readouterr().out
     assert tune_here(tmp_path / "twice", *TINY, "--n-trials", "2", "--no-optim-plots", "--seed", "7") == 0
+    assert "The first trial" not in capsys.readouterr().out  # it has been
     name = "grpo_CartPole-v1_256"
     once, twice = (trials_of(str(tmp_path / x / "tune" / name / "journal.log"), name) for x in ("once", "twice"))
     assert [(t.params, t.value) for t in once] == [(t.params, t.value) for t in twice[:3]]

@@ -22,7 +22,7 @@ from optuna.trial import FrozenTrial
 
 from sb_grpo import files
 
-from .common.command_line import BadInput, Parser, call, default_threads, did_you_mean, known_env, run
+from .common.command_line import BadInput, Parser, call, default_threads, did_you_mean, how_many, known_env, run
 from .comparing import figures
 from .training.experiment import register
 from .tuning import robust, surface
@@ -133,7 +133,7 @@ def report(study: Study, again: Sequence[Candidate], chosen: Candidate, folder: 
     )
     files.write(folder / "recommendation.md", text + "\n".join(lines) + "\n")
     settings = {name: value for name, value in chosen.trial.user_attrs["settings"].items() if value is not None}
-    fresh = f"{robust.said(chosen.fresh)} over {len(chosen.fresh)} fresh seed{'s' * (len(chosen.fresh) > 1)}"
+    fresh = f"{robust.said(chosen.fresh)} over {how_many(len(chosen.fresh), 'fresh seed')}"
     head = f"# Trial {chosen.trial.number} of study {study.study_name}: {fresh} ({chosen.mean:.1f} in the study)\n"
     path = files.write(folder / "recommended.yml", head + yaml.safe_dump({study.user_attrs["env"]: settings}, sort_keys=True))
     print(f"Recommended: trial {chosen.trial.number}, {fresh}")

@@ -100,11 +100,12 @@ def make_parser() -> Parser:
     return parser
 
 
-def prepare(args: Any, grid: dict[str, list[Any]]) -> tuple[Objective, dict[str, Any] | None]:
+def prepare(args: Any, grid: dict[str, list[Any]]) -> tuple[Objective, dict[str, Any] | None, str]:
     """The objective, tried once without training, so that what is wrong in general is said before the first trial.
 
     :param grid: values by name, if a grid is searched
-    :return: the objective, and the parameters of the first trial, if the space can say the entry's own settings
+    :return: the objective; the parameters of a new study's first trial, if the space can say the entry's own settings; what to
+        say of that trial
     :raises BadInput: if a setting is refused
     """
     config = args.conf_file or (str(HYPERPARAMS) if args.algo == "grpo" else None)
@@ -133,11 +134,10 @@ def prepare(args: Any, grid: dict[str, list[Any]]) -> tuple[Objective, dict[str,
     elif isinstance(model, GRPO):
         space, start, said = widened(grpo_start(model, objective.base))
         objective.draw = partial(grpo_space, space=space)
-        print(f"The first trial is the entry as it stands. {'; '.join(said)}".strip())
-        return objective, start
+        return objective, start, f"The first trial is the entry as it stands. {'; '.join(said)}".strip()
     else:
-        print(f"The entry's own settings are no trial: rl_zoo3's space of {args.algo} cannot say them.")
-    return objective, None
+        return objective, None, f"The entry's own settings are no trial: rl_zoo3's space of {args.algo} cannot say them."
+    return objective, None, ""
 
 
 def sampler_of(args: Any, grid: dict[str, list[Any]]) -> SeededByTrial:
@@ -170,10 +170,13 @@ def train_options(args: Any) -> list[str]:
     return options
 
 
-def open_study(args: Any, objective: Objective, start: dict[str, Any] | None, grid: dict[str, list[Any]]) -> Study:
+def open_study(
+    args: Any, objective: Objective, start: dict[str, Any] | None, of_start: str, grid: dict[str, list[Any]]
+) -> Study:
     """Create the study, or continue it.
 
     :param start: parameters of a new study's first trial
+    :param of_start: what to say of it
     :param grid: values by name, if a grid is searched
     :raises BadInput: if a study of this name is about something else
     """
@@ -187,6 +190,8 @@ def open_study(args: Any, objective: Objective, start: dict[str, Any] | None, gr
         )
         if start is not None:  # by the one process that has created it
             study.enqueue_trial(start, user_attrs={AS_IT_STANDS: True})
+        if of_start:
+            print(of_start)
     except optuna.exceptions.DuplicatedStudyError:
         study = optuna.load_study(study_name=args.study_name, storage=storage, sampler=sampler, pruner=pruner)
     about = {
@@ -312,14 +317,14 @@ def main(arguments: Sequence[str]) -> int:
         th.set_num_threads(args.num_threads)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # Progress speaks
     grid = parse_grid("--grid", args.grid)
-    objective, start = prepare(args, grid)
+    objective, start, of_start = prepare(args, grid)
     args.study_name = args.study_name or f"{args.algo}_{args.env.replace('/', '-')}_{objective.n_timesteps}"
     folder = Path(args.log_folder, "tune", args.study_name)
     args.storage = args.storage or str(folder / "journal.log")
     if not args.in_team:
         make_folder("--log-folder", folder)
         check_source(folder, args.storage)
-    study = open_study(args, objective, start, grid)
+    study = open_study(args, objective, start, of_start, grid)
     if not args.in_team:
         note_source(folder, args.storage)
     try:

@@ -55,6 +55,10 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=program(name), description=description, formatter_class=Help)
 
     def error(self, message: str) -> NoReturn:
+        _, unknown, found = message.partition("unrecognized arguments: --")
+        if unknown and "--hyperparams" in self._option_string_actions:
+            name, value, *_ = [*found.replace("=", " ", 1).split(), "VALUE"]
+            message += f" (a setting of the algorithm is given as -params {name.replace('-', '_')}:{value})"
         self.exit(2, f"{self.prog}: {one_line(message)}\n")
 
 
@@ -82,6 +86,11 @@ class Settings(StoreDict):
 
 def one_line(text: object) -> str:
     return " ".join(str(text).split())
+
+
+def how_many(n: int, noun: str) -> str:
+    """A number of things: ``1 episode``, ``1,000 episodes``."""
+    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

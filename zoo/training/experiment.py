@@ -25,7 +25,7 @@ from sb_grpo import GRPO, SeededResetWrapper, files, ranks
 from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, RecoveryCallback
 from sb_grpo.figures import as_shown
 
-from ..common.command_line import BadInput
+from ..common.command_line import BadInput, how_many
 from ..common.evaluating import Counting, with_monitor_outside
 from ..common.folders import make_folder, new_folder
 from ..common.literals import without_texts
@@ -435,7 +435,8 @@ class Experiment(ExperimentManager):
         picture = drawn("learning curve", lambda: plot_learning_curve(folder, title))
         if model.num_timesteps < self.n_timesteps:  # Ctrl-C, or a callback
             print(f"\nStopped after {model.num_timesteps:,} of {self.n_timesteps:,} steps; what follows is about that model.")
-        print(f"\nMean return over {len(returns)} episodes: {metrics['mean_return']:.1f} +- {metrics['std_return']:.1f}")
+        spread = f"{metrics['mean_return']:.1f} +- {metrics['std_return']:.1f}"
+        print(f"\nMean return over {how_many(len(returns), 'episode')}: {spread}")
         print(f"Model:          {self.model_path}")
         if self.tensorboard_log:
             print(f"TensorBoard:    tensorboard --logdir {self.tensorboard_log}")
