@@ -95,7 +95,7 @@ def push(folder: Path, client: Client, args: Any) -> list[Path]:
         raise BadInput(
             f"the Hub refused {args.repo_id}: {one_line(error)} (hf auth login, a token that may write?)"
         ) from error
-    except HfHubHTTPError.__bases__ as error:  # of what huggingface_hub speaks HTTP with, which changes with its version
+    except HfHubHTTPError.__bases__ as error:  # type: ignore[misc]  # of its HTTP library, which changes with its version
         raise BadInput(
             f"the Hub cannot be reached for {args.repo_id}: {one_line(error)} (a network, HTTPS_PROXY, HF_ENDPOINT?)"
         ) from error
