@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -22,8 +23,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import zoo.schedules
 from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, wait_for
+from zoo.__main__ import COMMANDS
 from zoo.common.command_line import run
 from zoo.common.evaluating import Counting, with_monitor_outside
+from zoo.common.provenance import command, without_passwords
 from zoo.schedules import make_schedule
 from zoo.train import main
 from zoo.training.building import build
@@ -68,6 +71,10 @@ def test_a_run_that_goes_on_counts_its_own_gradient_steps(tmp_path):
     first = tmp_path / "grpo" / "CartPole-v1_1"
     result = zoo_train(tmp_path, *small, "--trained-agent", str(first / "CartPole-v1.zip"), "--tensorboard-log", "")
     assert result.returncode == 0, result.stderr
+    for trust in ([], ["--untrusted"]):
+        other = zoo_train(tmp_path, "--env", "Pendulum-v1", "--trained-agent", str(first / "CartPole-v1.zip"), *trust)
+        assert other.returncode == 2 and other.stderr.count("\n") == 1
+        assert f"{first / 'CartPole-v1.zip'}: a model of CartPole-v1 cannot go on in Pendulum-v1, whose obs" in other.stderr
     metrics = [json.loads((run / "metrics.json").read_text()) for run in (first, tmp_path / "grpo" / "CartPole-v1_2")]
     assert [m["gradient_steps"] for m in metrics] == [2, 2]
     assert "TensorBoard:" not in result.stdout and "Metrics:" in result.stdout
@@ -115,6 +122,8 @@ def test_other_algorithms_take_the_same_path(tmp_path):
         (["--algo", "ppo", "--log-interval", "0"], "--log-interval 0: at least 1"),
         (["--seed", "99999999999"], "--seed 99999999999 must be a whole number from 0 to 4294967295; below 0: a random one"),
         (["--bogus"], "unrecognized arguments: --bogus"),
+        (["--learning-rate", "3"], "a setting of the algorithm is given as -params learning_rate:3"),
+        (["--learning-rate=3", "-n", "4"], "a setting of the algorithm is given as -params learning_rate:3"),
         (["--env", "CartPole-v1", "--hyperparams", "group_size:0"], "group_size=0 must be an integer"),
     ],
 )
@@ -128,6 +137,84 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, says, tmp_path, monkey
         code = stop.code
     error = capsys.readouterr().err
     assert code == 2 and says in error and error.count("\n") == 1
+
+
+RESCALE = "env_wrapper: [gymnasium.wrappers.RescaleAction: {min_action: -1, max_action: 1}]"
+STOP = "callback: [stable_baselines3.common.callbacks.StopTrainingOnMaxEpisodes: {max_episode: 5}]"
+MONITOR = "vec_env_wrapper: [stable_baselines3.common.vec_env.VecMonitor: {filname: x}]"
+
+
+@pytest.mark.parametrize(
+    ("extra", "arguments", "says"),
+    [
+        (
+            RESCALE,
+            [],
+            "a.yml: env_wrapper: gymnasium.wrappers.RescaleAction does not fit the env: RescaleAction requires",
+        ),
+        (
+            RESCALE.replace("max_action", "most"),
+            [],
+            "RescaleAction missing a required argument: 'max_action'; it takes min",
+        ),
+        (RESCALE.replace("{", "[").replace("}", "]"), [], "its arguments must be a mapping"),
+        (STOP, [], "StopTrainingOnMaxEpisodes missing a required argument: 'max_episodes'; it takes max_episodes, verbose=0."),
+        (STOP, [], "Did you mean max_episodes?"),
+        (MONITOR, [], "VecMonitor got an unexpected keyword argument 'filname'; it takes filename=None, info_keywords=()"),
+        (
+            "n_envs: 1",
+            ["--env-kwargs", "gg:3"],
+            "--env-kwargs gg:3: CartPole-v1 has no argument 'gg'; it takes sutton_",
+        ),
+        ("n_envs: 1", ["--eval-env-kwargs", "gg:3"], "--eval-env-kwargs gg:3: CartPole-v1 has no argument 'gg'; it takes"),
+        ("env_kwargs: {gg: 3}", [], "a.yml: env_kwargs gg:3: CartPole-v1 has no argument 'gg'; it takes"),
+        ("n_envs: 1", ["--env-kwargs", "g=3"], "'g=3' must be name:value, for example render_mode:rgb_array"),
+        ("n_envs: 1", ["--hyperparams", "learning_rate:-0.1"], "learning_rate=-0.1"),
+        ("n_envs: 1", ["--hyperparams", "n_envs:0"], "--hyperparams: n_envs=0 must be at least 1"),
+        ("n_envs: 1", ["-f", "/proc/nowhere"], "--log-folder: /proc/nowhere/grpo cannot be made (No such file or directory)"),
+        ("n_envs: 1", ["-tb", "/proc/nowhere"], "--tensorboard-log: /proc/nowhere/CartPole-v1 cannot be made"),
+    ],
+)
+def test_a_command_that_is_refused_names_the_culprit_and_leaves_nothing(extra, arguments, says, tmp_path, monkeypatch, capsys):
+    """No run folder above all, which would use up a number and be counted among the runs."""
+    (tmp_path / "a.yml").write_text(f"CartPole-v1: {{n_timesteps: 100, policy: MlpPolicy, {extra}}}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [])
+    try:
+        code = run("zoo.train", main, ["--env", "CartPole-v1", "-conf", "a.yml", *arguments])
+    except SystemExit as stop:  # argparse
+        code = stop.code
+    error = capsys.readouterr().err
+    assert code == 2 and says in error and error.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["a.yml"]
+
+
+def test_what_was_there_before_a_refused_command_stays(tmp_path, monkeypatch):
+    (tmp_path / "grpo" / "CartPole-v1_1").mkdir(parents=True)
+    monkeypatch.setattr(sys, "argv", [])
+    refused = ["--env", "CartPole-v1", "-f", str(tmp_path), "--hyperparams", "learning_rate:-0.1"]
+    assert run("zoo.train", main, refused) == 2
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["CartPole-v1_1", "grpo"]
+
+
+def test_the_command_is_kept_as_a_shell_takes_it_but_for_passwords(monkeypatch):
+    typed = [
+        "python",
+        "-m",
+        "zoo.train",
+        "--hyperparams",
+        "policy_kwargs:dict(net_arch=[8, 8])",
+        "--storage",
+        "pg://me:p@w@db/x",
+    ]
+    monkeypatch.setattr(sys, "orig_argv", typed)
+    assert shlex.split(command()) == [*typed[:-1], "pg://me:***@db/x"]
+    assert without_passwords("grpc://host:13000 sqlite:////a/b:c@d.db") == "grpc://host:13000 sqlite:////a/b:c@d.db"
+
+
+def test_the_table_of_the_docs_has_all_commands():
+    rows = [line for line in (ROOT / "docs" / "zoo.md").read_text().splitlines() if line.startswith("| `python -m zoo.")]
+    assert rows == [f"| `python -m zoo.{name}` | {does} |" for name, does in COMMANDS.items()]
 
 
 def test_bad_input_of_the_real_command(tmp_path):
@@ -150,6 +237,15 @@ def test_bad_input_of_the_real_command(tmp_path):
         ({"use_sde": 1}, "use_sde=1 is int, but must be True or False"),
         ({"advantage_kwargs": "dict(memory=1)"}, "is str, but must be a mapping or null"),
         ({"n_envs": "8"}, "n_envs='8' is str, but must be an integer"),
+        ({"n_envs": 0}, "n_envs=0 must be at least 1"),
+        ({"n_envs": -2}, "n_envs=-2 must be at least 1"),
+        ({"frame_stack": 0}, "frame_stack=0 must be at least 1"),
+        ({"n_timesteps": 0}, "n_timesteps=0 must be at least 1"),
+        ({"n_timesteps": float("inf")}, "n_timesteps=inf must be at least 1, and finite"),
+        ({"n_timesteps": float("nan")}, "n_timesteps=nan must be at least 1"),
+        ({"noise_type": "normal", "noise_std": -0.1}, "noise_std=-0.1 must be at least 0"),
+        ({"noise_type": "norml"}, "noise_type='norml' must be normal or ornstein-uhlenbeck. Did you mean normal?"),
+        ({"noise_type": "normal"}, "noise_type='normal' needs noise_std"),
     ],
 )
 def test_names_and_types_of_settings(settings, says):
@@ -238,6 +334,14 @@ def test_tracking_without_wandb_names_the_extra(tmp_path):
     assert (
         result.returncode == 2 and result.stderr == "zoo.train: --track needs Weights & Biases: pip install -e '.[track]'.\n"
     )
+
+
+def test_tracking_without_a_key_says_how_to_get_one(tmp_path):
+    without = {"WANDB_MODE": "online", "WANDB_API_KEY": "", "HOME": str(tmp_path), "NETRC": str(tmp_path / "none")}
+    result = zoo_train(tmp_path, "--env", "CartPole-v1", "-n", "64", "--track", **without)
+    error = result.stderr.splitlines()[-1]
+    assert result.returncode == 2 and "Traceback" not in result.stderr
+    assert error.startswith("zoo.train: --track: ") and "wandb login" in error and "WANDB_MODE=offline" in error
 
 
 def test_every_entry_of_the_yaml_builds_a_model(tmp_path):

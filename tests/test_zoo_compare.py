@@ -401,6 +401,8 @@ def test_references_and_thresholds_can_be_given(results, tmp_path):
         (["missing"], "does not exist"),
         (["empty"], "holds no result file"),
         (["results", "results/../twice"], "is given twice"),
+        (["results", "results"], "is given twice, in results and in results: leave one of them out"),
+        (["results", "./empty/../results/CartPole-v1"], "is given twice, in results and in empty/../results/cartpole-v1"),
         (["results", "--labels", "grpp"], "did you mean grpo"),
         (["results", "--baseline", "dqn"], "there are: grpo, ppo"),
         (["results", "--envs", "CartPole-v7"], "did you mean cartpole-v1"),

@@ -51,6 +51,29 @@ def test_a_run_is_exported_with_the_statistics_of_its_weights(folder, best, tmp_
     assert run_exported(out, [obs])[0] == pytest.approx(expected, abs=1e-5)
 
 
+def test_statistics_of_single_frames_are_refused_where_the_policy_sees_several(tmp_path, capsys):
+    small = [
+        "-n",
+        "64",
+        "--eval-freq",
+        "-1",
+        "-params",
+        "n_steps:32",
+        "n_envs:2",
+        "n_epochs:1",
+        "normalize:True",
+        "frame_stack:2",
+    ]
+    assert zoo_train(tmp_path, "--env", "CartPole-v1", *small).returncode == 0
+    stacked, out = tmp_path / "grpo" / "CartPole-v1_1", tmp_path / "policy.onnx"
+    pickled = stacked / "CartPole-v1" / "vecnormalize.pkl"
+    for options in ([], ["--vec-normalize", pickled]):
+        assert export_here(stacked, "--out", out, *options) == 2
+        error = capsys.readouterr().err
+        assert "shape (4,)" in error and "frame_stack, has statistics of single frames" in error and error.count("\n") == 1
+    assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -95,6 +95,14 @@ def test_more_goes_out_where_it_is_asked_for(folder, capsys):
     )
 
 
+def test_without_a_network_it_is_one_line(folder, capsys):
+    """The library's own client, at an address where nobody listens."""
+    hub = pytest.importorskip("huggingface_hub")
+    assert push_here(hub.HfApi(endpoint="http://127.0.0.1:9", token="hf_x"), folder, "--repo-id", "me/x") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("zoo.push: the Hub cannot be reached for me/x: ") and error.count("\n") == 1
+
+
 def test_a_dry_run_calls_nobody(folder, capsys):
     client = Kept()
     assert push_here(client, folder, "--repo-id", "me/x", "--dry-run") == 0

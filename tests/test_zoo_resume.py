@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -98,3 +99,10 @@ def test_what_cannot_be_resumed_is_named(runs, tmp_path, capsys, monkeypatch):
     assert train("--resume", str(runs[1])) == 2
     assert "is broken, or no zip" in capsys.readouterr().err
     broken.unlink()
+    killed_at_once = tmp_path / "Pendulum-v1_2"
+    shutil.copytree(runs[1] / "Pendulum-v1", killed_at_once / "Pendulum-v1")
+    for model, said in ((None, "start it anew"), (killed_at_once / "rl_model_64_steps.zip", "-i {} --continue -n STEPS")):
+        if model is not None:
+            model.write_bytes(b"PK")
+        assert train("--resume", str(killed_at_once)) == 2
+        assert said.format(model) in capsys.readouterr().err

@@ -156,7 +156,7 @@ def test_an_evaluation_that_is_not_a_number_is_a_failure_with_its_reason(tmp_pat
     assert tune_here(tmp_path, *FEW, *own_envs, "--n-trials", "1", "--eval-env-kwargs", "pays:float('nan')") == 1
     (trial,) = trials_of(str(tmp_path / "tune" / "paying" / "journal.log"), "paying")
     assert trial.state == TrialState.FAIL and "the mean return is nan" in str(failure(trial))
-    assert "1 trials FAILED: ValueError: evaluation 2 of 2 with seed" in capsys.readouterr().out
+    assert "1 trial FAILED: ValueError: evaluation 2 of 2 with seed" in capsys.readouterr().out
 
 
 def test_a_failure_is_the_first_line_of_its_message():

@@ -16,13 +16,13 @@ from torch import nn
 
 from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, wait_for
-from zoo import tune
+from zoo import recommend, tune
 from zoo.common.command_line import run
 from zoo.common.literals import parse
 from zoo.tuning.objective import Objective
 from zoo.tuning.search_space import grpo_space, with_net
 from zoo.tuning.start import grpo_start, widened
-from zoo.tuning.study import SAMPLERS, open_storage, settings_of_trial
+from zoo.tuning.study import SAMPLERS, check_source, note_source, open_storage, settings_of_trial
 
 ROOT = Path(__file__).parents[1]
 TINY = ["-n", "256", "--n-seeds", "1", "--n-evaluations", "2", "--eval-episodes", "2", "--hyperparams", "n_steps:32"]
@@ -155,13 +155,15 @@ def test_a_crash_is_failed_not_pruned_and_the_study_goes_on(tmp_path):
     assert sorted(s.name for s in states) == ["COMPLETE", "COMPLETE", "FAIL"] and states[0] == TrialState.COMPLETE
     crashed = trials[states.index(TrialState.FAIL)]
     assert "zoo_envs.py" in crashed.user_attrs["traceback"] and "settings" in crashed.user_attrs
-    assert "1 trials FAILED: RuntimeError: the arm fell off" in result.stdout
+    assert "1 trial FAILED: RuntimeError: the arm fell off" in result.stdout
 
 
-def test_a_study_of_one_job_is_repeatable_and_continues_with_new_trials(tmp_path):
+def test_a_study_of_one_job_is_repeatable_and_continues_with_new_trials(tmp_path, capsys):
     for name in ("once", "twice"):
         assert tune_here(tmp_path / name, *TINY, "--n-trials", "3", "--no-optim-plots", "--seed", "7") == 0
+        assert "The first trial is the entry as it stands." in capsys.readouterr().out
     assert tune_here(tmp_path / "twice", *TINY, "--n-trials", "2", "--no-optim-plots", "--seed", "7") == 0
+    assert "The first trial" not in capsys.readouterr().out  # it has been
     name = "grpo_CartPole-v1_256"
     once, twice = (trials_of(str(tmp_path / x / "tune" / name / "journal.log"), name) for x in ("once", "twice"))
     assert [(t.params, t.value) for t in once] == [(t.params, t.value) for t in twice[:3]]
@@ -221,8 +223,10 @@ def test_another_trial_than_the_best_can_be_trained(tmp_path, capsys):
         (["--hyperparams", "group_size:0"], "group_size=0 must be an integer"),
         (["--sampler", "best"], "invalid choice: 'best'"),
         (["--n-trials", "0"], "--n-trials 0 must be at least 1"),
-        (["--storage", "study.json"], "must be a journal file that ends in .log, or a URL"),
-        (["--storage", "nosuchdb://x"], "--storage nosuchdb://x: "),
+        (["--storage", "study.json"], "--storage study.json is no storage: give a journal file that ends in .log, the URL"),
+        (["--storage", "nosuchdb://me:secret@x"], "--storage nosuchdb://me:***@x: "),
+        (["--log-folder", "/proc/nowhere"], "--log-folder: /proc/nowhere/tune/grpo_CartPole-v1_256 cannot be made"),
+        (["--storage", "nosuchdb://x"], "give a journal file that ends in .log, the URL of a database such as sqlite:///"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, says, tmp_path, capsys):
@@ -239,6 +243,28 @@ def test_a_study_about_something_else_is_not_continued(tmp_path, capsys):
     assert tune_here(tmp_path, *TINY, *arguments) == 0
     assert tune_here(tmp_path, *TINY, *arguments, "--env", "Acrobot-v1") == 2
     assert "was begun with env='CartPole-v1', not 'Acrobot-v1'" in capsys.readouterr().err
+
+
+def test_a_study_of_the_same_name_in_another_storage_does_not_take_the_place_of_the_first(tmp_path, capsys):
+    """Nor is it begun; another log folder is the way out, and so is a folder of a version that kept no note."""
+    folder, other = tmp_path / "tune" / "j", f"sqlite:///{tmp_path / 'other.db'}"
+    arguments = [*TINY, "--n-trials", "1", "--study-name", "j", "--no-optim-plots"]
+    assert tune_here(tmp_path, *arguments) == 0
+    table = (folder / "trials.csv").read_text()
+    capsys.readouterr()
+    for again in ([], ["--storage", str(folder / ".." / "j" / "journal.log")]):
+        check_source(folder, *again[1:] or [str(folder / "journal.log")])
+    assert tune_here(tmp_path, *arguments, "--storage", other) == 2
+    error = capsys.readouterr().err
+    assert f"in journal.log, and that in {other} would overwrite them: choose another --study-name" in error
+    assert error.count("\n") == 1 and not (tmp_path / "other.db").exists()
+    assert (folder / "trials.csv").read_text() == table
+    assert run("zoo.recommend", recommend.body, ["-f", str(tmp_path), "--study-name", "j", "--storage", other]) == 2
+    (folder / "storage.txt").unlink()
+    check_source(folder, other)
+    note_source(folder, "postgresql+psycopg://me:s3@cret@db/studies")
+    assert (folder / "storage.txt").read_text() == "postgresql+psycopg://me:***@db/studies\n"
+    check_source(folder, "postgresql+psycopg://me:changed@db/studies")
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ from .common.command_line import (
     check_seed,
     default_threads,
     did_you_mean,
+    how_many,
     known_env,
     run,
 )
@@ -264,7 +265,7 @@ def main(arguments: Sequence[str]) -> int:
     if episodes:
         returns, lengths = np.array(episodes).T
         spread = f"{returns.mean():.2f} +- {returns.std():.2f}"
-        print(f"{len(episodes)} episodes: mean return {spread}, mean length {lengths.mean():.1f}")
+        print(f"{how_many(len(episodes), 'episode')}: mean return {spread}, mean length {lengths.mean():.1f}")
     else:
         print(f"No episode ended within {args.n_timesteps} steps; -n or --n-episodes lengthen the run.")
     if args.record is not None:

@@ -25,7 +25,7 @@ from matplotlib.figure import Figure
 from sb_grpo import files
 from sb_grpo.evaluation import FIRST_SEED
 
-from .common.command_line import BadInput, Parser, default_threads, known_env, run
+from .common.command_line import BadInput, Parser, default_threads, how_many, known_env, run
 from .common.grids import parse_grid
 from .comparing import figures
 from .comparing.tables import to_markdown
@@ -95,8 +95,9 @@ def write(models: Sequence[Contestant], played: Played, out: Path) -> Path:
 
 
 def _report(models: Sequence[Contestant], played: Played, made: dict[str, pd.DataFrame]) -> str:
-    lines = [f"# {len(models)} model(s) on {', '.join(variant.name for variant in played.variants)}", ""]
-    lines += [f"{len(played.seeds)} episodes each, from the reset seeds {played.seeds[0]} to {played.seeds[-1]}.", ""]
+    lines = [f"# {how_many(len(models), 'model')} on {', '.join(variant.name for variant in played.variants)}", ""]
+    n, first, last = len(played.seeds), played.seeds[0], played.seeds[-1]
+    lines += [f"{how_many(n, 'episode')} each, from the reset seeds {first} to {last}.", ""]
     lines += [f"- {note}" for note in played.notes] + ([""] if played.notes else [])
     lines += [f"- {one.name}: {one.saved.path}, training seed {one.seed}, label {one.label}" for one in models]
     lines += ["", "![returns](figures/returns.png)", ""]
@@ -151,7 +152,8 @@ def body(arguments: Sequence[str]) -> int:
         print(note)
     for _, row in tables.summary(models, played).iterrows():
         interval = f"[{row['mean_low']:.4g}, {row['mean_high']:.4g}]"
-        print(f"{row['env']}  {row['model']}: mean return {row['mean']:.4g} {interval} over {row['episodes']} episodes")
+        over = how_many(row["episodes"], "episode")
+        print(f"{row['env']}  {row['model']}: mean return {row['mean']:.4g} {interval} over {over}")
     print(f"Report: {write(models, played, args.out)}")
     return 0
 

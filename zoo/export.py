@@ -10,15 +10,13 @@ import pickle
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import gymnasium as gym
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO
 from sb_grpo.collect.masks import APART
 from sb_grpo.export import SUFFIXES, TOLERANCE, check_exported, export_policy
-from sb_grpo.normalization import with_statistics
+from sb_grpo.normalization import alone
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.saving import STATISTICS as WITHIN
 from sb_grpo.saving import read_entry
@@ -27,6 +25,11 @@ from .common.command_line import BadInput, Parser, run
 
 STATISTICS = "vecnormalize.pkl"
 OBSERVATIONS = 1000
+#: What to do where the policy sees other observations than its statistics are of.
+OTHERS = (
+    "VecNormalize below another wrapper, such as that of frame_stack, has statistics of single frames, which cannot go into "
+    "the file: train with normalize:False or without frame_stack."
+)
 
 
 def make_parser() -> Parser:
@@ -55,13 +58,6 @@ def find_model(folder: Path, best: bool) -> tuple[Path, Path | None]:
     return model, next((path for path in places if path.exists()), None)
 
 
-class OfSpaces(gym.Env[Any, Any]):
-    """An env that has spaces and nothing else: what statistics are put around."""
-
-    def __init__(self, policy: ActorPolicy) -> None:
-        self.observation_space, self.action_space = policy.observation_space, policy.action_space
-
-
 def statistics_within(model: Path, policy: ActorPolicy) -> VecNormalize | None:
     """The statistics in a model's own zip, which belong to its weights; None where it has none.
 
@@ -69,8 +65,10 @@ def statistics_within(model: Path, policy: ActorPolicy) -> VecNormalize | None:
     """
     try:
         content = read_entry(model, WITHIN)
-        return None if content is None else with_statistics(DummyVecEnv([lambda: OfSpaces(policy)]), content, frozen=True)
+        return None if content is None else alone(content, policy.observation_space, policy.action_space)
     except ValueError as error:
+        if "but this env needs" in str(error):
+            raise BadInput(f"{model}: {error} {OTHERS}") from error
         raise BadInput(f"cannot read the statistics in {model}: {error}") from error
 
 
@@ -110,7 +108,7 @@ def body(arguments: Sequence[str]) -> int:
     try:
         export_policy(policy, args.out, statistics, masked)
     except (ValueError, ImportError) as error:
-        raise BadInput(str(error)) from error
+        raise BadInput(f"{error} {OTHERS}" if "VecNormalize has statistics" in str(error) else str(error)) from error
     print(f"Policy: {args.out} ({args.out.stat().st_size / 1024:.0f} KiB), from {path}")
     print(f"Inside: normalisation of {statistics_path or 'the policy alone'}, network, action as the env takes it")
     difference = check_exported(args.out, policy, statistics, OBSERVATIONS, masked)

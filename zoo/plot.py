@@ -21,7 +21,7 @@ from stable_baselines3.common.monitor import load_results
 
 from sb_grpo import files
 
-from .common.command_line import BadInput, Parser, check_has_runs, run
+from .common.command_line import BadInput, Parser, check_has_runs, how_many, run
 from .comparing import curves as reading
 from .comparing import figures
 from .comparing.zoo_runs import COLUMNS, RETURN, first_steps
@@ -52,8 +52,9 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
     if evaluations.exists():
         data = np.load(evaluations)
         mean, std = data["results"].mean(axis=1), data["results"].std(axis=1)
+        episodes = how_many(data["results"].shape[1], "episode")
         axes.errorbar(data["timesteps"], mean, std, fmt="o-", markersize=4, capsize=3, color=EVALUATION,
-                      label=f"deterministic evaluation, mean and std of {data['results'].shape[1]} episodes")  # fmt: skip
+                      label=f"deterministic evaluation, mean and std of {episodes}")  # fmt: skip
     axes.set(title=title, xlabel="environment steps", ylabel="return of an episode")
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.grid(alpha=0.3)

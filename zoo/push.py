@@ -83,6 +83,8 @@ def push(folder: Path, client: Client, args: Any) -> list[Path]:
         raise BadInput(f"{folder} holds no model.")
     if args.dry_run:
         return chosen
+    from huggingface_hub.errors import HfHubHTTPError  # comes with rl_zoo3
+
     try:
         client.create_repo(args.repo_id, private=args.private, exist_ok=True)
         client.upload_folder(
@@ -92,6 +94,10 @@ def push(folder: Path, client: Client, args: Any) -> list[Path]:
     except (OSError, ValueError) as error:  # of the network, the Hub, a missing token, a bad name
         raise BadInput(
             f"the Hub refused {args.repo_id}: {one_line(error)} (hf auth login, a token that may write?)"
+        ) from error
+    except HfHubHTTPError.__bases__ as error:  # type: ignore[misc]  # of its HTTP library, which changes with its version
+        raise BadInput(
+            f"the Hub cannot be reached for {args.repo_id}: {one_line(error)} (a network, HTTPS_PROXY, HF_ENDPOINT?)"
         ) from error
     return chosen
 

@@ -22,13 +22,13 @@ from optuna.trial import FrozenTrial
 
 from sb_grpo import files
 
-from .common.command_line import BadInput, Parser, call, default_threads, did_you_mean, known_env, run
+from .common.command_line import BadInput, Parser, call, default_threads, did_you_mean, how_many, known_env, run
 from .comparing import figures
 from .training.experiment import register
 from .tuning import robust, surface
 from .tuning.objective import Objective, ReportCallback
 from .tuning.robust import Candidate
-from .tuning.study import derived_seed, load_study
+from .tuning.study import check_source, derived_seed, load_study
 from .tuning.surrogate import Surrogate
 
 #: Makes the seeds of this command others than the study's.
@@ -133,7 +133,7 @@ def report(study: Study, again: Sequence[Candidate], chosen: Candidate, folder: 
     )
     files.write(folder / "recommendation.md", text + "\n".join(lines) + "\n")
     settings = {name: value for name, value in chosen.trial.user_attrs["settings"].items() if value is not None}
-    fresh = f"{robust.said(chosen.fresh)} over {len(chosen.fresh)} fresh seed{'s' * (len(chosen.fresh) > 1)}"
+    fresh = f"{robust.said(chosen.fresh)} over {how_many(len(chosen.fresh), 'fresh seed')}"
     head = f"# Trial {chosen.trial.number} of study {study.study_name}: {fresh} ({chosen.mean:.1f} in the study)\n"
     path = files.write(folder / "recommended.yml", head + yaml.safe_dump({study.user_attrs["env"]: settings}, sort_keys=True))
     print(f"Recommended: trial {chosen.trial.number}, {fresh}")
@@ -150,7 +150,9 @@ def body(arguments: Sequence[str]) -> int:
     if args.candidates < 1 or args.fresh_seeds < 0:
         raise BadInput("--candidates must be at least 1, --fresh-seeds at least 0.")
     folder = Path(args.log_folder, "tune", args.study_name)
-    study = load_study(args.storage or str(folder / "journal.log"), args.study_name)
+    storage = args.storage or str(folder / "journal.log")
+    check_source(folder, storage)
+    study = load_study(storage, args.study_name)
     trials = robust.completed(study)
     if len(trials) < robust.FEWEST:
         raise BadInput(f"{args.study_name} has {len(trials)} completed trial(s); {robust.FEWEST} are the fewest to fit.")

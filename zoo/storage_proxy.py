@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from .common.command_line import BadInput, Parser, run
+from .common.provenance import without_passwords
 from .tuning.study import PROXY, open_storage
 
 
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         except (OSError, OverflowError) as error:
             raise BadInput(f"--host {args.host} --port {args.port}: {error}") from error
     storage = open_storage(args.storage)
-    print(f"{args.storage} behind {PROXY}{args.host}:{args.port}", flush=True)
+    print(f"{without_passwords(args.storage)} behind {PROXY}{args.host}:{args.port}", flush=True)
     try:
         run_grpc_proxy_server(storage, host=args.host, port=args.port)  # type: ignore[arg-type]
     except KeyboardInterrupt:

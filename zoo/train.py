@@ -37,6 +37,7 @@ from .common.command_line import (
     one_line,
     run,
 )
+from .common.provenance import without_passwords
 from .common.yaml_files import HYPERPARAMS
 from .training.experiment import HEALTH, Experiment, register
 from .training.followers import Follower, check_learners
@@ -44,6 +45,7 @@ from .training.mlflow_runs import check_mlflow
 from .training.resuming import take_up_run
 from .training.run_files import Unreadable, read_values
 from .training.tracking import finish as finish_tracking
+from .training.tracking import is_of_wandb, not_begun
 
 #: Options of rl_zoo3's search, which zoo.tune has in their place.
 SEARCH = frozenset(
@@ -138,6 +140,7 @@ class TrainParser(Parser):
 
             found = settings_of_trial(given.storage, given.study_name, given.trial_id)
             given.hyperparams, given.trial_id = {**found, **(given.hyperparams or {})}, None
+            given.storage = without_passwords(given.storage)  # of no more use than to say where the settings are from
         if given.profile:
             given.hyperparams = {**PROFILES[given.profile], **(given.hyperparams or {})}
         return given
@@ -266,6 +269,10 @@ def main(arguments: Sequence[str]) -> int:
     except Breakdown as error:  # what has been learnt is saved
         print(f"zoo.train: {one_line(error)}", file=sys.stderr)
         return UNHEALTHY
+    except Exception as error:
+        if experiments or not is_of_wandb(error):  # rl_zoo3 begins wandb's run before it makes the experiment
+            raise
+        raise not_begun(error) from error
     finally:
         if experiments and experiments[-1].args.track:
             finish_tracking()

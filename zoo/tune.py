@@ -28,7 +28,9 @@ from sb_grpo import GRPO
 
 from .common.cluster import add_launcher, read_launch
 from .common.command_line import BadInput, Parser, Settings, default_threads, known_env, run
+from .common.folders import make_folder
 from .common.grids import parse_grid
+from .common.provenance import command, without_passwords
 from .common.yaml_files import HYPERPARAMS
 from .training.checks import check_settings
 from .training.experiment import Experiment, register
@@ -40,10 +42,12 @@ from .tuning.study import (
     PRUNERS,
     SAMPLERS,
     SeededByTrial,
+    check_source,
     counted,
     enqueue_interrupted,
     failure,
     give_back_surplus,
+    note_source,
     open_storage,
     retire_abandoned,
 )
@@ -96,11 +100,12 @@ def make_parser() -> Parser:
     return parser
 
 
-def prepare(args: Any, grid: dict[str, list[Any]]) -> tuple[Objective, dict[str, Any] | None]:
+def prepare(args: Any, grid: dict[str, list[Any]]) -> tuple[Objective, dict[str, Any] | None, str]:
     """The objective, tried once without training, so that what is wrong in general is said before the first trial.
 
     :param grid: values by name, if a grid is searched
-    :return: the objective, and the parameters of the first trial, if the space can say the entry's own settings
+    :return: the objective; the parameters of a new study's first trial, if the space can say the entry's own settings; what to
+        say of that trial
     :raises BadInput: if a setting is refused
     """
     config = args.conf_file or (str(HYPERPARAMS) if args.algo == "grpo" else None)
@@ -129,11 +134,10 @@ def prepare(args: Any, grid: dict[str, list[Any]]) -> tuple[Objective, dict[str,
     elif isinstance(model, GRPO):
         space, start, said = widened(grpo_start(model, objective.base))
         objective.draw = partial(grpo_space, space=space)
-        print(f"The first trial is the entry as it stands. {'; '.join(said)}".strip())
-        return objective, start
+        return objective, start, f"The first trial is the entry as it stands. {'; '.join(said)}".strip()
     else:
-        print(f"The entry's own settings are no trial: rl_zoo3's space of {args.algo} cannot say them.")
-    return objective, None
+        return objective, None, f"The entry's own settings are no trial: rl_zoo3's space of {args.algo} cannot say them."
+    return objective, None, ""
 
 
 def sampler_of(args: Any, grid: dict[str, list[Any]]) -> SeededByTrial:
@@ -166,10 +170,13 @@ def train_options(args: Any) -> list[str]:
     return options
 
 
-def open_study(args: Any, objective: Objective, start: dict[str, Any] | None, grid: dict[str, list[Any]]) -> Study:
+def open_study(
+    args: Any, objective: Objective, start: dict[str, Any] | None, of_start: str, grid: dict[str, list[Any]]
+) -> Study:
     """Create the study, or continue it.
 
     :param start: parameters of a new study's first trial
+    :param of_start: what to say of it
     :param grid: values by name, if a grid is searched
     :raises BadInput: if a study of this name is about something else
     """
@@ -183,6 +190,8 @@ def open_study(args: Any, objective: Objective, start: dict[str, Any] | None, gr
         )
         if start is not None:  # by the one process that has created it
             study.enqueue_trial(start, user_attrs={AS_IT_STANDS: True})
+        if of_start:
+            print(of_start)
     except optuna.exceptions.DuplicatedStudyError:
         study = optuna.load_study(study_name=args.study_name, storage=storage, sampler=sampler, pruner=pruner)
     about = {
@@ -203,12 +212,12 @@ def open_study(args: Any, objective: Objective, start: dict[str, Any] | None, gr
         there = study.user_attrs.get(name, value)
         if there != value:
             raise BadInput(
-                f"study {args.study_name} in {args.storage} was begun with {difference(name, there, value)}: "
-                "values would not be comparable. Choose another --study-name."
+                f"study {args.study_name} in {without_passwords(args.storage)} was begun with "
+                f"{difference(name, there, value)}: values would not be comparable. Choose another --study-name."
             )
         study.set_user_attr(name, value)
     study.set_user_attr("train_options", train_options(args))
-    study.set_user_attr("command", "python " + " ".join(sys.orig_argv[1:]))
+    study.set_user_attr("command", command())
     return study
 
 
@@ -221,8 +230,8 @@ def _load_study(args: Any, storage: BaseStorage, sampler: SeededByTrial, pruner:
         return optuna.load_study(study_name=args.study_name, storage=storage, sampler=sampler, pruner=pruner)
     except KeyError:
         raise BadInput(
-            f"--storage {args.storage} on {socket.gethostname()} has no study {args.study_name}: all machines must see the "
-            "same one. Use a database (docs/scale.md), or a folder that they share."
+            f"--storage {without_passwords(args.storage)} on {socket.gethostname()} has no study {args.study_name}: "
+            "all machines must see the same one. Use a database (docs/scale.md), or a folder that they share."
         ) from None
 
 
@@ -308,11 +317,16 @@ def main(arguments: Sequence[str]) -> int:
         th.set_num_threads(args.num_threads)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # Progress speaks
     grid = parse_grid("--grid", args.grid)
-    objective, start = prepare(args, grid)
+    objective, start, of_start = prepare(args, grid)
     args.study_name = args.study_name or f"{args.algo}_{args.env.replace('/', '-')}_{objective.n_timesteps}"
     folder = Path(args.log_folder, "tune", args.study_name)
     args.storage = args.storage or str(folder / "journal.log")
-    study = open_study(args, objective, start, grid)
+    if not args.in_team:
+        make_folder("--log-folder", folder)
+        check_source(folder, args.storage)
+    study = open_study(args, objective, start, of_start, grid)
+    if not args.in_team:
+        note_source(folder, args.storage)
     try:
         if launch.launcher == "ray":
             finished = search_together(launch, args.workers, team_arguments(arguments, args, study))

@@ -12,6 +12,8 @@ from sb_grpo.envs.ray_vec_env import ITS_TOKEN, check_answers, enter, imported
 
 from ..common.command_line import BadInput, Parser, did_you_mean
 
+#: Launcher -> who that is.
+ENGINES = {"local": "processes of this machine", "ray": "a Ray cluster", "submitit": "SLURM"}
 PACKAGES = {"ray": "ray", "submitit": "submitit"}
 
 
@@ -95,8 +97,8 @@ def add_launcher(parser: Parser, *launchers: str) -> None:
     :param launchers: to choose from, the default first
     """
     add = parser.add_argument
-    engines = "who runs them: processes of this machine; a Ray cluster; SLURM through submitit (docs/scale.md)"
-    add("--launcher", default=launchers[0], choices=launchers, help=engines)
+    engines = "; ".join(f"{name}: {ENGINES[name]}" for name in launchers)
+    add("--launcher", default=launchers[0], choices=launchers, help=f"who runs them; {engines} (docs/scale.md)")
     add("--ray-address", metavar="HOST:PORT", help="of the Ray cluster; default: RAY_ADDRESS, or else this machine alone")
     add(
         "--resources",

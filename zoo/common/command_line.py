@@ -55,6 +55,10 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=program(name), description=description, formatter_class=Help)
 
     def error(self, message: str) -> NoReturn:
+        _, unknown, found = message.partition("unrecognized arguments: --")
+        if unknown and "--hyperparams" in self._option_string_actions:
+            name, value, *_ = [*found.replace("=", " ", 1).split(), "VALUE"]
+            message += f" (a setting of the algorithm is given as -params {name.replace('-', '_')}:{value})"
         self.exit(2, f"{self.prog}: {one_line(message)}\n")
 
 
@@ -63,10 +67,11 @@ class Settings(StoreDict):
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         settings: dict[str, Any] = {}
+        example = "render_mode:rgb_array" if self.dest.endswith("env_kwargs") else "learning_rate:3e-4"
         for pair in values:
             name, colon, value = pair.partition(":")
             if not colon or not name:
-                raise argparse.ArgumentError(self, f"{pair!r} must be name:value, for example learning_rate:3e-4")
+                raise argparse.ArgumentError(self, f"{pair!r} must be name:value, for example {example}")
             try:
                 super().__call__(parser, namespace, [pair], option_string)  # type: ignore[no-untyped-call]
                 settings[name] = getattr(namespace, self.dest)[name]
@@ -81,6 +86,11 @@ class Settings(StoreDict):
 
 def one_line(text: object) -> str:
     return " ".join(str(text).split())
+
+
+def how_many(n: int, noun: str) -> str:
+    """A number of things: ``1 episode``, ``1,000 episodes``."""
+    return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,7 +20,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
-from ..common.command_line import BadInput, one_line
+from ..common.command_line import BadInput, did_you_mean, one_line
 
 #: Settings that rl_zoo3 evaluates where they are text.
 TEXTS = ("policy_kwargs", "replay_buffer_class", "replay_buffer_kwargs", "normalize", "monitor_kwargs")
@@ -126,20 +127,39 @@ def without_texts(settings: dict[str, Any], where: Callable[[str], str]) -> dict
                     "--conf-file."
                 ) from error
     for name, base in NAMED_CLASSES.items():
-        for path in class_names(read.get(name)):
-            _check_class(path, base, f"{where(name)}: {name}: {path}")
+        for path, arguments in named_classes(read.get(name)):
+            what = f"{where(name)}: {name}: {path}"
+            _check_arguments(_class_at(path, base, what), arguments, [] if base is BaseCallback else ["env"], what)
     return read
 
 
-def class_names(value: Any) -> Iterator[str]:
-    """Dotted names in a setting of rl_zoo3's form: a name, ``{name: arguments}``, or a list of these."""
+def named_classes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Dotted names and arguments in a setting of rl_zoo3's form: a name, ``{name: arguments}``, or a list of these."""
     for entry in value if isinstance(value, list) else [value]:
-        name = next(iter(entry), None) if isinstance(entry, dict) else entry
+        name, arguments = next(iter(entry.items()), (None, {})) if isinstance(entry, dict) else (entry, {})
         if isinstance(name, str):
-            yield name
+            yield name, arguments
 
 
-def _check_class(path: str, base: type, what: str) -> None:
+def _check_arguments(kind: type, arguments: Any, before: list[str], what: str) -> None:
+    """See that a class takes what it is to be made with.
+
+    :param before: what it is given in front of that
+    """
+    if not isinstance(arguments, dict):
+        raise BadInput(f"{what}: its arguments must be a mapping, such as {{name: value}}, not {arguments!r}.")
+    signature = inspect.signature(kind)
+    try:
+        signature.bind(*before, **arguments)
+    except TypeError as error:
+        parameters = list(signature.parameters.values())[len(before) :]
+        taken = [p.name if p.default is p.empty else f"{p.name}={p.default!r}" for p in parameters]
+        unknown = [name for name in arguments if name not in signature.parameters]
+        hint = did_you_mean(unknown[0], signature.parameters) if unknown else ""
+        raise BadInput(f"{what} {error}; it takes {', '.join(taken) or 'none'}.{hint}") from error
+
+
+def _class_at(path: str, base: type, what: str) -> type:
     module, _, name = path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -147,3 +167,4 @@ def _check_class(path: str, base: type, what: str) -> None:
         raise BadInput(f"{what} cannot be imported ({one_line(error)}).") from error
     if not (isinstance(found, type) and issubclass(found, base)):
         raise BadInput(f"{what} is no {base.__name__}.")
+    return found

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import platform
+import re
+import shlex
 import shutil
 import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -42,6 +45,16 @@ def machine() -> dict[str, str | int | None]:
         names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
         model = names[0] if names else model
     return {"processor": model, "cores": os.cpu_count(), "system": f"{platform.system()} {platform.machine()}"}
+
+
+def command() -> str:
+    """What was typed to start this process, as a shell takes it again, but for the passwords in it."""
+    return without_passwords(shlex.join(sys.orig_argv))
+
+
+def without_passwords(text: str) -> str:
+    """A text with ``***`` for every password of a URL: what it goes into is read, copied and uploaded."""
+    return re.sub(r"(://[^\s:/@]*):[^\s/]*@", r"\1:***@", text)
 
 
 def _git(*arguments: str) -> str | None:

@@ -92,11 +92,17 @@ def load(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     :return: runs, and a line per broken file
     :raises BadInput: for a folder that does not exist or holds no result, and for a run given twice
     """
+    places: dict[Path, Path] = {}
     for folder in folders:
         if not folder.exists():
             raise BadInput(f"{folder} does not exist")
-        if not find_results([folder]):
+        found = find_results([folder])
+        if not found:
             raise BadInput(f"{folder} holds no result file (<env>/<label>/seed_<s>.json or <label>.jsonl)")
+        for file in found:
+            first = places.setdefault(file.resolve(), folder)
+            if first is not folder:
+                raise BadInput(f"{file} is given twice, in {first} and in {folder}: leave one of them out.")
     runs, broken = read_all(find_results(folders))
     if not runs:
         raise BadInput(f"no result file can be read; the first: {broken[0]}")

@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from ..common.command_line import BadInput
+from ..training.tracking import not_begun
 
 
 def check_wandb() -> None:
@@ -28,10 +29,14 @@ def log_report(out: Path, project: str, about: Mapping[str, Any]) -> None:
     :param out: folder of the report, with ``tables`` and ``figures``; wandb's files go beside them
     :param project: of the run
     :param about: what the comparison is of, for the run's configuration
+    :raises BadInput: if wandb does not begin the run; the report is written all the same
     """
     import wandb  # an extra
 
-    run = wandb.init(project=project, job_type="compare", config=dict(about), dir=os.environ.get("WANDB_DIR", str(out)))
+    try:
+        run = wandb.init(project=project, job_type="compare", config=dict(about), dir=os.environ.get("WANDB_DIR", str(out)))
+    except wandb.errors.Error as error:
+        raise not_begun(error) from error
     for file in sorted((out / "tables").glob("*.csv")):
         run.log({f"tables/{file.stem}": wandb.Table(dataframe=pd.read_csv(file))})
     for file in sorted((out / "figures").glob("*.png")):

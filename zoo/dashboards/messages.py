@@ -7,6 +7,7 @@ from typing import Any
 
 from sb_grpo.callbacks import RULES, STRICT_RULES
 
+from ..common.command_line import how_many
 from ..dashboards.logs import Column
 
 ADVICE = {rule.name: rule for rule in (*STRICT_RULES, *RULES)}
@@ -61,7 +62,7 @@ def summary(run: dict[str, Any]) -> str:
     steps = final.get("env_steps") or (episodes["steps"] or [0])[-1]
     lines = [f"{run['name']}: {run['algo']} on {run['env'] or 'an unnamed env'}, {run['state']}"]
     planned = f" of {float(run['planned']):,.0f}" if run["planned"] else ""
-    lines.append(f"  steps      {steps:,.0f}{planned}, {episodes['n']:,} episodes")
+    lines.append(f"  steps      {steps:,.0f}{planned}, {how_many(episodes['n'], 'episode')}")
     if episodes["n"]:
         lines.append(f"  training   {episodes['mean'][-1]:,.4g} (last returns)")
     if final.get("mean_return") is not None:

@@ -12,7 +12,7 @@ import yaml
 
 from sb_grpo import files
 
-from ..common.command_line import call
+from ..common.command_line import call, how_many
 
 #: Entries of ``metrics.json`` that stand elsewhere in the card, or are too many for a table.
 LONG = ("final_returns", "settings", "versions")
@@ -53,9 +53,9 @@ def _text(folder: Path, metrics: dict[str, Any]) -> str:
     lines = [
         f"# {algo.upper()} on {env}",
         "",
-        f"Mean return over {len(metrics['final_returns'])} episodes after training: **{_number(metrics['mean_return'])} +- "
-        f"{_number(metrics['std_return'])}** (worst {_number(min(returns, default=None))}, best "
-        f"{_number(max(returns, default=None))}), seed {metrics['seed']}."
+        f"Mean return over {how_many(len(metrics['final_returns']), 'episode')} after training: "
+        f"**{_number(metrics['mean_return'])} +- {_number(metrics['std_return'])}** "
+        f"(worst {_number(min(returns, default=None))}, best {_number(max(returns, default=None))}), seed {metrics['seed']}."
         + (f" The run was stopped after {metrics['env_steps']:,} of {metrics['planned_steps']:,} steps." if stopped else ""),
         "",
         *(["![learning curve](learning_curve.png)", ""] if (folder / "learning_curve.png").exists() else []),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import math
 import types
 import typing
 from collections.abc import Callable
 from typing import Any
 
+import gymnasium as gym
 import rl_zoo3
+from gymnasium.envs.registration import load_env_creator
 
 from sb_grpo.moved import MOVED
 
@@ -21,6 +24,10 @@ RUN_SETTINGS: dict[str, Any] = {
     "vec_env_wrapper": Any, "monitor_kwargs": dict | str, "env_kwargs": dict, "callback": Any, "policy": str,
     "noise_type": str, "noise_std": float,
 }  # fmt: skip
+#: The least that settings of a run may be; the constructor looks after its own.
+LEAST = {"n_timesteps": 1, "n_envs": 1, "frame_stack": 1, "noise_std": 0}
+#: What rl_zoo3 looks for in ``noise_type``.
+NOISES = ("normal", "ornstein-uhlenbeck")
 #: Arguments of the constructor that an option of the command line sets.
 OPTIONS = {"env", "tensorboard_log", "verbose", "seed", "device"}
 #: rl_zoo3 evaluates these where they are text.
@@ -52,9 +59,48 @@ def check_settings(algo: str, settings: dict[str, Any], where: Callable[[str], s
         if name not in known:
             raise BadInput(f"{where(name)}: {algo} has no hyperparameter {name!r}.{did_you_mean(name, known)}")
         _check_type(name, value, hints.get(name, Any), where(name))
+        if name in LEAST and not LEAST[name] <= value < math.inf:
+            raise BadInput(f"{where(name)}: {name}={value} must be at least {LEAST[name]}, and finite.")
     for name in REQUIRED:
         if name not in settings:
             raise BadInput(f"{where(name)}: {name} is missing; every entry needs {' and '.join(REQUIRED)}.")
+    _check_noise(settings, where)
+
+
+def _check_noise(settings: dict[str, Any], where: Callable[[str], str]) -> None:
+    """See that the noise of an off-policy algorithm is one that rl_zoo3 makes."""
+    kind = settings.get("noise_type")
+    if kind is None:
+        return
+    if not any(name in kind for name in NOISES):
+        raise BadInput(
+            f"{where('noise_type')}: noise_type={kind!r} must be {' or '.join(NOISES)}.{did_you_mean(kind, NOISES)}"
+        )
+    if "noise_std" not in settings:
+        raise BadInput(f"{where('noise_type')}: noise_type={kind!r} needs noise_std, such as noise_std:0.1.")
+
+
+def check_env_kwargs(option: str, env_id: str, kwargs: dict[str, Any]) -> None:
+    """See that an env takes the arguments that it is to be made with, as far as its constructor says which it takes.
+
+    :param option: or key, that they were given with
+    :param env_id: registered id
+    :param kwargs: arguments
+    :raises BadInput: naming those that it takes
+    """
+    entry = gym.spec(env_id).entry_point
+    if not kwargs or entry is None:
+        return
+    made_by = load_env_creator(entry) if isinstance(entry, str) else entry
+    parameters = inspect.signature(made_by).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return  # hands on what it does not know itself
+    own = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    known = {*own, *inspect.signature(gym.make).parameters} - {"id"}  # such as max_episode_steps
+    for name, value in kwargs.items():
+        if name not in known:
+            takes = f"it takes {', '.join(own)}" if own else "it takes none"
+            raise BadInput(f"{option} {name}:{value}: {env_id} has no argument {name!r}; {takes}.{did_you_mean(name, own)}")
 
 
 def _check_type(name: str, value: Any, hint: Any, where: str) -> None:

@@ -6,11 +6,16 @@ The former is one line. The latter needs its traceback, most of all where the co
 from __future__ import annotations
 
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
+from rl_zoo3.utils import get_wrapper_class
 
 import sb_grpo
+
+from ..common.command_line import BadInput
 
 #: Where code is that checks what it is given.
 LIBRARIES = (
@@ -19,6 +24,33 @@ LIBRARIES = (
     Path(__file__).resolve().parents[1],
 )
 REFUSALS = (ValueError, AssertionError, OSError, ImportError, gym.error.Error)
+
+
+def naming(key: str, setting: Any, where: str) -> Callable[[Any], Any] | None:
+    """What puts the wrappers of a setting around an env, and says which of them refuses it.
+
+    :param key: ``env_wrapper`` or ``vec_env_wrapper``
+    :param setting: in rl_zoo3's form
+    :param where: the user has written it
+    :return: None where there are none
+    """
+    parts = [(entry, get_wrapper_class({key: entry}, key)) for entry in (setting if isinstance(setting, list) else [setting])]
+    if not setting:
+        return None
+
+    def wrap(env: Any) -> Any:
+        for entry, part in parts:
+            try:
+                env = env if part is None else part(env)
+            except Exception as error:
+                if not _in_a_library(error):  # the user's own code has crashed
+                    raise
+                name = next(iter(entry)) if isinstance(entry, dict) else entry
+                raise BadInput(f"{where}: {key}: {name} does not fit the env: {error}. Take it out, or change what it is "
+                               "given.") from error  # fmt: skip
+        return env
+
+    return wrap
 
 
 def is_bad_input(error: Exception) -> bool:

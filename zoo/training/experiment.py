@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import rl_zoo3.train
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import ProgressBarCallback
+from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize, sync_envs_normalization
@@ -22,19 +25,19 @@ from sb_grpo import GRPO, SeededResetWrapper, files, ranks
 from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, RecoveryCallback
 from sb_grpo.figures import as_shown
 
-from ..common.command_line import BadInput
+from ..common.command_line import BadInput, how_many
 from ..common.evaluating import Counting, with_monitor_outside
-from ..common.folders import new_folder
+from ..common.folders import make_folder, new_folder
 from ..common.literals import without_texts
 from ..common.pictures import drawn
-from ..common.provenance import commit, versions
+from ..common.provenance import command, commit, versions
 from ..common.strict_json import to_json
 from ..schedules import with_schedules
 from ..training.callbacks import HParamsCallback
 from ..training.card import write_card
 from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, read_facts, save, statistics_of
-from ..training.checks import check_settings
-from ..training.crashes import is_bad_input
+from ..training.checks import check_env_kwargs, check_settings
+from ..training.crashes import is_bad_input, naming
 from ..training.entries import entry_name, read_entries
 from ..training.mlflow_runs import RESULTS, MlflowCallback
 from ..training.resuming import FILE as RUN_FILE
@@ -62,15 +65,31 @@ class Experiment(ExperimentManager):
     health: HealthCallback | None = None
     mlflow: MlflowCallback | None = None
     run_saves: RunSaves | None = None
+    _own_folder: Path | None = None  #: the run's, once it has made one
+    _above: tuple[Path, ...] = ()  #: further folders that were not there before
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """rl_zoo3's, with everything that a user can have asked for wrongly as :class:`BadInput`; a crash stays a crash."""
         try:
-            return super().setup_experiment()
+            with contextlib.ExitStack() as stack:
+                stack.callback(self._take_back)
+                built = super().setup_experiment()
+                stack.pop_all()
+            return built
         except Exception as error:
             if isinstance(error, BadInput) or not is_bad_input(error):
                 raise
             raise BadInput(str(error)) from error
+
+    def _take_back(self) -> None:
+        """Leave nothing of a run that does not begin: it would take up a number, and be counted among the runs."""
+        if self.mlflow is not None:
+            self.mlflow.finish(failed=True)
+        if self._own_folder is not None:
+            shutil.rmtree(self._own_folder)
+        for folder in reversed(self._above):
+            with contextlib.suppress(OSError):  # another run has moved in
+                folder.rmdir()
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         asked = self.env_name
@@ -79,15 +98,29 @@ class Experiment(ExperimentManager):
             hyperparams, saved = super().read_hyperparameters()
         finally:
             self.env_name = asked
-        custom = self.custom_hyperparams or {}
-
-        def where(name: str) -> str:
-            return "--hyperparams" if name in custom else self.config
-
-        check_settings(self.algo, hyperparams, where)
+        check_settings(self.algo, hyperparams, self._where)
         share_of_envs(int(hyperparams.get("n_envs", 1)))
         self.settings = saved
-        return without_texts(hyperparams, where), saved
+        return without_texts(hyperparams, self._where), saved
+
+    def _where(self, name: str) -> str:
+        """Where the user has written a setting."""
+        return "--hyperparams" if name in (self.custom_hyperparams or {}) else self.config
+
+    def _preprocess_hyperparams(
+        self, hyperparams: dict[str, Any]
+    ) -> tuple[dict[str, Any], Callable | None, list[BaseCallback], Callable | None]:
+        """rl_zoo3's, with wrappers that are named where they refuse the env, and a look at the env's arguments."""
+        for option, kwargs in (
+            ("--env-kwargs", self.env_kwargs),
+            ("--eval-env-kwargs", self._eval_env_kwargs_args),
+            (f"{self._where('env_kwargs')}: env_kwargs", hyperparams.get("env_kwargs")),
+        ):
+            check_env_kwargs(option, self.env_name.gym_id, kwargs or {})
+        keys = ("env_wrapper", "vec_env_wrapper")
+        inner, outer = (naming(key, hyperparams.get(key), self._where(key)) for key in keys)
+        others, _, callbacks, _ = super()._preprocess_hyperparams(hyperparams)
+        return others, inner, callbacks, outer
 
     def _entry(self, env_id: str) -> str:
         """The entry that the env gets; rl_zoo3's choice for its own algorithms, but where that cannot work."""
@@ -113,8 +146,12 @@ class Experiment(ExperimentManager):
             self.save_path, self.params_path = str(self.resumed), f"{self.resumed}/{self.env_name}"
             set_monitors_aside(self.resumed, Path(self.trained_agent), str(self.device))
             return
+        self._above = make_folder("--log-folder", Path(self.log_path))
+        if self.tensorboard_log:
+            self._above += make_folder("--tensorboard-log", Path(self.tensorboard_log))
         suffix = Path(self.save_path).name.removeprefix(f"{self.env_name}_").lstrip("0123456789")  # of --uuid
-        self.save_path = str(new_folder(Path(self.log_path), self.env_name, suffix))
+        self._own_folder = new_folder(Path(self.log_path), self.env_name, suffix)
+        self.save_path = str(self._own_folder)
         self.params_path = f"{self.save_path}/{self.env_name}"
         Path(self.params_path).mkdir()
 
@@ -178,7 +215,8 @@ class Experiment(ExperimentManager):
         normalized = bool(read_values(settings_folder / "config.yml").get("normalize", self.normalize))
         wrap = statistics_of(model, settings_folder, normalized, self.trusted)
         if wrap is not None:
-            return wrap(env, eval_env)
+            with self._of_the_same_spaces(env):
+                return wrap(env, eval_env)
         if self.normalize:
             raise BadInput(f"{model} was trained without VecNormalize, but these settings normalise: add normalize:False.")
         return env
@@ -189,13 +227,31 @@ class Experiment(ExperimentManager):
                 self.trained_agent, env, self.device, trusted=self.trusted, verbose=self.verbose,
                 tensorboard_log=self.tensorboard_log,
             )  # fmt: skip
-        model = super()._load_pretrained_agent(hyperparams, env) if self.trusted else self._load_untrusted(hyperparams, env)
+        with self._of_the_same_spaces(env):
+            load = super()._load_pretrained_agent if self.trusted else self._load_untrusted
+            model = load(hyperparams, env)
         if self.going_on and model.num_timesteps >= self.n_timesteps:
             raise BadInput(
                 f"--continue: {self.trained_agent} has taken {model.num_timesteps:,} of {self.n_timesteps:,} steps: give a "
                 "larger -n."
             )
         return model
+
+    @contextlib.contextmanager
+    def _of_the_same_spaces(self, env: VecEnv) -> Iterator[None]:
+        """Name the model and both envs where the one was trained on other spaces than the other has."""
+        try:
+            yield
+        except ValueError as error:
+            if not any(said in str(error) for said in ("spaces do not match", "but this env needs")):
+                raise
+            options = [read_values(path) for path in Path(self.trained_agent).parent.glob("*/args.yml")]
+            trained = options[0].get("env", "another env") if len(options) == 1 else "another env"
+            raise BadInput(
+                f"--trained-agent {self.trained_agent}: a model of {trained} cannot go on in {self.env_name.gym_id}, whose "
+                f"observations are {env.observation_space} and actions {env.action_space}: {error} Give an env with the "
+                "model's spaces, or begin without -i."
+            ) from error
 
     def _load_untrusted(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
         kept = {name: value for name, value in hyperparams.items() if name not in ("policy", "policy_kwargs")}
@@ -233,7 +289,7 @@ class Experiment(ExperimentManager):
         folder = Path(self.params_path)
         write_values(folder / "config.yml", saved_hyperparams)
         write_values(folder / "args.yml", dict(sorted(vars(self.args).items())))
-        files.write(folder / "command.txt", " ".join(sys.orig_argv))
+        files.write(folder / "command.txt", command() + "\n")
         print(f"Log path: {self.save_path}")
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
@@ -379,7 +435,8 @@ class Experiment(ExperimentManager):
         picture = drawn("learning curve", lambda: plot_learning_curve(folder, title))
         if model.num_timesteps < self.n_timesteps:  # Ctrl-C, or a callback
             print(f"\nStopped after {model.num_timesteps:,} of {self.n_timesteps:,} steps; what follows is about that model.")
-        print(f"\nMean return over {len(returns)} episodes: {metrics['mean_return']:.1f} +- {metrics['std_return']:.1f}")
+        spread = f"{metrics['mean_return']:.1f} +- {metrics['std_return']:.1f}"
+        print(f"\nMean return over {how_many(len(returns), 'episode')}: {spread}")
         print(f"Model:          {self.model_path}")
         if self.tensorboard_log:
             print(f"TensorBoard:    tensorboard --logdir {self.tensorboard_log}")

@@ -48,10 +48,13 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
         raise BadInput(f"--resume {folder} is no run folder: pass one such as logs/grpo/CartPole-v1_1.")
     (config,) = folder.glob("*/config.yml")
     if not config.with_name(FILE).is_file():
+        models = sorted(folder.glob("*.zip"), key=lambda model: model.stat().st_mtime)
+        advice = "no model of it was saved either, so there is nothing to go on from: start it anew."
+        if models:
+            advice = f"begin a new run from its model with -i {models[-1]} --continue -n STEPS."
         raise BadInput(
-            f"--resume {folder}: there is no {config.parent.name}/{FILE} in it. A run of GRPO writes one from its "
-            "first rollout on, and deletes it when it has come to its end; begin a new run from its model with -i MODEL "
-            "--continue -n STEPS."
+            f"--resume {folder}: there is no {config.parent.name}/{FILE} in it. A run of GRPO writes it once its first "
+            f"rollout has been learnt from, and deletes it when it has come to its end; {advice}"
         )
     options, settings = read_values(config.with_name("args.yml")), read_values(config)
     for name, value in {**options, **settings, **(options.get("env_kwargs") or {})}.items():
@@ -64,7 +67,7 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
 
 
 class RunSaves(BaseCallback):
-    """Saves the run after the first rollout, every minute, with every checkpoint, and when it is stopped.
+    """Saves the run once its first rollout has been learnt from, every minute, with every checkpoint, and when it is stopped.
 
     A stop comes in the middle of a rollout, when there is nothing whole to save: so how a rollout ended is kept in memory, at
     most every five seconds, and written then.
@@ -73,6 +76,8 @@ class RunSaves(BaseCallback):
     :param folder: of the run
     :param path: of the file
     """
+
+    leaves_weights = True
 
     def __init__(self, every: int, folder: Path, path: Path) -> None:
         super().__init__()

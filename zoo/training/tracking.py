@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..common.command_line import BadInput, one_line
+
 #: Step of all charts: what TensorBoard's scalars are synchronised with.
 STEP = "global_step"
 #: Scalars whose summary is the best value and not the last.
@@ -26,6 +28,17 @@ def define_metrics(run: Any) -> None:
     run.define_metric("*", step_metric=STEP)
     for name in BEST:
         run.define_metric(name, step_metric=STEP, summary="max")
+
+
+def is_of_wandb(error: Exception) -> bool:
+    """Whether wandb has refused to begin a run: no key, no network, a project that is not yours."""
+    errors = sys.modules.get("wandb.errors")
+    return errors is not None and isinstance(error, errors.Error)
+
+
+def not_begun(error: Exception) -> BadInput:
+    """What to do about such an error."""
+    return BadInput(f"--track: {one_line(error)} Run wandb login first, or set WANDB_MODE=offline and wandb sync later.")
 
 
 def finish() -> None:

@@ -30,7 +30,8 @@ from plotly.offline import get_plotlyjs
 
 from sb_grpo import files
 
-from ..common.command_line import call
+from ..common.command_line import call, how_many
+from ..common.provenance import without_passwords
 from ..tuning.study import failure
 
 #: Parameters that slice and parallel-coordinate plots, and contour plots, show: the most important ones.
@@ -51,7 +52,8 @@ def write_report(study: Study, storage: str, folder: Path, plots: bool = True) -
     print(f"\nStudy {study.study_name}: {counts}")
     if crashed:
         reasons = sorted({str(failure(t)) for t in crashed})
-        print(f"{len(crashed)} trials FAILED: {'; '.join(reasons[:3])} (tracebacks: user attribute 'traceback' in trials.csv)")
+        where = "(tracebacks: user attribute 'traceback' in trials.csv)"
+        print(f"{how_many(len(crashed), 'trial')} FAILED: {'; '.join(reasons[:3])} {where}")
     print(f"Trials:    {folder / 'trials.csv'}")
     if completed:
         path = files.write(folder / "best.yml", best_as_yaml(study))
@@ -64,7 +66,7 @@ def write_report(study: Study, storage: str, folder: Path, plots: bool = True) -
         print(f"Plots:     {folder}/*.html, *.png")
     elif plots:
         print("Plots:     none, they need two completed trials")
-    print(f"Dashboard: optuna-dashboard {storage}")
+    print(f"Dashboard: optuna-dashboard {without_passwords(storage)}")
     return bool(completed)
 
 
@@ -74,8 +76,9 @@ def best_as_yaml(study: Study) -> str:
     settings = {name: value for name, value in best.user_attrs["settings"].items() if value is not None}
     return (
         f"# Trial {best.number} of {len(study.trials)} in study {study.study_name}: {VALUE} {best.value:.1f} over "
-        f"{about['eval_episodes']} episodes,\n# {about['n_seeds']} trainings (seeds {best.user_attrs['training_seeds']}). "
-        f"Tuned by:\n# {about['command']}\n" + yaml.safe_dump({about["env"]: settings}, sort_keys=True)
+        f"{how_many(about['eval_episodes'], 'episode')},\n"
+        f"# {how_many(about['n_seeds'], 'training')} (seeds {best.user_attrs['training_seeds']}). Tuned by:\n"
+        f"# {about['command']}\n" + yaml.safe_dump({about["env"]: settings}, sort_keys=True)
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 import warnings
@@ -21,9 +22,12 @@ from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
-from sqlalchemy.exc import IntegrityError, OperationalError
+from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError
+
+from sb_grpo import files
 
 from ..common.command_line import BadInput, did_you_mean
+from ..common.provenance import without_passwords
 from ..tuning.journal import mend
 from ..tuning.start import AS_IT_STANDS
 
@@ -95,6 +99,7 @@ class SeededByTrial(BaseSampler):
 
 #: Of the address of a proxy.
 PROXY = "grpc://"
+FORMS = f"give a journal file that ends in .log, the URL of a database such as sqlite:///study.db, or {PROXY}HOST:PORT"
 
 
 def open_storage(storage: str) -> BaseStorage:
@@ -114,8 +119,9 @@ def open_storage(storage: str) -> BaseStorage:
                 print(f"{storage} was cut inside its last line: {lost} bytes dropped, all before them kept.")
             return JournalStorage(JournalFileBackend(storage))
     except Exception as error:  # each driver has its own
-        raise BadInput(f"--storage {storage}: {error}") from error
-    raise BadInput(f"--storage {storage}: must be a journal file that ends in .log, or a URL such as sqlite:///study.db.")
+        forms = f"; {FORMS}" if isinstance(error, ArgumentError) else ""
+        raise BadInput(f"--storage {without_passwords(storage)}: {error}{forms}.") from error
+    raise BadInput(f"--storage {storage} is no storage: {FORMS}.")
 
 
 def _open_proxy(address: str) -> BaseStorage:
@@ -264,8 +270,41 @@ def load_study(storage: str, name: str) -> Study:
     opened = open_storage(storage)
     names = optuna.get_all_study_names(opened)
     if name not in names:
-        raise BadInput(f"--study-name {name}: not in {storage}.{did_you_mean(name, names)}")
+        raise BadInput(f"--study-name {name}: not in {without_passwords(storage)}.{did_you_mean(name, names)}")
     return optuna.load_study(study_name=name, storage=opened)
+
+
+#: Beside a study's results: where its trials are stored.
+SOURCE = "storage.txt"
+
+
+def check_source(folder: Path, storage: str) -> None:
+    """See that the results in a study's folder are not those of a study of the same name in another storage.
+
+    :param folder: of the study; one without the note, of a version before it was kept, is anybody's
+    :raises BadInput: if results would be overwritten
+    """
+    note, here = folder / SOURCE, _source(folder, storage)
+    noted = note.read_text().strip() if note.exists() else here
+    if noted != here:
+        raise BadInput(
+            f"{folder} holds the results of the study of this name in {noted}, and that in {here} would overwrite them: "
+            "choose another --study-name, or another folder with -f."
+        )
+
+
+def note_source(folder: Path, storage: str) -> None:
+    """Leave in a study's folder what :func:`check_source` goes by."""
+    files.write(folder / SOURCE, f"{_source(folder, storage)}\n")
+
+
+def _source(folder: Path, storage: str) -> str:
+    """A storage as it is found again: files with their whole path, but for those in the folder, which may be moved with it."""
+    scheme, path = re.fullmatch(r"(sqlite[^:]*:///)?(.*)", storage, re.DOTALL).groups(default="")  # type: ignore[union-attr]
+    if not scheme and "://" in path:
+        return without_passwords(storage)
+    whole, home = Path(path).resolve(), folder.resolve()
+    return f"{scheme}{whole.relative_to(home) if whole.is_relative_to(home) else whole}"
 
 
 def settings_of_trial(storage: str, study_name: str, number: int) -> dict[str, Any]:
