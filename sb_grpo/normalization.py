@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Mapping
 from typing import Any
+from zipfile import BadZipFile
 
 import gymnasium as gym
 import numpy as np
@@ -35,9 +36,12 @@ def take_up(content: bytes, vec_normalize: VecNormalize | None) -> str | None:
     :param vec_normalize: of the env that a model is to have; None: it has none
     :return: what stands against it, as a sentence; None where nothing does
     """
-    arrays = dict(np.load(io.BytesIO(content), allow_pickle=False))
+    try:
+        arrays, settings = _read(content)
+    except ValueError as error:
+        return f"{error}. Those in the zip are left aside."
     if vec_normalize is None:
-        if not json.loads(str(arrays["settings"]))["norm_obs"]:
+        if not settings.get("norm_obs"):
             return None
         return (
             "This model has learnt from observations that VecNormalize had normalised, but its env has no VecNormalize: wrap "
@@ -79,9 +83,8 @@ def with_statistics(env: VecEnv, content: bytes, frozen: bool = False) -> VecNor
     :param frozen: for showing and evaluating: statistics stay as they are and rewards are not normalised
     :raises ValueError: if they are broken, or of other observations than the env's
     """
+    arrays, settings = _read(content)
     try:
-        arrays = dict(np.load(io.BytesIO(content), allow_pickle=False))
-        settings: dict[str, Any] = json.loads(str(arrays["settings"]))
         normalized = VecNormalize(env, **{name: settings[name] for name in SETTINGS})
         for name, moments in _moments(normalized).items():
             _fill(name, moments, arrays)
@@ -90,6 +93,19 @@ def with_statistics(env: VecEnv, content: bytes, frozen: bool = False) -> VecNor
     if frozen:
         normalized.training = normalized.norm_reward = False
     return normalized
+
+
+def _read(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Arrays by name, and settings, of :func:`statistics_to_bytes`.
+
+    :raises ValueError: if they are something else
+    """
+    try:
+        arrays = dict(np.load(io.BytesIO(content), allow_pickle=False))
+        settings: dict[str, Any] = json.loads(str(arrays["settings"]))
+    except (KeyError, ValueError, TypeError, OSError, EOFError, BadZipFile) as error:
+        raise ValueError("VecNormalize's statistics do not fit: they are broken, or something else") from error
+    return arrays, settings
 
 
 def running_state(vec_normalize: VecNormalize) -> dict[str, Any]:

@@ -355,6 +355,10 @@ def test_a_loaded_model_whose_statistics_fit_nowhere_says_so(tmp_path):
     model.save(tmp_path / "model")
     with pytest.warns(UserWarning, match=r"VecNormalize had normalised.*env=VecNormalize\(env\)"):
         GRPO.load(tmp_path / "model", env=make_vec_env("Pendulum-v1", 2))
+    for broken in (b"", b"PK", b"numbers"):
+        (tmp_path / "broken.zip").write_bytes(with_entries((tmp_path / "model.zip").read_bytes(), {STATISTICS: broken}))
+        with pytest.warns(UserWarning, match="they are broken.*Those in the zip are left aside"):
+            GRPO.load(tmp_path / "broken", env=VecNormalize(make_vec_env("Pendulum-v1", 2)))
     stacked = GRPO("MlpPolicy", VecNormalize(VecFrameStack(make_vec_env("Pendulum-v1", 2), 2)), n_steps=64, device="cpu")
     stacked.learn(128).save(tmp_path / "stacked")
     other = VecFrameStack(VecNormalize(make_vec_env("Pendulum-v1", 2)), 2)
