@@ -25,7 +25,7 @@ from sb_grpo.learn.losses import Clipped
 from sb_grpo.moved import check_names
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.policies.heads import make_discrete_head
-from sb_grpo.policy_arguments import check_overrides
+from sb_grpo.policy_arguments import warn_of_overrides
 from sb_grpo.ranges import RANGES, check_settings, check_single
 from sb_grpo.rules import check_values, plain, shown, steps_per_env
 
@@ -133,7 +133,7 @@ def _check_policy(given: Arguments) -> None:
             f"policy={getattr(given.policy_class, '__name__', given.policy_class)} has a critic or is no policy of sb_grpo: "
             "use 'MlpPolicy', 'CnnPolicy', 'MultiInputPolicy' or a subclass of sb_grpo.policies.ActorPolicy."
         )
-    check_overrides(given.policy_class, ActorPolicy)
+    warn_of_overrides(given.policy_class, ActorPolicy)
     if issubclass(given.policy_class, ActorMultiInputPolicy) and not isinstance(given.observation_space, spaces.Dict):
         raise ValueError(
             f"MultiInputPolicy is for Dict observations, not {given.observation_space}: use MlpPolicy or CnnPolicy."

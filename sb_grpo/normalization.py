@@ -15,6 +15,8 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 SETTINGS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
+#: What decides how an observation looks, beside the statistics.
+OF_OBSERVATIONS = ("norm_obs", "norm_obs_keys", "clip_obs", "epsilon")
 PARTS = ("mean", "var", "count")
 
 
@@ -56,7 +58,11 @@ def take_up(content: bytes, vec_normalize: VecNormalize | None) -> str | None:
                 _fill(name, own[name], arrays)
     except ValueError as error:
         return f"{error} The zip's statistics are left aside: put VecNormalize where it was when the model was trained."
-    return None
+    other = next((name for name in OF_OBSERVATIONS if settings.get(name) != getattr(vec_normalize, name)), None)
+    return other and (
+        f"This model has learnt under VecNormalize with {other}={settings.get(other)!r}, but that of its env has "
+        f"{getattr(vec_normalize, other)!r}, so that the policy sees other numbers: give it the same."
+    )
 
 
 def alone(content: bytes, observation_space: spaces.Space, action_space: spaces.Space) -> VecNormalize:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -20,32 +21,32 @@ OF_RECURRENT_PPO = {
 }
 
 
-#: What SB3's algorithms call on a policy and GRPO does not, and what it calls in the place of it.
+#: What SB3's algorithms call on a policy and GRPO does not; what it calls in the place of that, and what this does.
 NEVER_CALLED = {
-    "forward": "act_and_remember(), which acts",
-    "_predict": "act_and_remember(), which acts",
-    "get_distribution": "_scores(), which the distribution is made of",
-    "evaluate_actions": "_scores(), which log-probabilities and entropies are made of",
-    "_get_action_dist_from_latent": "_scores(), which the distribution is made of",
-    "_build": "_build_action_head(), which makes the layers",
-    "_build_mlp_extractor": "_build_action_head() and put a network of your own into self.policy_net",
+    "forward": ("act_and_remember", "acts"),
+    "_predict": ("act_and_remember", "acts"),
+    "get_distribution": ("_scores", "the distribution is made of"),
+    "evaluate_actions": ("_scores", "log-probabilities and entropies are made of"),
+    "_get_action_dist_from_latent": ("_scores", "the distribution is made of"),
+    "_build": ("_build_action_head", "makes the layers"),
+    "_build_mlp_extractor": ("_build_action_head", "makes the layers: put a network of your own into self.policy_net"),
 }
 
 
-def check_overrides(policy_class: type[Any], ours: type[Any]) -> None:
-    """Check that what a user's policy class brings is used.
+def warn_of_overrides(policy_class: type[Any], ours: type[Any]) -> None:
+    """Say of what a user's policy class brings that it is not used, unless what is used in its place is there too.
 
     :param ours: the class that it comes from, at the latest
-    :raises ValueError: for methods that SB3's algorithms would call and GRPO does not
     """
-    for cls in policy_class.__mro__[: policy_class.__mro__.index(ours)]:
-        if cls.__module__.startswith("sb_grpo."):
-            continue
-        found = next((name for name in NEVER_CALLED if name in vars(cls)), None)
-        if found is not None:
-            raise ValueError(
-                f"policy={policy_class.__name__} has a {found}() of its own, which GRPO does not call. Override "
-                f"{NEVER_CALLED[found]}, or pass features_extractor_class or net_arch in policy_kwargs."
+    above = policy_class.__mro__[: policy_class.__mro__.index(ours)]
+    brought = {name for cls in above if not cls.__module__.startswith("sb_grpo.") for name in vars(cls)}
+    for name, (used, does) in NEVER_CALLED.items():
+        if name in brought and used not in brought:
+            warnings.warn(
+                f"policy={policy_class.__name__} has a {name}() of its own, which GRPO does not call. What counts is "
+                f"{used}(), which {does}: override that, or pass features_extractor_class or net_arch in policy_kwargs.",
+                UserWarning,
+                stacklevel=2,
             )
 
 

@@ -355,6 +355,9 @@ def test_a_loaded_model_whose_statistics_fit_nowhere_says_so(tmp_path):
     model.save(tmp_path / "model")
     with pytest.warns(UserWarning, match=r"VecNormalize had normalised.*env=VecNormalize\(env\)"):
         GRPO.load(tmp_path / "model", env=make_vec_env("Pendulum-v1", 2))
+    for changed in (dict(norm_obs=False), dict(clip_obs=0.5), dict(epsilon=1.0)):
+        with pytest.warns(UserWarning, match=rf"with {next(iter(changed))}=.*but that of its env has.*give it the same"):
+            GRPO.load(tmp_path / "model", env=VecNormalize(make_vec_env("Pendulum-v1", 2), **changed))
     for broken in (b"", b"PK", b"numbers"):
         (tmp_path / "broken.zip").write_bytes(with_entries((tmp_path / "model.zip").read_bytes(), {STATISTICS: broken}))
         with pytest.warns(UserWarning, match="they are broken.*Those in the zip are left aside"):

@@ -18,7 +18,7 @@ from stable_baselines3.common.callbacks import (
 )
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
-from stable_baselines3.common.vec_env import VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecFrameStack, VecNormalize
 
 from sb_grpo import GRPO, MlpPolicy, SeededResetWrapper
 from sb_grpo.callbacks import HealthCallback
@@ -257,6 +257,25 @@ def test_statistics_that_the_policy_keeps_while_it_acts_are_those_of_each_step(i
     assert model.policy.features_extractor.seen == len(packed[0])  # to score what was done is not to see it again
 
 
+def test_buffers_that_a_network_makes_when_it_is_first_used():
+    class Lazy(BaseFeaturesExtractor):
+        def __init__(self, space):
+            super().__init__(space, 3)
+
+        def forward(self, obs):
+            if "shift" not in dict(self.named_buffers()):
+                self.register_buffer("shift", th.ones(3), persistent=False)
+            return obs + self.shift
+
+    kwargs = dict(features_extractor_class=Lazy)
+    model = GRPO("MlpPolicy", make_vec_env("Pendulum-v1", 4), n_steps=32, policy_kwargs=kwargs, device="cpu")
+    packed, pack = [], model.rollout_buffer.pack
+    model.rollout_buffer.pack = lambda log_probs, *args: packed.append(log_probs) or pack(log_probs, *args)
+    callback = Narrower("noise", 7)
+    model.learn(128, callback)
+    th.testing.assert_close(packed[0], th.cat(callback.scored), atol=1e-5, rtol=1e-5)
+
+
 def test_weights_that_come_in_mid_rollout_are_refused():
     class Grow(BaseCallback):
         def _on_step(self):
@@ -308,10 +327,17 @@ def test_whole_numbers_that_say_that_an_episode_is_done():
     assert len(model.ep_info_buffer) == 2
 
 
-@pytest.mark.parametrize("both", [False, True])
-def test_the_rewards_are_raw_below_any_vec_normalize(both):
-    env = VecNormalize(make_vec_env("Pendulum-v1", 2), norm_obs=False)
-    env = VecNormalize(env, norm_reward=False) if both else env
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda env: env,
+        lambda env: VecNormalize(env, norm_reward=False),
+        lambda env: VecNormalize(env, norm_obs=False),
+        lambda env: VecFrameStack(VecNormalize(env), 1),
+    ],
+)
+def test_the_rewards_are_raw_below_any_vec_normalize(wrapped):
+    env = wrapped(VecNormalize(make_vec_env("Pendulum-v1", 2), norm_obs=False))
     rewards = GRPO("MlpPolicy", env, n_steps=64, seed=0, device="cpu").collect().rewards
     plain = GRPO("MlpPolicy", make_vec_env("Pendulum-v1", 2), n_steps=64, seed=0, device="cpu").collect().rewards
     assert -8.0 < float(plain.mean()) < -2.0

@@ -122,6 +122,7 @@ def test_other_algorithms_take_the_same_path(tmp_path):
         (["--algo", "ppo", "--log-interval", "0"], "--log-interval 0: at least 1"),
         (["--seed", "99999999999"], "--seed 99999999999 must be a whole number from 0 to 4294967295; below 0: a random one"),
         (["--bogus"], "unrecognized arguments: --bogus"),
+        (["--"], "unrecognized arguments: --"),
         (["--learning-rate", "3"], "a setting of the algorithm is given as -params learning_rate:3"),
         (["--learning-rate=3", "-n", "4"], "a setting of the algorithm is given as -params learning_rate:3"),
         (["--env", "CartPole-v1", "--hyperparams", "group_size:0"], "group_size=0 must be an integer"),
@@ -209,7 +210,11 @@ def test_the_command_is_kept_as_a_shell_takes_it_but_for_passwords(monkeypatch):
     ]
     monkeypatch.setattr(sys, "orig_argv", typed)
     assert shlex.split(command()) == [*typed[:-1], "pg://me:***@db/x"]
-    assert without_passwords("grpc://host:13000 sqlite:////a/b:c@d.db") == "grpc://host:13000 sqlite:////a/b:c@d.db"
+    for plain in ("grpc://host:13000", "sqlite:////a/b:c@d.db", "--env", "me@host"):
+        assert without_passwords(plain) == plain
+    for secret in ("pg://me:p/w@db/x", "pg://me:p w@db/x", "pg://me:p@w@db/x"):
+        assert without_passwords(secret) == "pg://me:***@db/x"
+    assert without_passwords("pg://db/x?user=me&password=secret&a=b") == "pg://db/x?user=me&password=***&a=b"
 
 
 def test_the_table_of_the_docs_has_all_commands():

@@ -66,12 +66,15 @@ class Acting:
 
     def _differ(self) -> bool:
         now = tensors_of(self.policy)
-        if now.keys() != self._tensors.keys():
-            names = ", ".join(sorted(now.keys() ^ self._tensors.keys()))
+        others = [name for name in now.keys() ^ self._tensors.keys() if isinstance((now | self._tensors)[name], nn.Parameter)]
+        if others:
+            names = ", ".join(sorted(others))
             raise ValueError(
                 f"The policy has got or lost weights ({names}) in mid-rollout, and the log-probabilities of the steps so far "
                 "cannot be had without the former ones: let the callback do so in _on_rollout_start()."
             )
+        if now.keys() != self._tensors.keys():  # buffers that a network makes when it is first used
+            return True
         for name, tensor in now.items():
             if tensor is not self._tensors[name] or not th.equal(tensor, self._values[name]):
                 return True
@@ -121,7 +124,7 @@ def _having(policy: nn.Module, values: Mapping[str, th.Tensor]) -> Iterator[None
     """A policy with other values; where its parameters are in memory does not change, nor do their versions."""
     now = tensors_of(policy)
     parameters = {name: tensor.data for name, tensor in now.items() if isinstance(tensor, nn.Parameter)}
-    buffers = {name: tensor for name, tensor in now.items() if name not in parameters}
+    buffers = {name: tensor for name, tensor in now.items() if name not in parameters and name in values}
     try:
         for name in parameters:
             now[name].data = values[name]

@@ -55,11 +55,12 @@ def check_finite(env: VecEnv, what: str, value: Any, step: int, largest: float =
     )
 
 
-def scaling_rewards(env: VecEnv) -> VecNormalize | None:
-    """The innermost of an env's wrappers that divides rewards by their moving scale."""
-    found = None
+def scaling_rewards(env: VecEnv) -> list[VecNormalize]:
+    """Those of an env's wrappers that divide rewards by their moving scale, from the inside out."""
+    found: list[VecNormalize] = []
     while isinstance(env, VecEnvWrapper):
-        found = env if isinstance(env, VecNormalize) and env.norm_reward else found
+        if isinstance(env, VecNormalize) and env.norm_reward:
+            found.insert(0, env)
         env = env.venv
     return found
 
@@ -79,16 +80,19 @@ def check_callback_rewards(said: np.ndarray | None, rewards: np.ndarray) -> None
         )
 
 
-def check_reward_wrappers(env: VecEnv, vec_normalize: VecNormalize | None, rewards: np.ndarray) -> None:
+def check_reward_wrappers(env: VecEnv, scaling: Sequence[VecNormalize], rewards: np.ndarray) -> None:
     """Rewards are taken from below VecNormalize, whose moving scale advantages do not need: nothing may change them above it.
 
-    :param vec_normalize: of :func:`scaling_rewards`
+    :param scaling: of :func:`scaling_rewards`
     :param rewards: ``[n_envs]`` what the step returned
     :raises ValueError: if they are not VecNormalize's
     """
-    if vec_normalize is None or env is vec_normalize:
+    if not scaling or env is scaling[0]:
         return
-    if not np.allclose(rewards, vec_normalize.normalize_reward(vec_normalize.old_reward)):
+    expected = scaling[0].old_reward
+    for vec_normalize in scaling:
+        expected = vec_normalize.normalize_reward(expected)
+    if not np.allclose(rewards, expected):
         raise ValueError(
             f"A wrapper between VecNormalize and the model changes rewards: {rewards.tolist()} in place of VecNormalize's. "
             "GRPO learns from the rewards below VecNormalize, so this would be lost: put VecNormalize around that wrapper."
@@ -121,11 +125,11 @@ def check_last(space: spaces.Space, last: Any, slot: int) -> None:
     if isinstance(space, spaces.Dict):
         for key, part in space.items():
             check_last(part, last.get(key), slot)
-    elif np.shape(last) != space.shape:
+    elif np.size(last) != math.prod(space.shape or ()):
         raise ValueError(
-            f"info['terminal_observation'] of env {slot} has shape {np.shape(last)}, but its observations have {space.shape}: "
-            "a wrapper around the VecEnv changes observations and not this one. Let its step_wait() change both, as "
-            "VecFrameStack does, or put a gymnasium.ObservationWrapper around each env."
+            f"info['terminal_observation'] of env {slot} has shape {np.shape(last)}, but observations have {space.shape}. If "
+            "a wrapper around the VecEnv changes observations, let its step_wait() change this one too, as VecFrameStack "
+            "does, or put a gymnasium.ObservationWrapper around each env."
         )
 
 
@@ -186,7 +190,7 @@ def collect(
         new_obs, rewards, dones, infos = slots.step_envs(env, clipped_actions)
         n_steps += 1
         raw_obs = new_obs if vec_normalize is None else vec_normalize.old_obs
-        raw_rewards, said = (rewards, None) if scaling is None else (scaling.old_reward, rewards.copy())
+        raw_rewards, said = (scaling[0].old_reward, rewards.copy()) if scaling else (rewards, None)
         check_finite(env, "reward", raw_rewards, plan.steps_before + n_steps, plan.limits.reward)
         check_finite(env, "observation", raw_obs, plan.steps_before + n_steps, plan.limits.observation)
         check_reward_wrappers(env, scaling, rewards)

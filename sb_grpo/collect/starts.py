@@ -71,6 +71,11 @@ def not_reset_message(env: VecEnv, slot: int) -> str:
     while isinstance(env, VecEnvWrapper):
         wrappers.append(type(env).__name__)
         env = env.venv
+    if not wrappers:
+        return (
+            f"Env {slot} was not reset although its episode ended: a wrapper around SeededResetWrapper plays on in its reset, "
+            f"so the members of a group start wherever they were left. Put SeededResetWrapper outermost. {UNEQUAL}"
+        )
     return (
         f"Env {slot} was not reset although its episode ended: one of the wrappers around the VecEnv ({', '.join(wrappers)}) "
         "says that episodes are done while the envs play on, so the members of a group start wherever they were left. End "

@@ -6,6 +6,7 @@ import argparse
 import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn
@@ -55,10 +56,10 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=program(name), description=description, formatter_class=Help)
 
     def error(self, message: str) -> NoReturn:
-        _, unknown, found = message.partition("unrecognized arguments: --")
-        if unknown and "--hyperparams" in self._option_string_actions:
-            name, value, *_ = [*found.replace("=", " ", 1).split(), "VALUE"]
-            message += f" (a setting of the algorithm is given as -params {name.replace('-', '_')}:{value})"
+        found = re.search(r"unrecognized arguments: --([a-zA-Z][\w-]*)(?:[= ](\S+))?", message)
+        if found is not None and "--hyperparams" in self._option_string_actions:
+            name, value = found[1].replace("-", "_"), found[2] or "VALUE"
+            message += f" (a setting of the algorithm is given as -params {name}:{value})"
         self.exit(2, f"{self.prog}: {one_line(message)}\n")
 
 

@@ -49,12 +49,13 @@ def machine() -> dict[str, str | int | None]:
 
 def command() -> str:
     """What was typed to start this process, as a shell takes it again, but for the passwords in it."""
-    return without_passwords(shlex.join(sys.orig_argv))
+    return shlex.join(map(without_passwords, sys.orig_argv))
 
 
-def without_passwords(text: str) -> str:
-    """A text with ``***`` for every password of a URL: what it goes into is read, copied and uploaded."""
-    return re.sub(r"(://[^\s:/@]*):[^\s/]*@", r"\1:***@", text)
+def without_passwords(argument: str) -> str:
+    """An argument with ``***`` for the password of a URL: what it goes into is read, copied and uploaded."""
+    hidden = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", argument)
+    return re.sub(r"([?&](?:password|passwd|pwd|sslpassword)=)[^&]*", r"\1***", hidden)
 
 
 def _git(*arguments: str) -> str | None:

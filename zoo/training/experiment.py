@@ -83,13 +83,13 @@ class Experiment(ExperimentManager):
 
     def _take_back(self) -> None:
         """Leave nothing of a run that does not begin: it would take up a number, and be counted among the runs."""
-        if self.mlflow is not None:
-            self.mlflow.finish(failed=True)
         if self._own_folder is not None:
-            shutil.rmtree(self._own_folder)
+            shutil.rmtree(self._own_folder, ignore_errors=True)  # why the run does not begin is what is to be said
         for folder in reversed(self._above):
             with contextlib.suppress(OSError):  # another run has moved in
                 folder.rmdir()
+        if self.mlflow is not None:
+            self.mlflow.finish(failed=True)
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         asked = self.env_name

@@ -119,8 +119,9 @@ def open_storage(storage: str) -> BaseStorage:
                 print(f"{storage} was cut inside its last line: {lost} bytes dropped, all before them kept.")
             return JournalStorage(JournalFileBackend(storage))
     except Exception as error:  # each driver has its own
-        forms = f"; {FORMS}" if isinstance(error, ArgumentError) else ""
-        raise BadInput(f"--storage {without_passwords(storage)}: {error}{forms}.") from error
+        no_url = isinstance(error, ArgumentError | ValueError) and not isinstance(error, BadInput)
+        reason = FORMS if no_url else f"{error}."  # what is said of a URL may show parts of it
+        raise BadInput(f"--storage {without_passwords(storage)}: {reason}") from error
     raise BadInput(f"--storage {storage} is no storage: {FORMS}.")
 
 
@@ -289,7 +290,7 @@ def check_source(folder: Path, storage: str) -> None:
     if noted != here:
         raise BadInput(
             f"{folder} holds the results of the study of this name in {noted}, and that in {here} would overwrite them: "
-            "choose another --study-name, or another folder with -f."
+            f"choose another --study-name, or another folder with -f. If both are one place, delete {note}."
         )
 
 
