@@ -24,8 +24,10 @@ SelfStored = TypeVar("SelfStored", bound="StoredAlgorithm")
 class StoredAlgorithm(GroupedAlgorithm):
     """A :class:`GroupedAlgorithm` that can be saved, loaded and exported."""
 
-    #: Of the VecNormalize that the weights have learnt under, as long as the model has no env.
-    _statistics: bytes | None = None
+    def _begin(self) -> None:
+        super()._begin()
+        #: Of the VecNormalize that the weights have learnt under, as long as the model has no env.
+        self._statistics: bytes | None = None
 
     def _excluded_save_params(self) -> list[str]:
         return [*super()._excluded_save_params(), *saving.NOT_SAVED]
