@@ -159,7 +159,7 @@ for env in (Sound, *FAULTS):
     gym.register(f"{env.__name__}-v7", env)
 
 
-def findings(env_id: str, seconds: float = 0.2) -> list[check.Finding]:
+def findings(env_id: str, seconds: float = 0.6) -> list[check.Finding]:
     args = check.make_parser().parse_args(["--env", env_id])
     return check.check(check.subject(args), seconds, lambda finding: None)
 
