@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo import figures as log
 from sb_grpo import ranks
 from sb_grpo.arguments import checking_arguments
+from sb_grpo.callback_states import may_change_weights
 from sb_grpo.collect.acting import Acting
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import Source, collecting
@@ -217,7 +218,8 @@ class GRPO(ResumableAlgorithm):
         known["n_rollout_steps"] = self.steps_per_env
         n_ranks = ranks.place().n
         callback.on_rollout_start()
-        acting = None if is_tensor_env(env) else Acting(self.policy, rollout_buffer, callback)  # there the buffer has them
+        in_hand = may_change_weights(callback)
+        acting = None if is_tensor_env(env) else Acting(self.policy, rollout_buffer, in_hand)  # there the buffer has them
         for step in collecting(source, self._plan(), self._start_over, self.ep_info_buffer):
             self.num_timesteps += env.num_envs * n_ranks
             callback.update_locals({**known, **step._asdict()})
@@ -335,10 +337,9 @@ class GRPO(ResumableAlgorithm):
         return self._prepared[0]
 
     def update(self, rollout: Rollout) -> UpdateResult:
-        """Update the policy with a rollout, as often as it is called: the advantages of the last rollout are kept. One that
-        has changed, or is older, is judged again by what was known before it was collected.
+        """Update the policy with a rollout, as often as it is called: the advantages of the last rollout are kept.
 
-        :param rollout: of :meth:`collect`, or changed by ``rollout._replace(...)``
+        :param rollout: of :meth:`collect`; changed by ``_replace``, or older, it is judged by what was known before it
         :raises ValueError: for a gradient that is not finite; the weights are then what they were before
         """
         if self._prepared is None or self._prepared[0] is not rollout:

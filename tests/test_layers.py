@@ -59,7 +59,6 @@ LAYERS = {
     "given": "algorithm",
     "group_arguments": "algorithm",
     "grouped": "algorithm",
-    "stored": "algorithm",
     "grpo": "algorithm",
     "learners": "algorithm",
     "policy_arguments": "algorithm",
@@ -69,6 +68,7 @@ LAYERS = {
     "run_files": "algorithm",
     "saving": "algorithm",
     "slotted": "algorithm",
+    "stored": "algorithm",
     "callbacks": "callbacks",
 }
 

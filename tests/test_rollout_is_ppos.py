@@ -21,8 +21,8 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecFrameStack, VecNormalize
 
 from sb_grpo import GRPO, MlpPolicy, SeededResetWrapper
+from sb_grpo.callback_states import may_change_weights
 from sb_grpo.callbacks import HealthCallback
-from sb_grpo.collect.acting import may_change_weights
 from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.hold import hold_of
 from sb_grpo.maths.returns import gae
@@ -132,6 +132,13 @@ def test_a_rollout_is_that_of_ppo(env_id):
     assert statistics[0].count == statistics[1].count
 
 
+def packed_by(model):
+    """A list that gets the log-probabilities of every rollout, step by step."""
+    packed, pack = [], model.rollout_buffer.pack
+    model.rollout_buffer.pack = lambda log_probs, *args: packed.append(log_probs) or pack(log_probs, *args)
+    return packed
+
+
 class Narrower(BaseCallback):
     """Changes the policy's weights at some step, by one of the ways in which that is done; notes log-probabilities."""
 
@@ -185,8 +192,7 @@ class Tempered(MlpPolicy):
 def test_old_log_probabilities_are_those_of_the_policy_that_acted(way, when):
     """A callback changes the weights after a step, after the next one, and at the end: PPO's log-probs are of before."""
     model = GRPO(Tempered, make_vec_env("Pendulum-v1", 4), n_steps=32, learning_rate=0.0, group_size=2, seed=0, device="cpu")
-    packed, pack = [], model.rollout_buffer.pack
-    model.rollout_buffer.pack = lambda log_probs, *args: packed.append(log_probs) or pack(log_probs, *args)
+    packed = packed_by(model)
     callback = Narrower(way, when)
     model.learn(128, callback=callback)
     th.testing.assert_close(packed[0], th.cat(callback.scored), atol=1e-5, rtol=1e-5)
@@ -250,8 +256,7 @@ def test_statistics_that_the_policy_keeps_while_it_acts_are_those_of_each_step(i
         return actions, memory
 
     model.policy.act_and_remember = act_and_score
-    packed, pack = [], model.rollout_buffer.pack
-    model.rollout_buffer.pack = lambda log_probs, *args: packed.append(log_probs) or pack(log_probs, *args)
+    packed = packed_by(model)
     model.collect()
     th.testing.assert_close(packed[0], th.cat(scored), atol=1e-5, rtol=1e-5)
     assert model.policy.features_extractor.seen == len(packed[0])  # to score what was done is not to see it again
@@ -269,8 +274,7 @@ def test_buffers_that_a_network_makes_when_it_is_first_used():
 
     kwargs = dict(features_extractor_class=Lazy)
     model = GRPO("MlpPolicy", make_vec_env("Pendulum-v1", 4), n_steps=32, policy_kwargs=kwargs, device="cpu")
-    packed, pack = [], model.rollout_buffer.pack
-    model.rollout_buffer.pack = lambda log_probs, *args: packed.append(log_probs) or pack(log_probs, *args)
+    packed = packed_by(model)
     callback = Narrower("noise", 7)
     model.learn(128, callback)
     th.testing.assert_close(packed[0], th.cat(callback.scored), atol=1e-5, rtol=1e-5)

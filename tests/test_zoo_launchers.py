@@ -74,13 +74,13 @@ def pid_of(node) -> int:
 # ------------------------------------------------------------ benchmark
 
 
-@pytest.mark.slow
 def test_the_help_names_the_launchers_that_can_be_chosen():
     searches, benchmarks = (" ".join(parser.format_help().split()) for parser in (tune.make_parser(), benchmark.parser()))
     assert "local: processes of this machine; ray: a Ray cluster (docs/scale.md)" in searches and "SLURM" not in searches
     assert "ray: a Ray cluster; submitit: SLURM (docs/scale.md)" in benchmarks
 
 
+@pytest.mark.slow
 def test_a_machine_that_dies_costs_its_run_only(two_machines, tmp_path):
     """What it was running begins anew on the other one; every result equals that of a run on this machine."""
     address, machines, second = two_machines

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback
 from torch import nn
 
 from sb_grpo.collect.buffer import GroupRolloutBuffer
@@ -29,13 +27,13 @@ class Acting:
 
     :param policy: acts
     :param buffer: has the steps, none so far
-    :param callback: is called after every step
+    :param in_hand: of somebody who may replace tensors, or change them in ways that no version tells of (``.data``)
     """
 
-    def __init__(self, policy: ActorPolicy, buffer: GroupRolloutBuffer, callback: BaseCallback | None = None) -> None:
+    def __init__(self, policy: ActorPolicy, buffer: GroupRolloutBuffer, in_hand: bool = True) -> None:
         self.policy, self.buffer = policy, buffer
-        #: Tensors may be replaced, or changed in ways that no version tells of (``.data``).
-        self.closely = may_change_weights(callback) or any(not name.startswith(OURS) for name, _ in policy.named_buffers())
+        #: A network may do so too.
+        self.closely = in_hand or any(not name.startswith(OURS) for name, _ in policy.named_buffers())
         self._note_weights()
         #: Steps per env that were taken with earlier weights, and those; they may not be in the buffer yet.
         self._earlier: tuple[int, Tensors] | None = None
@@ -94,24 +92,6 @@ class Acting:
         with _having(self.policy, values):
             self._parts.append(self.buffer.log_probs_of(self.policy.log_prob, self._done, n_steps))
         self._done, self._earlier = n_steps, None
-
-
-def may_change_weights(callback: Any) -> bool:
-    """Whether a callback is somebody's own, who may do with the policy what he likes; those of SB3 and of ours do not.
-
-    A class of one's own that leaves the weights alone may say so by an attribute ``leaves_weights = True``; to look after it
-    costs a few microseconds per step.
-    """
-    if callback is None:
-        return False
-    if isinstance(callback, CallbackList):
-        return any(map(may_change_weights, callback.callbacks))
-    if isinstance(callback, ConvertCallback):
-        return callback.callback is not None
-    known = type(callback).__module__.startswith(("stable_baselines3.", "sb_grpo."))
-    if not (known or getattr(callback, "leaves_weights", False)):
-        return True
-    return any(may_change_weights(getattr(callback, name, None)) for name in ("callback", "callback_on_new_best"))
 
 
 def tensors_of(policy: nn.Module) -> Tensors:

@@ -11,7 +11,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.utils import obs_as_tensor
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb_grpo.collect.beside import Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
@@ -20,6 +20,7 @@ from sb_grpo.collect.interruption import check_hopeless
 from sb_grpo.collect.plan import Plan, Taken, check_endless, is_complete, too_large
 from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.env_batch import EPISODE_LOST
+from sb_grpo.envs.installing import wrappers_of
 from sb_grpo.normalization import put_running_state, running_state
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.types import NOTHING, Breakdown, map_obs
@@ -57,12 +58,7 @@ def check_finite(env: VecEnv, what: str, value: Any, step: int, largest: float =
 
 def scaling_rewards(env: VecEnv) -> list[VecNormalize]:
     """Those of an env's wrappers that divide rewards by their moving scale, from the inside out."""
-    found: list[VecNormalize] = []
-    while isinstance(env, VecEnvWrapper):
-        if isinstance(env, VecNormalize) and env.norm_reward:
-            found.insert(0, env)
-        env = env.venv
-    return found
+    return [wrapper for wrapper in reversed(wrappers_of(env)) if isinstance(wrapper, VecNormalize) and wrapper.norm_reward]
 
 
 def check_callback_rewards(said: np.ndarray | None, rewards: np.ndarray) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper
+from stable_baselines3.common.vec_env import VecEnv
 
+from sb_grpo.envs.installing import wrappers_of
 from sb_grpo.envs.seeded_reset import START_DIGEST, START_LAYERS, Begun, observation_digest
 from sb_grpo.types import map_obs
 
@@ -67,10 +68,7 @@ def not_reset_message(env: VecEnv, slot: int) -> str:
 
     :param env: with its wrappers
     """
-    wrappers = []
-    while isinstance(env, VecEnvWrapper):
-        wrappers.append(type(env).__name__)
-        env = env.venv
+    wrappers = [type(wrapper).__name__ for wrapper in wrappers_of(env)]
     if not wrappers:
         return (
             f"Env {slot} was not reset although its episode ended: a wrapper around SeededResetWrapper plays on in its reset, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
 
 from sb_grpo.envs.hold import Hold, hold_of
 from sb_grpo.envs.infos import Infos
@@ -106,3 +106,12 @@ def facts(env: VecEnv) -> tuple[str | None, int | None]:
 def time_limit(env: VecEnv) -> int | None:
     """Steps after which an env ends every episode; None if nobody says. The first env is asked."""
     return facts(env)[1]
+
+
+def wrappers_of(env: VecEnv) -> list[VecEnvWrapper]:
+    """The wrappers around a VecEnv, from the outside in."""
+    found: list[VecEnvWrapper] = []
+    while isinstance(env, VecEnvWrapper):
+        found.append(env)
+        env = env.venv
+    return found

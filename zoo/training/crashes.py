@@ -34,9 +34,9 @@ def naming(key: str, setting: Any, where: str) -> Callable[[Any], Any] | None:
     :param where: the user has written it
     :return: None where there are none
     """
-    parts = [(entry, get_wrapper_class({key: entry}, key)) for entry in (setting if isinstance(setting, list) else [setting])]
     if not setting:
         return None
+    parts = [(entry, get_wrapper_class({key: entry}, key)) for entry in (setting if isinstance(setting, list) else [setting])]
 
     def wrap(env: Any) -> Any:
         for entry, part in parts:
@@ -53,7 +53,7 @@ def naming(key: str, setting: Any, where: str) -> Callable[[Any], Any] | None:
     return wrap
 
 
-def is_bad_input(error: Exception) -> bool:
+def is_bad_input(error: BaseException) -> bool:
     """Whether an error is a library's answer to wrong arguments, wrong names or missing files.
 
     A TypeError or AttributeError is one only where it speaks of an argument, or of a name that a module lacks.

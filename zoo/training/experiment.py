@@ -71,12 +71,9 @@ class Experiment(ExperimentManager):
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """rl_zoo3's, with everything that a user can have asked for wrongly as :class:`BadInput`; a crash stays a crash."""
         try:
-            with contextlib.ExitStack() as stack:
-                stack.callback(self._take_back)
-                built = super().setup_experiment()
-                stack.pop_all()
-            return built
-        except Exception as error:
+            return super().setup_experiment()
+        except BaseException as error:
+            self._take_back()
             if isinstance(error, BadInput) or not is_bad_input(error):
                 raise
             raise BadInput(str(error)) from error
