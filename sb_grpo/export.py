@@ -25,6 +25,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
+from sb_grpo.normalization import OtherObservations
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.beside import MASK, MEMORY, with_beside
 from sb_grpo.policies.masks import choices_of
@@ -104,7 +105,7 @@ class Deployed(nn.Module):
 def _standardised(space: spaces.Space, statistics: VecNormalize) -> dict[str, Standardised]:
     """One per observation that VecNormalize normalises.
 
-    :raises ValueError: where its statistics are of another shape than what the policy sees
+    :raises OtherObservations: where its statistics are of another shape than what the policy sees
     """
     if not statistics.norm_obs:
         return {}
@@ -113,7 +114,7 @@ def _standardised(space: spaces.Space, statistics: VecNormalize) -> dict[str, St
     for name, moments in found.items():
         if name not in parts or moments.mean.shape != parts[name].shape:
             seen = parts[name].shape if name in parts else "nothing"
-            raise ValueError(
+            raise OtherObservations(
                 f"VecNormalize has statistics of {name} with shape {moments.mean.shape}, but the policy sees {seen}: another "
                 "wrapper stands between them, such as VecFrameStack. Put VecNormalize outermost, or export without it "
                 "(vec_normalize=None) and normalise before stacking."

@@ -20,6 +20,10 @@ OF_OBSERVATIONS = ("norm_obs", "norm_obs_keys", "clip_obs", "epsilon")
 PARTS = ("mean", "var", "count")
 
 
+class OtherObservations(ValueError):
+    """VecNormalize's statistics are of other observations than those that they are to normalise."""
+
+
 def statistics_to_bytes(vec_normalize: VecNormalize) -> bytes:
     """Settings and running statistics as the bytes of an ``.npz``."""
     settings = {name: getattr(vec_normalize, name) for name in SETTINGS}
@@ -87,7 +91,8 @@ def with_statistics(env: VecEnv, content: bytes, frozen: bool = False) -> VecNor
     :param env: without VecNormalize
     :param content: of :func:`statistics_to_bytes`
     :param frozen: for showing and evaluating: statistics stay as they are and rewards are not normalised
-    :raises ValueError: if they are broken, or of other observations than the env's
+    :raises ValueError: if they are broken
+    :raises OtherObservations: if they are not of the env's
     """
     arrays, settings = _read(content)
     try:
@@ -125,7 +130,7 @@ def running_state(vec_normalize: VecNormalize) -> dict[str, Any]:
 def put_running_state(vec_normalize: VecNormalize, state: Mapping[str, Any]) -> None:
     """Put :func:`running_state` back, as often as need be.
 
-    :raises ValueError: if it is of other observations
+    :raises OtherObservations: if it is of others
     """
     for name, found in _moments(vec_normalize).items():
         _fill(name, found, {f"{name}/{part}": array for part, array in state["moments"][name].items()})
@@ -135,7 +140,9 @@ def put_running_state(vec_normalize: VecNormalize, state: Mapping[str, Any]) -> 
 def _fill(name: str, moments: RunningMeanStd, arrays: dict[str, np.ndarray]) -> None:
     mean, var = arrays[f"{name}/mean"], arrays[f"{name}/var"]
     if mean.shape != moments.mean.shape or var.shape != moments.var.shape:
-        raise ValueError(f"VecNormalize's statistics {name} have shape {mean.shape}, but this env needs {moments.mean.shape}.")
+        raise OtherObservations(
+            f"VecNormalize's statistics {name} have shape {mean.shape}, but this env needs {moments.mean.shape}."
+        )
     moments.mean, moments.var, moments.count = mean, var, float(arrays[f"{name}/count"])
 
 

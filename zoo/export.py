@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb_grpo import GRPO
 from sb_grpo.collect.masks import APART
 from sb_grpo.export import SUFFIXES, TOLERANCE, check_exported, export_policy
-from sb_grpo.normalization import alone
+from sb_grpo.normalization import OtherObservations, alone
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.saving import STATISTICS as WITHIN
 from sb_grpo.saving import read_entry
@@ -66,9 +66,9 @@ def statistics_within(model: Path, policy: ActorPolicy) -> VecNormalize | None:
     try:
         content = read_entry(model, WITHIN)
         return None if content is None else alone(content, policy.observation_space, policy.action_space)
+    except OtherObservations as error:
+        raise BadInput(f"{model}: {error} {OTHERS}") from error
     except ValueError as error:
-        if "but this env needs" in str(error):
-            raise BadInput(f"{model}: {error} {OTHERS}") from error
         raise BadInput(f"cannot read the statistics in {model}: {error}") from error
 
 
@@ -107,8 +107,10 @@ def body(arguments: Sequence[str]) -> int:
     statistics = given or within or (read_statistics(beside) if beside is not None else None)
     try:
         export_policy(policy, args.out, statistics, masked)
+    except OtherObservations as error:
+        raise BadInput(f"{error} {OTHERS}") from error
     except (ValueError, ImportError) as error:
-        raise BadInput(f"{error} {OTHERS}" if "VecNormalize has statistics" in str(error) else str(error)) from error
+        raise BadInput(str(error)) from error
     print(f"Policy: {args.out} ({args.out.stat().st_size / 1024:.0f} KiB), from {path}")
     print(f"Inside: normalisation of {statistics_path or 'the policy alone'}, network, action as the env takes it")
     difference = check_exported(args.out, policy, statistics, OBSERVATIONS, masked)

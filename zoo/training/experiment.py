@@ -24,6 +24,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
 from sb_grpo import GRPO, SeededResetWrapper, files, ranks
 from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, RecoveryCallback
 from sb_grpo.figures import as_shown
+from sb_grpo.normalization import OtherObservations
 
 from ..common.command_line import BadInput, how_many
 from ..common.evaluating import Counting, with_monitor_outside
@@ -240,7 +241,7 @@ class Experiment(ExperimentManager):
         try:
             yield
         except ValueError as error:
-            if not any(said in str(error) for said in ("spaces do not match", "but this env needs")):
+            if not (isinstance(error, OtherObservations) or "spaces do not match" in str(error)):  # SB3's has no class
                 raise
             options = [read_values(path) for path in Path(self.trained_agent).parent.glob("*/args.yml")]
             trained = options[0].get("env", "another env") if len(options) == 1 else "another env"
