@@ -9,7 +9,6 @@ from typing import Any
 from stable_baselines3.common.callbacks import (
     BaseCallback,
     CallbackList,
-    ConvertCallback,
     EvalCallback,
     EventCallback,
     EveryNTimesteps,
@@ -48,22 +47,6 @@ def _called_by(callback: BaseCallback) -> list[BaseCallback]:
     parts = [callback.callback] if isinstance(callback, EventCallback) else []
     parts += [callback.callback_on_new_best] if isinstance(callback, EvalCallback) else []
     return [part for part in parts if part is not None]
-
-
-def may_change_weights(callback: BaseCallback | None) -> bool:
-    """Whether one of the callbacks is somebody's own, who may do with the policy what he likes; SB3's and ours do not.
-
-    A class of one's own that leaves the weights alone may say so by an attribute ``leaves_weights = True``; to look after it
-    costs a few microseconds per step.
-    """
-    return any(map(_may_change_weights, every(callback)))
-
-
-def _may_change_weights(callback: BaseCallback) -> bool:
-    if isinstance(callback, ConvertCallback):
-        return callback.callback is not None
-    known = type(callback).__module__.startswith(("stable_baselines3.", "sb_grpo."))
-    return not (known or getattr(callback, "leaves_weights", False))
 
 
 def states_of(callback: BaseCallback | None) -> list[dict[str, Any]]:

@@ -13,8 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo import figures as log
 from sb_grpo import ranks
 from sb_grpo.arguments import checking_arguments
-from sb_grpo.callback_states import may_change_weights
-from sb_grpo.collect.acting import Acting
+from sb_grpo.collect.acting import log_probs_of_actor
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import Source, collecting
 from sb_grpo.envs.tensor_env import is_tensor_env
@@ -210,28 +209,26 @@ class GRPO(ResumableAlgorithm):
         :return: ``[time * slots]`` log-probabilities of the actions; None when a callback asked to stop
         """
         assert self._last_obs is not None and self.slots is not None, "No previous observation was provided"
+        callback.on_rollout_start()
         source = Source(
-            env, self.policy, rollout_buffer, self.columns, self.slots, self.beside, self._last_obs, self._vec_normalize_env,
-            self.captured.env_steps(self.steps_per_env), self.options.update.autocast, self.options.multitask.names,
+            env, lambda: self.policy, rollout_buffer, self.columns, self.slots, self.beside, self._last_obs,
+            self._vec_normalize_env, self.captured.env_steps(self.steps_per_env), self.options.update.autocast,
+            self.options.multitask.names,
         )  # fmt: skip
         known = dict[str, Any](self=self, env=env, callback=callback, rollout_buffer=rollout_buffer)
         known["n_rollout_steps"] = self.steps_per_env
         n_ranks = ranks.place().n
-        callback.on_rollout_start()
-        in_hand = may_change_weights(callback)
-        acting = None if is_tensor_env(env) else Acting(self.policy, rollout_buffer, in_hand)  # there the buffer has them
         for step in collecting(source, self._plan(), self._start_over, self.ep_info_buffer):
             self.num_timesteps += env.num_envs * n_ranks
             callback.update_locals({**known, **step._asdict()})
             if not callback.on_step():
                 self.num_timesteps += step.ahead * env.num_envs * n_ranks
                 return None
-            if acting is not None:
-                acting.look(step.n_steps)
+            if not is_tensor_env(env):
                 self._update_info_buffer(step.infos, step.dones)
                 self._last_obs, self._last_episode_starts = step.new_obs, step.dones
         with self.autocasting():
-            log_probs = rollout_buffer.log_probs_of(self.policy.log_prob) if acting is None else acting.log_probs()
+            log_probs = log_probs_of_actor(self.policy, rollout_buffer, self.options.update.autocast)
         callback.on_rollout_end()
         return log_probs
 

@@ -23,8 +23,9 @@ OF_RECURRENT_PPO = {
 
 #: What SB3's algorithms call on a policy and GRPO does not; what it calls in the place of that, and what this does.
 NEVER_CALLED = {
-    "forward": ("act_and_remember", "acts"),
-    "_predict": ("act_and_remember", "acts"),
+    "forward": ("sample", "acts in training"),
+    "act_and_remember": ("sample", "acts in training"),
+    "_predict": ("act_and_remember", "acts in predict()"),
     "get_distribution": ("_scores", "the distribution is made of"),
     "evaluate_actions": ("_scores", "log-probabilities and entropies are made of"),
     "_get_action_dist_from_latent": ("_scores", "the distribution is made of"),
@@ -43,7 +44,7 @@ def warn_of_overrides(policy_class: type[Any], ours: type[Any]) -> None:
     for name, (used, does) in NEVER_CALLED.items():
         if name in brought and used not in brought:
             warnings.warn(
-                f"policy={policy_class.__name__} has a {name}() of its own, which GRPO does not call. What counts is "
+                f"policy={policy_class.__name__} has a {name}() of its own, which training does not call. What counts is "
                 f"{used}(), which {does}: override that, or pass features_extractor_class or net_arch in policy_kwargs.",
                 UserWarning,
                 stacklevel=2,

@@ -28,7 +28,7 @@ def fill(buffer, steps, lengths, jobs):
         obs = th.tensor(1000.0 * job + t).float().unsqueeze(1)
         for slot in np.flatnonzero(ends == 2):
             buffer.add_final_observation(int(job[slot]), np.array([1000.0 * job[slot] + t[slot] + 1]))
-        buffer.add(obs, th.tensor(t % 3), t.astype(np.float32), job, t, ends)
+        buffer.add(obs, th.tensor(t % 3), th.zeros(len(t)), t.astype(np.float32), job, t, ends)
         for slot in range(buffer.n_envs):
             state["t"][slot] += 1
             if ends[slot]:
@@ -89,7 +89,7 @@ def test_dict_observations_pack_key_by_key():
     buffer.reset()
     for t in range(3):
         obs = {"a": th.full((1, 1), float(t)), "b": th.full((1, 2, 2), t, dtype=th.uint8)}
-        buffer.add(obs, th.zeros(1, 2), np.zeros(1), np.zeros(1), np.array([t]), np.array([2 if t == 2 else 0]))
+        buffer.add(obs, th.zeros(1, 2), th.zeros(1), np.zeros(1), np.zeros(1), np.array([t]), np.array([2 if t == 2 else 0]))
     buffer.add_final_observation(0, {"a": np.array([3.0]), "b": np.full((2, 2), 3)})
     for whole_groups in (False,):
         rollout = buffer.pack(th.zeros(3), 2, whole_groups)
@@ -119,7 +119,9 @@ def test_further_columns_stay_with_their_steps(whole_groups):
         for _ in range(11):
             ends = np.array([int(t[s] + 1 == lengths[job[s]]) for s in range(n_envs)], dtype=np.int8)
             extra = {"task": job % 3, "objectives": np.stack([job, t], 1), "episode_return": t}
-            buffer.add(th.zeros(n_envs, 1), th.zeros(n_envs), np.zeros(n_envs), job.copy(), t.copy(), ends, extra)
+            buffer.add(
+                th.zeros(n_envs, 1), th.zeros(n_envs), th.zeros(n_envs), np.zeros(n_envs), job.copy(), t.copy(), ends, extra
+            )
             for slot in range(n_envs):
                 t[slot] = 0 if ends[slot] else t[slot] + 1
                 job[slot] = next(jobs) if ends[slot] else job[slot]
@@ -167,7 +169,7 @@ def test_floats_that_come_after_integers_are_kept_as_they_are(first):
     job, t, ends = np.array([0, 1]), np.zeros(2, np.int64), np.zeros(2, np.int8)
 
     def add(obs):
-        buffer.add(obs, th.zeros(2, dtype=th.int64), np.zeros(2, np.float32), job, t, ends)
+        buffer.add(obs, th.zeros(2, dtype=th.int64), th.zeros(2), np.zeros(2, np.float32), job, t, ends)
 
     add(th.tensor([[3], [4]], dtype=first))
     add(th.tensor([[0.25], [-0.75]]))

@@ -278,8 +278,6 @@ class InLoop(BaseCallback):
     :param paper: keeps the books
     """
 
-    leaves_weights = True  # else they would be compared after every step
-
     def __init__(self, paper: OnPaper) -> None:
         super().__init__()
         self.paper, self.known, self.found = paper, Counter[str](), Counter[str]()

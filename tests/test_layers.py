@@ -89,7 +89,6 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 #: Private members of libraries that offer no other way, and that may stay.
 OF_LIBRARIES = {
     ("callbacks.gamma.GammaCallback._on_rollout_start", "model._total_timesteps"),
-    ("collect.acting.Acting._versions", "tensor._version"),
     ("learn.captured.Captured.gradient_step", "th._dynamo"),
     ("learn.captured.Graph.__init__", "th._inductor"),
     ("envs.brax.make_brax_env", "envs._envs"),

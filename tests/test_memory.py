@@ -111,10 +111,10 @@ def test_minibatches_hold_whole_stretches_and_weigh_like_all_rows() -> None:
 class _Watched(ActorPolicy):
     """Keeps the log-probabilities that its actions had when they were taken."""
 
-    def act_and_remember(self, obs: Any, deterministic: bool = False) -> Any:
-        actions, after = super().act_and_remember(obs, deterministic)
+    def sample(self, obs: Any, noise: Any) -> Any:
+        actions, log_probs, after = super().sample(obs, noise)
         self.__dict__.setdefault("seen", []).append(self.log_prob(obs, actions))
-        return actions, after
+        return actions, log_probs, after
 
 
 @pytest.mark.parametrize("kind", KINDS)

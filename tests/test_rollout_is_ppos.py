@@ -2,28 +2,19 @@
 
 from types import SimpleNamespace
 
-import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import (
-    BaseCallback,
-    CallbackList,
-    ConvertCallback,
-    EvalCallback,
-    EveryNTimesteps,
-    StopTrainingOnMaxEpisodes,
-)
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecFrameStack, VecNormalize
 
 from sb_grpo import GRPO, MlpPolicy, SeededResetWrapper
-from sb_grpo.callback_states import may_change_weights
-from sb_grpo.callbacks import HealthCallback
 from sb_grpo.collect.slots import GroupSlots
+from sb_grpo.envs import make_tensor_env
 from sb_grpo.envs.hold import hold_of
 from sb_grpo.maths.returns import gae
 
@@ -147,7 +138,7 @@ class Narrower(BaseCallback):
         self.way, self.when, self.log_stds, self.scored = way, when, [], []
 
     def _on_step(self) -> bool:
-        policy, n = self.model.policy, self.locals["n_steps"]
+        policy, n = self.model.policy, self.locals["n_steps"] + 1
         obs, actions = th.as_tensor(self.locals["obs_tensor"]), th.as_tensor(self.locals["actions"])
         with th.no_grad():
             self.scored.append(policy.log_prob(obs.clone(), actions))
@@ -244,18 +235,18 @@ def test_statistics_that_the_policy_keeps_while_it_acts_are_those_of_each_step(i
     kwargs = dict(features_extractor_class=Standardizing, features_extractor_kwargs=dict(in_place=in_place))
     env = make_vec_env("Pendulum-v1", 4)
     model = GRPO("MlpPolicy", env, n_steps=32, group_size=2, policy_kwargs=kwargs, seed=0, device="cpu", advantage="step")
-    scored, act = [], model.policy.act_and_remember
+    scored, act = [], model.policy.sample
 
-    def act_and_score(obs, deterministic=False):
+    def act_and_score(obs, noise):
         before = {name: buffer.clone() for name, buffer in model.policy.named_buffers()}
-        actions, memory = act(obs, deterministic)
+        actions, log_probs, memory = act(obs, noise)
         after = {name: buffer.clone() for name, buffer in model.policy.named_buffers()}
         model.policy.load_state_dict({**model.policy.state_dict(), **before})
         scored.append(model.policy.log_prob(obs.clone(), actions))
         model.policy.load_state_dict({**model.policy.state_dict(), **after})
-        return actions, memory
+        return actions, log_probs, memory
 
-    model.policy.act_and_remember = act_and_score
+    model.policy.sample = act_and_score
     packed = packed_by(model)
     model.collect()
     th.testing.assert_close(packed[0], th.cat(scored), atol=1e-5, rtol=1e-5)
@@ -280,32 +271,113 @@ def test_buffers_that_a_network_makes_when_it_is_first_used():
     th.testing.assert_close(packed[0], th.cat(callback.scored), atol=1e-5, rtol=1e-5)
 
 
-def test_weights_that_come_in_mid_rollout_are_refused():
-    class Grow(BaseCallback):
+class Swap(BaseCallback):
+    """Puts a policy that always takes action 0 in the model's place, and notes what is done from then on."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where, self.taken = where, []
+
+    def _on_rollout_start(self):
+        if self.where == "rollout":
+            self.swap()
+
+    def _on_step(self):
+        self.taken.append(th.as_tensor(self.locals["actions"]).flatten())
+        if self.where == "step" and self.n_calls == 1:
+            self.swap()
+        return True
+
+    def swap(self):
+        other = type(self.model.policy)(self.model.observation_space, self.model.action_space, lambda _: 1e-3)
+        with th.no_grad():
+            other.action_net.bias.copy_(th.tensor([100.0, 0.0]))
+        self.model.policy = other
+
+
+@pytest.mark.parametrize("where", ["rollout", "step"])
+@pytest.mark.parametrize("algorithm", [PPO, GRPO])
+def test_a_policy_that_a_callback_puts_in_place_acts_from_then_on(algorithm, where):
+    model = algorithm("MlpPolicy", make_vec_env("CartPole-v1", 4), n_steps=32, seed=0, device="cpu")
+    callback = Swap(where)
+    packed = packed_by(model) if algorithm is GRPO else []
+    model.learn(128, callback)
+    assert int(th.cat(callback.taken[where == "step" :]).sum()) == 0
+    for log_probs in packed:
+        assert float(log_probs[4 * (where == "step") :].abs().max()) < 1e-6
+
+
+def test_a_policy_of_a_tensor_env_may_be_replaced_too():
+    model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 8), n_steps=16, seed=0, device="cpu")
+    callback = Swap("step")
+    model.learn(128, callback)
+    assert int(th.cat(callback.taken[1:]).sum()) == 0
+
+
+class Unsteady(BaseFeaturesExtractor):
+    """Keeps a mean of what it has seen where no state_dict shows it, or draws noise."""
+
+    def __init__(self, space, noisy):
+        super().__init__(space, 3)
+        self.noisy, self.seen = noisy, th.zeros(3)
+
+    def forward(self, obs):
+        if self.noisy:
+            return obs + th.randn_like(obs)
+        self.seen = 0.9 * self.seen + 0.1 * obs.mean(0)
+        return 3.0 * (obs - self.seen)
+
+
+@pytest.mark.parametrize("noisy", [False, True])
+def test_log_probabilities_of_a_network_that_is_never_twice_the_same(noisy):
+    kwargs = dict(features_extractor_class=Unsteady, features_extractor_kwargs=dict(noisy=noisy))
+    env = make_vec_env("Pendulum-v1", 4)
+    model = GRPO("MlpPolicy", env, n_steps=32, group_size=2, policy_kwargs=kwargs, seed=0, device="cpu", advantage="step")
+    acted, sample = [], model.policy.sample
+
+    def sample_and_note(*args):
+        found = sample(*args)
+        acted.append(found[1])
+        return found
+
+    model.policy.sample = sample_and_note
+    packed = packed_by(model)
+    model.collect()
+    th.testing.assert_close(packed[0], th.cat(acted), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("algorithm", [PPO, GRPO])
+def test_a_network_may_keep_what_it_computes_first_or_take_gradients_as_it_acts(algorithm):
+    class Table(BaseFeaturesExtractor):
+        def __init__(self, space):
+            super().__init__(space, 3)
+            self.table = None
+
+        def forward(self, obs):
+            if self.table is None:
+                self.table = th.linspace(0.5, 1.5, 3) * obs.new_ones(3)
+            with th.enable_grad():
+                x = obs.detach().requires_grad_()
+                slope = th.autograd.grad(x.square().sum(), x)[0]
+            return obs * self.table + slope
+
+    kwargs = dict(features_extractor_class=Table)
+    assert algorithm("MlpPolicy", make_vec_env("Pendulum-v1", 2), n_steps=32, policy_kwargs=kwargs, device="cpu").learn(64)
+
+
+@pytest.mark.parametrize("algorithm", [PPO, GRPO])
+def test_the_number_of_a_step_is_its_place_in_the_buffer(algorithm):
+    class Places(BaseCallback):
+        def _on_training_start(self):
+            self.found = []
+
         def _on_step(self):
-            self.model.policy.extra = th.nn.Linear(2, 2)
+            self.found.append((self.locals["n_steps"], self.model.rollout_buffer.pos))
             return True
 
-    model = GRPO("MlpPolicy", "Pendulum-v1", n_steps=32, device="cpu")
-    with pytest.raises(ValueError, match=r"got or lost weights \(extra.bias, extra.weight\).*_on_rollout_start"):
-        model.learn(32, Grow())
-
-
-@pytest.mark.parametrize(
-    ("callback", "expected"),
-    [
-        (None, False),
-        (ConvertCallback(None), False),
-        (ConvertCallback(lambda *_: True), True),
-        (CallbackList([StopTrainingOnMaxEpisodes(5), HealthCallback()]), False),
-        (CallbackList([StopTrainingOnMaxEpisodes(5), Shaping()]), True),
-        (EveryNTimesteps(5, StopTrainingOnMaxEpisodes(5)), False),
-        (EveryNTimesteps(5, Shaping()), True),
-        (EvalCallback(gym.make("CartPole-v1"), callback_on_new_best=Shaping()), True),
-    ],
-)
-def test_whose_callbacks_are_watched_closely(callback, expected):
-    assert may_change_weights(callback) is expected
+    places = Places()
+    algorithm("MlpPolicy", make_vec_env("CartPole-v1", 2), n_steps=5, batch_size=10, device="cpu").learn(20, places)
+    assert places.found == 2 * [(n, n) for n in range(5)]
 
 
 def test_a_callback_may_take_gradients_of_what_the_policy_sees():

@@ -6,7 +6,7 @@ works on that one form, whatever the number of envs, the group size, or where an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,6 @@ from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo.collect.columns import Column, check_one_task
-from sb_grpo.maths.chunks import in_chunks
 from sb_grpo.types import NOTHING, Rollout, TensorOrDict, map_obs
 
 
@@ -88,6 +87,7 @@ class GroupRolloutBuffer(BaseBuffer):
         discrete = isinstance(self.action_space, spaces.Discrete | spaces.MultiDiscrete)
         action_shape = () if isinstance(self.action_space, spaces.Discrete) else (self.action_dim,)
         self.actions = grown("actions", action_shape, th.int64 if discrete else th.float32, self.device)
+        self.log_probs = grown("log_probs", (), th.float32, self.device)
         self.rewards = grown("rewards", (), th.float32, self.column_device)
         self.jobs = grown("jobs", (), th.int64, self.column_device)
         self.t = grown("t", (), th.int64, self.column_device)
@@ -148,6 +148,7 @@ class GroupRolloutBuffer(BaseBuffer):
         self,
         obs: TensorOrDict,
         actions: th.Tensor,
+        log_probs: th.Tensor,
         rewards: np.ndarray,
         jobs: np.ndarray,
         t: np.ndarray,
@@ -158,6 +159,7 @@ class GroupRolloutBuffer(BaseBuffer):
 
         :param obs: ``[n_envs, ...]`` before the step, on any device
         :param actions: ``[n_envs]`` or ``[n_envs, n]``
+        :param log_probs: ``[n_envs]`` of them
         :param rewards: ``[n_envs]``
         :param jobs: ``[n_envs]`` int64 job of each slot
         :param t: ``[n_envs]`` int64 step number in the episode
@@ -174,7 +176,7 @@ class GroupRolloutBuffer(BaseBuffer):
                 self.observations[key][pos] = value
         else:
             self.observations[pos] = obs  # type: ignore[index]
-        self.actions[pos] = actions
+        self.actions[pos], self.log_probs[pos] = actions, log_probs
         self.rewards.numpy()[pos] = rewards
         self.jobs.numpy()[pos] = jobs
         self.t.numpy()[pos] = t
@@ -195,14 +197,9 @@ class GroupRolloutBuffer(BaseBuffer):
         """Remember the observation after an episode's last step (needed where it did not terminate)."""
         self._final_obs[job] = obs
 
-    def new_rows(self, since: int = 0, until: int | None = None) -> tuple[TensorOrDict, th.Tensor]:
-        """Observations and actions of this rollout's steps, ``[time * slots, ...]`` views; some of them, or all."""
-        steps = slice(since, self.pos if until is None else until)
-        return map_obs(lambda o: o[steps].flatten(0, 1), self.observations), self.actions[steps].flatten(0, 1)
-
-    def log_probs_of(self, policy_log_prob: Callable[..., th.Tensor], since: int = 0, until: int | None = None) -> th.Tensor:
-        """``[time * slots]`` log-probabilities of :meth:`new_rows`, under the policy (a function) that collected them."""
-        return in_chunks(policy_log_prob, *self.new_rows(since, until))
+    def new_rows(self) -> tuple[TensorOrDict, th.Tensor]:
+        """Observations and actions of this rollout's steps, ``[time * slots, ...]`` views."""
+        return map_obs(lambda o: o[: self.pos].flatten(0, 1), self.observations), self.actions[: self.pos].flatten(0, 1)
 
     def seen_observations(self) -> TensorOrDict | None:
         """Observations of this rollout's steps, if any; idle slots are left out once :meth:`pack` has counted them."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch as th
@@ -24,7 +23,7 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
 
     def _allocate(self, size: int) -> None:
         super()._allocate(size)
-        old = {name: getattr(self, name, None) for name in ("next_observations", "finished_return", "log_probs")}
+        old = {name: getattr(self, name, None) for name in ("next_observations", "finished_return")}
 
         def grown(obs: th.Tensor, before: th.Tensor | None) -> th.Tensor:
             return self._grown(before, size, obs.shape[2:], obs.dtype, self.device)
@@ -36,7 +35,6 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
         else:
             self.next_observations = grown(self.observations, before)
         self.finished_return = self._grown(old["finished_return"], size, (), th.float32, self.device)
-        self.log_probs = self._grown(old["log_probs"], size, (), th.float32, self.device)
 
     def add_steps(self, n: int, columns: dict[str, th.Tensor]) -> None:
         """Append steps of every slot, without leaving the device.
@@ -53,10 +51,6 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
             for place, part in zip(_parts(column), _parts(values), strict=True):
                 place[self.pos : self.pos + n] = part
         self.pos += n
-
-    def log_probs_of(self, policy_log_prob: Callable[..., th.Tensor], since: int = 0, until: int | None = None) -> th.Tensor:
-        """Those that :meth:`new_rows` had when they were drawn."""
-        return self.log_probs[since : self.pos if until is None else until].flatten()
 
     def _new_final_observations(self) -> TensorOrDict:  # type: ignore[override]
         return map_obs(lambda obs: obs[: self.pos].flatten(0, 1), self.next_observations)  # type: ignore[no-any-return]

@@ -107,7 +107,7 @@ Stepper = tuple[Callable[..., dict[str, Any]], int]
 
 def collect_tensors(
     env: TensorVecEnv,
-    policy: ActorPolicy,
+    actor: Callable[[], ActorPolicy],
     buffer: TensorRolloutBuffer,
     columns: Sequence[Column],
     plan: Plan,
@@ -121,32 +121,31 @@ def collect_tensors(
     Steps are handed out one by one, those of a captured run after the whole of it; ``rewards`` and ``dones`` are tensors, and
     ``infos`` are empty.
 
+    :param actor: the policy as it is now: callbacks may put another into its place
     :param autocast: run the policy in bfloat16
     :param start_over: begins new groups in every slot, as somebody else has taken the envs
     """
     take_steps, run = stepper
-    to_env = env_actions(policy)
     interruptions = 0
     infos: list[dict[str, Any]] = [{} for _ in range(env.num_envs)]
     while True:
-        noise = policy.noise(plan.steps_per_env, env.num_envs)
+        noise = actor().noise(plan.steps_per_env, env.num_envs)
         for n_steps in range(0, plan.steps_per_env, run):
+            policy = actor()
             if not slots.in_step_with(env):
                 slots = start_over()
                 interruptions += 1
             if plan.draws_noise(n_steps):
                 policy.reset_noise(env.num_envs)
             with th.no_grad(), autocasting(policy.device, autocast):
-                found = take_steps(policy, env, slots, columns, to_env, noise[n_steps : n_steps + run])
+                found = take_steps(policy, env, slots, columns, env_actions(policy), noise[n_steps : n_steps + run])
             buffer.add_steps(run, found)
             dones = found["ends"] > 0
             if plan.use_sde:
                 policy.renew_noise(dones[0])
             for i in range(run):
                 obs, actions, after = (map_obs(lambda x: x[i], found[name]) for name in HANDED_OUT)  # noqa: B023
-                yield Taken(
-                    n_steps + i + 1, obs, actions, actions, after, found["rewards"][i], dones[i], infos, ahead=run - 1 - i
-                )
+                yield Taken(n_steps + i, obs, actions, actions, after, found["rewards"][i], dones[i], infos, ahead=run - 1 - i)
         complete = buffer.complete_groups(plan.group_size) if plan.whole_episodes else 0
         if not plan.whole_episodes or complete >= (plan.n_groups or 1):
             break

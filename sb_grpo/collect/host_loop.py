@@ -143,7 +143,7 @@ def unspoilt(vec_normalize: VecNormalize | None) -> Iterator[None]:
 
 def collect(
     env: VecEnv,
-    policy: ActorPolicy,
+    actor: Callable[[], ActorPolicy],
     buffer: GroupRolloutBuffer,
     columns: Sequence[Column],
     plan: Plan,
@@ -159,52 +159,54 @@ def collect(
     handed out when the env has taken it, and stored when the next one is asked for.
 
     :param env: training env, outermost
+    :param actor: the policy as it is now: callbacks may put another into its place
     :param carried: masks and memory of the slots
     :param obs: its last observations
     :param vec_normalize: among its wrappers, whose running scale rewards do not need
     :param start_over: begins every slot's episode again, as somebody else has taken the envs; the observations after it
     """
     n_steps, completed, interruptions = 0, 0, 0
-    device = policy.device
     raw_obs = obs if vec_normalize is None else vec_normalize.old_obs
     scaling = scaling_rewards(env)
     while True:
+        policy = actor()
         if not slots.in_step_with(env):
             obs = start_over()
             interruptions += 1
             raw_obs = obs if vec_normalize is None else vec_normalize.old_obs
         if plan.draws_noise(n_steps):
             policy.reset_noise(env.num_envs)
-        obs_tensor = carried.observe(obs_as_tensor(obs, device), policy, slots.t, plan.steps_before + n_steps)
-        with th.inference_mode():
-            action_tensor, memory = policy.act_and_remember(obs_tensor)
+        obs_tensor = carried.observe(obs_as_tensor(obs, policy.device), policy, slots.t, plan.steps_before + n_steps)
+        with th.no_grad():
+            action_tensor, log_probs, memory = policy.sample(obs_tensor, policy.noise(env.num_envs))
         carried.remember(memory)
         actions = action_tensor.cpu().numpy()
         clipped_actions = policy.in_bounds(actions)
 
         raw_obs_before = raw_obs
         new_obs, rewards, dones, infos = slots.step_envs(env, clipped_actions)
-        n_steps += 1
+        step = plan.steps_before + n_steps + 1
         raw_obs = new_obs if vec_normalize is None else vec_normalize.old_obs
         raw_rewards, said = (scaling[0].old_reward, rewards.copy()) if scaling else (rewards, None)
-        check_finite(env, "reward", raw_rewards, plan.steps_before + n_steps, plan.limits.reward)
-        check_finite(env, "observation", raw_obs, plan.steps_before + n_steps, plan.limits.observation)
+        check_finite(env, "reward", raw_rewards, step, plan.limits.reward)
+        check_finite(env, "observation", raw_obs, step, plan.limits.observation)
         check_reward_wrappers(env, scaling, rewards)
         ended = dones.nonzero()[0].tolist()
         starts = slots.starts(env, ended, raw_obs)  # before any callback, which may reset the envs
-        carried.see(env, infos, dones, plan.steps_before + n_steps)
+        carried.see(env, infos, dones, step)
         yield Taken(n_steps, obs_tensor, actions, clipped_actions, new_obs, rewards, dones, infos)
 
+        n_steps += 1
         check_callback_rewards(said, rewards)
         ends = note_ends(buffer, slots.job, ended, infos, carried)
         extra = read_host(columns, HostStep(raw_obs_before, infos, raw_rewards, slots.t)) if columns else NOTHING
-        buffer.add(obs_tensor, action_tensor, raw_rewards, slots.job, slots.t, ends, extra)
+        buffer.add(obs_tensor, action_tensor, log_probs, raw_rewards, slots.job, slots.t, ends, extra)
         lost = [slot for slot in ended if EPISODE_LOST in infos[slot]]
         if lost:
             buffer.n_lost += buffer.drop_jobs(th.as_tensor(slots.job[lost]))
         completed += slots.step(env, starts, lost)
         if plan.use_sde and ended:
-            policy.renew_noise(th.as_tensor(dones, device=device).bool())
+            policy.renew_noise(th.as_tensor(dones, device=policy.device).bool())
         obs = new_obs
         if plan.whole_episodes:
             check_endless(slots.t, plan)

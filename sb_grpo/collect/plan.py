@@ -50,7 +50,7 @@ def too_large(largest: float) -> str:
 class Taken(NamedTuple):
     """One step of every slot. Callbacks find these names in their locals, as in SB3."""
 
-    n_steps: int  #: of this rollout, per env
+    n_steps: int  #: of this rollout, per env, before this one
     obs_tensor: Any  #: before the step
     actions: Any  #: as sampled
     clipped_actions: Any  #: as the env got them

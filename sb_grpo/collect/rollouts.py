@@ -30,7 +30,7 @@ class Source(NamedTuple):
     """Where the steps come from, and where they go."""
 
     env: VecEnv
-    policy: ActorPolicy
+    actor: Callable[[], ActorPolicy]  #: the policy as it is now
     buffer: GroupRolloutBuffer
     columns: Sequence[Column]
     slots: Slots
@@ -51,11 +51,11 @@ def collecting(
     :param episodes: SB3's statistics, which tensor envs have no infos for
     :raises ValueError: for NaN or inf from the env
     """
-    env, policy, buffer, columns, slots = source[:5]
+    env, actor, buffer, columns, slots = source[:5]
     if isinstance(env, TensorVecEnv):
         assert isinstance(buffer, TensorRolloutBuffer) and isinstance(slots, TensorSlots)
         yield from collect_tensors(
-            env, policy, buffer, columns, plan, slots, source.stepper, source.autocast, lambda: start_over()[0]
+            env, actor, buffer, columns, plan, slots, source.stepper, source.autocast, lambda: start_over()[0]
         )
         check_tasks(buffer, tuple(source.task_names))
         record_episodes(episodes, buffer)
@@ -64,7 +64,7 @@ def collecting(
     with unspoilt(source.vec_normalize), naming_the_dead(env):
         yield from collect(
             env,
-            policy,
+            actor,
             buffer,
             columns,
             plan,

@@ -15,6 +15,7 @@ from stable_baselines3.common.distributions import (
     StateDependentNoiseDistribution,
     make_proba_distribution,
 )
+from stable_baselines3.common.preprocessing import get_action_dim
 from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
     CombinedExtractor,
@@ -29,7 +30,7 @@ from sb_grpo.maths.normalizer import RunningNormalizer
 from sb_grpo.policies.beside import MASK, MEMORY, SEQUENCE, beside, env_part, space_without
 from sb_grpo.policies.heads import ActionHead, GaussianHead, StateDependentNoiseHead, make_discrete_head
 from sb_grpo.policies.layers import Layers, layers_of_the_actor, through
-from sb_grpo.policies.masks import put_masks
+from sb_grpo.policies.masks import choices_of, put_masks
 from sb_grpo.policies.memory import SPAN, Memory
 from sb_grpo.policies.observations import from_zero, reads_flat, starts_of
 from sb_grpo.policies.predicting import PredictingPolicy
@@ -124,9 +125,8 @@ class ActorPolicy(PredictingPolicy):
             self.features_dim = self.memory.n_outputs
         self.policy_net = Layers(*create_mlp(self.features_dim, -1, self.net_arch, activation_fn))
         self._build_action_head(self.net_arch[-1] if self.net_arch else self.features_dim)
-        last_layer = self.action_net
-        assert isinstance(last_layer, nn.Linear)
-        self.n_outputs = last_layer.out_features
+        one_each = isinstance(action_space, spaces.Box | spaces.MultiBinary)
+        self.n_outputs = get_action_dim(action_space) if one_each else sum(choices_of(action_space))
         if ortho_init:
             for module, gain in (
                 (self.features_extractor, np.sqrt(2)),

@@ -80,8 +80,6 @@ class Checkpoints(BaseCallback):
     :param spec: the run
     """
 
-    leaves_weights = True
-
     def __init__(self, experiment: Experiment, spec: Spec) -> None:
         super().__init__()
         self.spec, self.experiment = spec, experiment

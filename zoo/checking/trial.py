@@ -29,8 +29,6 @@ class Deadline(BaseCallback):
     :param seconds: from the start of the training
     """
 
-    leaves_weights = True
-
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.seconds = seconds

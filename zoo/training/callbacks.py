@@ -19,8 +19,6 @@ class HParamsCallback(BaseCallback):
     :param settings: of the run
     """
 
-    leaves_weights = True
-
     def __init__(self, settings: dict[str, Any]) -> None:
         super().__init__()
         self.settings = settings

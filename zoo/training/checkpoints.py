@@ -100,7 +100,7 @@ class Checkpoints(BaseCallback):
     :param keep: is given each file and what is known of it
     """
 
-    rank_0_only = leaves_weights = True
+    rank_0_only = True
 
     def __init__(self, every: int, folder: Path, settings: dict[str, Any], keep: Keep | None = None) -> None:
         super().__init__()
@@ -123,8 +123,6 @@ class BestModel(BaseCallback):
     :param keep: is given the file and what is known of it
     """
 
-    leaves_weights = True
-
     def __init__(self, folder: Path, settings: dict[str, Any], keep: Keep | None = None) -> None:
         super().__init__()
         self.folder, self.settings, self.keep = folder, settings, keep
@@ -145,8 +143,6 @@ class Evaluations(EvalCallback):
     :param folder: of the run
     :param kwargs: of EvalCallback
     """
-
-    leaves_weights = True
 
     def __init__(self, env: VecEnv, folder: Path, **kwargs: Any) -> None:
         super().__init__(env, log_path=str(folder), **kwargs)

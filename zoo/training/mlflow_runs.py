@@ -66,7 +66,7 @@ class MlflowCallback(BaseCallback):
     :param home: where MLflow keeps everything, unless ``MLFLOW_TRACKING_URI`` says otherwise
     """
 
-    rank_0_only = leaves_weights = True
+    rank_0_only = True
 
     def __init__(self, experiment: str, name: str, settings: dict[str, Any], home: Path) -> None:
         super().__init__()

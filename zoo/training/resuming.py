@@ -77,8 +77,6 @@ class RunSaves(BaseCallback):
     :param path: of the file
     """
 
-    leaves_weights = True
-
     def __init__(self, every: int, folder: Path, path: Path) -> None:
         super().__init__()
         self.every, self.folder, self.path = every, folder, path

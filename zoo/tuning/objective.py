@@ -82,8 +82,6 @@ class ReportCallback(BaseCallback):
     :param evaluate: is given the number of the evaluation, from 1
     """
 
-    leaves_weights = True
-
     def __init__(self, n_timesteps: int, n_evaluations: int, evaluate: Callable[[int], object]) -> None:
         super().__init__()
         self.n_timesteps, self.n_evaluations, self.evaluate = n_timesteps, n_evaluations, evaluate
