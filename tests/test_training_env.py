@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import random
 import warnings
 from functools import partial
 
@@ -195,6 +196,27 @@ def test_a_step_of_the_bare_env_inside_its_wrappers_is_noticed():
     with pytest.warns(UserWarning, match="Something other"):
         model = GRPO("MlpPolicy", make_vec_env(Staged, 4), group_size=4, **SMALL).learn(512, callback=callback)
     assert model.interruptions == 1
+
+
+class SeedsAll(Staged):
+    """Seeds every library, as many envs do."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            random.seed(seed), np.random.seed(seed % 2**32), th.manual_seed(seed)
+        return super().reset(seed=seed)
+
+
+def test_members_act_for_themselves_whatever_the_env_seeds():
+    model = GRPO("MlpPolicy", make_vec_env(SeedsAll, 1), group_size=8, **{**SMALL, "n_steps": 160})
+    rollout = model.collect()
+    assert len({tuple(actions) for actions in rollout.actions.reshape(16, 10).tolist()}) > 12
+    env = make_vec_env(SeedsAll, 1)
+    plain, expected = GRPO("MlpPolicy", make_vec_env(Staged, 1), **SMALL).learn(64), GRPO("MlpPolicy", env, **SMALL).learn(64)
+    for a, b in zip(plain.policy.parameters(), expected.policy.parameters(), strict=True):
+        assert th.equal(a, b)
+    env.envs[0].reset(seed=5)  # somebody else's, who may mean it
+    assert th.initial_seed() == 5
 
 
 def test_an_env_whose_generator_cannot_be_set_is_given_back_too():
