@@ -198,6 +198,30 @@ def test_a_step_of_the_bare_env_inside_its_wrappers_is_noticed():
     assert model.interruptions == 1
 
 
+@pytest.mark.parametrize("kind", [np.random.RandomState, random.Random])
+@pytest.mark.parametrize("shared_noise", [True, False])
+def test_a_generator_of_another_kind_stays_the_envs(kind, shared_noise):
+    class Old(Staged):
+        def __init__(self):
+            self.np_random = kind(0)
+
+        def reset(self, *, seed=None, options=None):
+            if seed is not None:
+                self.np_random.seed(seed % 2**32)
+            self.t = 0
+            return np.full(1, self.np_random.normal(0, 1) if kind is np.random.RandomState else 0.5, np.float32), {}
+
+        def step(self, action):
+            self.np_random.shuffle([1, 2])
+            return super().step(action)
+
+    env, callback = make_vec_env(Old, 2), Meddle(lambda e: e.step([0, 0]))
+    with pytest.warns(UserWarning, match="Something other"):
+        GRPO("MlpPolicy", env, group_kwargs=dict(shared_noise=shared_noise), **SMALL).learn(512, callback=callback)
+    assert all(type(one.unwrapped.np_random) is kind for one in env.envs)
+    env.step([0, 0])
+
+
 class SeedsAll(Staged):
     """Seeds every library, as many envs do."""
 

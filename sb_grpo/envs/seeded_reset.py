@@ -50,6 +50,16 @@ def put(env: gym.Env[Any, Any], name: str, value: Any) -> None:
     object.__setattr__(env, name, value)
 
 
+def reseed(env: gym.Env[Any, Any], seed: int) -> None:
+    """Give an env another generator in place of Gymnasium's; one of another kind has other methods, which the env calls.
+
+    :param env: without wrappers
+    """
+    with suppress(AttributeError):  # of a generator that the env alone may set; the next reset seeds it
+        if isinstance(env.np_random, np.random.Generator):
+            env.np_random = np.random.default_rng(seed)
+
+
 @contextmanager
 def torchs_numbers_kept() -> Iterator[None]:
     """Put torch's own generator back where an env seeds it in ``reset(seed=...)``, which the trainer makes every episode.
@@ -188,8 +198,7 @@ class SeededReset:
         :param seed: of the next reset, unless the caller gives one, and of the env's generator until then
         """
         self._next_seed, self._noise_seed, self._gives_way = int(seed), None, True
-        with suppress(AttributeError):  # of a generator that the env alone may set; the next reset seeds it
-            self.env.unwrapped.np_random = np.random.default_rng(seed)
+        reseed(self.env.unwrapped, seed)
 
     def count_calls(self) -> int:
         """Resets and steps so far, of the env and of the env without its wrappers."""
@@ -215,7 +224,7 @@ class SeededReset:
         finally:
             self._inside = False
         if self._noise_seed is not None:
-            self.env.unwrapped.np_random = np.random.default_rng(self._noise_seed)
+            reseed(self.env.unwrapped, self._noise_seed)
             self._noise_seed = None
         seed, calls = kwargs.get("seed"), self._layers[0].calls - calls_before if self._layers else 0
         own: Begun = type(self.env).__name__, observation_digest(obs), "" if seed is None else str(seed), calls
