@@ -396,6 +396,40 @@ def test_a_quiet_callback_interrupts_nothing():
     assert model.interruptions == 0 and said == []
 
 
+class WarmsUp(VecEnvWrapper):
+    """Steps in its reset."""
+
+    def reset(self):
+        self.venv.reset()
+        return [self.venv.step(np.zeros(self.num_envs, int)) for _ in range(3)][-1][0]
+
+    def step_wait(self):
+        return self.venv.step_wait()
+
+
+class ResetsTwice(WarmsUp):
+    def reset(self):
+        return self.venv.reset() if self.venv.reset() is not None else None
+
+
+@pytest.mark.parametrize("wrap", [WarmsUp, ResetsTwice, lambda env: VecNormalize(ResetsTwice(WarmsUp(env)))])
+@pytest.mark.parametrize("subproc", [False, True], ids=["dummy", "subproc"])
+def test_a_wrapper_that_resets_at_length_is_no_interruption(wrap, subproc):
+    own = dict(SUBPROC, wrapper_class=SeededResetWrapper) if subproc else {}
+    env = wrap(make_vec_env(Staged, 2, **own))
+    callback = Meddle(lambda e: e.reset(), calls=())
+    model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(256, callback=callback)
+    assert model.interruptions == 0 and model.slots.start_mismatches == 0
+    model.learn(256, reset_num_timesteps=False)
+    model.learn(128)
+    assert model.interruptions == 0 and model.slots.start_mismatches == 0
+    callback.calls, callback.count = (10,), 0
+    with pytest.warns(UserWarning, match="Something other"):
+        model.learn(256, callback=callback)
+    assert model.interruptions == 1 and model.slots.start_mismatches == 0
+    env.close()
+
+
 # ------------------------------------------------------------ attributes
 
 
