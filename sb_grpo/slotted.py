@@ -25,6 +25,7 @@ from sb_grpo.collect.masks import APART, UNTOLD, masks_of_the_evaluated, source_
 from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan
 from sb_grpo.collect.simulators import make_slots
 from sb_grpo.collect.slots import Slots
+from sb_grpo.envs.hold import reset_is_over
 from sb_grpo.envs.installing import time_limit
 from sb_grpo.extras.exploration import Bonus
 from sb_grpo.extras.group_weights import GroupWeights
@@ -169,6 +170,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         return result
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
+        reset_is_over(self.env)  # which SB3 has just made; what callbacks do is their own
         return super()._init_callback(learners.own_callbacks(callback), progress_bar and ranks.place().rank == 0)
 
     def _share_what_was_seen(self, steps_before: int, episodes_before: list[dict[str, Any]]) -> None:
@@ -248,8 +250,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         """Reset every env and begin new groups; what waited for the old ones is dropped."""
         assert self.slots is not None
         self._steps_dropped += self.rollout_buffer.drop_kept()
-        mismatches = self.slots.start_mismatches
-        self._new_slots().start_mismatches = mismatches
+        self._new_slots().start_mismatches = self.slots.start_mismatches  # of those before, which Python looks up first
         self.start_slots()
         self._restart_groups = False
 

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import random
 import warnings
 from functools import partial
 
@@ -197,6 +198,51 @@ def test_a_step_of_the_bare_env_inside_its_wrappers_is_noticed():
     assert model.interruptions == 1
 
 
+@pytest.mark.parametrize("kind", [np.random.RandomState, random.Random])
+@pytest.mark.parametrize("shared_noise", [True, False])
+def test_a_generator_of_another_kind_stays_the_envs(kind, shared_noise):
+    class Old(Staged):
+        def __init__(self):
+            self.np_random = kind(0)
+
+        def reset(self, *, seed=None, options=None):
+            if seed is not None:
+                self.np_random.seed(seed % 2**32)
+            self.t = 0
+            return np.full(1, self.np_random.normal(0, 1) if kind is np.random.RandomState else 0.5, np.float32), {}
+
+        def step(self, action):
+            self.np_random.shuffle([1, 2])
+            return super().step(action)
+
+    env, callback = make_vec_env(Old, 2), Meddle(lambda e: e.step([0, 0]))
+    with pytest.warns(UserWarning, match="Something other"):
+        GRPO("MlpPolicy", env, group_kwargs=dict(shared_noise=shared_noise), **SMALL).learn(512, callback=callback)
+    assert all(type(one.unwrapped.np_random) is kind for one in env.envs)
+    env.step([0, 0])
+
+
+class SeedsAll(Staged):
+    """Seeds every library, as many envs do."""
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None:
+            random.seed(seed), np.random.seed(seed % 2**32), th.manual_seed(seed)
+        return super().reset(seed=seed)
+
+
+def test_members_act_for_themselves_whatever_the_env_seeds():
+    model = GRPO("MlpPolicy", make_vec_env(SeedsAll, 1), group_size=8, **{**SMALL, "n_steps": 160})
+    rollout = model.collect()
+    assert len({tuple(actions) for actions in rollout.actions.reshape(16, 10).tolist()}) > 12
+    env = make_vec_env(SeedsAll, 1)
+    plain, expected = GRPO("MlpPolicy", make_vec_env(Staged, 1), **SMALL).learn(64), GRPO("MlpPolicy", env, **SMALL).learn(64)
+    for a, b in zip(plain.policy.parameters(), expected.policy.parameters(), strict=True):
+        assert th.equal(a, b)
+    env.envs[0].reset(seed=5)  # somebody else's, who may mean it
+    assert th.initial_seed() == 5
+
+
 def test_an_env_whose_generator_cannot_be_set_is_given_back_too():
     class Guarded(Staged):
         np_random = property(lambda self: self.generator)
@@ -350,6 +396,40 @@ def test_a_quiet_callback_interrupts_nothing():
     assert model.interruptions == 0 and said == []
 
 
+class WarmsUp(VecEnvWrapper):
+    """Steps in its reset."""
+
+    def reset(self):
+        self.venv.reset()
+        return [self.venv.step(np.zeros(self.num_envs, int)) for _ in range(3)][-1][0]
+
+    def step_wait(self):
+        return self.venv.step_wait()
+
+
+class ResetsTwice(WarmsUp):
+    def reset(self):
+        return self.venv.reset() if self.venv.reset() is not None else None
+
+
+@pytest.mark.parametrize("wrap", [WarmsUp, ResetsTwice, lambda env: VecNormalize(ResetsTwice(WarmsUp(env)))])
+@pytest.mark.parametrize("subproc", [False, True], ids=["dummy", "subproc"])
+def test_a_wrapper_that_resets_at_length_is_no_interruption(wrap, subproc):
+    own = dict(SUBPROC, wrapper_class=SeededResetWrapper) if subproc else {}
+    env = wrap(make_vec_env(Staged, 2, **own))
+    callback = Meddle(lambda e: e.reset(), calls=())
+    model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(256, callback=callback)
+    assert model.interruptions == 0 and model.slots.start_mismatches == 0
+    model.learn(256, reset_num_timesteps=False)
+    model.learn(128)
+    assert model.interruptions == 0 and model.slots.start_mismatches == 0
+    callback.calls, callback.count = (10,), 0
+    with pytest.warns(UserWarning, match="Something other"):
+        model.learn(256, callback=callback)
+    assert model.interruptions == 1 and model.slots.start_mismatches == 0
+    env.close()
+
+
 # ------------------------------------------------------------ attributes
 
 
@@ -460,7 +540,8 @@ def test_a_copy_of_the_env_is_an_env_of_its_own(duplicate, wrap):
     env = DummyVecEnv([lambda: wrap(Lesson())])
     model = GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(64)
     twin = duplicate(env.envs[0])
-    twin.reset(seed=1)
+    start, _ = wrap(Lesson()).reset(seed=1)
+    np.testing.assert_array_equal(twin.reset(seed=1)[0], start)  # and not of the group whose turn it is
     twin.step(0)
     assert twin.unwrapped.t == 1 and model.slots.in_step_with(env)
     twin.get_wrapper_attr("set_next_seed")(5)

@@ -143,6 +143,30 @@ def test_a_worker_that_dies_is_replaced_and_its_episodes_end(kind):
     env.close()
 
 
+class Game(gym.Env):
+    """Says after ten moves whether the game was lost, in the plainest words."""
+
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,)), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return self.observation_space.sample(), {"episode_lost": False}
+
+    def step(self, action):
+        self.t += 1
+        return self.observation_space.sample(), float(action), self.t == 10, False, {"episode_lost": True, "lost": True}
+
+
+@pytest.mark.parametrize("vec_env", [DummyVecEnv, partial(ProcessVecEnv, n_workers=1)])
+def test_a_lost_game_is_no_lost_episode(vec_env):
+    env = vec_env([Game] * 2)
+    model = grpo(env, advantage="outcome")
+    model.learn(96, callback=lambda local, _: model.num_timesteps < 200)
+    assert model.num_timesteps < 200 and model._steps_dropped == 0 and getattr(env, "n_lost", 0) == 0
+    env.close()
+
+
 def test_a_dead_worker_of_sb3s_own_processes_is_named():
     """Else all there is is an EOFError."""
     env = SubprocVecEnv([lambda: SeededResetWrapper(Fragile())] * 3)

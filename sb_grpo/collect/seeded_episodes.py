@@ -101,7 +101,6 @@ def held(env: VecEnv) -> Iterator[None]:
     hold, judge = hold_of(env), _Judge(env.num_envs)
     hold.notice()  # whoever held the envs has lost them
     hold.take(judge)
-    hold.actor = judge
     try:
         yield
     finally:

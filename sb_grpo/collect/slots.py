@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import ranks
 from sb_grpo.collect.starts import Start, mismatch_message, not_reset_message, same_start, start_of
-from sb_grpo.envs.hold import Hold, hold_of
+from sb_grpo.envs.hold import Hold, hold_of, reset_is_over
 from sb_grpo.envs.installing import facts, install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
@@ -128,6 +128,7 @@ class GroupSlots:
         for slot, job in enumerate(self.job.tolist()):
             self._send(slot, job)
         obs = env.reset()
+        reset_is_over(env)
         for slot, job in enumerate(self._queued.tolist()):
             self._send(slot, job)
         return obs
@@ -137,6 +138,7 @@ class GroupSlots:
 
         :param raw_obs: as :meth:`starts` wants it
         """
+        reset_is_over(env)
         for slot, start in self.starts(env, range(len(self.job)), raw_obs).items():
             self._start(env, slot, start)
 

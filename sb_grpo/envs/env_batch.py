@@ -11,8 +11,9 @@ from stable_baselines3.common.env_util import is_wrapped
 
 from sb_grpo.envs.seeded_reset import seeded_reset_of
 
-#: In the info of a slot's step: its worker died, and the episode that it was running is lost.
-EPISODE_LOST = "episode_lost"
+#: In the info of a slot's step: its worker died, and the episode that it was running is lost. Between the workers and the
+#: collection alone: a plain word might be an info of the user's, who has lost a game.
+EPISODE_LOST = "sb_grpo/episode_lost"
 #: A slot after a step: observation, reward, done, info, and the info of the reset, empty where there was none.
 SlotStep = tuple[Any, float, bool, dict[str, Any], dict[str, Any]]
 

@@ -22,9 +22,9 @@ class Holder(Protocol):
 class Hold:
     """Lets one trainer at a time queue seeds in a VecEnv, and withdraws them when somebody else takes the envs.
 
-    Only the holder's own steps and resets may consume a seed that it queued: those that it announces by ``actor`` and
-    :meth:`take`. Whatever else calls the VecEnv (a callback's evaluation, another model, the user) first ends the hold, and
-    finds the envs as random as SB3 leaves them. The holder sees that it has lost them and starts over.
+    Only the holder's own steps and resets may consume a seed that it queued: those that it announces by ``actor``.
+    Whatever else calls the VecEnv (a callback's evaluation, another model, the user) first ends the hold, and finds the envs
+    as random as SB3 leaves them. The holder sees that it has lost them and starts over.
 
     :param base: the VecEnv without its wrappers; some of its methods pass through here from now on
     :param ours: the envs have this package's resets, and not only ``set_next_seed``
@@ -36,7 +36,7 @@ class Hold:
         self.base, self.ours, self.near, self.takes_noise = base, ours, near, takes_noise
         self.holder: Holder | None = None
         self.actor: Holder | None = None  #: who is stepping or resetting the envs right now, if that is a trainer
-        self._reset_to_come = False
+        self._queued: dict[int, tuple[Any, ...]] = {}  #: by slot, what the holder has queued last
         self._step, self._step_async, self._reset = base.step, base.step_async, base.reset
         self._env_method, self._seed = base.env_method, base.seed
         names = ["step_async", "reset", "env_method"]
@@ -46,14 +46,18 @@ class Hold:
             setattr(base, name, getattr(self, name))
 
     def take(self, holder: Holder) -> None:
-        """From now on the envs are the holder's, and the next ``reset()`` of the VecEnv is its own."""
-        self.holder, self._reset_to_come = holder, True
+        """From now on the envs are the holder's, which is about to reset them, until :func:`reset_is_over`.
+
+        The wrappers around the VecEnv may step it in their ``reset()``, or reset it more than once.
+        """
+        self.holder = self.actor = holder
+        self._queued = {}
 
     def notice(self) -> None:
         """The envs are being reset or stepped: end the hold unless it is the holder that does."""
         if self.holder is not None and self.actor is not self.holder:
             seeds = self.holder.seeds_for_others()
-            self.holder, self._reset_to_come = None, False
+            self.holder = None
             for slot, seed in enumerate(seeds):
                 if self.ours:
                     self._env_method("withdraw_seed", seed, indices=[slot])
@@ -72,7 +76,8 @@ class Hold:
                 f"shared_noise=False seeds the noise of every episode, but set_next_seed of {type(self.base).__name__} takes "
                 "only the seed of the start: give it a second argument noise_seed, or leave shared_noise=True."
             )
-        answers = self._env_method("set_next_seed", seed, *([noise_seed] if self.takes_noise else []), indices=[slot])
+        self._queued[slot] = (seed, noise_seed) if self.takes_noise else (seed,)
+        answers = self._env_method("set_next_seed", *self._queued[slot], indices=[slot])
         return self.ours and answers[0] is True
 
     # ------------------------------------------------------------ the VecEnv's own methods
@@ -86,14 +91,15 @@ class Hold:
         self._step_async(actions)
 
     def reset(self) -> Any:
-        before = self.actor
-        if self._reset_to_come:
-            self.actor, self._reset_to_come = self.holder, False
+        self.notice()
+        if self.holder is not None:  # it is the holder's, and perhaps the second in a row: every one begins what was queued
+            for slot, seeds in self._queued.items():
+                self._env_method("set_next_seed", *seeds, indices=[slot])
         try:
-            self.notice()
             return self._reset()
-        finally:
-            self.actor = before
+        except BaseException:
+            self.actor = None  # the holder will not come to say it
+            raise
 
     def env_method(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         if method_name in ("reset", "step"):
@@ -114,6 +120,13 @@ class Hold:
             if one is not None:
                 self.queue(slot, one)
         return seeds
+
+
+def reset_is_over(env: VecEnv | None) -> None:
+    """The holder's reset of a VecEnv is done, if there was one: who resets or steps it from here on is somebody else."""
+    hold = None if env is None else getattr(vars(env.unwrapped).get("reset"), "__self__", None)
+    if isinstance(hold, Hold):
+        hold.actor = None
 
 
 def hold_of(env: VecEnv) -> Hold:

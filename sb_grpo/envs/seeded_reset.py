@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from hashlib import blake2b
 from typing import Any
 from weakref import ref
 
 import gymnasium as gym
 import numpy as np
+import torch as th
 
 from sb_grpo.envs.hold import PROTOCOL, Hold
 from sb_grpo.envs.time_limits import layers, limit_of
@@ -46,6 +48,31 @@ def observation_digest(obs: Any) -> bytes:
 def put(env: gym.Env[Any, Any], name: str, value: Any) -> None:
     """Set an attribute of this very env, also where its class hands attributes on to what it wraps."""
     object.__setattr__(env, name, value)
+
+
+def reseed(env: gym.Env[Any, Any], seed: int) -> None:
+    """Give an env another generator in place of Gymnasium's; one of another kind has other methods, which the env calls.
+
+    :param env: without wrappers
+    """
+    with suppress(AttributeError):  # of a generator that the env alone may set; the next reset seeds it
+        if isinstance(env.np_random, np.random.Generator):
+            env.np_random = np.random.default_rng(seed)
+
+
+@contextmanager
+def torchs_numbers_kept() -> Iterator[None]:
+    """Put torch's own generator back where an env seeds it in ``reset(seed=...)``, which the trainer makes every episode.
+
+    The policy draws its actions from it, and would give all members of a group the same ones. What an env draws from it
+    without seeding it stays drawn.
+    """
+    seed, state = th.initial_seed(), th.get_rng_state()
+    try:
+        yield
+    finally:
+        if th.initial_seed() != seed:
+            th.set_rng_state(state)
 
 
 class Layer:
@@ -171,8 +198,7 @@ class SeededReset:
         :param seed: of the next reset, unless the caller gives one, and of the env's generator until then
         """
         self._next_seed, self._noise_seed, self._gives_way = int(seed), None, True
-        with suppress(AttributeError):  # of a generator that the env alone may set; the next reset seeds it
-            self.env.unwrapped.np_random = np.random.default_rng(seed)
+        reseed(self.env.unwrapped, seed)
 
     def count_calls(self) -> int:
         """Resets and steps so far, of the env and of the env without its wrappers."""
@@ -184,7 +210,8 @@ class SeededReset:
             return self._reset(*args, **kwargs)
         self._called()
         given = args or kwargs.get("seed") is not None
-        if self._next_seed is not None and not (self._gives_way and given):
+        queued = self._next_seed is not None and not (self._gives_way and given)
+        if queued:
             args, kwargs["seed"] = (), self._next_seed
         self._next_seed = None
         for layer in self._layers:
@@ -192,11 +219,12 @@ class SeededReset:
         calls_before = self._layers[0].calls if self._layers else 0
         self._inside = True
         try:
-            obs, info = self._reset(*args, **kwargs)
+            with torchs_numbers_kept() if queued else nullcontext():
+                obs, info = self._reset(*args, **kwargs)
         finally:
             self._inside = False
         if self._noise_seed is not None:
-            self.env.unwrapped.np_random = np.random.default_rng(self._noise_seed)
+            reseed(self.env.unwrapped, self._noise_seed)
             self._noise_seed = None
         seed, calls = kwargs.get("seed"), self._layers[0].calls - calls_before if self._layers else 0
         own: Begun = type(self.env).__name__, observation_digest(obs), "" if seed is None else str(seed), calls
@@ -220,7 +248,8 @@ class SeededReset:
             hold.notice()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "hold": None}
+        queue = dict(_next_seed=None, _noise_seed=None, _gives_way=False)  # of a trainer, to whom no copy belongs
+        return {**vars(self), **queue, "hold": None, "_inside": False}
 
 
 def seeded_reset_of(env: gym.Env[Any, Any]) -> SeededReset:

@@ -28,8 +28,8 @@ class WorkerVecEnv(VecEnv):
 
     When a worker dies and may be replaced, another one makes its envs anew, with the attributes that were set through the
     VecEnv. In the step after, each of its slots reports the end of an episode (``done``, truncated, reward 0, the last
-    observation as ``terminal_observation``, and ``episode_lost`` in the info) and begins the next one, from the seed that was
-    queued. GRPO drops the steps of such an episode, counts them in ``rollout/useful_fraction``, and runs its job once more.
+    observation as ``terminal_observation``, and a mark in the info) and begins the next one, from the seed that was queued.
+    GRPO drops the steps of such an episode, counts them in ``rollout/useful_fraction``, and runs its job once more.
 
     :param env_fns: make the envs, one per slot
     :param n_workers: workers; slots are dealt out in order, as evenly as they go
