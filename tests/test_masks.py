@@ -120,6 +120,29 @@ def test_no_invalid_action_is_sent_from_any_source(source: str, space: spaces.Sp
     assert (invalid_in(venv), invalid_in(judged), alone.invalid) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("memory", [None, "gru"])
+@pytest.mark.parametrize("by_number", [False, True], ids=["steps", "groups"])
+@pytest.mark.parametrize("source", ["method", "info", "observation"])
+def test_episodes_that_a_time_limit_cuts_keep_their_last_masks(source: str, by_number: bool, memory: str | None) -> None:
+    """So do those that the rollout cuts, and those that somebody else's reset ends."""
+    venv = make_vec_env(lambda: gym.wrappers.TimeLimit(Moody(SPACES[0], source), 7), 4)
+    size: dict[str, Any] = {"n_groups": 2} if by_number else {"n_steps": 40}
+    kwargs = {} if memory is None else {"memory": memory, "memory_size": 4}
+    model = GRPO(policy_of(source), venv, group_size=2, batch_size=32, seed=0, policy_kwargs=kwargs, **size)
+    rollout = model.collect()
+    assert rollout.truncated.any()
+    final = rollout.final_observations
+    if source == "observation":
+        assert isinstance(final, dict)
+        cut = final["action_mask"][rollout.truncated]
+        assert cut.any(dim=1).all() and final["seen"][rollout.truncated].any(dim=1).all()
+    venv.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.update(model.collect())
+    assert invalid_in(venv) == 0
+
+
 @pytest.mark.slow
 def test_no_invalid_action_in_a_hundred_thousand_steps() -> None:
     venv = make_vec_env(lambda: Moody(SPACES[1], "method"), 8)
