@@ -60,6 +60,18 @@ def source_of(env: VecEnv) -> str | None:
     return source
 
 
+def check_same_masks(run: str | None, now: str | None) -> None:
+    """A run goes on with masks from where it had them.
+
+    :raises ValueError: if they come from elsewhere now
+    """
+    if run != now:
+        raise ValueError(
+            f"The run had action masks of the source {run!r}, but this env has {now!r} (docs/masks.md): build the env as the "
+            "run's was built; on another one a loaded model (GRPO.load) can begin a new run."
+        )
+
+
 def _check_choices(env: VecEnv, source: str) -> None:
     if not choices_of(env.action_space):
         raise ValueError(
