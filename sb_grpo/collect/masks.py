@@ -14,10 +14,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies.beside import MASK
-from sb_grpo.policies.masks import checked, choices_of
+from sb_grpo.policies.masks import METHOD, checked, choices_of
 
-METHOD = "action_masks"  #: sb3-contrib's name for it
-CALLERS = ("sb_grpo", "stable_baselines3")  #: packages whose functions call it
+CALLERS = ("sb_grpo", "stable_baselines3")  #: packages whose functions ask an env for its masks
 #: Sources whose masks observations do not hold.
 APART = ("method", "info", "tensor")
 EXPECTED = (
