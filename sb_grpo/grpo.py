@@ -337,11 +337,11 @@ class GRPO(ResumableAlgorithm):
         """Update the policy with a rollout, as often as it is called: the advantages of the last rollout are kept.
 
         :param rollout: of :meth:`collect`; changed by ``_replace``, or older, it is judged by what was known before it
-        :raises ValueError: for a gradient that is not finite; the weights are then what they were before
+        :raises ValueError: for columns that do not fit, or a gradient that is not finite; the weights stay as they were
         """
         if self._prepared is None or self._prepared[0] is not rollout:
-            with self._known.judging(rollout, self._learners()) as again:
-                self._prepared = rollout, self._prepare(rollout, again)
+            with self._known.judging(rollout, self.action_space, self._learners()) as (whole, again):
+                self._prepared = rollout, self._prepare(whole, again)
         result = self._update(self._prepared[1])
         self._write_due_runs()
         return result

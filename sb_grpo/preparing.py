@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -112,10 +113,12 @@ def check_size(rollout: Rollout) -> None:
     bad = ~(rollout.rewards.abs() <= LARGEST_REWARD)
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
+        reward = float(rollout.rewards[row])
+        wrong = too_large(LARGEST_REWARD).rstrip(",") if math.isfinite(reward) else "is not finite"
         raise Breakdown(
             f"The reward of step {int(rollout.t[row])} of an episode in group {int(rollout.group[rollout.episode[row]])} of "
-            f"this rollout, objectives and bonus included, {too_large(LARGEST_REWARD)}: {float(rollout.rewards[row]):g}. The "
-            "policy has not been updated. Bound it with rewards=dict(scaling='clip'), or lower the weights or the bonus."
+            f"this rollout, objectives and bonus included, {wrong}: {reward:g}. The policy has not been updated. Bound it "
+            "with rewards=dict(scaling='clip'), or lower the weights or the bonus."
         )
 
 

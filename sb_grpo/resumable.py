@@ -18,6 +18,7 @@ from sb_grpo import figures as log
 from sb_grpo import ranks
 from sb_grpo.callback_states import put_states, states_of
 from sb_grpo.collect.interruption import give_up
+from sb_grpo.collect.masks import check_same_masks, source_of
 from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.learn.known import Known
@@ -33,7 +34,7 @@ SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
 #: What the zip of a model leaves out, or pickles, and a run needs.
 ATTRIBUTES = (
     "ep_info_buffer", "ep_success_buffer", "last_figures", "_last_obs", "_last_episode_starts", "_warned_of_masks",
-    "_rows_checked", "_total_timesteps", "_time_limit", "start_time",
+    "_rows_checked", "_total_timesteps", "_time_limit", "start_time", "mask_source",
 )  # fmt: skip
 #: What learns beside the policy.
 LEARNERS = ("estimator", "grouper", "group_weighting", "bonus")
@@ -177,9 +178,13 @@ class ResumableAlgorithm(StoredAlgorithm):
     def take_over(self, state: dict[str, Any]) -> None:
         """All of a run but what its loop takes up."""
         assert self.env is not None
+        found, run = self.mask_source, state["own"]["mask_source"]
+        check_same_masks(run, run if run == "info" else found)  # those in infos are found when the env has been reset
         put_attributes(self, ATTRIBUTES, state["own"])
         for name in LEARNERS:
             put_state(getattr(self, name), state["learners"][name])
+        if self.mask_source != found:
+            self._make_buffer()
         self.rollout_buffer.load_state_dict(state["buffer"])
         self.action_space.np_random.bit_generator.state = state["action_space"]
         if state["simulator"] is not None:
@@ -288,6 +293,7 @@ class ResumableAlgorithm(StoredAlgorithm):
         assert self.env is not None
         if slots.at_starts or self._restart_groups:
             slots.begin_again(self.env)
+            check_same_masks(self.mask_source, source_of(self.env))
             self.beside.see(self.env)
             self._put_statistics(normalized)
             return

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import configure
+from torch.utils.tensorboard import SummaryWriter
 
 from sb_grpo import GRPO
 from tests.browser import WIDTHS, browser, complaints, faults, requests, resize, wait_until
 from zoo.common.command_line import BadInput
 from zoo.dashboard import main
-from zoo.dashboards.logs import from_csv, quantiles, thinned
+from zoo.dashboards.logs import from_csv, quantiles, read_log, thinned
 from zoo.dashboards.messages import health_messages
 from zoo.dashboards.page import as_script
 from zoo.dashboards.runs import ALL_HELD, NO_GROUPS, NO_LOG, curve, notes, read_run, read_runs
@@ -174,3 +175,24 @@ def test_a_served_page_follows_the_training(driver: Any, tmp_path: Path) -> None
     finally:
         server.shutdown()
         server.server_close()
+
+
+def test_the_log_of_a_run_goes_on_with_what_was_written_after_it_was_resumed(tmp_path):
+    """From where the later file begins, the earlier one's figures were written in vain; other runs' files do not count."""
+
+    def write(folder: str, second: int, steps: range, value: float) -> None:
+        writer = SummaryWriter(str(tmp_path / folder))
+        for step in steps:
+            writer.add_scalar("train/loss", value, step)
+            writer.add_histogram("group/advantages", np.array([0.0, value]), step)
+        writer.close()
+        (made,) = [file for file in (tmp_path / folder).iterdir() if not file.name.endswith(".made")]
+        made.rename(made.with_name(f"events.out.tfevents.{second}.host.1.made"))
+
+    write("run_1", 1000, range(0, 50, 10), 1.0)
+    write("run_1", 1900, range(30, 70, 10), 2.0)
+    write("run_2", 1950, range(0, 90, 10), 3.0)
+    found, advantages = read_log(tmp_path / "none", tmp_path, 1005.0)
+    assert found["train/loss"] == {"steps": [0, 10, 20, 30, 40, 50, 60], "values": [1.0] * 3 + [2.0] * 4}
+    assert advantages is not None and advantages["steps"] == [0, 10, 20, 30, 40, 50, 60]
+    assert read_log(tmp_path / "none", tmp_path, 5000.0) == ({}, None)

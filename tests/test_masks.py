@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecExtr
 from sb_grpo import GRPO, SeededResetWrapper, evaluate_paired
 from sb_grpo.envs.memory.t_maze import TensorTMaze10
 from sb_grpo.policies.heads import make_discrete_head
-from sb_grpo.policies.masks import checked, choices_of, put_masks
+from sb_grpo.policies.masks import allows, checked, choices_of, drawn, put_masks
 
 SPACES = [spaces.Discrete(4), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3)]
 NAMES = ["discrete", "multi_discrete", "multi_binary"]
@@ -118,6 +118,29 @@ def test_no_invalid_action_is_sent_from_any_source(source: str, space: spaces.Sp
         evaluate_paired(model, model, judged, 4)
     assert model.mask_source == source
     assert (invalid_in(venv), invalid_in(judged), alone.invalid) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("memory", [None, "gru"])
+@pytest.mark.parametrize("by_number", [False, True], ids=["steps", "groups"])
+@pytest.mark.parametrize("source", ["method", "info", "observation"])
+def test_episodes_that_a_time_limit_cuts_keep_their_last_masks(source: str, by_number: bool, memory: str | None) -> None:
+    """So do those that the rollout cuts, and those that somebody else's reset ends."""
+    venv = make_vec_env(lambda: gym.wrappers.TimeLimit(Moody(SPACES[0], source), 7), 4)
+    size: dict[str, Any] = {"n_groups": 2} if by_number else {"n_steps": 40}
+    kwargs = {} if memory is None else {"memory": memory, "memory_size": 4}
+    model = GRPO(policy_of(source), venv, group_size=2, batch_size=32, seed=0, policy_kwargs=kwargs, **size)
+    rollout = model.collect()
+    assert rollout.truncated.any()
+    final = rollout.final_observations
+    if source == "observation":
+        assert isinstance(final, dict)
+        cut = final["action_mask"][rollout.truncated]
+        assert cut.any(dim=1).all() and final["seen"][rollout.truncated].any(dim=1).all()
+    venv.reset()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.update(model.collect())
+    assert invalid_in(venv) == 0
 
 
 @pytest.mark.slow
@@ -222,6 +245,23 @@ def test_masks_teach_what_cannot_be_learnt_without() -> None:
 def test_bad_masks_are_named(masks: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         checked(masks, spaces.Discrete(4), 1, "of env {slot}")
+
+
+@pytest.mark.parametrize("space", [*SPACES, spaces.Discrete(4, start=3), spaces.MultiDiscrete([2, 3], start=[1, -1])], ids=str)
+def test_random_actions_are_drawn_among_the_valid_ones(space: spaces.Space) -> None:
+    """Each of them, and no other; what they are is what ``allows`` lets pass."""
+    space.seed(0)
+    m = sum(choices_of(space))
+    every = {str(np.asarray(space.sample()).tolist()) for _ in range(300)}
+    mask = np.ones(m, bool)
+    mask[0] = False
+    few = [drawn(space, mask) for _ in range(300)]
+    assert all(space.contains(action) and allows(space, mask, action) for action in few)
+    kept = {str(np.asarray(action).tolist()) for action in few}
+    n_first = choices_of(space)[0]
+    assert kept < every and len(kept) == len(every) * (n_first - 1) // n_first
+    assert not all(allows(space, mask, space.sample()) for _ in range(300))
+    assert allows(space, None, space.sample()) and space.contains(drawn(space, None))
 
 
 def test_a_choice_without_an_action_is_named() -> None:

@@ -33,6 +33,7 @@ from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.run_files import RUN, read_run
 from sb_grpo.saving import read_entry, with_entries
 from sb_grpo.state import NoPlainForm, pack, unpack
+from tests.test_masks import Moody, invalid_in, policy_of
 from tests.test_simulator_groups import Together, Unseeded
 
 SMALL: dict[str, Any] = dict(n_steps=32, batch_size=64, n_epochs=2, group_size=4, policy_kwargs=dict(net_arch=[8]))
@@ -76,7 +77,7 @@ Callbacks = Callable[[], list[BaseCallback]]
 
 def went_on(make: Callable[[], Any], rollouts: int, saver: Saver, callbacks: Callbacks, **kwargs: Any) -> tuple[GRPO, list]:
     """A run that nobody stopped."""
-    model, rows = GRPO("MlpPolicy", make(), seed=1, device="cpu", **{**SMALL, **kwargs}), Rows()
+    model, rows = GRPO(env=make(), seed=1, device="cpu", **{"policy": "MlpPolicy", **SMALL, **kwargs}), Rows()
     model.set_logger(Logger(None, [rows]))
     steps = model.steps_per_env * model.n_envs if model.n_groups is None else model.n_groups * model.members * 200
     model.learn(rollouts * steps, [saver, *callbacks()])
@@ -260,6 +261,42 @@ def test_elsewhere_host_envs_end_their_episodes_and_go_on(advantage):
     run = read_run(saver.file)
     count, steps = run["normalized"]["moments"]["observations"]["count"], again.num_timesteps - again._num_timesteps_at_start
     assert again.get_env().obs_rms.count == pytest.approx(count + 4 + steps)
+
+
+def masked(source: str, steps: int = 16) -> Callable[[], Any]:
+    """Every episode is as long as the others, so that all begin together."""
+    return lambda: make_vec_env(lambda: Moody(source=source, steps=steps), 4, seed=0)
+
+
+@pytest.mark.parametrize("memory", [None, "gru"])
+@pytest.mark.parametrize("source", ["method", "info", "observation"])
+@pytest.mark.parametrize("new_groups", [False, True], ids=["starts", "new groups"])
+def test_masked_runs_go_on_exactly(source, new_groups, memory):
+    make, saver = masked(source, steps=20 if new_groups else 16), Saver(3, new_groups)
+    policy_kwargs = dict(net_arch=[8]) if memory is None else dict(net_arch=[8], memory=memory, memory_size=4)
+    model, rows = went_on(make, 6, saver, none, policy=policy_of(source), policy_kwargs=policy_kwargs)
+    again, rows_again = resumed(make, saver, none)
+    assert again.mask_source == source and invalid_in(again.get_env()) == 0 and again.interruptions == 0
+    assert rows[-len(rows_again) :] == rows_again
+    assert list(differences(trimmed(model), trimmed(again))) == []
+
+
+@pytest.mark.parametrize("memory", [None, "gru"])
+def test_masked_runs_go_on_in_the_middle_of_episodes(memory):
+    make, saver = masked("info", steps=20), Saver(3)
+    policy_kwargs = dict(net_arch=[8]) if memory is None else dict(net_arch=[8], memory=memory, memory_size=4)
+    went_on(make, 6, saver, none, policy_kwargs=policy_kwargs)
+    again, _ = resumed(make, saver, none)
+    assert again.num_timesteps >= again._total_timesteps and again.interruptions == 1
+    assert invalid_in(again.get_env()) == 0
+
+
+@pytest.mark.parametrize(("then", "now"), [("info", "none"), ("none", "info"), ("info", "method"), ("method", "none")])
+def test_a_run_with_masks_from_elsewhere_is_refused(then, now):
+    saver = Saver(1)
+    went_on(masked(then), 1, saver, none)
+    with pytest.raises(ValueError, match="The run had action masks of the source"):
+        resumed(masked(now), saver, none)
 
 
 def test_a_curriculum_sets_its_level_before_the_first_episode():

@@ -226,6 +226,44 @@ def test_a_rollout_is_judged_again_by_what_was_known_before_it(paired: bool) -> 
     assert not all(value.equal(after[name]) for name, value in model.estimator.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    "given",
+    [lambda r: r.double(), lambda r: r.long(), lambda r: r.numpy(), lambda r: r.numpy().astype(int), lambda r: r.tolist()],
+)
+def test_rewards_of_another_type_are_rewards(given: Any) -> None:
+    results = []
+    for change in (lambda r: r, given):
+        model = GRPO("MlpPolicy", "CartPole-v1", n_steps=128, n_epochs=1, seed=0, device="cpu")
+        rollout = model.collect()
+        assert rollout is not None
+        results.append(model.update(rollout._replace(rewards=change(2.0 * rollout.rewards))))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda r: r._replace(rewards=r.rewards[:-1]), r"rollout.rewards has shape \(127,\), but this rollout's is \(128,\)"),
+        (lambda r: r._replace(rewards=r.rewards[:, None]), r"rollout.rewards has shape \(128, 1\)"),
+        (lambda r: r._replace(log_probs=r.log_probs.clone().requires_grad_()), r"pass log_probs.detach\(\)"),
+        (lambda r: r._replace(actions=r.actions + 5), "which is no action of Discrete"),
+        (lambda r: r._replace(observations=r.observations[1:]), "rollout.observations has shape"),
+        (lambda r: r._replace(terminated=r.terminated[1:]), "rollout.terminated has shape"),
+        (lambda r: r._replace(rewards=["much"] * 128), "no array of numbers"),
+        (lambda r: r._replace(rewards=r.rewards * float("nan")), "included, is not finite: nan. The policy"),
+        (lambda r: r._replace(rewards=r.rewards * 1e30), r"statistics in float32 break down: 1e\+30. The policy"),
+        (lambda r: None, "collect\\(\\) returns None when its callback has asked to stop"),
+    ],
+)
+def test_a_rollout_that_does_not_fit_is_refused(change: Any, says: str) -> None:
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=128, n_epochs=1, seed=0, device="cpu")
+    rollout = model.collect()
+    before = [p.clone() for p in model.policy.parameters()]
+    with pytest.raises(ValueError, match=says):
+        model.update(change(rollout))
+    assert all(map(th.equal, before, model.policy.parameters()))
+
+
 def test_features_of_a_rollout_that_is_judged_after_an_update_are_those_of_acting() -> None:
     class Dropping(BaseFeaturesExtractor):
         def __init__(self, space: spaces.Box) -> None:

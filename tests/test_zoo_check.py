@@ -12,11 +12,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
 
 from zoo import check
+from zoo.benchmarking.worker import evaluate
 from zoo.checking.episodes import observation_problem
 from zoo.checking.findings import BROKEN, LOOK
 from zoo.common.command_line import run
+from zoo.common.random_policy import RandomPolicy
+from zoo.evaluating.playing import random_reference
 
 
 class Sound(gym.Env[Any, Any]):
@@ -135,6 +139,40 @@ class Raises(Sound):
         return super().reward(action)
 
 
+class Masked(Sound):
+    """Refuses actions that are not valid, as board games do: three of four, other ones in every episode and at every step."""
+
+    action_space = spaces.Discrete(4)
+
+    def allowed(self) -> np.ndarray:
+        return np.arange(4) != (self.t + int(4 * abs(self.noise[0]))) % 4
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.allowed()[action], "no such move"
+        return super().step(action)
+
+
+class MaskedByMethod(Masked):
+    def action_masks(self) -> np.ndarray:
+        return self.allowed()
+
+
+class MaskedByInfo(Masked):
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return super().reset(seed=seed)[0], {"action_mask": self.allowed()}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return *super().step(action)[:4], {"action_mask": self.allowed()}
+
+
+class MaskedByObservation(Masked):
+    observation_space = spaces.Dict({"seen": Sound.observation_space, "action_mask": spaces.MultiBinary(4)})
+
+    def observe(self) -> Any:
+        return {"seen": super().observe(), "action_mask": self.allowed().astype(np.int8)}
+
+
+MASKED = (MaskedByMethod, MaskedByInfo, MaskedByObservation)
 FAULTS = {
     IgnoresSeed: (BROKEN, "seeded resets", "super().reset(seed=seed)"),
     OneStart: (LOOK, "seeded resets", "gave the same start"),
@@ -155,7 +193,7 @@ FAULTS = {
 #: Faults that another check rightly sees as well.
 ALSO = {KeepsState: {"luck"}, GlobalNoise: {"luck"}, NotANumber: {"luck"}, PaysNothing: {"group spread"}, Raises: {"spaces"}}
 
-for env in (Sound, *FAULTS):
+for env in (Sound, *MASKED, *FAULTS):
     gym.register(f"{env.__name__}-v7", env)
 
 
@@ -172,6 +210,20 @@ def without_training(monkeypatch):
 
 def test_a_sound_env_has_nothing_to_mend():
     assert {(f.level, f.check) for f in findings("Sound-v7") if f.level != "fine"} == set()
+
+
+@pytest.mark.parametrize("env", MASKED, ids=lambda env: env.__name__)
+def test_an_env_that_refuses_what_its_mask_forbids_is_sound(env):
+    found = {(f.level, f.check) for f in findings(f"{env.__name__}-v7") if f.level != "fine"}
+    assert found == set()
+
+
+@pytest.mark.parametrize("env", MASKED, ids=lambda env: env.__name__)
+def test_the_random_references_keep_to_the_masks(env):
+    """Those of ``zoo.evaluate`` and of ``zoo.benchmark``, which ask in different ways."""
+    venv = make_vec_env(f"{env.__name__}-v7", 3)
+    assert len(evaluate(RandomPolicy(venv.action_space, 0), venv, 5, deterministic=False)) == 3
+    assert random_reference(venv, [7, 8, 9, 10]) == random_reference(venv, [7, 8, 9, 10])
 
 
 @pytest.mark.parametrize("env", FAULTS, ids=lambda env: env.__name__)

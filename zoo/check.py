@@ -18,6 +18,8 @@ import gymnasium as gym
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from sb_grpo.envs.valid_actions import ValidActions
+
 from .checking import probes
 from .checking.episodes import Episode, play_groups
 from .checking.findings import BROKEN, LOOK, Finding
@@ -122,7 +124,7 @@ def check(it: Subject, seconds: float, say: Callable[[Finding], object]) -> list
     speed = 0.0
 
     def made() -> list[Finding]:
-        envs.extend([it.make(), it.make()])
+        envs.extend([ValidActions(it.make()), ValidActions(it.make())])
         return []
 
     def played() -> list[Finding]:

@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.collect.masks import APART, check_unmasked, masks_of
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.policies.beside import MASK, MEMORY, beside, env_part, with_beside
+from sb_grpo.policies.beside import MASK, MEMORY, beside, with_beside
 from sb_grpo.policies.masks import checked, choices_of
 
 
@@ -97,8 +97,11 @@ class Beside:
         return None
 
     def after(self, slot: int, obs: Any) -> Any:
-        """A slot's observation after the last step, with what the policy remembers there; for the value of a cut episode."""
+        """A slot's observation after the last step, with what the policy remembers there; for the value of a cut episode.
+
+        A mask that the observation itself holds stays in it: the buffer has a place for it.
+        """
         parts = {} if self._memory is None else {MEMORY: self._memory[slot].cpu().numpy()}
         if self._masks is not None:  # that of a step which nobody takes
             parts[MASK] = np.zeros_like(self._masks[slot])
-        return with_beside(env_part(obs), parts)
+        return with_beside(obs, parts)

@@ -14,10 +14,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies.beside import MASK
-from sb_grpo.policies.masks import checked, choices_of
+from sb_grpo.policies.masks import METHOD, checked, choices_of
 
-METHOD = "action_masks"  #: sb3-contrib's name for it
-CALLERS = ("sb_grpo", "stable_baselines3")  #: packages whose functions call it
+CALLERS = ("sb_grpo", "stable_baselines3")  #: packages whose functions ask an env for its masks
 #: Sources whose masks observations do not hold.
 APART = ("method", "info", "tensor")
 EXPECTED = (
@@ -58,6 +57,18 @@ def source_of(env: VecEnv) -> str | None:
     if source is not None:
         _check_choices(env, source)
     return source
+
+
+def check_same_masks(run: str | None, now: str | None) -> None:
+    """A run goes on with masks from where it had them.
+
+    :raises ValueError: if they come from elsewhere now
+    """
+    if run != now:
+        raise ValueError(
+            f"The run had action masks of the source {run!r}, but this env has {now!r} (docs/masks.md): build the env as the "
+            "run's was built; on another one a loaded model (GRPO.load) can begin a new run."
+        )
 
 
 def _check_choices(env: VecEnv, source: str) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from sb_grpo.envs.random import group_seed
 from sb_grpo.envs.seeded_reset import observation_digest
+from sb_grpo.envs.valid_actions import ValidActions
 
 #: Standard errors by which a correlation must exceed zero, and another lag's must exceed that at lag 0.
 _Z = 3.0
@@ -81,8 +82,9 @@ def noise_alignment(
     :param n_steps: steps per episode, at most
     :param max_lag: largest lag, less than ``n_steps``
     :param seed: of seeds and random actions
-    :param policy: from an observation to an action, with noise of its own, as in training; None: uniform actions. What is
-        common depends on it: where random orders fill every store, no customer's luck reaches the rewards
+    :param policy: from an observation to an action, with noise of its own, as in training; None: uniform actions (of a
+        masked env the valid ones). What is common depends on it: where random orders fill every store, no customer's luck
+        reaches the rewards
     :raises ValueError: for sizes out of range
     """
     if n_seeds < 3 or n_steps < 3 or not 0 <= max_lag < n_steps:
@@ -90,14 +92,14 @@ def noise_alignment(
             f"n_seeds={n_seeds}, n_steps={n_steps}, max_lag={max_lag}: take 3 seeds and 3 steps or more, and "
             "0 <= max_lag < n_steps."
         )
-    env = gym.make(make_env) if isinstance(make_env, str) else make_env()
+    env = ValidActions(gym.make(make_env) if isinstance(make_env, str) else make_env())
     env.action_space.seed(seed)
     seeds = [group_seed(seed, number) for number in range(n_seeds)]
     act = policy or (lambda obs: env.action_space.sample())
     pairs = [(_play(env, s, [act] * n_steps), _play(env, s, [act] * n_steps)) for s in seeds]
     checked = range(min(_REPLAYS, n_seeds))
-    again = [_play(env, seeds[i], _repeat(pairs[i][0])) for i in checked]
-    other = [_play(env, seeds[i - 1], _repeat(pairs[i][0])) for i in checked]
+    again = [_play(env, seeds[i], _repeat(env, pairs[i][0])) for i in checked]
+    other = [_play(env, seeds[i - 1], _repeat(env, pairs[i][0])) for i in checked]
     env.close()
     return _judge(
         _centred(pairs, n_steps),
@@ -112,13 +114,15 @@ def noise_alignment(
 def _play(env: gym.Env[Any, Any], seed: int, policies: list[Callable[[Any], Any]]) -> _Episode:
     """One episode.
 
-    :param policies: for each step what chooses its action; it ends with the last of them
+    :param policies: for each step what chooses its action; it ends with the last of them, or with None for an action
     """
     obs, _ = env.reset(seed=seed)
     generators = list({id(g): g for g in [env.unwrapped.np_random, *_generators(env.unwrapped)]}.values())
     episode = _Episode(observation_digest(obs), [_state(generators)], [], [])
     for policy in policies:
         action = policy(obs)
+        if action is None:
+            break
         obs, reward, terminated, truncated, _ = env.step(action)
         episode.actions.append(action)
         episode.rewards.append(float(reward))
@@ -128,10 +132,15 @@ def _play(env: gym.Env[Any, Any], seed: int, policies: list[Callable[[Any], Any]
     return episode
 
 
-def _repeat(episode: _Episode) -> list[Callable[[Any], Any]]:
-    """The same actions, whatever is seen."""
+def _repeat(env: ValidActions, episode: _Episode) -> list[Callable[[Any], Any]]:
+    """The same actions, whatever is seen, up to the first one that is not valid any more: another episode, then."""
     actions = iter(episode.actions)
-    return [lambda obs: next(actions)] * len(episode.actions)
+
+    def again(obs: Any) -> Any:
+        action = next(actions)
+        return action if env.allows(action) else None
+
+    return [again] * len(episode.actions)
 
 
 def _generators(owner: Any, depth: int = 3) -> Iterator[Any]:

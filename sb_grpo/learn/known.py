@@ -8,7 +8,9 @@ from typing import Any
 from weakref import ref
 
 import torch as th
+from gymnasium import spaces
 
+from sb_grpo.learn.given_rollouts import as_collected
 from sb_grpo.learn.last_good import Snapshot
 from sb_grpo.types import Rollout
 
@@ -34,22 +36,27 @@ class Known:
         self._before = [entry for entry in self._before if entry[0]() is not None] + [(ref(rollout.t), before)]
 
     @contextmanager
-    def judging(self, rollout: Rollout, learners: Sequence[Any]) -> Iterator[bool]:
+    def judging(
+        self, rollout: Rollout | None, space: spaces.Space[Any], learners: Sequence[Any]
+    ) -> Iterator[tuple[Rollout, bool]]:
         """A rollout is judged again, by what was known before it.
 
         What is learnt from the newest one then takes the place of what was learnt from it before; an older one leaves
         everything as later rollouts have made it. A rollout that nobody collected is judged by what is known now.
 
-        :return: whether it has been judged before
+        :param space: of actions
+        :return: the rollout with columns of their own types; whether it has been judged before
+        :raises ValueError: for one that is none
         """
+        rollout = as_collected(rollout, space)
         found = next((i for i, (t, _) in enumerate(self._before) if t() is rollout.t), None)
         if found is None:
-            yield False
+            yield rollout, False
             return
         now = Snapshot(learners)
         self._before[found][1].put_back()
         try:
-            yield True
+            yield rollout, True
         except BaseException:
             now.put_back()
             raise

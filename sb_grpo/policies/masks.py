@@ -12,6 +12,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
+METHOD = "action_masks"  #: sb3-contrib's name for what an env is asked
 #: In place of an impossible action's logit: exp of it is 0 in every floating-point type, and 0 times it is 0.
 NEVER = -1e8
 
@@ -80,3 +81,23 @@ def checked(masks: Any, space: spaces.Space, n: int, where: str) -> np.ndarray:
 def _is_flat(masks: Any) -> bool:
     """One mask, rather than a sequence of them."""
     return len(masks) > 0 and np.ndim(masks[0]) == 0
+
+
+def drawn(space: spaces.Space, mask: np.ndarray | None) -> Any:
+    """A random action among the valid ones.
+
+    :param mask: ``[m]`` bool; None: all are
+    """
+    if mask is None:
+        return space.sample()
+    parts = np.split(mask, np.cumsum(choices_of(space))[:-1])
+    chosen = np.array([space.np_random.choice(np.flatnonzero(part)) for part in parts]).reshape(space.shape or ())
+    return np.asarray(chosen + getattr(space, "start", 0), dtype=space.dtype)[()]
+
+
+def allows(space: spaces.Space, mask: np.ndarray | None, action: Any) -> bool:
+    """Whether an action is valid."""
+    if mask is None:
+        return True
+    chosen = np.ravel(np.asarray(action, dtype=np.int64) - getattr(space, "start", 0))
+    return bool(mask[np.cumsum([0, *choices_of(space)[:-1]]) + chosen].all())

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch as th
 import yaml
-from gymnasium import Space
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -29,6 +28,7 @@ from ..benchmarking.results import RANDOM, write_result
 from ..benchmarking.specs import Spec
 from ..common import provenance
 from ..common.evaluating import Counting
+from ..common.random_policy import RandomPolicy
 from ..training.building import build
 from ..training.experiment import Experiment, sync
 
@@ -130,19 +130,6 @@ class Checkpoints(BaseCallback):
         self.record()
         assert self.env is not None
         self.env.close()
-
-
-class RandomPolicy:
-    """Uniformly random actions, behind the method that ``evaluate_policy`` calls."""
-
-    def __init__(self, space: Space, seed: int) -> None:
-        self.space = space
-        space.seed(seed)
-
-    def predict(self, observations: Any, *_: Any, **__: Any) -> tuple[np.ndarray, None]:
-        """One action per env."""
-        first = next(iter(observations.values())) if isinstance(observations, dict) else observations
-        return np.array([self.space.sample() for _ in range(len(first))]), None
 
 
 def run_random(spec: Spec, experiment: Experiment) -> dict[str, Any]:

@@ -24,12 +24,12 @@ def read_log(folder: Path, tensorboard: Path | None, started: float | None) -> t
 
     :param folder: of the run
     :param tensorboard: where TensorBoard's files are looked for; None: only in the folder
-    :param started: when the run began, in seconds; of several TensorBoard files the one that began then is taken
+    :param started: when the run began, in seconds; the TensorBoard files of the one that began then are taken
     """
     if (folder / "progress.csv").is_file():
         return from_csv(folder / "progress.csv"), None
-    events = nearest_events([place for place in (folder, tensorboard) if place is not None], started)
-    return ({}, None) if events is None else from_tensorboard(events)
+    events = events_of_run([place for place in (folder, tensorboard) if place is not None], started)
+    return from_tensorboard(events) if events else ({}, None)
 
 
 def from_csv(path: Path) -> dict[str, Column]:
@@ -66,35 +66,65 @@ def thinned(column: Column) -> Column:
     return {"steps": [column["steps"][i] for i in rows], "values": values}
 
 
-def nearest_events(places: list[Path], started: float | None) -> Path | None:
-    """The TensorBoard file of a run: the one that began when the run did."""
+def events_of_run(places: list[Path], started: float | None) -> list[Path]:
+    """The TensorBoard files of a run, oldest first: the one that began when the run did, and those that follow it in its
+    folder: a run that goes on after it was killed begins another file there."""
     files = [file for place in places for file in place.rglob("events.out.tfevents.*")]
     if started is None or not files:
-        return max(files, key=lambda file: file.stat().st_mtime, default=None)
-    began = {file: float(file.name.split(".")[3]) for file in files if file.name.split(".")[3].isdigit()}
-    near = {file: abs(when - started) for file, when in began.items() if abs(when - started) <= APART}
-    return min(near, key=lambda file: near[file], default=None)
+        first = max(files, key=lambda file: file.stat().st_mtime, default=None)
+    else:
+        near = {file: abs(when - started) for file in files if (when := began(file)) is not None}
+        near = {file: apart for file, apart in near.items() if apart <= APART}
+        first = min(near, key=lambda file: near[file], default=None)
+    if first is None:
+        return []
+    return sorted(
+        {first, *(file for file in files if file.parent == first.parent and (began(file) or 0.0) >= (began(first) or 0.0))},
+        key=lambda file: (began(file) or 0.0, file.name),
+    )
 
 
-def from_tensorboard(events: Path) -> tuple[dict[str, Column], dict[str, Any] | None]:
-    """Scalars by key, and quantiles of ``group/advantages``."""
+def began(events: Path) -> float | None:
+    """When a TensorBoard file began, in seconds, as its name says."""
+    second = events.name.split(".")[3]
+    return float(second) if second.isdigit() else None
+
+
+def from_tensorboard(files: list[Path]) -> tuple[dict[str, Column], dict[str, Any] | None]:
+    """Scalars by key, and quantiles of ``group/advantages``.
+
+    :param files: of one run, oldest first; from where a later one begins, what an earlier one held was written in vain
+    """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    accumulator = EventAccumulator(str(events), size_guidance={"scalars": 0, "histograms": HISTOGRAMS, "tensors": 0})
-    accumulator.Reload()
-    tags = accumulator.Tags()
-    found = {}
-    for key in tags["scalars"]:
-        points = [(e.step, e.value) for e in accumulator.Scalars(key) if math.isfinite(e.value)]
-        if points:
-            steps, values = zip(*points, strict=True)
-            found[key] = thinned({"steps": list(steps), "values": list(values)})
-    if "group/advantages" not in tags["histograms"]:
-        return found, None
-    histograms = accumulator.Histograms("group/advantages")
-    rows = [quantiles(h.histogram_value.bucket_limit, h.histogram_value.bucket) for h in histograms]
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    return found, {"steps": [h.step for h in histograms], "quantiles": list(QUANTILES), "values": columns}
+    scalars: dict[str, dict[int, float]] = {}
+    histograms: dict[int, list[float]] = {}
+    for file in files:
+        accumulator = EventAccumulator(str(file), size_guidance={"scalars": 0, "histograms": HISTOGRAMS, "tensors": 0})
+        accumulator.Reload()
+        tags = accumulator.Tags()
+        for key in tags["scalars"]:
+            go_on(scalars.setdefault(key, {}), {e.step: e.value for e in accumulator.Scalars(key) if math.isfinite(e.value)})
+        if "group/advantages" in tags["histograms"]:
+            found = [(h.step, h.histogram_value) for h in accumulator.Histograms("group/advantages")]
+            go_on(histograms, {step: quantiles(value.bucket_limit, value.bucket) for step, value in found})
+    columns = {
+        key: thinned({"steps": list(map(float, points)), "values": list(points.values())})
+        for key, points in scalars.items()
+        if points
+    }
+    if not histograms:
+        return columns, None
+    by_quantile = [list(column) for column in zip(*histograms.values(), strict=True)]
+    return columns, {"steps": list(histograms), "quantiles": list(QUANTILES), "values": by_quantile}
+
+
+def go_on(points: dict[int, Any], later: dict[int, Any]) -> None:
+    """Let values by step go on with those of a later file."""
+    start = min(later, default=math.inf)
+    for step in [step for step in points if step >= start]:
+        del points[step]
+    points.update(later)
 
 
 def quantiles(limits: Any, counts: Any) -> list[float]:

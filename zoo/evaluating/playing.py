@@ -14,6 +14,7 @@ from sb_grpo.collect.seeded_episodes import Episodes, actor, frozen_statistics, 
 from sb_grpo.envs.installing import install_seeded_reset
 
 from ..common.command_line import BadInput
+from ..common.random_policy import RandomPolicy
 from .models import Contestant
 
 
@@ -73,7 +74,7 @@ def play_all(
         for one in contestants:
             env = one.saved.make_env(variant.kwargs, n_envs=min(n_envs, len(seeds)))
             if variant.name not in random:
-                random[variant.name] = float(_episodes(env, _random(env), seeds, False).returns.mean())
+                random[variant.name] = random_reference(env, seeds)
             model = one.saved.load(env, device)
             parameters = sum(p.numel() for p in model.policy.parameters() if p.requires_grad)
             sizes[one.name] = parameters, int(getattr(model, "_n_updates", 0))
@@ -94,9 +95,9 @@ def play_all(
     return Played(list(variants), seeds, returns, random, sizes, notes)
 
 
-def _random(env: VecEnv) -> Any:
-    env.action_space.seed(0)
-    return lambda observations: np.array([env.action_space.sample() for _ in range(env.num_envs)])
+def random_reference(env: VecEnv, seeds: list[int]) -> float:
+    """Mean return of random actions, the same every time."""
+    return float(_episodes(env, RandomPolicy(env.action_space, 0), seeds, False).returns.mean())
 
 
 def _episodes(env: VecEnv, policy: Any, seeds: list[int], deterministic: bool) -> Episodes:

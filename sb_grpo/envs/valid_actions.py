@@ -1,0 +1,58 @@
+"""Random play of one env: ``action_space.sample()`` knows nothing of action masks, and an env may refuse what it draws."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from sb_grpo.policies.beside import MASK
+from sb_grpo.policies.masks import METHOD, allows, checked, choices_of, drawn
+
+
+class ValidActions(gym.Wrapper[Any, Any, Any, Any]):
+    """``action_space.sample()`` draws among the actions that are valid now; all of them where the env has no masks.
+
+    Masks are looked for where a training finds them (docs/masks.md): in a method, an info, an observation.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._obs: Any = None
+        self._info: Mapping[str, Any] = {}
+        space = copy.copy(env.action_space)
+        self._draws_from = env.action_space
+        self.action_space = space
+        if choices_of(space):
+            space.sample = self._draw  # type: ignore[method-assign]
+            space.seed = env.action_space.seed  # type: ignore[method-assign]
+
+    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """As the env's."""
+        self._obs, self._info = found = self.env.reset(**kwargs)
+        return found
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """As the env's."""
+        found = self.env.step(action)
+        self._obs, self._info = found[0], found[4]
+        return found
+
+    def allows(self, action: Any) -> bool:
+        """Whether an action is valid now."""
+        return allows(self._draws_from, self._mask(), action)
+
+    def _draw(self, *_: Any, **__: Any) -> Any:
+        return drawn(self._draws_from, self._mask())
+
+    def _mask(self) -> np.ndarray | None:
+        if not choices_of(self.action_space):
+            return None
+        method = self.env.get_wrapper_attr(METHOD) if self.env.has_wrapper_attr(METHOD) else None
+        found = method() if callable(method) else (self._info or {}).get(MASK)
+        if found is None and isinstance(self._obs, Mapping):
+            found = self._obs.get(MASK)
+        return None if found is None else checked(found, self._draws_from, 1, "of the env")[0]

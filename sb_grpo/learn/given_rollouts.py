@@ -1,0 +1,90 @@
+"""Rollouts from a loop of one's own: what was put into them has the type that a collected one has, or is refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import get_action_dim
+
+from sb_grpo.policies.masks import choices_of
+from sb_grpo.types import PER_EPISODE, PER_STEP, Rollout
+
+#: Columns that are numbers, whatever numbers they were given as.
+NUMBERS = ("rewards", "log_probs", "objectives")
+
+
+def as_collected(rollout: Rollout | None, space: spaces.Space[Any]) -> Rollout:
+    """A rollout whose columns are as those of a collected one; that itself where nothing was changed.
+
+    :param space: of actions
+    :raises ValueError: naming field, rule and remedy
+    """
+    if rollout is None:
+        raise ValueError(
+            "There is no rollout to learn from: collect() returns None when its callback has asked to stop. End the loop "
+            "there, with `if rollout is None: break`."
+        )
+    device, n_actions = rollout.t.device, get_action_dim(space)
+    types = dict.fromkeys(NUMBERS, th.float32)
+    types["actions"] = th.int64 if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else th.float32
+    shapes = {"actions": () if isinstance(space, spaces.Discrete) else (n_actions,), "rewards": (), "log_probs": ()}
+    changed: dict[str, Any] = {}
+    for names, rows in ((PER_STEP, len(rollout.t)), (PER_EPISODE, len(rollout.group))):
+        for name in names:
+            value = getattr(rollout, name)
+            if name in types and value is not None:
+                value = changed[name] = as_tensor(name, value, types[name], device)
+            check_rows(name, value, rows, shapes.get(name))
+    check_range(changed["actions"], space)
+    return rollout._replace(**changed)
+
+
+def as_tensor(name: str, value: Any, dtype: th.dtype, device: th.device) -> th.Tensor:
+    """A column as a tensor of its type.
+
+    :raises ValueError: for what is no column of numbers, and for what a gradient flows through
+    """
+    try:
+        found = value if isinstance(value, th.Tensor) else th.as_tensor(np.asarray(value))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"rollout.{name} is no array of numbers ({error}): pass a tensor or a NumPy array.") from error
+    if found.requires_grad:
+        raise ValueError(f"rollout.{name} requires a gradient, but update() learns from values: pass {name}.detach().")
+    return found.to(device, dtype)
+
+
+def check_rows(name: str, value: Any, rows: int, shape: tuple[int, ...] | None) -> None:
+    """Check that a column has one row per step, or per episode.
+
+    :param value: a tensor, or several by name; None: it is not there
+    :param shape: of a row; None: any
+    :raises ValueError: if not
+    """
+    if value is None:
+        return
+    if not isinstance(value, th.Tensor):
+        for key, part in value.items():
+            check_rows(f"{name}[{key!r}]", part, rows, None)
+        return
+    if value.dim() == 0 or len(value) != rows or (shape is not None and tuple(value.shape[1:]) != shape):
+        wanted = f"({rows}, ...)" if shape is None else (rows, *shape)
+        raise ValueError(
+            f"rollout.{name} has shape {tuple(value.shape)}, but this rollout's is {wanted}: change values, and leave the "
+            "rows as they are; sb_grpo.types.select_episodes makes a smaller rollout."
+        )
+
+
+def check_range(actions: th.Tensor, space: spaces.Space[Any]) -> None:
+    """Check that actions are in their space; Box actions are stored as drawn, so they have no bounds.
+
+    :raises ValueError: if not
+    """
+    choices = th.tensor(choices_of(space), device=actions.device)
+    if len(choices):
+        outside = (actions < 0) | (actions >= (choices[0] if actions.dim() == 1 else choices))
+        if bool(outside.any()):
+            wrong = actions[outside][0].item()
+            raise ValueError(f"rollout.actions holds {wrong:g}, which is no action of {space}: count actions from 0.")

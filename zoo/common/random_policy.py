@@ -1,0 +1,35 @@
+"""The random policy that models are measured against."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from gymnasium import Space
+
+from sb_grpo.collect.masks import masks_of_the_evaluated
+from sb_grpo.policies.beside import MASK, beside
+from sb_grpo.policies.masks import checked, choices_of, drawn
+
+
+class RandomPolicy:
+    """Uniformly random actions among the valid ones, behind the method that ``evaluate_policy`` calls."""
+
+    def __init__(self, space: Space[Any], seed: int) -> None:
+        self.space = space
+        space.seed(seed)
+
+    def predict(
+        self, observations: Any, *_: Any, action_masks: np.ndarray | None = None, **__: Any
+    ) -> tuple[np.ndarray, None]:
+        """One action per env.
+
+        :param action_masks: ``[n_envs, m]`` where the caller knows them; else found as by GRPO's ``predict``
+        """
+        n = len(next(iter(observations.values())) if isinstance(observations, Mapping) else observations)
+        masks: Any = action_masks if action_masks is not None else masks_of_the_evaluated()
+        if masks is None and choices_of(self.space):
+            masks = beside(observations, MASK)
+        rows = [None] * n if masks is None else checked(masks, self.space, n, "of env {slot}")
+        return np.array([drawn(self.space, row) for row in rows]), None
