@@ -238,6 +238,7 @@ class GRPO(ResumableAlgorithm):
             self.advantage, self.estimator, self.grouper, self.group_weighting, self.bonus, self.options.rewards,
             self._objective_weights, self.options.loss,
         )  # fmt: skip
+        self._derive()  # of what was changed by hand
         gamma = self.gamma if self.moving_gamma is None else self.moving_gamma
         options = AdvantageOptions(gamma, self.gae_lambda, self.normalize_advantage)
         largest, t = rollout.rewards.abs().max(0)
@@ -263,9 +264,10 @@ class GRPO(ResumableAlgorithm):
     def train(self) -> None:
         """Update the policy with the last rollout: ``n_epochs`` passes of minibatches.
 
-        :raises ValueError: for a gradient that is not finite; the weights are then what they were before
+        :raises ValueError: without a new rollout, and for a gradient that is not finite; the weights are then as before
         """
-        assert self._prepared is not None
+        if self._prepared is None:
+            raise ValueError("train() learns from a rollout once, and none has come since: call learn() or collect().")
         (_, prepared), self._prepared = self._prepared, None
         self._update(prepared)
         self._write_due_runs()

@@ -28,6 +28,7 @@ from sb_grpo.rules import (
     number,
     one_of,
     or_function,
+    plain,
 )
 
 AGGREGATIONS = ("step", "episode", "constant")
@@ -113,7 +114,7 @@ RANGES: dict[str, dict[str, Rule]] = {
         "stats_window_size": integer(1, 1_000_000, "100 is usual"),
         "tensorboard_log": a("the path of a folder", str, os.PathLike, none=True),
         "policy_kwargs": SETTINGS,
-        "verbose": integer(0, 2),
+        "verbose": Rule("must be an integer from 0 on; 1 shows tables", lambda x: isinstance(plain(x), int) and x >= 0),
         "seed": integer(0, 2**32 - 1, none=True),
         "device": Rule("must be a device that there is: 'auto', 'cpu', 'cuda', ...", _is_device),
         "_init_setup_model": FLAG,
@@ -226,7 +227,10 @@ RANGES: dict[str, dict[str, Rule]] = {
     },
 }  # fmt: skip
 #: What may be changed by hand or by a callback, so is looked at before every update.
-CHANGEABLE = ("batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "max_grad_norm", "target_kl", "kl_coef")
+CHANGEABLE = (
+    "batch_size", "n_epochs", "gamma", "gae_lambda", "ent_coef", "max_grad_norm", "target_kl", "kl_coef",
+    "normalize_advantage",
+)  # fmt: skip
 #: Dicts among the arguments.
 NESTED = ("group_kwargs", "update_kwargs", "loss_kwargs", "advantage_kwargs", "multitask", "rewards", "policy_kwargs")
 

@@ -6,6 +6,7 @@ A run's file is a model's zip with one more entry: tensors, numbers and text, wh
 from __future__ import annotations
 
 import io
+import warnings
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -98,6 +99,18 @@ class ResumableAlgorithm(StoredAlgorithm):
         due, self._runs_due = self._runs_due, []
         for path in due:
             self._write_run(path)
+
+    def _give_up_due_runs(self) -> None:
+        """Something has broken off before a rollout was learnt from."""
+        self._in_rollout = False
+        due, self._runs_due = self._runs_due, []
+        for path in due:
+            warnings.warn(
+                f"save_run({path!r}) has written nothing: the rollout that it waited for was not learnt from. Call it again, "
+                "or use save().",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def _write_run(self, path: Any) -> None:
         content = run_to_bytes(self._run_state())
@@ -249,14 +262,20 @@ class ResumableAlgorithm(StoredAlgorithm):
         callback.on_training_start({**locals(), "iteration": 0}, globals())
         self._take_up_loop(callback)
         assert self.env is not None
-        while self.num_timesteps < total_timesteps:
-            if not self.collect_rollouts(self.env, callback, self.rollout_buffer, n_rollout_steps=self.n_steps):  # type: ignore[arg-type]
-                break
-            self._iteration += 1
-            self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
-            if log_interval is not None and self._iteration % log_interval == 0:
-                self.dump_logs(self._iteration)
-            self.train()
+        try:
+            while self.num_timesteps < total_timesteps:
+                if not self.collect_rollouts(self.env, callback, self.rollout_buffer, n_rollout_steps=self.n_steps):  # type: ignore[arg-type]
+                    break
+                self._iteration += 1
+                self._update_current_progress_remaining(self.num_timesteps, total_timesteps)
+                if log_interval is not None and self._iteration % log_interval == 0:
+                    self.dump_logs(self._iteration)
+                self.train()
+                self._write_due_runs()  # a train() of one's own may have left that out
+            self._write_due_runs()  # a callback has asked for one, and to stop
+        except BaseException:
+            self._give_up_due_runs()
+            raise
         callback.on_training_end()
         return self
 

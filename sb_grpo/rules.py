@@ -75,8 +75,21 @@ def is_number(x: Any) -> bool:
 
 
 def plain(value: Any) -> Any:
-    """NumPy's numbers and flags as Python's: the former overflow in the arithmetic of seeds, and cannot be written as JSON."""
-    return value.item() if isinstance(value, np.generic) else value
+    """Numbers and flags of NumPy and PyTorch as Python's: theirs overflow in the arithmetic of seeds, and are no JSON."""
+    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+
+
+def constructor_of(kind: type) -> dict[str, inspect.Parameter]:
+    """What a class is built with, by name; where its constructor hands on further arguments, its parents' too."""
+    found: dict[str, inspect.Parameter] = {}
+    for parent in kind.__mro__:
+        if "__init__" not in vars(parent):
+            continue
+        own = list(inspect.signature(parent.__init__).parameters.values())[1:]
+        found = {p.name: p for p in own if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)} | found
+        if not any(p.kind is p.VAR_KEYWORD for p in own):
+            break
+    return found
 
 
 def one_of(*choices: Any) -> Rule:
@@ -172,7 +185,7 @@ def at_progress(label: str, rule: Rule, schedule: Any, progress: float) -> Any:
         check_values("", {label: schedule}, {label: rule._replace(scheduled=False)})
         return schedule
     try:
-        value = schedule(progress)
+        value = plain(schedule(progress))
     except Exception as error:
         raise ValueError(f"{label}={shown(schedule)} failed at progress {progress:g} ({error!r}): it {rule.text}.") from error
     if not rule.fine(value):

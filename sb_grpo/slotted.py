@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from contextlib import AbstractContextManager
 from typing import Any
@@ -35,7 +34,7 @@ from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.preparing import Prepared
 from sb_grpo.ranges import RANGES
-from sb_grpo.rules import at_progress, steps_per_env
+from sb_grpo.rules import at_progress, constructor_of, steps_per_env
 from sb_grpo.types import Rollout, UpdateResult
 
 
@@ -111,9 +110,8 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     @property
     def settings(self) -> dict[str, Any]:
         """Every argument of the constructor by name, as it is now."""
-        names = list(inspect.signature(type(self).__init__).parameters)[1:]
-        hidden = ("policy", "env", "_init_setup_model")
-        settings = {name: getattr(self, name, getattr(self, f"_{name}", None)) for name in names if name not in hidden}
+        names = [name for name in constructor_of(type(self)) if name not in ("policy", "env", "_init_setup_model")]
+        settings = {name: getattr(self, name, getattr(self, f"_{name}", None)) for name in names}
         return {"policy": self.policy_class.__name__, "n_envs": self.n_envs, **settings}
 
     def _arguments(self) -> Arguments:
@@ -336,14 +334,14 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         """Actions for observations, as SB3's, with sb3-contrib's ``action_masks`` and its ``state`` of a recurrent policy.
 
         :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them. ``evaluate_policy`` and
-            what is built on it need not pass them: the env that it plays is asked
-        """
+            what is built on it need not pass them: the env that it plays is asked."""
         if action_masks is None and self.mask_source in APART:
             action_masks = masks_of_the_evaluated()
             if action_masks is None and not self._warned_of_masks:
                 self._warned_of_masks = True
                 warnings.warn(UNTOLD.format(source=self.mask_source), UserWarning, stacklevel=2)
-        return self.policy.predict(observation, state, episode_start, deterministic, action_masks)
+        masks = () if action_masks is None else (action_masks,)  # SB3's signature has none
+        return self.policy.predict(observation, state, episode_start, deterministic, *masks)
 
     def autocasting(self) -> AbstractContextManager[object]:
         """The context of every forward pass that makes log-probabilities: ratios compare like with like."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import io
 import warnings
 from pathlib import Path
@@ -17,6 +16,7 @@ from sb_grpo.collect.masks import APART
 from sb_grpo.export import export_policy
 from sb_grpo.grouped import GroupedAlgorithm
 from sb_grpo.moved import check_names
+from sb_grpo.rules import constructor_of
 
 SelfStored = TypeVar("SelfStored", bound="StoredAlgorithm")
 
@@ -83,7 +83,7 @@ class StoredAlgorithm(GroupedAlgorithm):
         source, replaced = path, {*kwargs, *(custom_objects or {})}
         if not trusted:
             own = custom_objects or {}
-            source, objects = saving.without_pickle(path, inspect.signature(cls).parameters, {**own, **kwargs}, env)
+            source, objects = saving.without_pickle(path, constructor_of(cls), {**own, **kwargs}, env)
             custom_objects = {**own, **objects}
         if replaced:
             kwargs["_replaced"] = replaced

@@ -367,3 +367,21 @@ def test_a_loaded_model_whose_statistics_fit_nowhere_says_so(tmp_path):
     other = VecFrameStack(VecNormalize(make_vec_env("Pendulum-v1", 2)), 2)
     with pytest.warns(UserWarning, match=r"shape \(6,\).*left aside"):
         GRPO.load(tmp_path / "stacked", env=other)
+
+
+class HandsOn(GRPO):
+    """Names some arguments, and hands on the others."""
+
+    def __init__(self, policy, env, mine=3, **kwargs):
+        super().__init__(policy, env, **kwargs)
+        self.mine = mine
+
+
+@pytest.mark.parametrize("trusted", [True, False])
+def test_arguments_that_a_subclass_hands_on_come_back(tmp_path, trusted):
+    given = dict(gamma=0.9, n_steps=256, batch_size=32, n_epochs=3, ent_coef=0.01, group_size=4, learning_rate=1e-2)
+    model = HandsOn("MlpPolicy", "CartPole-v1", mine=5, device="cpu", **given)
+    assert {name: model.settings[name] for name in given} == given and model.settings["mine"] == 5
+    model.save(tmp_path / "model")
+    loaded = HandsOn.load(tmp_path / "model", device="cpu", trusted=trusted)
+    assert {name: getattr(loaded, name) for name in given} == given

@@ -19,7 +19,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnvWrapper, VecFrameStack, VecNormalize
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sb_grpo import GRPO, Clipped, SeededResetWrapper
+from sb_grpo import GRPO, Clipped, MlpPolicy, SeededResetWrapper
 from sb_grpo.baselines.estimators import Step
 from sb_grpo.maths.estimators import outcome
 from sb_grpo.maths.returns import episode_returns
@@ -557,3 +557,73 @@ def test_the_reference_sees_observations_as_the_policy_does():
     model.learn(512)
     assert model.policy.obs_normalizer.count > 0
     assert [dump["train/kl_loss"] for dump in dumps if "train/kl_loss" in dump] == pytest.approx([0.0] * 3, abs=1e-9)
+
+
+def test_advantages_are_normalised_as_is_said_by_hand():
+    """PPO takes the flag between two learn() too."""
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu")
+    model.learn(64)
+    model.normalize_advantage = False
+    model.learn(64)
+    assert model.normalize_advantage == "none"
+    model.normalize_advantage = "Batch"
+    with pytest.raises(ValueError, match=r"normalize_advantage='Batch' is unknown"):
+        model.learn(64)
+
+
+def test_a_second_training_on_one_rollout_says_what_it_waits_for():
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu").learn(64)
+    with pytest.raises(ValueError, match=r"none has come since: call learn\(\)"):
+        model.train()
+
+
+def test_a_policy_may_have_the_predict_of_sb3():
+    class Plain(MlpPolicy):
+        def predict(self, observation, state=None, episode_start=None, deterministic=False):
+            return super().predict(observation, state, episode_start, deterministic)
+
+    model = GRPO(Plain, "CartPole-v1", n_steps=64, device="cpu").learn(64)
+    assert evaluate_policy(model, model.get_env(), 2)[0] > 0
+
+
+def test_weights_of_somebody_else_that_learn_along_have_one_minibatchs_gradient_each():
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=16, n_epochs=2, device="cpu")
+    shift = th.zeros(4, requires_grad=True)
+    model.policy.optimizer.add_param_group({"params": [shift]})
+    model.policy.features_extractor.register_forward_pre_hook(lambda _, args: (args[0] + shift,))
+    seen, step = [], model.policy.optimizer.step
+
+    def look(*args, **kwargs):
+        seen.append(
+            (
+                shift.grad.clone(),
+                model.policy.policy_net[0].bias.grad.clone(),
+                model.policy.policy_net[0].weight.detach().clone(),
+            )
+        )
+        return step(*args, **kwargs)
+
+    model.policy.optimizer.step = look
+    model.learn(64)
+    assert len(seen) == 8
+    for own, of_bias, weight in seen:  # what the shift of the input gets is what the first layer hands back
+        th.testing.assert_close(own / own.norm(), (of_bias @ weight) / (of_bias @ weight).norm(), rtol=1e-3, atol=1e-3)
+
+
+def test_a_hook_before_flat_features_is_heard():
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu")
+    obs = th.randn(5, 4)
+    before = model.policy.get_distribution(obs).distribution.logits.detach().clone()
+    model.policy.features_extractor.register_forward_pre_hook(lambda _, args: (0.0 * args[0],))
+    after = model.policy.get_distribution(obs).distribution.logits.detach()
+    assert bool((after == after[0]).all()) and not th.equal(before, after)
+
+
+@pytest.mark.parametrize("verbose", [True, np.True_, 3])
+def test_verbose_is_any_number_as_in_sb3(verbose):
+    assert GRPO("MlpPolicy", "CartPole-v1", verbose=verbose, device="cpu").verbose == int(verbose)
+
+
+def test_schedules_may_return_numbers_of_numpy_and_torch():
+    for rate in (lambda p: np.array(1e-3 * p), lambda p: th.tensor(1e-3) * p):
+        GRPO("MlpPolicy", "CartPole-v1", n_steps=64, learning_rate=rate, clip_range=rate, device="cpu").learn(64)

@@ -96,7 +96,7 @@ OF_LIBRARIES = {
     ("learn.onednn.tall_product", "th.ops.mkldnn._linear_pointwise"),
     ("policies.heads.StateDependentNoiseHead.distribution", "dist._latent_sde"),
     ("learn.gradients.clip_gradients", "th._foreach_mul_"),
-    *(("policies.layers.through", f"layer.{name}") for name in HOOKS),
+    *(("policies.layers.hooked", f"layer.{name}") for name in HOOKS),
     ("learn.gradients.clip_gradients", "th._foreach_norm"),
 }
 

@@ -549,3 +549,42 @@ def test_a_copy_of_captured_execution_captures_its_own(way):
     assert other.estimator.fast_predict.baseline is other.estimator is not model.estimator
     assert other.captured._predict.compiled not in (None, model.captured._predict.compiled)
     assert other.estimator.fast_predict.graph is other.captured._predict
+
+
+class Asks(BaseCallback):
+    """Asks for the run's file in mid-rollout."""
+
+    def __init__(self, path, stop=False):
+        super().__init__()
+        self.path, self.stop = path, stop
+
+    def _on_step(self):
+        if self.n_calls == 3:
+            self.model.save_run(self.path)
+            return not self.stop
+        return True
+
+
+class Own(GRPO):
+    """Learns in a way of its own."""
+
+    def train(self):
+        self._prepared = None
+
+
+@pytest.mark.parametrize(("kind", "stop"), [(GRPO, True), (Own, False)])
+def test_a_run_that_was_asked_for_is_written_whatever_becomes_of_the_rollout(tmp_path, kind, stop):
+    kind("MlpPolicy", "CartPole-v1", n_steps=32, seed=0, device="cpu").learn(64, Asks(tmp_path / "run.zip", stop))
+    assert (tmp_path / "run.zip").exists()
+
+
+def test_a_run_that_cannot_be_written_is_named_and_the_next_one_is(tmp_path):
+    class Broken(GRPO):
+        def train(self):
+            raise KeyboardInterrupt
+
+    model = Broken("MlpPolicy", "CartPole-v1", n_steps=32, seed=0, device="cpu")
+    with pytest.warns(UserWarning, match=r"save_run\(.*has written nothing"), pytest.raises(KeyboardInterrupt):
+        model.learn(64, Asks(tmp_path / "run.zip"))
+    model.save_run(tmp_path / "later.zip")
+    assert (tmp_path / "later.zip").exists()

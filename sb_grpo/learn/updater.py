@@ -58,10 +58,15 @@ class Updater:
         plan, norms = self.plan, list[th.Tensor]()
         last_good = LastGood(self.objective.policy)
         parameters = list(last_good.parameters)
-        self.objective.policy.optimizer.zero_grad()  # what was frozen, or is not ours, must not follow an old gradient
+        optimizer = self.objective.policy.optimizer
+        optimizer.zero_grad()  # what has been frozen must not follow an old gradient
+        own = {id(parameter) for parameter in parameters}
+        others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
         self.gradient.start_update(tasks)
 
         def step(minibatch: Minibatch) -> th.Tensor:
+            for other in others:  # weights of somebody else that learn along
+                other.grad = None
             return self.gradient_step(minibatch, clip, parameters)
 
         take_step = self.captured.gradient_step(step, self.objective, parameters, clip, plan.batch_size, plan.max_grad_norm)

@@ -29,7 +29,7 @@ from torch import nn
 from sb_grpo.maths.normalizer import RunningNormalizer
 from sb_grpo.policies.beside import MASK, MEMORY, SEQUENCE, beside, env_part, space_without
 from sb_grpo.policies.heads import ActionHead, GaussianHead, StateDependentNoiseHead, make_discrete_head
-from sb_grpo.policies.layers import Layers, layers_of_the_actor, through
+from sb_grpo.policies.layers import Layers, hooked, layers_of_the_actor, through
 from sb_grpo.policies.masks import choices_of, put_masks
 from sb_grpo.policies.memory import SPAN, Memory
 from sb_grpo.policies.observations import from_zero, reads_flat, starts_of
@@ -128,11 +128,8 @@ class ActorPolicy(PredictingPolicy):
         one_each = isinstance(action_space, spaces.Box | spaces.MultiBinary)
         self.n_outputs = get_action_dim(action_space) if one_each else sum(choices_of(action_space))
         if ortho_init:
-            for module, gain in (
-                (self.features_extractor, np.sqrt(2)),
-                (self.policy_net, np.sqrt(2)),
-                (self.action_net, 0.01),
-            ):
+            wide = np.sqrt(2)
+            for module, gain in ((self.features_extractor, wide), (self.policy_net, wide), (self.action_net, 0.01)):
                 module.apply(partial(self.init_weights, gain=gain))
         self._flat = reads_flat(self)
         self.normalize_obs = normalize_obs
@@ -200,7 +197,9 @@ class ActorPolicy(PredictingPolicy):
     @property
     def _obs_is_features(self) -> bool:
         """A flat float observation is its own feature vector: no preprocessing on the hot path."""
-        return self._flat and type(self._modules["features_extractor"]) is FlattenExtractor
+        extractor = self.features_extractor
+        replaced = "extract_features" in self.__dict__ or "forward" in extractor.__dict__ or hooked(extractor)
+        return self._flat and not replaced and type(extractor) is FlattenExtractor
 
     def features(self, obs: PyTorchObs) -> th.Tensor:
         """Features of a batch of observations, or what the memory makes of them.
