@@ -85,7 +85,7 @@ def constructor_of(kind: type) -> dict[str, inspect.Parameter]:
     for parent in kind.__mro__:
         if "__init__" not in vars(parent):
             continue
-        own = list(inspect.signature(parent.__init__).parameters.values())[1:]
+        own = list(inspect.signature(vars(parent)["__init__"]).parameters.values())[1:]
         found = {p.name: p for p in own if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)} | found
         if not any(p.kind is p.VAR_KEYWORD for p in own):
             break
