@@ -248,8 +248,7 @@ class SeededReset:
             hold.notice()
 
     def __getstate__(self) -> dict[str, Any]:
-        queue = dict(_next_seed=None, _noise_seed=None, _gives_way=False)  # of a trainer, to whom no copy belongs
-        return {**vars(self), **queue, "hold": None, "_inside": False}
+        return {**vars(self), "hold": None}
 
 
 def seeded_reset_of(env: gym.Env[Any, Any]) -> SeededReset:
