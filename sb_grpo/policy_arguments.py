@@ -25,7 +25,7 @@ OF_RECURRENT_PPO = {
 NEVER_CALLED = {
     "forward": ("sample", "acts in training"),
     "act_and_remember": ("sample", "acts in training"),
-    "_predict": ("act_and_remember", "acts in predict()"),
+    "_predict": ("sample", "acts in training"),
     "get_distribution": ("_scores", "the distribution is made of"),
     "evaluate_actions": ("_scores", "log-probabilities and entropies are made of"),
     "_get_action_dist_from_latent": ("_scores", "the distribution is made of"),
