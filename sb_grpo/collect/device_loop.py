@@ -126,19 +126,23 @@ def collect_tensors(
     :param start_over: begins new groups in every slot, as somebody else has taken the envs
     """
     take_steps, run = stepper
+    policy = actor()
+    to_env = env_actions(policy)
     interruptions = 0
     infos: list[dict[str, Any]] = [{} for _ in range(env.num_envs)]
     while True:
         noise = actor().noise(plan.steps_per_env, env.num_envs)
         for n_steps in range(0, plan.steps_per_env, run):
-            policy = actor()
+            if actor() is not policy:
+                policy = actor()
+                to_env = env_actions(policy)
             if not slots.in_step_with(env):
                 slots = start_over()
                 interruptions += 1
             if plan.draws_noise(n_steps):
                 policy.reset_noise(env.num_envs)
             with th.no_grad(), autocasting(policy.device, autocast):
-                found = take_steps(policy, env, slots, columns, env_actions(policy), noise[n_steps : n_steps + run])
+                found = take_steps(policy, env, slots, columns, to_env, noise[n_steps : n_steps + run])
             buffer.add_steps(run, found)
             dones = found["ends"] > 0
             if plan.use_sde:
