@@ -234,7 +234,8 @@ ONCE = frozenset(
     baselines.estimation.check_features baselines.state.StateBaseline._best_ridge baselines.state.StateBaseline._residuals
     baselines.state.StateBaseline._cross_fitted.<locals>.<listcomp> maths.ridge.factorise ranks.means.<locals>.<listcomp>
     ranks.variances.<locals>.<listcomp>
-    collect.acting.log_probs_of_actor collect.buffer.GroupRolloutBuffer._as_rollout collect.buffer.GroupRolloutBuffer.pack collect.device_loop.check_finite
+    collect.acting.log_probs_of_actor
+    collect.buffer.GroupRolloutBuffer._as_rollout collect.buffer.GroupRolloutBuffer.pack collect.device_loop.check_finite
     collect.device_loop.record_episodes collect.slots.TensorSlots.note_starts figures.of_rollout figures.of_update
     grpo.GRPO._prepare learn.last_good.LastGood.check learn.last_good._is_finite
     maths.per_step.check_per_step maths.returns.episode_returns preparing.Preparation.__call__ preparing.check_size
