@@ -234,14 +234,13 @@ ONCE = frozenset(
     baselines.estimation.check_features baselines.state.StateBaseline._best_ridge baselines.state.StateBaseline._residuals
     baselines.state.StateBaseline._cross_fitted.<locals>.<listcomp> maths.ridge.factorise ranks.means.<locals>.<listcomp>
     ranks.variances.<locals>.<listcomp>
-    collect.acting.log_probs_of_actor
     collect.buffer.GroupRolloutBuffer._as_rollout collect.buffer.GroupRolloutBuffer.pack collect.device_loop.check_finite
     collect.device_loop.record_episodes collect.slots.TensorSlots.note_starts figures.of_rollout figures.of_update
     grpo.GRPO._prepare learn.last_good.LastGood.check learn.last_good._is_finite
     maths.per_step.check_per_step maths.returns.episode_returns preparing.Preparation.__call__ preparing.check_size
     """.split()
 )
-#: As often, where an option is used: whole episodes, masks, objectives and tasks, paired residuals, bonuses, a learnt std.
+#: As often, where there is need: host envs, whole episodes, masks, objectives and tasks, paired residuals, bonuses, a learnt std.
 OPTIONAL = frozenset(
     """
     collect.buffer.GroupRolloutBuffer._whole_groups collect.plan.check_endless collect.device_loop.check_masks
@@ -252,7 +251,7 @@ OPTIONAL = frozenset(
     extras.group_weights.GroupWeights.observe extras.group_weights.GroupWeights.progress
     extras.group_weights.row_weights extras.grouping.Clusters.labels extras.grouping.Grouping.regroup
     figures.of_parts figures.of_weights figures.of_bonus.<locals>.<dictcomp> learn.gradients.SurgicalGradient.metrics
-    types.select_episodes grpo.GRPO._update
+    types.select_episodes grpo.GRPO._update collect.acting.log_probs_of_actor
     """.split()
 )
 #: In every epoch or minibatch: a memory's stretches, ratios of whole episodes, one gradient per task, the KL stop.
