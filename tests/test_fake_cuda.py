@@ -240,7 +240,7 @@ ONCE = frozenset(
     maths.per_step.check_per_step maths.returns.episode_returns preparing.Preparation.__call__ preparing.check_size
     """.split()
 )
-#: As often, where there is need: host envs, whole episodes, masks, objectives and tasks, paired residuals, bonuses, a learnt std.
+#: As often, where needed: host envs, whole episodes, masks, objectives and tasks, paired residuals, bonuses, a learnt std.
 OPTIONAL = frozenset(
     """
     collect.buffer.GroupRolloutBuffer._whole_groups collect.plan.check_endless collect.device_loop.check_masks
