@@ -21,7 +21,7 @@ OF_RECURRENT_PPO = {
 }
 
 
-#: What SB3's algorithms call on a policy and GRPO does not; what it calls in the place of that, and what this does.
+#: What SB3's algorithms or predict() call on a policy and a training does not; what it calls instead, and what this does.
 NEVER_CALLED = {
     "forward": ("sample", "acts in training"),
     "act_and_remember": ("sample", "acts in training"),

@@ -114,7 +114,7 @@ def check_size(rollout: Rollout) -> None:
     if bool(bad.any()):
         row = int(bad.nonzero()[0])
         reward = float(rollout.rewards[row])
-        wrong = too_large(LARGEST_REWARD).rstrip(",") if math.isfinite(reward) else "is not finite"
+        wrong = too_large(LARGEST_REWARD) if math.isfinite(reward) else "is not finite"
         raise Breakdown(
             f"The reward of step {int(rollout.t[row])} of an episode in group {int(rollout.group[rollout.episode[row]])} of "
             f"this rollout, objectives and bonus included, {wrong}: {reward:g}. The policy has not been updated. Bound it "

@@ -95,16 +95,18 @@ class ResumableAlgorithm(StoredAlgorithm):
 
     def _write_due_runs(self) -> None:
         """A rollout has been learnt from."""
+        for path in self._leave_rollout():
+            self._write_run(path)
+
+    def _leave_rollout(self) -> list[Any]:
+        """The files that have waited for its end."""
         self._in_rollout = False
         due, self._runs_due = self._runs_due, []
-        for path in due:
-            self._write_run(path)
+        return due
 
     def _give_up_due_runs(self) -> None:
         """Something has broken off before a rollout was learnt from."""
-        self._in_rollout = False
-        due, self._runs_due = self._runs_due, []
-        for path in due:
+        for path in self._leave_rollout():
             warnings.warn(
                 f"save_run({path!r}) has written nothing: the rollout that it waited for was not learnt from. Call it again, "
                 "or use save().",

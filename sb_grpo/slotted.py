@@ -248,7 +248,8 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         """Reset every env and begin new groups; what waited for the old ones is dropped."""
         assert self.slots is not None
         self._steps_dropped += self.rollout_buffer.drop_kept()
-        self._new_slots().start_mismatches = self.slots.start_mismatches  # of those before, which Python looks up first
+        mismatches = self.slots.start_mismatches
+        self._new_slots().start_mismatches = mismatches
         self.start_slots()
         self._restart_groups = False
 
@@ -334,7 +335,8 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         """Actions for observations, as SB3's, with sb3-contrib's ``action_masks`` and its ``state`` of a recurrent policy.
 
         :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them. ``evaluate_policy`` and
-            what is built on it need not pass them: the env that it plays is asked."""
+            what is built on it need not pass them: the env that it plays is asked
+        """
         if action_masks is None and self.mask_source in APART:
             action_masks = masks_of_the_evaluated()
             if action_masks is None and not self._warned_of_masks:

@@ -9,9 +9,18 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.preprocessing import get_action_dim
 
 TensorOrDict = th.Tensor | dict[str, th.Tensor]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def action_row(space: spaces.Space[Any]) -> tuple[tuple[int, ...], th.dtype]:
+    """Shape and type of an action as rollouts hold it."""
+    if isinstance(space, spaces.Discrete):
+        return (), th.int64
+    return (get_action_dim(space),), th.int64 if isinstance(space, spaces.MultiDiscrete) else th.float32
 
 
 class Breakdown(ValueError):

@@ -210,6 +210,13 @@ def test_rewards_that_a_callback_changes_where_they_would_be_lost_are_refused():
         model.learn(32, callback=Shaping())
 
 
+def seeing_through(extractor, **kwargs):
+    """A model with a features extractor of one's own."""
+    policy_kwargs = dict(features_extractor_class=extractor, features_extractor_kwargs=kwargs)
+    settings = dict(n_steps=32, group_size=2, advantage="step", policy_kwargs=policy_kwargs)
+    return GRPO("MlpPolicy", make_vec_env("Pendulum-v1", 4), seed=0, device="cpu", **settings)
+
+
 class Standardizing(BaseFeaturesExtractor):
     """Keeps statistics of what it sees while it acts, in place or as new tensors."""
 
@@ -232,9 +239,7 @@ class Standardizing(BaseFeaturesExtractor):
 
 @pytest.mark.parametrize("in_place", [True, False])
 def test_statistics_that_the_policy_keeps_while_it_acts_are_those_of_each_step(in_place):
-    kwargs = dict(features_extractor_class=Standardizing, features_extractor_kwargs=dict(in_place=in_place))
-    env = make_vec_env("Pendulum-v1", 4)
-    model = GRPO("MlpPolicy", env, n_steps=32, group_size=2, policy_kwargs=kwargs, seed=0, device="cpu", advantage="step")
+    model = seeing_through(Standardizing, in_place=in_place)
     scored, act = [], model.policy.sample
 
     def act_and_score(obs, noise):
@@ -330,9 +335,7 @@ class Unsteady(BaseFeaturesExtractor):
 
 @pytest.mark.parametrize("noisy", [False, True])
 def test_log_probabilities_of_a_network_that_is_never_twice_the_same(noisy):
-    kwargs = dict(features_extractor_class=Unsteady, features_extractor_kwargs=dict(noisy=noisy))
-    env = make_vec_env("Pendulum-v1", 4)
-    model = GRPO("MlpPolicy", env, n_steps=32, group_size=2, policy_kwargs=kwargs, seed=0, device="cpu", advantage="step")
+    model = seeing_through(Unsteady, noisy=noisy)
     acted, sample = [], model.policy.sample
 
     def sample_and_note(*args):

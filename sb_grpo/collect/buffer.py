@@ -16,7 +16,7 @@ from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo.collect.columns import Column, check_one_task
-from sb_grpo.types import NOTHING, Rollout, TensorOrDict, map_obs
+from sb_grpo.types import NOTHING, Rollout, TensorOrDict, action_row, map_obs
 
 
 class GroupRolloutBuffer(BaseBuffer):
@@ -84,9 +84,7 @@ class GroupRolloutBuffer(BaseBuffer):
             }
         else:
             self.observations = grown_obs(self.observation_space, self._obs_dtypes.get(""), old)
-        discrete = isinstance(self.action_space, spaces.Discrete | spaces.MultiDiscrete)
-        action_shape = () if isinstance(self.action_space, spaces.Discrete) else (self.action_dim,)
-        self.actions = grown("actions", action_shape, th.int64 if discrete else th.float32, self.device)
+        self.actions = grown("actions", *action_row(self.action_space), self.device)
         self.log_probs = grown("log_probs", (), th.float32, self.device)
         self.rewards = grown("rewards", (), th.float32, self.column_device)
         self.jobs = grown("jobs", (), th.int64, self.column_device)

@@ -177,7 +177,7 @@ def check_finite(buffer: TensorRolloutBuffer, limits: Limits) -> None:
         bad = ~(rows.isfinite() & (rows.abs() <= largest)).all(dim=2)
         if bool(bad.any()):
             step, slot = bad.nonzero()[0].tolist()
-            wrong = too_large(largest) if bool(values[step, slot].isfinite().all()) else "is not finite"
+            wrong = f"{too_large(largest)}," if bool(values[step, slot].isfinite().all()) else "is not finite"
             raise Breakdown(
                 f"{what} of slot {slot} {wrong} at step {step} of this rollout: {values[step, slot].tolist()}. The "
                 "policy has not been updated with it; the simulator has diverged: check its time step and its actions' bounds."

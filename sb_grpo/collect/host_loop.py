@@ -49,7 +49,7 @@ def check_finite(env: VecEnv, what: str, value: Any, step: int, largest: float =
     if len(wrong_slots) == 0:
         return
     slot = int(wrong_slots[0])
-    wrong = too_large(largest) if np.isfinite(value[slot]).all() else "is not finite"
+    wrong = f"{too_large(largest)}," if np.isfinite(value[slot]).all() else "is not finite"
     raise Breakdown(
         f"{what} of env {slot} (of {env.num_envs}) {wrong} at vector step {step} since the start of learn(): "
         f"{value[slot]}. The policy has not been updated with it; fix the env, or bound its {what} with a wrapper."

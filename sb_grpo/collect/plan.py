@@ -44,7 +44,7 @@ class Plan(NamedTuple):
 
 def too_large(largest: float) -> str:
     """What is wrong with a number beyond a limit, for messages."""
-    return f"is beyond +-{largest:g}, where statistics in float32 break down,"
+    return f"is beyond +-{largest:g}, where statistics in float32 break down"
 
 
 class Taken(NamedTuple):

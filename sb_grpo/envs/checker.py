@@ -6,10 +6,10 @@ import warnings
 
 import numpy as np
 import torch as th
-from gymnasium import spaces
 
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorStep, TensorVecEnv, map_snapshot
 from sb_grpo.policies.masks import drawn
+from sb_grpo.types import action_row
 
 _SEED = 20_000
 
@@ -58,8 +58,7 @@ def _actions(env: TensorVecEnv, equal: bool) -> th.Tensor:
     """Random valid actions on the env's device, the same in every slot or not."""
     masks = [None] * env.num_envs if env.action_masks is None else env.action_masks.cpu().numpy()
     chosen = [drawn(env.action_space, mask) for mask in masks[: 1 if equal else None]] * (env.num_envs if equal else 1)
-    dtype = th.float32 if isinstance(env.action_space, spaces.Box | spaces.MultiBinary) else th.int64
-    return th.as_tensor(np.array(chosen), dtype=dtype, device=env.device)
+    return th.as_tensor(np.array(chosen), dtype=action_row(env.action_space)[1], device=env.device)
 
 
 def _differing(a: th.Tensor, b: th.Tensor) -> int | None:

@@ -124,14 +124,19 @@ class Hold:
 
 def reset_is_over(env: VecEnv | None) -> None:
     """The holder's reset of a VecEnv is done, if there was one: who resets or steps it from here on is somebody else."""
-    hold = None if env is None else getattr(vars(env.unwrapped).get("reset"), "__self__", None)
-    if isinstance(hold, Hold):
+    hold = None if env is None else _found(env)
+    if hold is not None:
         hold.actor = None
 
 
 def hold_of(env: VecEnv) -> Hold:
     """The hold on a VecEnv in which :func:`~sb_grpo.envs.installing.install_seeded_reset` has put one."""
-    hold = getattr(vars(env.unwrapped).get("reset"), "__self__", None)
-    if not isinstance(hold, Hold):
+    hold = _found(env)
+    if hold is None:
         raise ValueError(f"{type(env.unwrapped).__name__} takes no seeds yet: call install_seeded_reset(env) first.")
     return hold
+
+
+def _found(env: VecEnv) -> Hold | None:
+    hold = getattr(vars(env.unwrapped).get("reset"), "__self__", None)
+    return hold if isinstance(hold, Hold) else None

@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.preprocessing import get_action_dim
 
 from sb_grpo.policies.masks import choices_of
-from sb_grpo.types import PER_EPISODE, PER_STEP, Rollout
+from sb_grpo.types import PER_EPISODE, PER_STEP, Rollout, action_row
 
 #: Columns that are numbers, whatever numbers they were given as.
 NUMBERS = ("rewards", "log_probs", "objectives")
@@ -27,10 +26,9 @@ def as_collected(rollout: Rollout | None, space: spaces.Space[Any]) -> Rollout:
             "There is no rollout to learn from: collect() returns None when its callback has asked to stop. End the loop "
             "there, with `if rollout is None: break`."
         )
-    device, n_actions = rollout.t.device, get_action_dim(space)
-    types = dict.fromkeys(NUMBERS, th.float32)
-    types["actions"] = th.int64 if isinstance(space, spaces.Discrete | spaces.MultiDiscrete) else th.float32
-    shapes = {"actions": () if isinstance(space, spaces.Discrete) else (n_actions,), "rewards": (), "log_probs": ()}
+    device, (action_shape, action_type) = rollout.t.device, action_row(space)
+    types = {**dict.fromkeys(NUMBERS, th.float32), "actions": action_type}
+    shapes = {"actions": action_shape, "rewards": (), "log_probs": ()}
     changed: dict[str, Any] = {}
     for names, rows in ((PER_STEP, len(rollout.t)), (PER_EPISODE, len(rollout.group))):
         for name in names:

@@ -197,7 +197,7 @@ class ActorPolicy(PredictingPolicy):
     @property
     def _obs_is_features(self) -> bool:
         """A flat float observation is its own feature vector: no preprocessing on the hot path."""
-        extractor = self.features_extractor
+        extractor: Any = self._modules["features_extractor"]
         replaced = "extract_features" in self.__dict__ or "forward" in extractor.__dict__ or hooked(extractor)
         return self._flat and not replaced and type(extractor) is FlattenExtractor
 

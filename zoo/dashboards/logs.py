@@ -78,10 +78,8 @@ def events_of_run(places: list[Path], started: float | None) -> list[Path]:
         first = min(near, key=lambda file: near[file], default=None)
     if first is None:
         return []
-    return sorted(
-        {first, *(file for file in files if file.parent == first.parent and (began(file) or 0.0) >= (began(first) or 0.0))},
-        key=lambda file: (began(file) or 0.0, file.name),
-    )
+    beside = sorted((began(file) or 0.0, file) for file in files if file.parent == first.parent)
+    return [file for second, file in beside if second >= (began(first) or 0.0)]
 
 
 def began(events: Path) -> float | None:
