@@ -12,6 +12,12 @@ from gymnasium import spaces
 from sb_grpo.baselines.estimators import make_estimator
 from sb_grpo.learn.losses import Loss, make_loss
 from sb_grpo.options import GroupOptions, Multitask, Rewards, UpdateOptions, read_options
+from sb_grpo.rules import shown
+
+#: What is read when a model is built and not again: changed by hand it would have no effect, but be shown and saved.
+READ_ONCE = (
+    "advantage", "advantage_kwargs", "loss", "loss_kwargs", "group_kwargs", "update_kwargs", "multitask", "rewards", "compile",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -81,3 +87,31 @@ class Options(NamedTuple):
             read_options(Multitask, "multitask", given["multitask"]),
             read_options(Rewards, "rewards", given["rewards"]),
         )
+
+
+def read_once(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of :data:`READ_ONCE` as they are now; dicts as copies."""
+    return {name: dict(given[name]) if isinstance(given[name], Mapping) else given[name] for name in READ_ONCE}
+
+
+def check_as_read(read: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Check that nothing was changed that nobody would notice.
+
+    :param read: of :func:`read_once`, when the model was built
+    :param given: the arguments as they are now
+    :raises ValueError: naming the one that has changed
+    """
+    for name, then in read.items():
+        now = given[name]
+        if not _same(then, now):
+            raise ValueError(
+                f"{name}={shown(now)} was set by hand, but the model was built with {shown(then)} and reads it only then, so "
+                f"the change would have no effect. Build a model with it, or save this one and load it with {name}=: "
+                f"GRPO.load(path, env, {name}=...)."
+            )
+
+
+def _same(then: Any, now: Any) -> bool:
+    if isinstance(then, Mapping) and isinstance(now, Mapping):
+        return then.keys() == now.keys() and all(_same(then[key], now[key]) for key in then)
+    return then is now or (isinstance(then, str | int | float | tuple | list) and type(then) is type(now) and then == now)

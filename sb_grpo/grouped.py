@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import GymEnv
@@ -25,7 +26,7 @@ from sb_grpo.envs.tensor_env import is_tensor_env
 from sb_grpo.extras.exploration import Place, make_bonus
 from sb_grpo.extras.group_weights import GroupWeights
 from sb_grpo.extras.grouping import make_grouping
-from sb_grpo.given import Options
+from sb_grpo.given import Options, check_as_read, read_once
 from sb_grpo.learn.captured import Captured, rollout_obstacle, update_obstacle
 from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
 from sb_grpo.learn.losses import Loss
@@ -54,6 +55,8 @@ class GroupedAlgorithm(SlottedAlgorithm):
     }
     loss: str | Loss
     loss_kwargs: dict[str, Any] | None
+    #: Arguments that are read when the model is set up and not again, as they were then.
+    _as_read: dict[str, Any] | None = None
 
     @classmethod
     def from_profile(cls: type[SelfGrouped], name: str, policy: Any, env: GymEnv | str, **kwargs: Any) -> SelfGrouped:
@@ -87,7 +90,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self.__dict__.update(modern({**self.__dict__, **former}, DEFAULTS_0_1) if former else {})  # a zip of version 0.1
         if self.rollout_buffer_class is saving.OnlyForGRPO:  # type: ignore[comparison-overlap]
             self.rollout_buffer_class = None
-        self.options = Options.read(self.__dict__)
+        self.options, self._as_read = Options.read(self.__dict__), None
         self._derive()
         given = self._arguments()
         check_arguments(given)
@@ -113,6 +116,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self.bonus = make_bonus(self.options.rewards.bonus, place)
         self._capture()
         self._begin_together()
+        self._as_read = read_once(self.__dict__)
 
     def _setup_lr_schedule(self) -> None:
         super()._setup_lr_schedule()
@@ -138,7 +142,11 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self._base_seed = base_seed  # groups are those of all
 
     def _derive(self) -> None:
-        """Find the defaults that follow from other arguments."""
+        """Find the defaults that follow from other arguments.
+
+        :raises ValueError: if something was changed by hand that is read only once
+        """
+        self._check_as_read()
         replaced = self.__dict__.pop("_replaced", set())  # by GRPO.load(..., name=value)
         for name, value in self._derived.items():
             if name not in replaced and FOLLOWS_FROM[name] & replaced and getattr(self, name) == value:
@@ -153,6 +161,14 @@ class GroupedAlgorithm(SlottedAlgorithm):
             self._derived["normalize_advantage"] = self.normalize_advantage
         elif isinstance(self.normalize_advantage, bool):  # PPO's way to say it
             self.normalize_advantage = "group" if self.normalize_advantage else "none"
+
+    def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
+        self._check_as_read()
+        return super()._setup_learn(*args, **kwargs)
+
+    def _check_as_read(self) -> None:
+        if self._as_read is not None:
+            check_as_read(self._as_read, self.__dict__)
 
     def _make_buffer(self) -> None:
         kind: Any = self.rollout_buffer_class or buffer_class(self.env)

@@ -152,6 +152,7 @@ RANGES: dict[str, dict[str, Rule]] = {
         "with_time": FLAG,
         "seed": SEED,
         "fit_rows": integer(1, 10_000_000, "4096 is usual"),
+        "least_rows": integer(1, 10_000_000, "256 is usual"),
         "folds": integer(1, 1000, "4 is usual"),
         "hold_idle": FLAG,
         "paired": Rule(

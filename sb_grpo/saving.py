@@ -24,7 +24,7 @@ NOT_SAVED = (
     "slots", "_prepared", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
     "last_figures", "last_update", "estimator", "options", "beside", "_warned_of_masks", "_loop_callback", "_rows_checked",
     "shared_statistics", "_statistics", "_known", "rescue", "_in_rollout", "_callback_in_use", "_iteration",
-    "_runs_due", "_to_resume",
+    "_runs_due", "_to_resume", "_as_read",
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
 OPTIONAL_MODULES = ("estimator", "ref_policy", "grouper", "group_weighting", "bonus")

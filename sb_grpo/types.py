@@ -82,6 +82,22 @@ def select_episodes(rollout: Rollout, episodes: th.Tensor) -> tuple[Rollout, th.
     return part, rows
 
 
+def join_rollouts(first: Rollout, second: Rollout) -> Rollout:
+    """Two rollouts as one, the second's episodes and groups after the first's."""
+
+    def both(name: str) -> Any:
+        columns = getattr(first, name), getattr(second, name)
+        return None if columns[0] is None else map_obs(lambda *parts: th.cat(parts), *columns)
+
+    return first._replace(
+        **{name: both(name) for name in (*PER_STEP, *PER_EPISODE)},
+        episode=th.cat([first.episode, second.episode + len(first.group)]),
+        group=th.cat([first.group, second.group + first.n_groups]),
+        n_groups=first.n_groups + second.n_groups,
+        max_length=max(first.max_length, second.max_length),
+    )
+
+
 class AdvantageOptions(NamedTuple):
     """What every estimator goes by."""
 

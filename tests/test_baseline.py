@@ -5,6 +5,7 @@ import torch as th
 
 from sb_grpo import AdvantageOptions
 from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.maths.returns import gae
 from sb_grpo.maths.ridge import factorise
 from tests.helpers import make_rollout
 
@@ -186,12 +187,35 @@ def test_episodes_that_grow_longer_do_not_change_what_a_state_is_worth():
     assert worst[3] < 1.5 * worst[2] + 0.1
 
 
+@pytest.mark.parametrize("settings", [{}, dict(horizons=True), dict(with_time=True), dict(learn_metric=True)])
+def test_small_rollouts_wait_and_are_fitted_as_one(settings):
+    """Rollouts of 40 steps in twos: the fits are those to rollouts of 80, and the second of two is judged by them."""
+    th.manual_seed(0)
+    options = AdvantageOptions(normalize="none", gamma=0.9, gae_lambda=0.8)
+    small, large = StateBaseline(3, least_rows=80, **settings), StateBaseline(3, least_rows=80, **settings)
+    for k in range(3):
+        x, x_final, rewards, ends = th.randn(80, 3), th.randn(16, 3), th.randn(16, 5).tolist(), th.arange(16) % 3 == 0
+        of_both, _ = large.advantages(make_rollout(rewards, [i // 4 for i in range(16)], terminated=ends), options, x, x_final)
+        before = small.weights.clone()
+        for half in (0, 1):
+            rows, episodes = slice(40 * half, 40 * half + 40), slice(8 * half, 8 * half + 8)
+            rollout = make_rollout(rewards[episodes], [i // 4 for i in range(8)], terminated=ends[episodes])
+            advantages, _ = small.advantages(rollout, options, x[rows], x_final[episodes])
+            if half == 0:
+                assert th.equal(small.weights, before)
+                if k == 0:  # nothing is known yet: rewards to come, and what is cut is worth 0
+                    th.testing.assert_close(advantages, gae(rollout, th.zeros(40), th.zeros(8), 0.9, 0.8))
+        th.testing.assert_close(advantages, of_both[40:])
+        th.testing.assert_close(small.weights, large.weights)
+        assert not th.equal(small.weights, before)
+
+
 def test_what_an_episode_is_compared_with_does_not_know_its_rewards():
     """Another reward of one episode moves its own advantage by the difference; its fold is compared with what it was."""
     advantages = []
     for own in (0.3, 0.4):
         th.manual_seed(0)
-        baseline, options = StateBaseline(3, folds=4), AdvantageOptions(normalize="none")
+        baseline, options = StateBaseline(3, folds=4, least_rows=1), AdvantageOptions(normalize="none")
         for _ in range(2):
             x = th.randn(120, 3)
             y = x[:, 0] + 0.2 * th.randn(120)

@@ -494,6 +494,14 @@ def test_a_wrapper_that_changes_rewards_above_vec_normalize_is_refused():
     with pytest.raises(ValueError, match=r"between VecNormalize and the model changes rewards.*put VecNormalize around"):
         model.learn(128)
     assert th.equal(weights(model), before)
+
+    class Generous(VecNormalize):
+        def step_wait(self):
+            obs, rewards, dones, infos = super().step_wait()
+            return obs, rewards + 1.0, dones, infos
+
+    with pytest.raises(ValueError, match=r"between VecNormalize and the model changes rewards"):
+        GRPO("MlpPolicy", Generous(make_vec_env("CartPole-v1", 2)), **SMALL).learn(128)
     dumps = record(model := GRPO("MlpPolicy", VecNormalize(Thousand(make_vec_env("CartPole-v1", 2))), **SMALL))
     model.learn(128)
     assert dumps[-1]["group/reward_mean"] == 1000.0

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb_grpo import GRPO
@@ -81,6 +82,23 @@ def final_return(env_id, budget, seed, folder):
     experiment.learn(model)
     assert 0.95 * budget < model.num_timesteps <= budget  # every step counts
     return float(np.mean(experiment.evaluate(model)))
+
+
+@pytest.mark.parametrize(
+    "n_envs, n_steps, steps, bar",
+    [
+        (1, 2, 1_000, 30.0),
+        pytest.param(4, 4, 8_000, 90.0, marks=pytest.mark.slow),
+        pytest.param(8, 16, 8_000, 120.0, marks=pytest.mark.slow),
+    ],
+)
+def test_rollouts_of_few_steps_learn(n_envs, n_steps, steps, bar):
+    """A fit to each of the smaller ones runs away before 1,000 (8,000) steps; the larger end at 46 to 146 with such fits, and at
+    173 to 191 without. A random policy has 21."""
+    env = make_vec_env("CartPole-v1", n_envs, seed=0)
+    model = GRPO("MlpPolicy", env, n_steps=n_steps, batch_size=min(64, n_envs * n_steps), n_epochs=4, seed=0)
+    model.learn(steps)
+    assert np.mean([episode["r"] for episode in model.ep_info_buffer][-50:]) > bar
 
 
 @pytest.mark.slow

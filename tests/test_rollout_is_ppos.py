@@ -1,5 +1,6 @@
 """Given the same policy, starts and actions, GRPO's rollout and its GAE are those of SB3's PPO: row for row."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -421,6 +422,31 @@ def test_the_rewards_are_raw_below_any_vec_normalize(wrapped):
     plain = GRPO("MlpPolicy", make_vec_env("Pendulum-v1", 2), n_steps=64, seed=0, device="cpu").collect().rewards
     assert -8.0 < float(plain.mean()) < -2.0
     assert float(rewards.mean()) == pytest.approx(float(plain.mean()), abs=2.0)
+
+
+@pytest.mark.parametrize("form", [list, th.as_tensor, partial(np.expand_dims, axis=0)], ids=["lists", "tensors", "a row"])
+@pytest.mark.parametrize("rewards_too", [False, True])
+def test_a_wrapper_may_give_rewards_and_last_observations_in_another_form(form, rewards_too):
+    class Other(VecEnvWrapper):
+        def reset(self):
+            return self.venv.reset()
+
+        def step_wait(self):
+            obs, rewards, dones, infos = self.venv.step_wait()
+            for info in infos:
+                if "terminal_observation" in info:
+                    info["terminal_observation"] = form(info["terminal_observation"])
+            if rewards_too and not isinstance(form, partial):
+                rewards, dones = form(rewards), form(dones)
+            return obs, rewards, dones, infos
+
+    def trained(wrapper):
+        env = make_vec_env("Pendulum-v1", 2, env_kwargs=dict(max_episode_steps=20), seed=0)
+        model = GRPO("MlpPolicy", wrapper(env), n_steps=64, batch_size=64, n_epochs=2, seed=0, device="cpu")
+        model.learn(256)
+        return th.cat([p.detach().flatten() for p in model.policy.parameters()])
+
+    assert trained(Other).equal(trained(lambda env: env))
 
 
 @pytest.mark.parametrize("width", [1, 3])

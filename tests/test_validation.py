@@ -17,6 +17,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import FloatSchedule
 
 from sb_grpo import GRPO, CountBonus, MlpPolicy
+from sb_grpo.given import READ_ONCE
 from sb_grpo.policy_arguments import NEVER_CALLED
 from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
 
@@ -376,6 +377,50 @@ def test_what_is_changed_between_updates_counts(name, value):
         found.append(after)
     plain, changed = found
     assert plain[1].equal(changed[1]) and not plain[-1].equal(changed[-1])
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("advantage", "outcome"),
+        ("advantage_kwargs", dict(paired=True)),
+        ("loss", "cispo"),
+        ("loss_kwargs", dict(clip_range_high=0.3)),
+        ("group_kwargs", dict(shared_noise=False)),
+        ("update_kwargs", dict(micro_batch_size=8)),
+        ("multitask", dict(tasks=2)),
+        ("rewards", dict(scaling="tanh")),
+        ("compile", True),
+    ],
+)
+def test_what_is_read_once_cannot_be_changed_by_hand(name, value, tmp_path):
+    """It would have no effect, but be in the settings and in the zip. The way that the message names has one."""
+    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), n_steps=64, batch_size=64, seed=0, device="cpu")
+    assert name in READ_ONCE
+    model.learn(128)
+    before = th.cat([p.detach().flatten() for p in model.policy.parameters()]).clone()
+    setattr(model, name, value)
+    with pytest.raises(ValueError, match=rf"^{name}=.* was set by hand, .* built with .*GRPO.load\(path, env, {name}="):
+        model.learn(128, reset_num_timesteps=False)
+    assert th.cat([p.detach().flatten() for p in model.policy.parameters()]).equal(before)
+    setattr(model, name, GRPO("MlpPolicy", "CartPole-v1", device="cpu").settings[name])
+    model.learn(128, reset_num_timesteps=False)
+    if name != "multitask":  # needs an env with tasks
+        model.save(tmp_path / "model")
+        assert GRPO.load(tmp_path / "model", make_vec_env("CartPole-v1", 2), **{name: value}).settings[name] == value
+
+
+def test_a_change_in_place_of_what_is_read_once_is_seen_too():
+    class Change(BaseCallback):
+        def _on_rollout_end(self):
+            self.model.rewards["scaling"] = "tanh"
+
+        def _on_step(self):
+            return True
+
+    model = GRPO("MlpPolicy", "CartPole-v1", rewards=dict(scaling="clip"), n_steps=64, device="cpu")
+    with pytest.raises(ValueError, match="rewards=.*'tanh'.* was set by hand, but the model was built with .*'clip'"):
+        model.learn(128, Change())
 
 
 @pytest.mark.parametrize("writer", [PPO, A2C, DQN], ids=lambda kind: kind.__name__)

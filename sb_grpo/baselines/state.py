@@ -27,7 +27,7 @@ from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.returns import Gae, Residuals, explained_variance, residuals_of, rewards_to_go
 from sb_grpo.maths.ridge import AnchoredRidge
 from sb_grpo.ranges import check_settings
-from sb_grpo.types import AdvantageOptions, Estimate, Features, Rollout
+from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout, join_rollouts
 
 RIDGE_RANGE = (0.1, 1000.0)
 RIDGE_FACTORS = (0.1, 1.0, 10.0)
@@ -63,12 +63,15 @@ class StateBaseline(nn.Module):
         dim = Horizons.size if s.horizons else input_dim
         n_features = usual_n_features(dim, 256 if s.learn_metric else 512) if s.n_features is None else s.n_features
         self.memory, self.anchor, self.follow_level = s.memory, s.anchor, s.follow_level
-        self.sweeps, self.with_time, self.fit_rows, self.folds = s.sweeps, s.with_time, s.fit_rows, s.folds
+        self.sweeps, self.with_time, self.folds = s.sweeps, s.with_time, s.folds
+        self.fit_rows, self.least_rows = s.fit_rows, s.least_rows
         self.horizons = Horizons(input_dim, s.seed + 1, s.fit_rows) if s.horizons else None
         self.phi = KernelFeatures(dim + s.with_time, n_features, s.scale, s.learn_metric, s.seed)
         self.register_buffer("ridge", th.tensor(100.0))
         self.register_buffer("weights", th.zeros(self.phi.size, len(RIDGE_FACTORS)))
         self._moments: tuple[th.Tensor, th.Tensor] | None = None
+        #: A :class:`~sb_grpo.types.Rollout` of the steps since the last fit; its observations are the policy's features.
+        self._waiting: tuple[Any, ...] | None = None
         #: Inputs and targets of the rollouts before, oldest first: what the moments are made of.
         self._past: deque[tuple[th.Tensor, th.Tensor]] = deque(maxlen=REFITTED)
         self._fits = 0
@@ -91,8 +94,8 @@ class StateBaseline(nn.Module):
         :return: ``[M]`` advantages, and the explained variance of the baseline that they were computed with
         """
         if self.idle is not None:
-            self.idle.look(rollout, first=bool(self.phi.normalizer.count == 0))
-        residuals, values, target = self._residuals(rollout, options, features, final_features)
+            self.idle.look(rollout, first=self._waiting is None and bool(self.phi.normalizer.count == 0))
+        residuals, values, target = self._judged(rollout, options, features, final_features)
         advantages = residuals.own if self.pairing is None else self.pairing(residuals, rollout)
         if self.idle is not None and self.idle.is_noise(target, options.gamma):
             advantages = th.zeros_like(advantages)
@@ -103,26 +106,46 @@ class StateBaseline(nn.Module):
         """What the last rollout is to log beside the explained variance."""
         return {} if self.pairing is None else self.pairing.figures
 
-    def _inputs(
-        self, rollout: Rollout, options: AdvantageOptions, x: th.Tensor, x_final: th.Tensor
-    ) -> tuple[th.Tensor, th.Tensor]:
-        """What the regression is on, in place of the policy's features ``[M, d]`` and ``[E, d]``."""
-        if self.horizons is not None:
-            x, x_final = self.horizons.learn(rollout, options, x, x_final)
+    def _with_time(self, rollout: Rollout, x: th.Tensor, x_final: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """What the regression is on, ``[M, d]`` and ``[E, d]``, with the step number where it is an input."""
         if self.with_time:
             last_t = th.zeros_like(rollout.group).scatter_reduce(0, rollout.episode, rollout.t, "amax")
             x = th.cat([x, rollout.t.unsqueeze(1).to(x.dtype)], dim=1)
             x_final = th.cat([x_final, (last_t + 1).unsqueeze(1).to(x.dtype)], dim=1)
         return x, x_final
 
-    def _residuals(
+    def _judged(
         self, rollout: Rollout, options: AdvantageOptions, features: th.Tensor, final_features: th.Tensor
     ) -> tuple[Residuals, th.Tensor, th.Tensor]:
+        """As :meth:`_residuals`, of a rollout that may be too small for a fit of its own: then it waits for the next ones."""
+        n, waiting = len(rollout.t), self._waiting
+        whole = rollout._replace(observations=features, final_observations=final_features, extra=NOTHING)
+        if waiting is not None:
+            whole = join_rollouts(Rollout(*waiting), whole)
+        if ranks.count(len(whole.t)) >= self.least_rows:
+            self._waiting = None
+            residuals, values, target = self._residuals(whole, options)
+            return Residuals(*(column[-n:] for column in residuals)), values[-n:], target[-n:]
+        self._waiting = tuple(whole)
+        if self.horizons is not None:
+            features, final_features = self.horizons(features), self.horizons(final_features)
+        inputs = self._with_time(rollout, features, final_features)
+        values, final_values = (self.predict(x)[:, 1:2] for x in inputs)
+        fold = th.zeros_like(rollout.group)
+        residuals = residuals_of(Gae(rollout, options.gamma, options.gae_lambda), values, final_values, fold)
+        return residuals, values[:, 0], residuals.own + values[:, 0]
+
+    def _residuals(self, rollout: Rollout, options: AdvantageOptions) -> tuple[Residuals, th.Tensor, th.Tensor]:
         """Lambda-advantages under values that no episode had a part in itself; then the fit to all of the rollout.
 
+        :param rollout: whose observations are the policy's features of them
         :return: the residuals; ``[M]`` values and ``[M]`` lambda-returns that they are the difference of
         """
-        x, x_final = self._inputs(rollout, options, features, final_features)
+        x, x_final = rollout.observations, rollout.final_observations
+        assert isinstance(x, th.Tensor) and isinstance(x_final, th.Tensor)
+        if self.horizons is not None:
+            x, x_final = self.horizons.learn(rollout, options, x, x_final)
+        x, x_final = self._with_time(rollout, x, x_final)
         first = bool(self.phi.normalizer.count == 0)
         n_steps, n_episodes = ranks.counts(len(rollout.t), len(rollout.group))
         rows = evenly_spaced_steps(rollout, self.fit_rows, n_steps)

@@ -83,7 +83,7 @@ def check_reward_wrappers(env: VecEnv, scaling: Sequence[VecNormalize], rewards:
     :param rewards: ``[n_envs]`` what the step returned
     :raises ValueError: if they are not VecNormalize's
     """
-    if not scaling or env is scaling[0]:
+    if not scaling or (env is scaling[0] and type(env) is VecNormalize):
         return
     expected = scaling[0].old_reward
     for vec_normalize in scaling:
@@ -91,7 +91,8 @@ def check_reward_wrappers(env: VecEnv, scaling: Sequence[VecNormalize], rewards:
     if not np.allclose(rewards, expected):
         raise ValueError(
             f"A wrapper between VecNormalize and the model changes rewards: {rewards.tolist()} in place of VecNormalize's. "
-            "GRPO learns from the rewards below VecNormalize, so this would be lost: put VecNormalize around that wrapper."
+            "GRPO learns from the rewards below VecNormalize, so this would be lost: put VecNormalize around that wrapper. If "
+            "it is a subclass of VecNormalize, let a VecEnvWrapper inside of it change them."
         )
 
 
@@ -108,25 +109,25 @@ def note_ends(
         last = carried.last(slot, infos[slot])
         ends[slot] = 1 if last is None else 2
         if last is not None:
-            check_last(buffer.observation_space, last, slot)
-            buffer.add_final_observation(int(jobs[slot]), last)
+            buffer.add_final_observation(int(jobs[slot]), in_shape(buffer.observation_space, last, slot))
     return ends
 
 
-def check_last(space: spaces.Space, last: Any, slot: int) -> None:
-    """Check what an info calls the last observation of an episode, which NumPy would stretch where it can.
+def in_shape(space: spaces.Space, last: Any, slot: int) -> Any:
+    """What an info calls the last observation of an episode, as arrays of the space's shape; NumPy would stretch it where it can.
 
-    :raises ValueError: for another shape than the others have
+    :raises ValueError: for another size than the others have
     """
     if isinstance(space, spaces.Dict):
-        for key, part in space.items():
-            check_last(part, last.get(key), slot)
-    elif np.size(last) != math.prod(space.shape or ()):
-        raise ValueError(
-            f"info['terminal_observation'] of env {slot} has shape {np.shape(last)}, but observations have {space.shape}. If "
-            "a wrapper around the VecEnv changes observations, let its step_wait() change this one too, as VecFrameStack "
-            "does, or put a gymnasium.ObservationWrapper around each env."
-        )
+        return {key: in_shape(part, last.get(key), slot) for key, part in space.items()}
+    found, shape = np.asarray(last), space.shape or ()
+    if found.size == math.prod(shape):
+        return found.reshape(shape)
+    raise ValueError(
+        f"info['terminal_observation'] of env {slot} has shape {found.shape}, but observations have {space.shape}. If a wrapper "
+        "around the VecEnv changes observations, let its step_wait() change this one too, as VecFrameStack does, or put a "
+        "gymnasium.ObservationWrapper around each env."
+    )
 
 
 @contextmanager

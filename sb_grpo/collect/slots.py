@@ -162,13 +162,17 @@ class GroupSlots:
         return [mix(stream, self._times_lost, slot) >> 33 for slot in range(len(self.job))]
 
     def step_envs(self, env: VecEnv, actions: np.ndarray) -> Any:
-        """``env.step(actions)``, made known as the trainer's own: its resets may consume the queued seeds."""
+        """``env.step(actions)``, made known as the trainer's own: its resets may consume the queued seeds.
+
+        A wrapper may give rewards and ends as lists or tensors.
+        """
         assert self._hold is not None
         self._hold.actor = self
         try:
-            return env.step(actions)
+            obs, rewards, dones, infos = env.step(actions)
         finally:
             self._hold.actor = None
+        return obs, np.asarray(rewards), np.asarray(dones), infos
 
     def step(self, env: VecEnv, starts: dict[int, Start | None], lost: Collection[int] = ()) -> int:
         """Advance every slot by one step; slots that are done have already been reset by the VecEnv.

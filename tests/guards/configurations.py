@@ -33,8 +33,10 @@ TINY = dict(net_arch=[8])
 
 
 def train(env: Any, steps: int, *, policy: Any = "MlpPolicy", callback: BaseCallback | None = None, **settings: Any) -> GRPO:
-    """A model trained with small settings, unless given others."""
+    """A model trained with small settings, unless given others; the state baseline is fitted to every rollout by itself."""
     settings = {**SMALL, "policy_kwargs": TINY, **settings}
+    if "advantage" not in settings:
+        settings["advantage_kwargs"] = dict(least_rows=1) | settings.get("advantage_kwargs", {})
     return GRPO(policy, env, seed=0, device="cpu", **settings).learn(steps, callback=callback)
 
 
@@ -104,6 +106,7 @@ CONFIGURATIONS: dict[str, Callable[[], GRPO]] = {
         1024,
         advantage_kwargs=dict(memory=0.5, follow_level=True, with_time=True, fit_rows=100, n_features=32, folds=2),
     ),
+    "small_rollouts_together": lambda: train(host("CartPole-v1"), 1536, advantage_kwargs=dict(least_rows=256)),
     "horizons": lambda: train(host("CartPole-v1"), 1024, advantage_kwargs=dict(horizons=True)),
     "learn_metric": lambda: train(host("CartPole-v1"), 1024, advantage_kwargs=dict(learn_metric=True)),
     "kl_reference": lambda: train(
