@@ -89,12 +89,11 @@ def final_return(env_id, budget, seed, folder):
     [
         (1, 2, 1_000, 30.0),
         pytest.param(4, 4, 8_000, 90.0, marks=pytest.mark.slow),
-        pytest.param(8, 16, 8_000, 120.0, marks=pytest.mark.slow),
+        pytest.param(8, 16, 12_000, 155.0, marks=pytest.mark.slow),
     ],
 )
 def test_rollouts_of_few_steps_learn(n_envs, n_steps, steps, bar):
-    """A fit to each of the smaller ones runs away before 1,000 (8,000) steps; the larger end at 46 to 146 with such fits, and at
-    173 to 191 without. A random policy has 21."""
+    """A fit to each runs away before 1,000 (8,000) steps; the larger ones end at 46 to 146 with it. A random policy has 21."""
     env = make_vec_env("CartPole-v1", n_envs, seed=0)
     model = GRPO("MlpPolicy", env, n_steps=n_steps, batch_size=min(64, n_envs * n_steps), n_epochs=4, seed=0)
     model.learn(steps)

@@ -419,7 +419,7 @@ def test_a_change_in_place_of_what_is_read_once_is_seen_too():
             return True
 
     model = GRPO("MlpPolicy", "CartPole-v1", rewards=dict(scaling="clip"), n_steps=64, device="cpu")
-    with pytest.raises(ValueError, match="rewards=.*'tanh'.* was set by hand, but the model was built with .*'clip'"):
+    with pytest.raises(ValueError, match=r"rewards=.*'tanh'.* was set by hand, but the model was built with .*'clip'"):
         model.learn(128, Change())
 
 

@@ -114,7 +114,7 @@ def note_ends(
 
 
 def in_shape(space: spaces.Space, last: Any, slot: int) -> Any:
-    """What an info calls the last observation of an episode, as arrays of the space's shape; NumPy would stretch it where it can.
+    """What an info calls the last observation of an episode, in the space's shape; NumPy would stretch it where it can.
 
     :raises ValueError: for another size than the others have
     """
@@ -124,9 +124,9 @@ def in_shape(space: spaces.Space, last: Any, slot: int) -> Any:
     if found.size == math.prod(shape):
         return found.reshape(shape)
     raise ValueError(
-        f"info['terminal_observation'] of env {slot} has shape {found.shape}, but observations have {space.shape}. If a wrapper "
-        "around the VecEnv changes observations, let its step_wait() change this one too, as VecFrameStack does, or put a "
-        "gymnasium.ObservationWrapper around each env."
+        f"info['terminal_observation'] of env {slot} has shape {found.shape}, but observations have {space.shape}. If a "
+        "wrapper around the VecEnv changes observations, let its step_wait() change this one too, as VecFrameStack does, or put "
+        "a gymnasium.ObservationWrapper around each env."
     )
 
 
