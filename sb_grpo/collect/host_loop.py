@@ -125,8 +125,8 @@ def in_shape(space: spaces.Space, last: Any, slot: int) -> Any:
         return found.reshape(shape)
     raise ValueError(
         f"info['terminal_observation'] of env {slot} has shape {found.shape}, but observations have {space.shape}. If a "
-        "wrapper around the VecEnv changes observations, let its step_wait() change this one too, as VecFrameStack does, or put "
-        "a gymnasium.ObservationWrapper around each env."
+        "wrapper around the VecEnv changes observations, let its step_wait() change this one too, as VecFrameStack does, or "
+        "put a gymnasium.ObservationWrapper around each env."
     )
 
 
