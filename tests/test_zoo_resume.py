@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from argparse import ArgumentParser
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from sb_grpo import GRPO
 from zoo.common.command_line import run
 from zoo.train import main
 from zoo.training import resuming
-from zoo.training.resuming import FILE, RunSaves
+from zoo.training.resuming import FILE, RunSaves, take_up_run
+from zoo.training.run_files import write_values
 
 ARGUMENTS = ["--env", "Pendulum-v1", "--num-threads", "1", "--eval-freq", "800", "--n-eval-envs", "2", "--eval-episodes", "2"]
 # Episodes of 200 steps that all end together: every rollout ends at a group boundary.
@@ -84,6 +86,23 @@ def test_it_stays_in_its_folders(runs):
     assert [path.name for path in tensorboard.iterdir()] == ["GRPO_1"] and len(list(tensorboard.glob("*/events*"))) == 2
 
 
+@pytest.mark.parametrize("of_run, given, found", [("0", [], 0), ("1", [], 1), ("0", ["--verbose", "2"], 2)])
+def test_it_is_as_silent_as_it_was(of_run, given, found, tmp_path):
+    settings = tmp_path / "Pendulum-v1_1" / "Pendulum-v1"
+    settings.mkdir(parents=True)
+    write_values(settings / "config.yml", {"n_envs": 4})
+    write_values(settings / "args.yml", {"verbose": int(of_run), "progress": of_run == "0", "env": "Pendulum-v1"})
+    (settings / FILE).touch()
+    parser = ArgumentParser()
+    for name, default in (("resume", None), ("verbose", 1), ("env", "CartPole-v1")):
+        parser.add_argument(f"--{name}", default=default, type=str if default is None else type(default))
+    for name in ("progress", "untrusted"):
+        parser.add_argument(f"--{name}", action="store_true")
+    options = parser.parse_args(["--resume", str(settings.parent), *given])
+    take_up_run(options, parser, not_ours=())
+    assert options.verbose == found and options.progress == (of_run == "0") and options.resume == str(settings.parent)
+
+
 def test_what_cannot_be_resumed_is_named(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [])
     for arguments, said in (
@@ -97,7 +116,16 @@ def test_what_cannot_be_resumed_is_named(runs, tmp_path, capsys, monkeypatch):
     broken = runs[1] / "Pendulum-v1" / FILE
     broken.write_bytes(b"PK")
     assert train("--resume", str(runs[1])) == 2
-    assert "is broken, or no zip" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "is broken, or no zip" in said and f"-i {runs[1]}/Pendulum-v1.zip --continue -n STEPS" in said
+    for name, content in (("config.yml", ""), ("args.yml", "a: [")):
+        damaged = runs[1] / "Pendulum-v1" / name
+        before = damaged.read_text()
+        damaged.write_text(content)
+        assert train("--resume", str(runs[1])) == 2
+        said = capsys.readouterr().err
+        assert f"Pendulum-v1/{name}" in said and "put the file back" in said and "--continue -n STEPS" in said
+        damaged.write_text(before)
     broken.unlink()
     killed_at_once = tmp_path / "Pendulum-v1_2"
     shutil.copytree(runs[1] / "Pendulum-v1", killed_at_once / "Pendulum-v1")

@@ -48,22 +48,35 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
         raise BadInput(f"--resume {folder} is no run folder: pass one such as logs/grpo/CartPole-v1_1.")
     (config,) = folder.glob("*/config.yml")
     if not config.with_name(FILE).is_file():
-        models = sorted(folder.glob("*.zip"), key=lambda model: model.stat().st_mtime)
-        advice = "no model of it was saved either, so there is nothing to go on from: start it anew."
-        if models:
-            advice = f"begin a new run from its model with -i {models[-1]} --continue -n STEPS."
         raise BadInput(
             f"--resume {folder}: there is no {config.parent.name}/{FILE} in it. A run of GRPO writes it once its first "
-            f"rollout has been learnt from, and deletes it when it has come to its end; {advice}"
+            f"rollout has been learnt from, and deletes it when it has come to its end; {another_way(folder)}"
         )
-    options, settings = read_values(config.with_name("args.yml")), read_values(config)
+    try:
+        options, settings = read_values(config.with_name("args.yml")), read_values(config)
+    except BadInput as error:
+        raise BadInput(
+            f"--resume {folder}: {str(error).rstrip('.')}; put the file back as it was, or {another_way(folder)}"
+        ) from error
     for name, value in {**options, **settings, **(options.get("env_kwargs") or {})}.items():
         if isinstance(value, Unreadable) and name != "hyperparams":
             raise BadInput(f"--resume {folder}: its settings have a Python object as {name}, which no file can say.")
-    kept = {name: getattr(given, name) for name in MAY_BE_GIVEN}
+    kept = {name: getattr(given, name) for name in MAY_BE_GIVEN if getattr(given, name) != parser.get_default(name)}
+    kept["untrusted"] = given.untrusted
     options = {name: value for name, value in options.items() if name not in not_ours}
     vars(given).update({**options, **kept, "hyperparams": settings, "trial_id": None, "profile": None, "continue_run": False})
     given.trained_agent = str(config.with_name(FILE))
+
+
+def another_way(folder: Path) -> str:
+    """What to do with a run that cannot go on as it was.
+
+    :param folder: of the run
+    """
+    models = sorted(folder.glob("*.zip"), key=lambda model: model.stat().st_mtime)
+    if not models:
+        return "no model of it was saved either, so there is nothing to go on from: start it anew."
+    return f"begin a new run from its model with -i {models[-1]} --continue -n STEPS."
 
 
 class RunSaves(BaseCallback):
@@ -138,7 +151,7 @@ def set_monitors_aside(folder: Path, run: Path, device: str) -> None:
     try:
         state = read_run(run, device)
     except ValueError as error:
-        raise BadInput(str(error)) from error
+        raise BadInput(f"{str(error).rstrip('.')}. Or {another_way(folder)}") from error
     found = [callback["known"] for callback in state["loop"]["callbacks"] if callback["kind"].endswith(RunSaves.__name__)]
     sizes = found[0]["monitors"] if found else {}
     mark = f"{SET_ASIDE}{state['own']['_total_timesteps']}_{state['loop']['iteration']}."
