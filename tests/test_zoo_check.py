@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from zoo import check
 from zoo.benchmarking.worker import evaluate
+from zoo.checking import trial
 from zoo.checking.episodes import observation_problem
 from zoo.checking.findings import BROKEN, LOOK
 from zoo.common.command_line import run
@@ -264,7 +266,16 @@ def test_the_training_is_of_the_env_and_its_settings():
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "CartPole-v1, with the settings of grpo.yml: CartPole-v1" in done.stdout
-    assert "training       learns: mean return" in done.stdout
+    assert re.search(r"fine    training       (learns|runs).*\d steps/s\)", done.stdout), (
+        done.stdout
+    )  # in 2 s of a busy machine
+
+
+@pytest.mark.parametrize("last, says", [(30.0, "learns: mean return 20.5 at first, 30.5 at last"), (20.0, "no rise yet")])
+def test_a_rise_is_one_beyond_chance(last, says):
+    """Ten episodes of 20 and 21 in turn at first, and as many at last."""
+    returns = [20.0 + i % 2 for i in range(50)] + [last + i % 2 for i in range(50)]
+    assert says in trial._progress(returns, "2 s").says
 
 
 @pytest.mark.parametrize(
