@@ -124,7 +124,7 @@ def test_what_cannot_be_resumed_is_named(runs, tmp_path, capsys, monkeypatch):
         damaged.write_text(content)
         assert train("--resume", str(runs[1])) == 2
         said = capsys.readouterr().err
-        assert f"Pendulum-v1/{name}" in said and "put the file back" in said and "--continue -n STEPS" in said
+        assert f"Pendulum-v1/{name}" in said and "Put the file back" in said and "--continue -n STEPS" in said
         damaged.write_text(before)
     broken.unlink()
     killed_at_once = tmp_path / "Pendulum-v1_2"

@@ -55,9 +55,8 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
     try:
         options, settings = read_values(config.with_name("args.yml")), read_values(config)
     except BadInput as error:
-        raise BadInput(
-            f"--resume {folder}: {str(error).rstrip('.')}; put the file back as it was, or {another_way(folder)}"
-        ) from error
+        said = f"{str(error).rstrip('.')}. Put the file back as it was. Without it: {another_way(folder)}"
+        raise BadInput(f"--resume {folder}: {said}") from error
     for name, value in {**options, **settings, **(options.get("env_kwargs") or {})}.items():
         if isinstance(value, Unreadable) and name != "hyperparams":
             raise BadInput(f"--resume {folder}: its settings have a Python object as {name}, which no file can say.")
@@ -151,7 +150,7 @@ def set_monitors_aside(folder: Path, run: Path, device: str) -> None:
     try:
         state = read_run(run, device)
     except ValueError as error:
-        raise BadInput(f"{str(error).rstrip('.')}. Or {another_way(folder)}") from error
+        raise BadInput(f"{str(error).rstrip('.')}. Without it: {another_way(folder)}") from error
     found = [callback["known"] for callback in state["loop"]["callbacks"] if callback["kind"].endswith(RunSaves.__name__)]
     sizes = found[0]["monitors"] if found else {}
     mark = f"{SET_ASIDE}{state['own']['_total_timesteps']}_{state['loop']['iteration']}."
