@@ -224,7 +224,7 @@ def _transposed(space: spaces.Space) -> spaces.Space:
     return VecTransposeImage.transpose_space(space) if isinstance(space, spaces.Box) and is_image_space(space) else space
 
 
-def _check_starts(seeds: Sequence[int], some: Sequence[bytes], others: Sequence[bytes]) -> None:
+def _check_starts(seeds: Sequence[int], some: Sequence[str], others: Sequence[str]) -> None:
     for seed, one, other in zip(seeds, some, others, strict=True):
         if one != other:
             raise ValueError(

@@ -1,5 +1,7 @@
 """Groups: every slot busy, every member from the same start, whatever the stack of wrappers."""
 
+import json
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -43,6 +45,16 @@ def run_groups(env, group_size, episodes, seed=3):
         starts += [(int(slots.job[s]), digest(s)) for s in np.flatnonzero(dones)]
     env.close()
     return slots, starts, completed
+
+
+@pytest.mark.parametrize("kind", [DummyVecEnv, SubprocVecEnv])
+def test_what_we_add_to_reset_infos_is_plain(kind):
+    """A log of one's own can write it as JSON."""
+    env = make_vec_env("CartPole-v1", 2, vec_env_cls=kind, wrapper_class=SeededResetWrapper)
+    GRPO("MlpPolicy", env, n_steps=64, device="cpu").learn(128)
+    infos = [json.loads(json.dumps(info)) for info in env.reset_infos]
+    env.close()
+    assert len({info[START_DIGEST] for info in infos}) == 1 and len(infos[0][START_DIGEST]) == 16
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3", "Hopper-v5"])

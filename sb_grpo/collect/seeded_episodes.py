@@ -27,7 +27,7 @@ class Episodes(NamedTuple):
     """Episodes in the order of their seeds."""
 
     returns: np.ndarray  #: [n] undiscounted, of the env's own rewards
-    starts: list[bytes]  #: [n] digests of the raw first observations
+    starts: list[str]  #: [n] digests of the raw first observations
 
 
 def actor(policy: Any, normalize: VecNormalize | None, deterministic: bool) -> Act:
@@ -52,7 +52,7 @@ def actor(policy: Any, normalize: VecNormalize | None, deterministic: bool) -> A
     return act
 
 
-def first_starts(env: VecEnv, seeds: Sequence[int]) -> list[bytes]:
+def first_starts(env: VecEnv, seeds: Sequence[int]) -> list[str]:
     """Reset, with one seed per env; envs beyond the seeds start anywhere.
 
     :param env: with :class:`sb_grpo.SeededResetWrapper`, or a TensorVecEnv
@@ -135,7 +135,7 @@ def _reset(env: VecEnv, seeds: Sequence[int]) -> Any:
     return env.reset()
 
 
-def _start(env: VecEnv, observations: Any, slot: int) -> bytes:
+def _start(env: VecEnv, observations: Any, slot: int) -> str:
     """Digest of a slot's first observation, as its env returned it where that is known."""
     start = start_of(env, slot, observations)
     assert start is not None
@@ -163,7 +163,7 @@ def _play_in_turn(act: Act, env: VecEnv, seeds: Sequence[int]) -> Episodes:
     """SB3's VecEnvs reset an env as its episode ends: the seed of its next episode must be queued before."""
     n = min(env.num_envs, len(seeds))
     turns = [list(range(slot, len(seeds), n)) for slot in range(n)]  # episodes of a slot, the running one first
-    returns, starts, earned = np.zeros(len(seeds)), [b""] * len(seeds), np.zeros(env.num_envs)
+    returns, starts, earned = np.zeros(len(seeds)), [""] * len(seeds), np.zeros(env.num_envs)
     normalize, monitored = unwrap_vec_normalize(env), is_vecenv_wrapped(env, VecMonitor) or env.env_is_wrapped(Monitor)[0]
 
     def begin(slot: int) -> None:

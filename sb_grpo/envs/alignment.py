@@ -56,7 +56,7 @@ class Alignment(NamedTuple):
 
 
 class _Episode(NamedTuple):
-    start: bytes  #: digest of the first observation
+    start: str  #: digest of the first observation
     generators: list[list[int]]  #: states of the env's generators after reset and after each step
     actions: list[Any]
     rewards: list[float]

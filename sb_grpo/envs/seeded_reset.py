@@ -20,14 +20,14 @@ START_LAYERS = "group_start_layers"
 
 #: Of a layer: its name, the digest of its first observation (empty: it was not reset), the seed that its reset got (empty:
 #: none), and how often the env without its wrappers had been called in this reset when the layer's own was over.
-Begun = tuple[str, bytes, str, int]
+Begun = tuple[str, str, str, int]
 
 
-def observation_digest(obs: Any) -> bytes:
-    """Eight bytes that differ between observations that differ in any bit.
+def observation_digest(obs: Any) -> str:
+    """Sixteen hexadecimal digits, other ones for observations that differ in any bit: text, which any log can hold.
 
     :param obs: an array, a scalar, or a dict or tuple of them
-    :return: BLAKE2b digest of the raw bytes, the same in every process
+    :return: BLAKE2b digest of the raw bytes, eight of them, the same in every process
     """
     digest = blake2b(digest_size=8)
 
@@ -42,7 +42,7 @@ def observation_digest(obs: Any) -> bytes:
             digest.update(np.ascontiguousarray(part).tobytes())
 
     feed(obs)
-    return digest.digest()
+    return digest.hexdigest()
 
 
 def put(env: gym.Env[Any, Any], name: str, value: Any) -> None:
@@ -105,7 +105,7 @@ class Layer:
 
     def forget(self) -> None:
         """The next episode has not begun here."""
-        self.start = b""  #: digest of the first observation; empty: not reset
+        self.start = ""  #: digest of the first observation; empty: not reset
         self.seed = ""  #: that a reset has got, also where another one without a seed came after it
         self.calls_then = 0  #: of the env without its wrappers, when the reset was over
 

@@ -24,7 +24,7 @@ LONGEST = 5000
 class Step(NamedTuple):
     """What an env answered to one action."""
 
-    observation: bytes  #: digest
+    observation: str  #: digest
     reward: float
     terminated: bool
     truncated: bool
@@ -35,7 +35,7 @@ class Episode:
     """One episode of the checks."""
 
     seed: int  #: of its reset
-    start: bytes  #: digest of the first observation
+    start: str  #: digest of the first observation
     actions: list[Any] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     problem: str = ""  #: the first observation or reward that is none

@@ -70,7 +70,7 @@ def play_all(
     sizes: dict[str, tuple[int, int]] = {}
     notes: list[str] = []
     for variant in variants:
-        starts: dict[str, list[bytes]] = {}
+        starts: dict[str, list[str]] = {}
         for one in contestants:
             env = one.saved.make_env(variant.kwargs, n_envs=min(n_envs, len(seeds)))
             if variant.name not in random:
