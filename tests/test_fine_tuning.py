@@ -157,3 +157,12 @@ def test_a_reference_without_a_coefficient_is_refused(tmp_path: Path):
         GRPO("MlpPolicy", ProbeEnv("action"), loss_kwargs=dict(ref_policy=tmp_path / "x.zip"))
     with pytest.raises(ValueError, match=r"cannot read the weights of .*x.zip"):
         GRPO("MlpPolicy", ProbeEnv("action"), kl_coef=0.1, loss_kwargs=dict(ref_policy=tmp_path / "x.zip"))
+
+
+@pytest.mark.parametrize("own, theirs", [("lstm", None), (None, "lstm"), ("lstm", "gru")])
+def test_another_memory_is_named_as_such(own, theirs):
+    one, other = (GRPO("MlpPolicy", "CartPole-v1", policy_kwargs=dict(memory=kind), **SMALL) for kind in (own, theirs))
+    said = r"memory\.net\..* the same memory, or neither: policy_kwargs=dict\(memory=\.\.\., memory_size"
+    with pytest.raises(ValueError, match=said):
+        load_actor(one.policy, other)
+    load_actor(one.policy, one)

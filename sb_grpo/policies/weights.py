@@ -20,6 +20,9 @@ ACTOR = (("mlp_extractor.policy_net.", "policy_net."), ("pi_features_extractor."
 #: Beginnings of what belongs to the critic.
 CRITIC = ("mlp_extractor.", "value_net.", "vf_features_extractor.", "pi_features_extractor.")
 
+#: Beginning of the names of a memory's weights.
+MEMORY = "memory."
+
 
 def load_actor(policy: ActorPolicy, source: Any) -> None:
     """Give a policy the weights of another one.
@@ -75,7 +78,7 @@ def _check_activation(policy: ActorPolicy, other: th.nn.Module) -> None:
 
 
 def _check_fits(found: Mapping[str, th.Tensor], wanted: Mapping[str, th.Tensor]) -> None:
-    for name in [*wanted, *found]:
+    for name in sorted([*wanted, *found], key=lambda name: not name.startswith(MEMORY)):  # what else differs follows from it
         theirs, own = (None if name not in side else tuple(side[name].shape) for side in (found, wanted))
         if theirs != own:
             raise ValueError(
@@ -87,6 +90,8 @@ def _check_fits(found: Mapping[str, th.Tensor], wanted: Mapping[str, th.Tensor])
 def _remedy(name: str) -> str:
     if name.startswith("obs_normalizer"):
         return "Give both normalize_obs, or neither: VecNormalize's statistics are no part of a policy."
+    if name.startswith(MEMORY):
+        return "Give both the same memory, or neither: policy_kwargs=dict(memory=..., memory_size=..., n_layers=...)."
     if name == "log_std":
         return "Give both the same action space and use_sde."
     return "Give both the same spaces, features extractor and policy_kwargs=dict(net_arch=...)."
