@@ -82,13 +82,19 @@ def select_episodes(rollout: Rollout, episodes: th.Tensor) -> tuple[Rollout, th.
     return part, rows
 
 
+#: No training has more same-seed groups.
+MOST_GROUPS = 1 << 40
+
+
 def join_rollouts(first: Rollout, second: Rollout) -> Rollout:
-    """Two rollouts as one, the second's episodes and groups after the first's."""
+    """Two rollouts as one, the second's episodes and groups after the first's; ``seed_group`` then only says their order."""
 
     def both(name: str) -> Any:
         columns = getattr(first, name), getattr(second, name)
         return None if columns[0] is None else map_obs(lambda *parts: th.cat(parts), *columns)
 
+    if first.seed_group is not None:  # of several learners too; a group that goes on is two
+        first = first._replace(seed_group=first.seed_group - MOST_GROUPS)
     return first._replace(
         **{name: both(name) for name in (*PER_STEP, *PER_EPISODE)},
         episode=th.cat([first.episode, second.episode + len(first.group)]),

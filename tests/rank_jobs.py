@@ -35,6 +35,7 @@ BASELINES: dict[str, dict[str, Any]] = {
     "paired": dict(paired=True, n_features=64),
     "few_rows": dict(fit_rows=150, with_time=True, n_features=64),
     "no_folds": dict(folds=1, n_features=64),
+    "waiting": dict(least_rows=1000, n_features=64, with_time=True, paired=True),
 }
 
 
@@ -55,8 +56,9 @@ class OfAll(ActorPolicy):
 def synthetic(seed: int, n_groups: int = 12) -> Rollout:
     """Episodes of unequal length, some of them cut, in double precision."""
     rng = th.Generator().manual_seed(seed)
-    lengths = th.randint(3, 14, (n_groups * GROUP,), generator=rng)
-    n, group = int(lengths.sum()), th.arange(n_groups).repeat_interleave(GROUP)
+    group = th.arange(n_groups).repeat_interleave(GROUP - (th.arange(n_groups) % 5 == 0).long())  # some have a member less
+    lengths = th.randint(3, 14, (len(group),), generator=rng)
+    n = int(lengths.sum())
     episode = th.arange(len(lengths)).repeat_interleave(lengths)
     observations = th.randn(n, 3, generator=rng).double() + seed / 5
     luck = th.randn(n_groups, 14, generator=rng).double()
@@ -66,7 +68,7 @@ def synthetic(seed: int, n_groups: int = 12) -> Rollout:
     final = th.randn(len(lengths), 3, generator=rng).double().masked_fill(terminated.unsqueeze(1), 0.0)
     return Rollout(
         observations, th.zeros(n), th.zeros(n), rewards, t, episode, group, terminated, ~terminated, final, n_groups, 14,
-        seed_group=group + 100 * seed,
+        seed_group=group + 8 * seed,  # some go on from the rollout before
     )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """The closed-form state baseline against known regressions."""
 
+import copy
+
 import pytest
 import torch as th
 
@@ -102,7 +104,7 @@ def test_the_anchor_keeps_what_the_newest_rollouts_do_not_show():
     """Two kinds of states, then only one of them: an anchored fit still knows the other."""
 
     def forgotten(anchor):
-        baseline = StateBaseline(1, memory=0.0, anchor=anchor)
+        baseline = StateBaseline(1, memory=0.0, anchor=anchor, least_rows=1)
         for kinds in (2, 2, 1, 1):
             x = th.cat([th.full((100, 1), 2.0), th.full((100, 1), -2.0 if kinds == 2 else 2.0)])
             baseline.advantages(rollout_of(x, 3.0 * x[:, 0].sign()), AdvantageOptions(), x, x)
@@ -116,7 +118,7 @@ def test_older_targets_can_follow_the_level(folds):
     """Every reward is 10 more than in the rollout before, which saw other states: those are worth 10 more too, not less."""
 
     def gap(follow_level):
-        baseline = StateBaseline(1, memory=0.9, anchor=0.0, sweeps=1, folds=folds, follow_level=follow_level)
+        baseline = StateBaseline(1, memory=0.9, anchor=0.0, sweeps=1, folds=folds, follow_level=follow_level, least_rows=1)
         for level, side in ((0.0, -1.0), (0.0, 1.0), (0.0, -1.0), (10.0, 1.0)):
             x = side + 0.5 * th.linspace(-1.0, 1.0, 200).unsqueeze(1)
             advantages, _ = baseline.advantages(
@@ -147,7 +149,7 @@ def test_sweeps_carry_a_change_of_the_last_reward_to_the_first_step():
     """lambda = 0: a fit sees one step ahead, so each sweep carries the new reward one step back. Truth: 1 at every step."""
 
     def at_the_start(sweeps):
-        baseline = StateBaseline(1, n_features=64, sweeps=sweeps, memory=0.0)
+        baseline = StateBaseline(1, n_features=64, sweeps=sweeps, memory=0.0, least_rows=1)
         for reward in (0.0, 1.0):
             rollout = make_rollout([[0.0] * 5 + [reward + 1e-3 * i] for i in range(40)], [i // 8 for i in range(40)])
             features = th.arange(6.0).repeat(40).unsqueeze(1)
@@ -203,6 +205,7 @@ def test_small_rollouts_wait_and_are_fitted_as_one(settings):
             advantages, _ = small.advantages(rollout, options, x[rows], x_final[episodes])
             if half == 0:
                 assert th.equal(small.weights, before)
+                small = copy.deepcopy(small)  # what waits is copied with it
                 if k == 0:  # nothing is known yet: rewards to come, and what is cut is worth 0
                     th.testing.assert_close(advantages, gae(rollout, th.zeros(40), th.zeros(8), 0.9, 0.8))
         th.testing.assert_close(advantages, of_both[40:])

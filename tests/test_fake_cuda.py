@@ -203,6 +203,7 @@ TRAININGS: dict[str, tuple[Callable[[str], Any], dict[str, Any]]] = {
     "process": (CART, dict(advantage="process", normalize_advantage="batch")),
     "step": (CART, dict(advantage="step")),
     "step, global": (CART, dict(advantage="step", advantage_kwargs=dict(baseline="global"))),
+    "rollouts that wait": (CART, dict(advantage_kwargs=dict(least_rows=100))),
     "state, all of it": (PENDULUM, dict(advantage_kwargs=STATE)),
     "cispo by episode": (
         choosing(MOVES),
@@ -296,6 +297,8 @@ def train(device: str, name: str, callback: BaseCallback | None = None) -> tuple
     """Three rollouts and updates, and the weights after them."""
     make, changes = TRAININGS[name]
     arguments = {**SMALL, **changes}
+    if "advantage" not in changes:  # a fit to every rollout
+        arguments["advantage_kwargs"] = dict(least_rows=1) | changes.get("advantage_kwargs", {})
     env = make(device)
     model = GRPO(arguments.pop("policy", "MlpPolicy"), env, device=device, **arguments)
     model.learn(3 * SMALL["n_steps"] * env.num_envs, callback)

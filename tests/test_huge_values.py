@@ -87,7 +87,7 @@ def learnt(model: GRPO) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part, top in parts.items():
         for where, module in top.named_modules() if isinstance(top, th.nn.Module) else ():
-            own = {k: v for k, v in vars(module).items() if k in ("_moments", "_past", "_fits", "_met")}
+            own = {k: v for k, v in vars(module).items() if k in ("_moments", "_past", "_fits", "_met", "_waiting")}
             tensors = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
             found |= {f"{part}.{where}.{name}": copy.deepcopy(value) for name, value in {**own, **tensors}.items()}
     return found
@@ -97,7 +97,7 @@ def same(a: Any, b: Any) -> bool:
     if isinstance(a, th.Tensor):
         return th.equal(a, b) and bool(a.isfinite().all())
     if isinstance(a, tuple | list) or hasattr(a, "popleft"):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+        return type(a) is type(b) and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
     return bool(a == b)
 
 

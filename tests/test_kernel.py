@@ -106,13 +106,13 @@ def test_a_large_rollout_moves_the_metric_too():
 
 
 def test_a_model_learns_with_it_and_goes_on_after_loading(tmp_path):
-    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=64, advantage_kwargs=dict(learn_metric=True), seed=0, device="cpu")
-    model.learn(64 * 2 * METRIC_EVERY)
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=256, advantage_kwargs=dict(learn_metric=True), seed=0, device="cpu")
+    model.learn(256 * 2 * METRIC_EVERY)
     assert not model.estimator.phi.metric.equal(th.eye(4))
     model.save(tmp_path / "m")
     loaded = GRPO.load(tmp_path / "m", env=model.get_env())
     th.testing.assert_close(loaded.estimator.state_dict(), model.estimator.state_dict())
-    loaded.learn(64 * METRIC_EVERY, reset_num_timesteps=False)
+    loaded.learn(256 * METRIC_EVERY, reset_num_timesteps=False)
 
 
 def test_the_fit_does_not_grow_with_very_wide_inputs():

@@ -205,7 +205,7 @@ def explained(model: GRPO) -> float:
 @pytest.mark.parametrize("paired", [False, True])
 def test_a_rollout_is_judged_again_by_what_was_known_before_it(paired: bool) -> None:
     """A baseline that has seen the rollout explains its luck too, and a member would be its own peer."""
-    kwargs = dict(SMALL, learning_rate=1e-9, advantage_kwargs=dict(paired=paired))
+    kwargs = dict(SMALL, learning_rate=1e-9, advantage_kwargs=dict(paired=paired, least_rows=1))
     model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 1, seed=0), **kwargs)
     for _ in range(3):
         model.update(model.collect())

@@ -28,7 +28,8 @@ class StateSettings:
     :param seed: of the random projection; the same in every run, so there is nothing to save
     :param fit_rows: a rollout of more steps is fitted on that many of them, evenly spaced over its episodes
     :param least_rows: rollouts of fewer steps wait until they are that many together, and are then fitted as one; until then
-        the fit before judges them, at first 0. A fit to a handful of steps that bootstrap from each other diverges
+        the fit before judges them, at first 0. A fit to a handful of steps that bootstrap from each other diverges. Of n tasks
+        each waits for its n-th part of that number
     :param folds: parts that the episodes of a rollout are dealt into; the values of one part come from a fit to the others
         and the past (cross-fitting: Chernozhukov et al., 2018, section 3). 1: to the past alone, as in rollouts of more than
         ``fit_rows`` steps, where it is a smaller share that the newest one adds

@@ -27,7 +27,7 @@ from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.returns import Gae, Residuals, explained_variance, residuals_of, rewards_to_go
 from sb_grpo.maths.ridge import AnchoredRidge
 from sb_grpo.ranges import check_settings
-from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout, join_rollouts
+from sb_grpo.types import AdvantageOptions, Estimate, Features, Rollout, join_rollouts
 
 RIDGE_RANGE = (0.1, 1000.0)
 RIDGE_FACTORS = (0.1, 1.0, 10.0)
@@ -119,7 +119,7 @@ class StateBaseline(nn.Module):
     ) -> tuple[Residuals, th.Tensor, th.Tensor]:
         """As :meth:`_residuals`, of a rollout that may be too small for a fit of its own: then it waits for the next ones."""
         n, waiting = len(rollout.t), self._waiting
-        whole = rollout._replace(observations=features, final_observations=final_features, extra=NOTHING)
+        whole = rollout._replace(observations=features, final_observations=final_features, extra={})
         if waiting is not None:
             whole = join_rollouts(Rollout(*waiting), whole)
         if ranks.count(len(whole.t)) >= self.least_rows:
