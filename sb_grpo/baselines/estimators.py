@@ -91,7 +91,6 @@ class State(StateSettings):
 
     def build(self, features_dim: int, n_tasks: int, n_objectives: int) -> StateBaseline | Baselines:
         """The baseline of a model, or one for each task and objective."""
-        check_settings("advantage_kwargs", self)
         settings = {f.name: getattr(self, f.name) for f in fields(self)}
         settings["least_rows"] = max(self.least_rows // n_tasks, 1)  # a rollout of all tasks has as many as of one
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from sb_grpo.ranges import check_settings
+
 
 @dataclass(frozen=True)
 class StateSettings:
@@ -56,3 +58,6 @@ class StateSettings:
     folds: int = 4
     paired: bool | float = False
     hold_idle: bool = False
+
+    def __post_init__(self) -> None:
+        check_settings("advantage_kwargs", self)

@@ -26,7 +26,6 @@ from sb_grpo.maths.chunks import evenly_spaced_steps, in_chunks
 from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.returns import Gae, Residuals, explained_variance, residuals_of, rewards_to_go
 from sb_grpo.maths.ridge import AnchoredRidge
-from sb_grpo.ranges import check_settings
 from sb_grpo.types import AdvantageOptions, Estimate, Features, Rollout, join_rollouts
 
 RIDGE_RANGE = (0.1, 1000.0)
@@ -59,7 +58,6 @@ class StateBaseline(nn.Module):
     def __init__(self, input_dim: int, **settings: Any) -> None:
         super().__init__()
         s = StateSettings(**settings)
-        check_settings("advantage_kwargs", s)
         dim = Horizons.size if s.horizons else input_dim
         n_features = usual_n_features(dim, 256 if s.learn_metric else 512) if s.n_features is None else s.n_features
         self.memory, self.anchor, self.follow_level = s.memory, s.anchor, s.follow_level
@@ -122,9 +120,10 @@ class StateBaseline(nn.Module):
         whole = rollout._replace(observations=features, final_observations=final_features, extra={})
         if waiting is not None:
             whole = join_rollouts(Rollout(*waiting), whole)
-        if ranks.count(len(whole.t)) >= self.least_rows:
+        n_steps, n_episodes = ranks.counts(len(whole.t), len(whole.group))
+        if n_steps >= self.least_rows:
             self._waiting = None
-            residuals, values, target = self._residuals(whole, options)
+            residuals, values, target = self._residuals(whole, options, n_steps, n_episodes)
             return Residuals(*(column[-n:] for column in residuals)), values[-n:], target[-n:]
         self._waiting = tuple(whole)
         if self.horizons is not None:
@@ -135,10 +134,14 @@ class StateBaseline(nn.Module):
         residuals = residuals_of(Gae(rollout, options.gamma, options.gae_lambda), values, final_values, fold)
         return residuals, values[:, 0], residuals.own + values[:, 0]
 
-    def _residuals(self, rollout: Rollout, options: AdvantageOptions) -> tuple[Residuals, th.Tensor, th.Tensor]:
+    def _residuals(
+        self, rollout: Rollout, options: AdvantageOptions, n_steps: int, n_episodes: int
+    ) -> tuple[Residuals, th.Tensor, th.Tensor]:
         """Lambda-advantages under values that no episode had a part in itself; then the fit to all of the rollout.
 
         :param rollout: whose observations are the policy's features of them
+        :param n_steps: of all ranks
+        :param n_episodes: of all ranks
         :return: the residuals; ``[M]`` values and ``[M]`` lambda-returns that they are the difference of
         """
         x, x_final = rollout.observations, rollout.final_observations
@@ -147,7 +150,6 @@ class StateBaseline(nn.Module):
             x, x_final = self.horizons.learn(rollout, options, x, x_final)
         x, x_final = self._with_time(rollout, x, x_final)
         first = bool(self.phi.normalizer.count == 0)
-        n_steps, n_episodes = ranks.counts(len(rollout.t), len(rollout.group))
         rows = evenly_spaced_steps(rollout, self.fit_rows, n_steps)
         x_fit = x[rows]
         if first:
