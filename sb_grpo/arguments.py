@@ -274,7 +274,10 @@ def check_early_reset(env: VecEnv, can_continue: bool) -> None:
     :param can_continue: the episodes could go on instead
     :raises ValueError: if one of the envs has ``Monitor(allow_early_resets=False)``
     """
-    if any(env.env_is_wrapped(Monitor)) and not all(env.get_attr("allow_early_resets")):
+    monitored = [slot for slot, found in enumerate(env.env_is_wrapped(Monitor)) if found]
+    early = env.get_attr("allow_early_resets", monitored) if monitored else []
+    strict = [slot for slot, allowed in zip(monitored, early, strict=True) if not allowed]
+    if strict and not all(env.get_attr("needs_reset", strict)):
         continuing = "Continue with learn(..., reset_num_timesteps=False), or build" if can_continue else "Build"
         raise ValueError(
             "learn() has to reset the envs in mid-episode, but Monitor(allow_early_resets=False) forbids that. "

@@ -29,8 +29,8 @@ NOT_PRINTED = ("stdout", "log", "json", "csv")
 SAMPLE = 2048
 
 
-def takes_histograms(logger: Logger) -> bool:
-    """Whether a tensor may be recorded."""
+def has_tensorboard(logger: Logger) -> bool:
+    """Whether tensors and tables of settings may be recorded: other readers of figures expect numbers."""
     return any(isinstance(output, TensorBoardOutputFormat) for output in logger.output_formats)
 
 

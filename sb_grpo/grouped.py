@@ -180,6 +180,8 @@ class GroupedAlgorithm(SlottedAlgorithm):
             n_envs=self.n_envs,
             **self.rollout_buffer_kwargs,
         )
+        if self.gamma is not None:  # type: ignore[redundant-expr]
+            self.rollout_buffer.discount(self.gamma, self.gae_lambda)
         self.beside = Beside(self.mask_source)
         self._make_columns()
         self.rollout_buffer.add_columns(self.columns)

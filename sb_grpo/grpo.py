@@ -240,15 +240,16 @@ class GRPO(ResumableAlgorithm):
         )  # fmt: skip
         self._derive()  # of what was changed by hand
         gamma = self.gamma if self.moving_gamma is None else self.moving_gamma
-        options = AdvantageOptions(gamma, self.gae_lambda, self.normalize_advantage)
+        discount = self.rollout_buffer.discount(gamma, self.gae_lambda)
+        options = AdvantageOptions(*discount, self.normalize_advantage)
         largest, t = rollout.rewards.abs().max(0)
         at_fault = f"Its largest reward is {largest.item():g}, at step {int(rollout.t[t])} of an episode."
         with unharmed(self._learners(), at_fault):
             prepared = preparation(rollout, self.policy, options, self._horizon)
         self._steps_trained += 0 if again else len(prepared.estimate.advantages)
         assert self.slots is not None
-        buffer, lost = self.rollout_buffer, getattr(self.env, "n_lost", 0)
-        troubles = self.interruptions, self.slots.start_mismatches, lost
+        buffer = self.rollout_buffer
+        troubles = self.interruptions, self.slots.start_mismatches, getattr(self.env, "n_lost", 0)
         counts = log.Counts(self._steps_trained, self._steps_dropped, buffer.n_kept, *troubles, buffer.age)
         self.last_figures = {}
         self._log(log.of_rollout(prepared.rollout, prepared.estimate, prepared.has_signal, counts))

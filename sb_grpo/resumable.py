@@ -287,7 +287,7 @@ class ResumableAlgorithm(StoredAlgorithm):
 
     def dump_logs(self, iteration: int = 0) -> None:
         """As SB3's. What only TensorBoard can show is there for it alone: other readers of figures expect numbers."""
-        if self._prepared is not None and log.takes_histograms(self.logger):
+        if self._prepared is not None and log.has_tensorboard(self.logger):
             advantages = self._prepared[1].estimate.advantages
             self.logger.record("group/advantages", advantages, exclude=log.NOT_PRINTED)
         super().dump_logs(iteration)

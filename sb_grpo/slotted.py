@@ -163,7 +163,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         if restart:
             self._groups_started()
-        if self.tensorboard_log is not None:
+        if self.tensorboard_log is not None and log.has_tensorboard(self.logger):
             self.logger.record("hparams", log.hparams(self.settings), exclude=log.NOT_PRINTED)
         return result
 

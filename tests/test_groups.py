@@ -51,7 +51,7 @@ def run_groups(env, group_size, episodes, seed=3):
 def test_what_we_add_to_reset_infos_is_plain(kind):
     """A log of one's own can write it as JSON."""
     env = make_vec_env("CartPole-v1", 2, vec_env_cls=kind, wrapper_class=SeededResetWrapper)
-    GRPO("MlpPolicy", env, n_steps=64, device="cpu").learn(128)
+    GRPO("MlpPolicy", env, n_steps=64, group_size=500, device="cpu").learn(128)  # all of one group
     infos = [json.loads(json.dumps(info)) for info in env.reset_infos]
     env.close()
     assert len({info[START_DIGEST] for info in infos}) == 1 and len(infos[0][START_DIGEST]) == 16
@@ -64,7 +64,9 @@ def test_what_we_add_to_reset_infos_is_plain(kind):
 )
 def test_members_start_bit_equal(env_id, vec_env_cls, wrap):
     group_size, episodes = 4, 60
-    env = wrap(make_vec_env(env_id, 3, vec_env_cls=vec_env_cls, wrapper_class=SeededResetWrapper, seed=0))
+    process = dict(start_method="fork") if vec_env_cls is SubprocVecEnv else {}  # without imports anew
+    made = make_vec_env(env_id, 3, vec_env_cls=vec_env_cls, vec_env_kwargs=process, wrapper_class=SeededResetWrapper, seed=0)
+    env = wrap(made)
     slots, starts, completed = run_groups(env, group_size, episodes)
     assert slots.start_mismatches == 0 and completed >= episodes // group_size - 3
     by_group: dict = {}

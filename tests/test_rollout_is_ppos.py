@@ -469,3 +469,37 @@ def test_last_observations_of_another_shape_are_named(width, advantage):
     model = GRPO("MlpPolicy", Forgetful(make_vec_env("Pendulum-v1", 2)), advantage=advantage, group_size=2, device="cpu")
     with pytest.raises(ValueError, match=rf"'terminal_observation'\] of env 0 has shape \({width},\).*\(6,\).*step_wait"):
         model.learn(2048)
+
+
+@pytest.mark.parametrize("name", ["gamma", "gae_lambda"])
+def test_a_discount_that_a_callback_sets_in_the_buffer_counts_as_with_ppo(name):
+    """From then on, whatever the model's is; that of the model is there to be read."""
+
+    class Lower(BaseCallback):
+        def __init__(self, at: int) -> None:
+            super().__init__()
+            self.at, self.seen = at, []
+
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_start(self) -> None:
+            self.seen.append(getattr(self.model.rollout_buffer, name))
+            if len(self.seen) == self.at:
+                setattr(self.model.rollout_buffer, name, 0.5)
+
+    for kind in (PPO, GRPO):
+        weights = []
+        for settings, at in (({}, 2), ({}, 9), ({name: 0.5}, 1)):
+            callback = Lower(at)
+            model = kind(
+                "MlpPolicy", "CartPole-v1", n_steps=64, n_epochs=1, seed=0, device="cpu", **{"gamma": 0.9, **settings}
+            )
+            model.learn(256, callback)
+            weights.append(th.cat([p.detach().flatten() for p in model.policy.parameters()]))
+            own = 0.9 if name == "gamma" else 0.95
+            assert callback.seen == ([0.5] * 4 if settings else [own] * at + [0.5] * (4 - at) if at < 4 else [own] * 4)
+        assert not th.equal(weights[0], weights[1])
+    model.rollout_buffer.gamma = 1.5
+    with pytest.raises(ValueError, match=r"gamma=1\.5"):
+        model.learn(64)

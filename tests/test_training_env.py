@@ -752,7 +752,7 @@ def test_an_env_that_ignores_its_seed_is_blamed_under_wrappers_too():
             return super().reset()
 
     env = Skips(gym.wrappers.NormalizeObservation(Unseeded()))
-    with pytest.warns(UserWarning, match=r"reset\(seed=...\) does not fix its start state"):
+    with pytest.warns(UserWarning, match=r"reset\(seed=...\) does not fix its start state, or the envs are not alike"):
         GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(128)
 
 
@@ -1055,3 +1055,81 @@ class Unbuilt(VecEnv):
 def test_a_vec_env_of_ones_own_that_has_not_called_super_trains():
     model = GRPO("MlpPolicy", Unbuilt(), group_size=4, **SMALL).learn(256)
     assert model.num_timesteps >= 256 and model.slots.start_mismatches == 0
+
+
+def test_an_env_that_a_callback_puts_into_a_slot_is_trained_on():
+    """The one it replaces is free: it starts anywhere again, and whoever plays it disturbs nobody."""
+
+    class Replace(BaseCallback):
+        def _on_step(self):
+            if self.n_calls in (80, 130):
+                self.gone, new = self.training_env.envs[1], Monitor(gym.make("Pendulum-v1", max_episode_steps=20))
+                new.reset()
+                self.training_env.envs[1] = new
+            elif self.n_calls > 130 and self.n_calls % 7 == 0:
+                starts.append(self.gone.reset()[0])
+            return True
+
+    env, starts = pendulums(2), []
+    with pytest.warns(UserWarning, match="or replaced it"):
+        model = GRPO("MlpPolicy", env, **SMALL).learn(512, Replace())
+    assert model.interruptions == 2 and model.slots.start_mismatches == 0 and model.num_timesteps == 512
+    assert different(starts) == len(starts) > 10
+    GRPO("MlpPolicy", env, **SMALL).learn(128)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: cloudpickle.loads(cloudpickle.dumps(env))])
+def test_a_seed_given_to_a_copy_of_an_env_counts(copied):
+    env = pendulums(2)
+    GRPO("MlpPolicy", env, **SMALL).learn(70)
+    wanted = gym.make("Pendulum-v1").reset(seed=5)[0]
+    np.testing.assert_array_equal(copied(env.envs[0]).reset(seed=5)[0], wanted)
+    whole = copied(env)
+    whole.seed(5)
+    np.testing.assert_array_equal(whole.reset()[0], wanted)
+
+
+class Seedless(SpaceEnv):
+    """Takes no seed, or only numbers of its three levels."""
+
+    levels = 0
+
+    def reset(self, *, seed=None, options=None):
+        if seed is not None and seed >= self.levels:
+            raise IndexError("no such level") if self.levels else NotImplementedError("seeding not supported")
+        return super().reset(options=options)
+
+
+@pytest.mark.parametrize("levels", [0, 3])
+def test_an_env_that_takes_no_seed_is_named_before_it_is_trained_on(levels):
+    env = Seedless(spaces.Box(-1, 1, (2,)), spaces.Discrete(2))
+    env.levels = levels
+    model = GRPO("MlpPolicy", env, n_steps=64, device="cpu")
+    with pytest.raises(
+        ValueError, match=r"Seedless\.reset\(seed=\d+\) raised .*Without a seed it works, but members of a group"
+    ):
+        model.learn(64)
+    assert model.num_timesteps == 0
+
+
+def test_an_error_of_a_reset_that_is_not_for_the_seed_is_its_own():
+    class Broken(SpaceEnv):
+        def reset(self, *, seed=None, options=None):
+            raise ConnectionError("no server")
+
+    with pytest.raises(ConnectionError, match="no server"):
+        GRPO("MlpPolicy", Broken(spaces.Box(-1, 1, (2,)), spaces.Discrete(2)), device="cpu").learn(64)
+
+
+def test_envs_of_which_some_have_a_monitor_are_trained_on_again():
+    def make(**kwargs):
+        return Monitor(gym.make("Pendulum-v1", max_episode_steps=20), **kwargs)
+
+    env = DummyVecEnv([make, lambda: make().env])
+    model = GRPO("MlpPolicy", env, **SMALL).learn(64)
+    assert model.learn(64).num_timesteps == 128  # two envs
+    for reset_num_timesteps in (True, False):  # a strict one that has never been reset may be
+        model.set_env(DummyVecEnv([partial(make, allow_early_resets=False)] * 2))
+        model.learn(64, reset_num_timesteps=reset_num_timesteps)
+    with pytest.raises(ValueError, match="in mid-episode"):
+        model.learn(64)

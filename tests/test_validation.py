@@ -500,7 +500,7 @@ def test_predict_makes_no_action_of_what_is_no_number(env_id):
     with pytest.raises(ValueError, match=r"predict\(\): the observation holds NaN.*the env or a wrapper"):
         model.predict(np.full_like(obs, np.nan))
     if env_id == "Pendulum-v1":
-        model.policy.action_net.bias.data.fill_(np.nan)
+        model.policy.log_std.data.fill_(np.nan)
         with pytest.raises(ValueError, match=r"predict\(\): the action holds NaN.*the policy's weights"):
             model.predict(obs)
 
@@ -528,6 +528,9 @@ def test_what_is_logged_are_numbers(tensorboard, tmp_path):
     model.learn(512, Reader(), log_interval=3 if tensorboard else 1)
     assert model.num_timesteps == 512
     assert tensorboard or len(writer.rows) == 4
+    model.tensorboard_log = str(tmp_path)  # also where a model that has a folder of events is given another logger
+    model.set_logger(Logger(str(tmp_path), [writer]))
+    model.learn(256)
 
 
 def test_observations_of_several_choices_with_a_memory():

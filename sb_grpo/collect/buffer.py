@@ -16,10 +16,11 @@ from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo.collect.columns import Column, check_one_task
+from sb_grpo.collect.discount import Discounted
 from sb_grpo.types import NOTHING, Rollout, TensorOrDict, action_row, map_obs
 
 
-class GroupRolloutBuffer(BaseBuffer):
+class GroupRolloutBuffer(Discounted, BaseBuffer):
     """Collects steps with their (group, member) job and packs them.
 
     Rows of groups that are not complete at the end of a rollout are kept, with the log-probabilities of the policy that

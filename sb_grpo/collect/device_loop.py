@@ -19,6 +19,7 @@ from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.beside import MASK, MEMORY, beside, env_part, with_beside
 from sb_grpo.policies.masks import choices_of
+from sb_grpo.policies.numbers import no_numbers
 from sb_grpo.types import Breakdown, map_obs
 
 
@@ -155,15 +156,17 @@ def collect_tensors(
             break
         check_hopeless(interruptions, buffer.pos, complete)
         check_endless(slots.t, plan)
-    check_finite(buffer, plan.limits)
+    check_finite(buffer, plan.limits, policy)
     check_masks(buffer)
 
 
-def check_finite(buffer: TensorRolloutBuffer, limits: Limits) -> None:
+def check_finite(buffer: TensorRolloutBuffer, limits: Limits, policy: ActorPolicy) -> None:
     """Look for NaN, inf and numbers beyond all measure in what the simulator returned, once per rollout.
 
+    :param policy: that acted: where its own outputs were no numbers, what came of them is no fault of the simulator
     :raises Breakdown: naming slot, step and tensor
     """
+    acted = buffer.log_probs[: buffer.pos].isfinite().all(dim=1)
     columns = {
         "observation": (env_part(buffer.next_observations), limits.observation),
         "reward": (buffer.rewards.unsqueeze(2), limits.reward),
@@ -177,11 +180,15 @@ def check_finite(buffer: TensorRolloutBuffer, limits: Limits) -> None:
         bad = ~(rows.isfinite() & (rows.abs() <= largest)).all(dim=2)
         if bool(bad.any()):
             step, slot = bad.nonzero()[0].tolist()
+            if not bool(acted[: step + 1].all()):
+                break
             wrong = f"{too_large(largest)}," if bool(values[step, slot].isfinite().all()) else "is not finite"
             raise Breakdown(
                 f"{what} of slot {slot} {wrong} at step {step} of this rollout: {values[step, slot].tolist()}. The "
                 "policy has not been updated with it; the simulator has diverged: check its time step and its actions' bounds."
             )
+    if not bool(acted.all()):
+        raise Breakdown(f"At step {int(acted.int().argmin())} of this rollout {no_numbers(policy)}")
 
 
 def check_masks(buffer: TensorRolloutBuffer) -> None:

@@ -23,6 +23,7 @@ from sb_grpo.envs.env_batch import EPISODE_LOST
 from sb_grpo.envs.installing import wrappers_of
 from sb_grpo.normalization import put_running_state, running_state
 from sb_grpo.policies import ActorPolicy
+from sb_grpo.policies.numbers import check_outputs
 from sb_grpo.types import NOTHING, Breakdown, map_obs
 
 
@@ -170,23 +171,23 @@ def collect(
     raw_obs = obs if vec_normalize is None else vec_normalize.old_obs
     scaling = scaling_rewards(env)
     while True:
-        policy = actor()
+        policy, step = actor(), plan.steps_before + n_steps + 1
         if not slots.in_step_with(env):
             obs = start_over()
             interruptions += 1
             raw_obs = obs if vec_normalize is None else vec_normalize.old_obs
         if plan.draws_noise(n_steps):
             policy.reset_noise(env.num_envs)
-        obs_tensor = carried.observe(obs_as_tensor(obs, policy.device), policy, slots.t, plan.steps_before + n_steps)
+        obs_tensor = carried.observe(obs_as_tensor(obs, policy.device), policy, slots.t, step - 1)
         with th.no_grad():
             action_tensor, log_probs, memory = policy.sample(obs_tensor, policy.noise(env.num_envs))
+        check_outputs(policy, log_probs, f"At vector step {step} since the start of learn()")
         carried.remember(memory)
         actions = action_tensor.cpu().numpy()
         clipped_actions = policy.in_bounds(actions)
 
         raw_obs_before = raw_obs
         new_obs, rewards, dones, infos = slots.step_envs(env, clipped_actions)
-        step = plan.steps_before + n_steps + 1
         raw_obs = new_obs if vec_normalize is None else vec_normalize.old_obs
         raw_rewards, said = (scaling[0].old_reward, rewards.copy()) if scaling else (rewards, None)
         check_finite(env, "reward", raw_rewards, step, plan.limits.reward)

@@ -49,8 +49,9 @@ def warn_of_interruption(whole_episodes: bool, num_timesteps: int) -> None:
     """
     fate = "their steps are dropped and counted in rollout/useful_fraction" if whole_episodes else "their steps are used"
     warnings.warn(
-        f"Something other than this model's training has reset or stepped the training env, after step {num_timesteps}: "
-        "a callback that evaluates or records on it, another model that trains on it, or a call of your own. The episodes "
+        "Something other than this model's training has reset or stepped the training env, or replaced it, after step "
+        f"{num_timesteps}: a callback that evaluates or records on it, another model that trains on it, or a call of your "
+        "own. The episodes "
         f"that were running end there ({fate}), and new ones begin. Use an env of its own for that, as in "
         "EvalCallback(make_vec_env(...)). Counted as rollout/interruptions.",
         UserWarning,

@@ -153,7 +153,8 @@ class GroupSlots:
 
     def in_step_with(self, env: VecEnv) -> bool:
         """Nobody else has reset or stepped these envs since: they still run the jobs noted here."""
-        return self._hold is not None and self._hold.base is env.unwrapped and self._hold.holder is self
+        hold = self._hold
+        return hold is not None and hold.base is env.unwrapped and hold.holder is self and hold.has_its_envs
 
     def seeds_for_others(self) -> list[int]:
         """One seed per slot for whoever takes the envs next, another one every time."""

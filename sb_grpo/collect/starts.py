@@ -53,7 +53,11 @@ def mismatch_message(env_id: str | None, group: int, seed: int, first: Start, ot
     if wrapper is not None:
         return f"{begin}{wrapper} {UNEQUAL}"
     if layer == 0:
-        return f"{begin}reset(seed=...) does not fix its start state. {UNEQUAL}"
+        return (
+            f"{begin}reset(seed=...) does not fix its start state, or the envs are not alike: built with other arguments, or "
+            "changed from outside between two episodes. After a change call model.restart_groups(); envs that are to differ "
+            f"are tasks (multitask=). {UNEQUAL}"
+        )
     name, inside = other[layer][0], other[layer - 1][0]
     return (
         f"{begin}{name} made the difference, a wrapper inside the env. What it wraps ({inside}) did start from one state, so "

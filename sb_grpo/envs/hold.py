@@ -19,6 +19,18 @@ class Holder(Protocol):
         """One seed per slot for whoever comes next: other ones every time, and none that the holder uses."""
 
 
+class Watched(Protocol):
+    """An env whose resets the trainer chooses, as :class:`sb_grpo.envs.seeded_reset.SeededReset` makes it one."""
+
+    env: Any
+
+    def watch(self, hold: Hold) -> None:
+        """Tell a hold when somebody else resets or steps the env."""
+
+    def leave(self, hold: Hold, seed: int) -> None:
+        """Tell it nothing any more, and forget what it has queued."""
+
+
 class Hold:
     """Lets one trainer at a time queue seeds in a VecEnv, and withdraws them when somebody else takes the envs.
 
@@ -37,6 +49,7 @@ class Hold:
         self.holder: Holder | None = None
         self.actor: Holder | None = None  #: who is stepping or resetting the envs right now, if that is a trainer
         self._queued: dict[int, tuple[Any, ...]] = {}  #: by slot, what the holder has queued last
+        self._watched: list[Watched] = []  #: of envs that are near, by slot
         self._step, self._step_async, self._reset = base.step, base.step_async, base.reset
         self._env_method, self._seed = base.env_method, base.seed
         names = ["step_async", "reset", "env_method"]
@@ -44,6 +57,20 @@ class Hold:
         names += [] if ours else ["seed"]
         for name in names:
             setattr(base, name, getattr(self, name))
+
+    def watch_over(self, envs: Sequence[Watched]) -> None:
+        """These are the envs that are near; those that somebody has taken out of the VecEnv are let go."""
+        for gone in self._watched:
+            if gone not in envs:
+                gone.leave(self, int(np.random.randint(2**31)))
+        self._watched = list(envs)
+        for one in envs:
+            one.watch(self)
+
+    @property
+    def has_its_envs(self) -> bool:
+        """Nobody has put another env into a slot."""
+        return not self.near or all(a.env is b for a, b in zip(self._watched, self.base.envs, strict=False))  # type: ignore[attr-defined]
 
     def take(self, holder: Holder) -> None:
         """From now on the envs are the holder's, which is about to reset them, until :func:`reset_is_over`.

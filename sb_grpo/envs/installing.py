@@ -33,8 +33,7 @@ def install_seeded_reset(venv: VecEnv) -> None:
     if isinstance(base, DummyVecEnv):
         seeded = [seeded_reset_of(env) for env in base.envs]
         hold = hold_of(base) if held else Hold(base, ours=True, near=True)
-        for one in seeded:
-            one.watch(hold)
+        hold.watch_over(seeded)
         base.buf_infos = Infos(base.buf_infos)
     elif not held:
         _hold_out_of_reach(base)

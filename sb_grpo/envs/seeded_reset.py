@@ -94,7 +94,12 @@ class Layer:
 
     def watch(self, hold: Hold) -> None:
         """Tell a hold when somebody else resets or steps this layer."""
-        self.holds = [there for there in self.holds if there() not in (None, hold)] + [ref(hold)]
+        self.leave(hold)
+        self.holds.append(ref(hold))
+
+    def leave(self, hold: Hold) -> None:
+        """Tell a hold nothing any more."""
+        self.holds = [there for there in self.holds if there() not in (None, hold)]
 
     def _called(self) -> None:
         self.calls += 1
@@ -158,6 +163,7 @@ class SeededReset:
         self.env = env
         self._reset, self._step = env.reset, env.step
         self._next_seed: int | None = None
+        self._takes_seeds = False
         self._noise_seed: int | None = None
         self._gives_way = self._inside = False
         self.calls = 0
@@ -170,6 +176,16 @@ class SeededReset:
         self.hold = hold
         if self._layers:
             self._layers[0].watch(hold)
+
+    def leave(self, hold: Hold, seed: int) -> None:
+        """The env is no longer in a hold's VecEnv; whoever has it now finds it random.
+
+        :param seed: of its generator
+        """
+        self.withdraw_seed(seed)
+        self.hold = None
+        if self._layers:
+            self._layers[0].leave(hold)
 
     def seeded_reset_facts(self) -> tuple[str | None, int | None]:
         """Id and time limit of the env; None where it has none.
@@ -220,7 +236,7 @@ class SeededReset:
         self._inside = True
         try:
             with torchs_numbers_kept() if queued else nullcontext():
-                obs, info = self._reset(*args, **kwargs)
+                obs, info = self._reset(*args, **kwargs) if self._takes_seeds or not queued else self._first_reset(**kwargs)
         finally:
             self._inside = False
         if self._noise_seed is not None:
@@ -230,6 +246,27 @@ class SeededReset:
         own: Begun = type(self.env).__name__, observation_digest(obs), "" if seed is None else str(seed), calls
         starts = (*(layer.began(calls_before) for layer in self._layers), own)
         return obs, {**(info or {}), START_DIGEST: own[1], START_LAYERS: starts}
+
+    def _first_reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """The first one with a seed of the trainer's.
+
+        :raises ValueError: if the env takes none, or not any
+        """
+        try:
+            result = self._reset(**kwargs)
+        except Exception as error:
+            seed = kwargs.pop("seed")
+            try:
+                self._reset(**kwargs)
+            except Exception:
+                raise error from None  # not for the seed
+            raise ValueError(
+                f"{type(self.env.unwrapped).__name__}.reset(seed={seed}) raised {type(error).__name__}: {error}. Without a "
+                "seed it works, but members of a group start alike by their seed, any number from 0 to 2**31 - 1: let "
+                "reset(self, *, seed=None, options=None) call super().reset(seed=seed) and draw from self.np_random."
+            ) from error
+        self._takes_seeds = True
+        return result
 
     def step(self, action: Any) -> Any:
         if self._inside:
@@ -248,7 +285,8 @@ class SeededReset:
             hold.notice()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "hold": None}
+        """Of a copy, in which a seed that somebody gives wins over the one that the trainer has queued here."""
+        return {**vars(self), "hold": None, "_gives_way": True}
 
 
 def seeded_reset_of(env: gym.Env[Any, Any]) -> SeededReset:

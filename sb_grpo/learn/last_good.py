@@ -11,6 +11,7 @@ from typing import Any
 import torch as th
 from torch import nn
 
+from sb_grpo.policies.numbers import no_numbers
 from sb_grpo.state import copied, own_attributes, own_state, own_tensors, put_own_state
 from sb_grpo.types import Breakdown
 
@@ -49,6 +50,8 @@ class LastGood:
             for parameter, good in zip(self.parameters, self.weights, strict=True):
                 parameter.copy_(good)
         self.policy.optimizer.load_state_dict(self.optimizer)
+        if not all(bool(good.isfinite().all()) for good in self.weights):
+            raise Breakdown(f"Before this update {no_numbers(self.policy)}")
         raise Breakdown(
             f"The gradient of {self.names[tensor]} was not finite in gradient step {step} of epoch {epoch}. The weights are "
             "back at their values before this update and can be saved. Lower learning_rate or max_grad_norm, or bound the "

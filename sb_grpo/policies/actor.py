@@ -32,6 +32,7 @@ from sb_grpo.policies.heads import ActionHead, GaussianHead, StateDependentNoise
 from sb_grpo.policies.layers import Layers, hooked, layers_of_the_actor, through
 from sb_grpo.policies.masks import choices_of, put_masks
 from sb_grpo.policies.memory import SPAN, Memory
+from sb_grpo.policies.numbers import trouble_with
 from sb_grpo.policies.observations import from_zero, reads_flat, starts_of
 from sb_grpo.policies.predicting import PredictingPolicy
 
@@ -215,15 +216,14 @@ class ActorPolicy(PredictingPolicy):
             flat = self.flat_observations(obs)
             seen = self.obs_normalizer(flat) if self.normalize_obs else flat
         else:
-            seen = self.extract_features(from_zero(env_part(obs), self._starts), self.features_extractor)
+            seen = self.extract_features(from_zero(env_part(obs), self._starts))
         return (seen, None) if self.memory is None else self.memory(seen, beside(obs, MEMORY), beside(obs, SEQUENCE))
 
-    def _head_input(self, obs: PyTorchObs) -> th.Tensor:
-        return self._output(self.features(obs), obs)
-
-    def _output(self, features: th.Tensor, obs: PyTorchObs) -> th.Tensor:
+    def _outputs(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
+        """What the head makes a distribution of, and the memory after the step."""
+        features, after = self._recall(obs)
         out, masks = self._scores(features, obs), beside(obs, MASK)
-        return out if masks is None else put_masks(out, masks)
+        return out if masks is None else put_masks(out, masks), after
 
     def _scores(self, features: th.Tensor, obs: PyTorchObs) -> th.Tensor:
         """What the head makes a distribution of, before any mask, ``[batch, n]``."""
@@ -241,9 +241,10 @@ class ActorPolicy(PredictingPolicy):
         return self.act_and_remember(obs, deterministic)[0]
 
     def act_and_remember(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
-        """Actions as :meth:`act`, and the memory after the step; None without one."""
-        features, after = self._recall(obs)
-        out = self._output(features, obs)
+        """Actions as :meth:`act`, and the memory after the step; None without one. NaN is a ValueError."""
+        out, after = self._outputs(obs)
+        if (trouble := trouble_with(self, out)) is not None:
+            raise ValueError(f"No action can be chosen: {trouble}")
         return self.head.mode(out) if deterministic else self.head.sample(out, self.head.noise(out)), after
 
     def noise(self, *batch: int) -> th.Tensor:
@@ -261,9 +262,8 @@ class ActorPolicy(PredictingPolicy):
         :param noise: ``[batch, n]`` of :meth:`noise`
         :return: actions ``[batch]`` (Discrete) or ``[batch, n]``, log-probabilities ``[batch]``, the memory after the step
         """
-        features, after = self._recall(obs)
-        out = self._output(features, obs).float()
-        actions = self.head.sample(out, noise)
+        out, after = self._outputs(obs)
+        actions = self.head.sample(out := out.float(), noise)
         return actions, self.head.log_prob(out, actions), after
 
     def log_prob(self, obs: PyTorchObs, actions: th.Tensor) -> th.Tensor:
@@ -271,26 +271,26 @@ class ActorPolicy(PredictingPolicy):
 
         Rounding log-probabilities to bfloat16 would move ratios near 1 by up to 0.4 %.
         """
-        return self.head.log_prob(self._head_input(obs).float(), actions)
+        return self.head.log_prob(self._outputs(obs)[0].float(), actions)
 
     def evaluate_actions(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """Log-probability and entropy of each row.
 
         :return: ``([batch], [batch])``; where the entropy has no closed form (squashed gSDE) it is estimated by -log_prob
         """
-        out = self._head_input(obs).float()
+        out = self._outputs(obs)[0].float()
         log_prob, entropy = self.head.log_prob(out, actions), self.head.entropy(out)
         return log_prob, -log_prob if entropy is None else entropy
 
     def forward(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor]:
         """Actions shaped as the action space has them, and their log-probabilities."""
-        out = self._head_input(obs)
+        out = self._outputs(obs)[0]
         actions = self.head.mode(out) if deterministic else self.head.sample(out, self.head.noise(out))
         return actions.reshape((-1, *self.action_space.shape)), self.head.log_prob(out, actions)  # type: ignore[misc]
 
     def get_distribution(self, obs: PyTorchObs) -> Distribution:
         """SB3's distribution object at these observations. It is shared and mutable: copy it before a second call."""
-        out = self._head_input(obs)
+        out = self._outputs(obs)[0]
         if isinstance(self.head, StateDependentNoiseHead):
             return self.head.distribution(out)
         if isinstance(self.action_dist, DiagGaussianDistribution):

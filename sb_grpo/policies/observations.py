@@ -7,16 +7,17 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.preprocessing import is_image_space
 
+from sb_grpo.policies.predicting import PredictingPolicy
 
-def reads_flat(policy: BasePolicy) -> bool:
+
+def reads_flat(policy: PredictingPolicy) -> bool:
     """Whether the numbers of an observation are read as they are: no code, no image, and nobody's own way to read them."""
     space = policy.observation_space
     if not isinstance(space, spaces.Box) or (policy.normalize_images and is_image_space(space)):
         return False
-    return type(policy).extract_features is BasePolicy.extract_features
+    return type(policy).extract_features is PredictingPolicy.extract_features
 
 
 def starts_of(space: spaces.Space) -> Any:

@@ -9,6 +9,8 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.type_aliases import PyTorchObs
 
 from sb_grpo.policies.beside import MASK, MEMORY, beside, with_beside
 from sb_grpo.policies.masks import checked, choices_of
@@ -21,6 +23,15 @@ class PredictingPolicy(BasePolicy):
     memory: Memory | None
     #: Whether the policy network sees the features beside the memory, where there is one.
     features_beside_memory = False
+
+    def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None) -> th.Tensor:
+        """Features of preprocessed observations, ``[batch, features_dim]``.
+
+        :param obs: ``[batch, ...]`` or a dict of such
+        :param features_extractor: None: the policy's own
+        """
+        own: BaseFeaturesExtractor = self.features_extractor if features_extractor is None else features_extractor
+        return super().extract_features(obs, own)
 
     @abstractmethod
     def act_and_remember(self, obs: Any, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor | None]:

@@ -1,0 +1,51 @@
+"""Outputs of a policy that are no numbers: noticed before anybody acts on them, and traced to what made them.
+
+The largest of some NaN is still the number of an action, so whatever a ruined network says looks like a choice.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch as th
+from torch import nn
+
+from sb_grpo.types import Breakdown
+
+
+def trouble_with(policy: nn.Module, outputs: th.Tensor) -> str | None:
+    """Says what is wrong with outputs of a policy; None: all are numbers. Nothing is looked at while a graph is traced.
+
+    :param outputs: what actions are made of, or their log-probabilities
+    """
+    if th.compiler.is_compiling() or math.isfinite(outputs.sum().item()):
+        return None
+    return None if bool(outputs.isfinite().all()) else no_numbers(policy)
+
+
+def check_outputs(policy: nn.Module, outputs: th.Tensor, where: str) -> None:
+    """Stop a training whose policy says what is no number.
+
+    :param outputs: as :func:`trouble_with` has them
+    :param where: beginning of the message
+    :raises Breakdown: naming what made them
+    """
+    if (trouble := trouble_with(policy, outputs)) is not None:
+        raise Breakdown(f"{where} {trouble}")
+
+
+def no_numbers(policy: nn.Module) -> str:
+    """Says which part of a policy makes NaN or inf."""
+    begin = "the policy's outputs are not finite: "
+    for kind, tensors in (("parameter", policy.named_parameters()), ("buffer", policy.named_buffers())):
+        for name, values in tensors:
+            bad = ~values.isfinite() if kind == "parameter" else values.isnan()
+            if bool(bad.any()):
+                return (
+                    f"{begin}{kind} {name} of the policy holds NaN or inf. Look at what has set it last (a callback, a load, "
+                    "an optimiser of your own), and load weights of before."
+                )
+    return (
+        f"{begin}its weights are finite, so its features extractor or its network makes them of what it sees, as a log or a "
+        "division by 0 does, or of values that are too large. Bound what these compute, or the observations (VecNormalize)."
+    )
