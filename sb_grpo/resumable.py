@@ -143,7 +143,7 @@ class ResumableAlgorithm(StoredAlgorithm):
             "restart_groups": self._restart_groups,
             "callbacks": states_of(self._callback_in_use),
             "logged": logged(self._logger) if hasattr(self, "_logger") else None,
-            "folder": None if self.tensorboard_log is None else self.logger.dir,
+            "folder": None if self.tensorboard_log is None or not (it := self.logger.dir) else str(Path(it).absolute()),
             "random": random_state(),
         }
 

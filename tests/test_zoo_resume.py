@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+import subprocess
 import sys
 from argparse import ArgumentParser
+from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from stable_baselines3.common.monitor import load_results
 
 from sb_grpo import GRPO
 from zoo.common.command_line import run
+from zoo.common.folders import alone_in
 from zoo.train import main
-from zoo.training import resuming
+from zoo.training import experiment, resuming
 from zoo.training.resuming import FILE, RunSaves, take_up_run
 from zoo.training.run_files import write_values
 
+ROOT = Path(__file__).parents[1]
 ARGUMENTS = ["--env", "Pendulum-v1", "--num-threads", "1", "--eval-freq", "800", "--n-eval-envs", "2", "--eval-episodes", "2"]
 # Episodes of 200 steps that all end together: every rollout ends at a group boundary.
 SETTINGS = ["-n", "4000", "--seed", "3", "-params", "n_steps:None", "n_groups:1", "group_size:4", "n_envs:4", "normalize:True",
@@ -91,10 +98,10 @@ def test_it_is_as_silent_as_it_was(of_run, given, found, tmp_path):
     settings = tmp_path / "Pendulum-v1_1" / "Pendulum-v1"
     settings.mkdir(parents=True)
     write_values(settings / "config.yml", {"n_envs": 4})
-    write_values(settings / "args.yml", {"verbose": int(of_run), "progress": of_run == "0", "env": "Pendulum-v1"})
+    write_values(settings / "args.yml", {"verbose": int(of_run), "progress": of_run == "0", "log_folder": "l"})
     (settings / FILE).touch()
     parser = ArgumentParser()
-    for name, default in (("resume", None), ("verbose", 1), ("env", "CartPole-v1")):
+    for name, default in (("resume", None), ("verbose", 1), ("log_folder", "logs"), ("tensorboard_log", "")):
         parser.add_argument(f"--{name}", default=default, type=str if default is None else type(default))
     for name in ("progress", "untrusted"):
         parser.add_argument(f"--{name}", action="store_true")
@@ -134,3 +141,103 @@ def test_what_cannot_be_resumed_is_named(runs, tmp_path, capsys, monkeypatch):
             model.write_bytes(b"PK")
         assert train("--resume", str(killed_at_once)) == 2
         assert said.format(model) in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- nothing learnt is lost, and nothing of others comes in
+
+SHORT = ["--num-threads", "1", "--eval-freq", "-1", "--eval-episodes", "2", "-n", "256"]
+SMALL = ["n_envs:2", "n_steps:32", "policy_kwargs:dict(net_arch=[8])"]
+
+
+class BadClose(CartPoleEnv):
+    """Its simulator has gone before it is closed."""
+
+    def close(self) -> None:
+        raise RuntimeError("Not connected to physics server.")
+
+
+def test_an_env_that_cannot_be_closed_takes_nothing_away(tmp_path, capsys):
+    gym.register("BadClose-v0", entry_point=BadClose, max_episode_steps=50)
+    assert train("--env", "BadClose-v0", "-f", str(tmp_path), *SHORT, "-params", *SMALL) == 0
+    folder = tmp_path / "grpo" / "BadClose-v0_1"
+    assert GRPO.load(folder / "BadClose-v0.zip", device="cpu").num_timesteps == 256
+    assert len(json.loads((folder / "metrics.json").read_text())["final_returns"]) == 20
+    assert "The env could not be closed: RuntimeError: Not connected" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_be_written_leaves_the_run_to_go_on_from(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sys, "argv", [])
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(experiment, "save", full)
+        train("--env", "CartPole-v1", "-f", str(tmp_path), *SHORT, "-params", *SMALL)
+    folder = tmp_path / "grpo" / "CartPole-v1_1"
+    assert not (folder / "CartPole-v1.zip").exists()
+    assert f"The model could not be saved. Its run can go on: --resume {folder}" in capsys.readouterr().err
+    assert train("--resume", str(folder)) == 0
+    assert GRPO.load(folder / "CartPole-v1.zip", device="cpu").num_timesteps == 256
+    assert (folder / "metrics.json").exists() and not (folder / "CartPole-v1" / FILE).exists()
+
+
+@pytest.fixture
+def stopped(tmp_path, monkeypatch):
+    """A run by a file of one's own, with settings unlike those of the entry; its folder and the file."""
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / "own.yml"
+    own.write_text("CartPole-v1: {policy: MlpPolicy, n_timesteps: 256, n_envs: 2, n_steps: 32, gamma: 0.9}\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(RunSaves, "_on_step", stopped_after(100))
+        assert train("--env", "CartPole-v1", "-f", "logs", *SHORT[:-2], "-conf", "own.yml") == 0
+    return tmp_path / "logs" / "grpo" / "CartPole-v1_1", own
+
+
+@pytest.mark.parametrize("change", ["edited", "removed", "elsewhere"])
+def test_a_resumed_run_has_its_own_settings_whatever_became_of_the_file(stopped, change, tmp_path, monkeypatch):
+    folder, own = stopped
+    if change == "edited":
+        limit = "[{gymnasium.wrappers.TimeLimit: {max_episode_steps: 5}}]"
+        own.write_text(f"CartPole-v1: {{policy: MlpPolicy, n_envs: 2, ent_coef: 0.5, env_wrapper: {limit}}}\n")
+    elif change == "removed":
+        own.unlink()
+    else:
+        (tmp_path / "other").mkdir()
+        monkeypatch.chdir(tmp_path / "other")
+    assert train("--resume", str(folder)) == 0
+    model = GRPO.load(folder / "CartPole-v1.zip", device="cpu")
+    assert model.num_timesteps == 256 and (model.gamma, model.ent_coef) == (0.9, 0.0)
+    assert load_results(str(folder))["l"].max() > 5
+    assert len(list((tmp_path / "logs" / "tensorboard" / "CartPole-v1").iterdir())) == 1
+    assert change != "elsewhere" or not list(Path.cwd().iterdir())
+
+
+def test_a_run_that_continues_has_the_settings_of_the_run_before(stopped):
+    folder, _ = stopped
+    before = GRPO.load(folder / "CartPole-v1.zip", device="cpu")
+    went_on = ["-i", str(folder / "CartPole-v1.zip"), "--continue", "-n", "384"]
+    assert train("--env", "CartPole-v1", "-f", "logs", *SHORT[:-2], *went_on, "-params", "ent_coef:0.01") == 0
+    after = GRPO.load("logs/grpo/CartPole-v1_2/CartPole-v1.zip", device="cpu")
+    changed = {name for name, value in after.settings.items() if str(value) != str(before.settings[name])}
+    assert changed - {"seed", "tensorboard_log"} == {"ent_coef"} and after.num_timesteps >= 384
+    assert (after.lr_schedule(0.5), after.gamma) == (before.lr_schedule(0.5), 0.9)
+
+
+def test_a_run_that_is_going_on_is_not_resumed_beside_itself(stopped, capsys):
+    folder, _ = stopped
+    with alone_in(folder / "CartPole-v1", ""):
+        held = subprocess.run(
+            [sys.executable, "-m", "zoo.train", "--resume", str(folder)], capture_output=True, text=True, cwd=ROOT, check=False
+        )
+    assert held.returncode == 2
+    assert held.stderr.strip().endswith("this run is going on in another process. Stop that one first.")
+    assert train("--resume", str(folder)) == 0
+
+
+def test_episodes_that_a_limit_outside_monitor_ends_are_in_its_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    limit = "env_wrapper:[{'gymnasium.wrappers.TimeLimit':{'max_episode_steps':8}}]"
+    assert train("--env", "CartPole-v1", "-f", str(tmp_path), *SHORT, "-params", *SMALL, limit) == 0
+    episodes = load_results(str(tmp_path / "grpo" / "CartPole-v1_1"))
+    assert (episodes["l"] <= 8).all() and episodes["l"].sum() > 256 - 2 * 8

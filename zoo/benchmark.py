@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import shlex
 import shutil
 import sys
@@ -24,6 +23,7 @@ from .benchmarking.worker import BAD_SETTINGS
 from .benchmarking.workers import DONE, LEFT
 from .common.cluster import Launch, add_launcher, read_launch
 from .common.command_line import BadInput, Parser, call, known_env, run
+from .common.folders import LOCK, alone_in
 from .common.grids import parse_grid
 
 LOG_WIDTH = 200  # a table in a log file need not fit a terminal
@@ -171,14 +171,10 @@ def only_one(out: Path) -> Iterator[None]:
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / ".lock").open("w")
+        (out / LOCK).touch()
     except OSError as error:
         raise BadInput(f"cannot write to {out}: {error.strerror}") from error
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # the system lets go of it, however this process ends
-        except OSError:
-            raise BadInput(f"another benchmark is writing to {out}") from None
+    with alone_in(out, f"another benchmark is writing to {out}"):
         yield
 
 

@@ -22,6 +22,7 @@ from optuna.trial import FrozenTrial
 
 from sb_grpo import files
 
+from .common.closing import close
 from .common.command_line import BadInput, Parser, call, default_threads, did_you_mean, how_many, known_env, run
 from .comparing import figures
 from .training.experiment import register
@@ -111,7 +112,7 @@ def _train(objective: Objective, settings: dict[str, Any], seed: int) -> float:
         )
         return float(np.mean(objective.evaluation_envs.returns(run_, model, objective.eval_episodes)))
     finally:
-        env.close()
+        close(env)
 
 
 def report(study: Study, again: Sequence[Candidate], chosen: Candidate, folder: Path) -> None:

@@ -274,6 +274,8 @@ def main(arguments: Sequence[str]) -> int:
             raise
         raise not_begun(error) from error
     finally:
+        for one in experiments:
+            one.let_go()
         if experiments and experiments[-1].args.track:
             finish_tracking()
         signal.signal(signal.SIGTERM, before)

@@ -26,6 +26,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sb_grpo import GRPO
 
+from .common.closing import close
 from .common.cluster import add_launcher, read_launch
 from .common.command_line import BadInput, Parser, Settings, default_threads, known_env, run
 from .common.folders import make_folder
@@ -128,7 +129,7 @@ def prepare(args: Any, grid: dict[str, list[Any]]) -> tuple[Objective, dict[str,
     model = objective.build(objective.base, args.seed)[1]
     env = model.get_env()
     assert env is not None
-    env.close()
+    close(env)
     if grid:
         objective.draw = partial(grid_space, grid=grid)
     elif isinstance(model, GRPO):

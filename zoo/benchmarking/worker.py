@@ -27,6 +27,7 @@ from sb_grpo import files
 from ..benchmarking.results import RANDOM, write_result
 from ..benchmarking.specs import Spec
 from ..common import provenance
+from ..common.closing import close
 from ..common.evaluating import Counting
 from ..common.random_policy import RandomPolicy
 from ..training.building import build
@@ -129,7 +130,7 @@ class Checkpoints(BaseCallback):
             raise RuntimeError(f"training stopped after {self.num_timesteps} of {self.spec.steps} env steps")
         self.record()
         assert self.env is not None
-        self.env.close()
+        close(self.env)
 
 
 def run_random(spec: Spec, experiment: Experiment) -> dict[str, Any]:

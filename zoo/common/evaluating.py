@@ -18,19 +18,24 @@ ENDLESS_STEPS = 300_000
 
 def with_monitor_outside(wrapper: Callable[[gym.Env], gym.Env] | None) -> Callable[[gym.Env], gym.Env]:
     """A wrapper around which a further Monitor is put where a TimeLimit stands outside the first: that one would never learn
-    of the ends, and whoever counts its episodes would wait for ever.
+    of the ends, and whoever counts its episodes would wait for ever. The file of the first is then the further one's.
 
     :param wrapper: what settings put around an env that has a Monitor
     """
 
     def wrap(env: gym.Env) -> gym.Env:
         wrapped = env if wrapper is None else wrapper(env)
-        layer = wrapped
+        layer, limited = wrapped, False
         while isinstance(layer, gym.Wrapper) and not isinstance(layer, Monitor):
-            if isinstance(layer, TimeLimit):
-                return Monitor(wrapped)
+            limited |= isinstance(layer, TimeLimit)
             layer = layer.env
-        return wrapped
+        if not limited:
+            return wrapped
+        if not isinstance(layer, Monitor):
+            return Monitor(wrapped)
+        outer = Monitor(wrapped, None, layer.allow_early_resets, layer.reset_keywords, layer.info_keywords)
+        outer.results_writer, layer.results_writer = layer.results_writer, None
+        return outer
 
     return wrap
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from ..common.command_line import BadInput
+
+#: By which a process keeps a folder to itself.
+LOCK = ".lock"
 
 
 def make_folder(option: str, folder: Path) -> tuple[Path, ...]:
@@ -21,6 +28,28 @@ def make_folder(option: str, folder: Path) -> tuple[Path, ...]:
     except OSError as error:
         raise BadInput(f"{option}: {folder} cannot be made ({error.strerror}): name a place that you may write to.") from error
     return missing
+
+
+@contextmanager
+def alone_in(folder: Path, refusal: str) -> Iterator[None]:
+    """Keep a folder to this process; the system ends that, however the process does.
+
+    :param folder: that is there
+    :param refusal: what to say where another process has it
+    :raises BadInput: in that case
+    """
+    path = folder / LOCK
+    with open(path, "w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise BadInput(refusal) from None
+        except OSError as error:  # a file system without locks
+            print(f"{folder} cannot be kept from other processes: {error.strerror}", file=sys.stderr)
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def new_folder(parent: Path, name: str, suffix: str = "") -> Path:

@@ -13,6 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo.collect.seeded_episodes import Episodes, actor, frozen_statistics, held, play
 from sb_grpo.envs.installing import install_seeded_reset
 
+from ..common.closing import close
 from ..common.command_line import BadInput
 from ..common.random_policy import RandomPolicy
 from .models import Contestant
@@ -83,7 +84,7 @@ def play_all(
             except ValueError as error:
                 raise BadInput(f"{one.name} on {variant.name}: {error}") from error
             finally:
-                env.close()
+                close(env)
             returns[variant.name, one.name], starts[one.name] = episodes.returns, episodes.starts
         first, *others = starts
         unlike = [name for name in others if starts[name] != starts[first]]

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from pprint import pprint
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,10 @@ from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, RecoveryCallb
 from sb_grpo.figures import as_shown
 from sb_grpo.normalization import OtherObservations
 
+from ..common.closing import close
 from ..common.command_line import BadInput, how_many
 from ..common.evaluating import Counting, with_monitor_outside
-from ..common.folders import make_folder, new_folder
+from ..common.folders import alone_in, make_folder, new_folder
 from ..common.literals import without_texts
 from ..common.pictures import drawn
 from ..common.provenance import command, commit, versions
@@ -66,6 +68,8 @@ class Experiment(ExperimentManager):
     health: HealthCallback | None = None
     mlflow: MlflowCallback | None = None
     run_saves: RunSaves | None = None
+    _came_to_its_end = False
+    _alone: contextlib.ExitStack | None = None  #: while the run goes on, no other process has its folder
     _own_folder: Path | None = None  #: the run's, once it has made one
     _above: tuple[Path, ...] = ()  #: further folders that were not there before
 
@@ -79,8 +83,18 @@ class Experiment(ExperimentManager):
                 raise
             raise BadInput(str(error)) from error
 
+    def let_go(self) -> None:
+        """The run is over: its folder is free."""
+        if self._alone is not None:
+            self._alone.close()
+
+    def _keep_to_itself(self, refusal: str) -> None:
+        self._alone = contextlib.ExitStack()
+        self._alone.enter_context(alone_in(Path(self.params_path), refusal))
+
     def _take_back(self) -> None:
         """Leave nothing of a run that does not begin: it would take up a number, and be counted among the runs."""
+        self.let_go()
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)  # why the run does not begin is what is to be said
         for folder in reversed(self._above):
@@ -90,16 +104,30 @@ class Experiment(ExperimentManager):
             self.mlflow.finish(failed=True)
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        asked = self.env_name
-        try:
-            self.env_name = EnvironmentName(self._entry(asked.gym_id))  # rl_zoo3 looks entries up by the env's name
-            hyperparams, saved = super().read_hyperparameters()
-        finally:
-            self.env_name = asked
+        if self.resumed is not None or self.going_on:
+            hyperparams, saved = self._settings_of_the_run()
+        else:
+            asked = self.env_name
+            try:
+                self.env_name = EnvironmentName(self._entry(asked.gym_id))  # rl_zoo3 looks entries up by the env's name
+                hyperparams, saved = super().read_hyperparameters()
+            finally:
+                self.env_name = asked
         check_settings(self.algo, hyperparams, self._where)
         share_of_envs(int(hyperparams.get("n_envs", 1)))
         self.settings = saved
         return without_texts(hyperparams, self._where), saved
+
+    def _settings_of_the_run(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Those of the run that goes on, and none of an entry, which the run never had or has been edited since."""
+        found = dict(sorted((self.custom_hyperparams or {}).items()))
+        if "env_kwargs" in found and self.env_kwargs:
+            found["env_kwargs"] = self.env_kwargs
+            if self._eval_env_kwargs_args is None:
+                self.eval_env_kwargs = self.env_kwargs
+        print("Settings of the run that goes on:")
+        pprint(found)
+        return dict(found), found
 
     def _where(self, name: str) -> str:
         """Where the user has written a setting."""
@@ -142,6 +170,7 @@ class Experiment(ExperimentManager):
         """A run folder that no other training has, also if one starts at the same moment; that of the run that goes on."""
         if self.resumed is not None:
             self.save_path, self.params_path = str(self.resumed), f"{self.resumed}/{self.env_name}"
+            self._keep_to_itself(f"--resume {self.resumed}: this run is going on in another process. Stop that one first.")
             set_monitors_aside(self.resumed, Path(self.trained_agent), str(self.device))
             return
         self._above = make_folder("--log-folder", Path(self.log_path))
@@ -152,6 +181,7 @@ class Experiment(ExperimentManager):
         self.save_path = str(self._own_folder)
         self.params_path = f"{self.save_path}/{self.env_name}"
         Path(self.params_path).mkdir()
+        self._keep_to_itself(f"{self.save_path}: another process is writing to it.")
 
     def create_callbacks(self) -> None:
         """As rl_zoo3's, with whole checkpoints; frequencies are in steps of all envs together."""
@@ -212,6 +242,11 @@ class Experiment(ExperimentManager):
         settings_folder = model.parent / self.env_name
         normalized = bool(read_values(settings_folder / "config.yml").get("normalize", self.normalize))
         wrap = statistics_of(model, settings_folder, normalized, self.trusted)
+        if wrap is not None and not self.going_on and not (self.custom_hyperparams or {}).get("normalize", True):
+            raise BadInput(
+                f"--hyperparams normalize:False: {model} was trained with VecNormalize, and its weights know nothing else: "
+                "leave normalize out, or begin without -i."
+            )
         if wrap is not None:
             with self._of_the_same_spaces(env):
                 return wrap(env, eval_env)
@@ -308,8 +343,7 @@ class Experiment(ExperimentManager):
         saves = self.run_saves
         try:
             self._learn(model)
-            if saves is not None:
-                saves.finished()
+            self._came_to_its_end = True
         except KeyboardInterrupt:
             print("Interrupted.")
             if saves is not None:
@@ -323,7 +357,7 @@ class Experiment(ExperimentManager):
                 saves.stopped()
             raise
         finally:
-            self._close(model)
+            close(model.env)
         self.wall_time = time.perf_counter() - start + (0.0 if saves is None else saves.seconds_before)
         self.gradient_steps = None if before is None else model._n_gradient_steps - before  # type: ignore[attr-defined]
 
@@ -351,14 +385,6 @@ class Experiment(ExperimentManager):
                 callback.on_training_end()
             raise
 
-    @staticmethod
-    def _close(model: BaseAlgorithm) -> None:
-        try:
-            assert model.env is not None
-            model.env.close()
-        except (EOFError, ConnectionError) as error:
-            print(f"A worker of the env had died before it was closed: {error!r}", file=sys.stderr)
-
     @property
     def model_path(self) -> Path:
         """Where the last model goes."""
@@ -375,7 +401,7 @@ class Experiment(ExperimentManager):
         try:
             return self.returns_in(env, model, n_episodes)
         finally:
-            env.close()
+            close(env)
 
     def evaluation_env(self, n_episodes: int) -> VecEnv:
         """Where so many episodes are evaluated, in as many envs as training used, if there are enough episodes for them."""
@@ -392,8 +418,18 @@ class Experiment(ExperimentManager):
         return [float(r) for r in returns]  # type: ignore[union-attr]
 
     def save_model(self, model: BaseAlgorithm) -> None:
-        """The last model, with all that belongs to it."""
+        """The last model, with all that belongs to it; only then is there no need to go on from the run's state."""
         print(f"Saving to {self.save_path}")
+        try:
+            self._write(model)
+        except OSError:
+            if self.run_saves is not None and self.run_saves.path.exists():
+                print(f"The model could not be saved. Its run can go on: --resume {self.save_path}", file=sys.stderr)
+            raise
+        if self.run_saves is not None and self._came_to_its_end:
+            self.run_saves.finished()
+
+    def _write(self, model: BaseAlgorithm) -> None:
         save(model, self.model_path, facts(model, self.settings))
         vec_normalize = model.get_vec_normalize_env()
         if vec_normalize is not None:  # for rl_zoo3's commands

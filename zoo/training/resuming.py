@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import time
 from argparse import ArgumentParser, Namespace
 from collections.abc import Collection
@@ -65,6 +66,17 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
     options = {name: value for name, value in options.items() if name not in not_ours}
     vars(given).update({**options, **kept, "hyperparams": settings, "trial_id": None, "profile": None, "continue_run": False})
     given.trained_agent = str(config.with_name(FILE))
+    _stay_beside(folder, given)
+
+
+def _stay_beside(folder: Path, given: Namespace) -> None:
+    """What the run writes beside its folder stays there, also where the command is given in another working directory.
+
+    :param given: options of the run; changed
+    """
+    below, given.log_folder = Path(given.log_folder, "tensorboard"), os.path.normpath(folder / ".." / "..")
+    if given.tensorboard_log and Path(given.tensorboard_log) == below:
+        given.tensorboard_log = str(Path(given.log_folder, "tensorboard"))
 
 
 def another_way(folder: Path) -> str:

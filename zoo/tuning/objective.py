@@ -17,6 +17,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
+from ..common.closing import close
 from ..common.literals import without_texts
 from ..training.experiment import Experiment, register
 from ..tuning.search_space import SPACES, Draw
@@ -60,7 +61,7 @@ class EvaluationEnvs:
             returns = run.returns_in(env, model, n_episodes)
         except BaseException:
             self._idle = [other for other in self._idle if other is not env]
-            env.close()
+            close(env)
             raise
         self._of_thread.env = env
         self._idle = [*(other for other in self._idle if other is not env), env]
@@ -175,7 +176,7 @@ class Objective:
         finally:
             env = model.get_env()
             assert env is not None
-            env.close()
+            close(env)
 
     def build(self, settings: dict[str, Any], seed: int) -> tuple[TrialRun, BaseAlgorithm]:
         """The run and its model.
