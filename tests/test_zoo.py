@@ -1,5 +1,6 @@
 """The command line, run for real on tiny settings."""
 
+import importlib
 import json
 import os
 import shlex
@@ -126,10 +127,18 @@ def test_other_algorithms_take_the_same_path(tmp_path):
         (["--learning-rate", "3"], "a setting of the algorithm is given as -params learning_rate:3"),
         (["--learning-rate=3", "-n", "4"], "a setting of the algorithm is given as -params learning_rate:3"),
         (["--env", "CartPole-v1", "--hyperparams", "group_size:0"], "group_size=0 must be an integer"),
+        (["-params", "gamma:0.9", "-params", "n_steps:8", "gamma:0.8"], "gamma is given twice, 0.9 before"),
+        (["--conf-file", "twice.yml"], "twice.yml: line 1: 'n_envs' is given twice"),
+        (["--env", "CartPole-v1", "-params", "callback:42"], "callback: 42 must be a class by its dotted name"),
+        (["--env", "CartPole-v1", "-params", "normalize:{'clip_obs':-1}"], "normalize: clip_obs=-1 must be a number above 0"),
+        (["--env", "CartPole-v1", "-params", "normalize:dict(gama=1)"], "VecNormalize has no argument 'gama'"),
+        (["--env", "CartPole-v1", "-params", "normalize:dict(norm_obs=1)"], "norm_obs=1 must be True or False"),
+        (["--env-kwargs", "max_episode_steps:abc"], "max_episode_steps:abc: must be a whole number of steps from 1 on"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(arguments, says, tmp_path, monkeypatch, capsys):
     (tmp_path / "broken.yml").write_text("CartPole-v1: {n_timesteps: 100, policy: MlpPolicy, n_epochs: ten}")
+    (tmp_path / "twice.yml").write_text("CartPole-v1: {n_timesteps: 100, n_envs: 2, policy: MlpPolicy, n_envs: 4}")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [])
     try:
@@ -138,6 +147,36 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, says, tmp_path, monkey
         code = stop.code
     error = capsys.readouterr().err
     assert code == 2 and says in error and error.count("\n") == 1
+
+
+def test_an_option_that_is_given_again_adds_to_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    arguments = ["--env", "CartPole-v1", "-n", "64", "--eval-freq", "-1", "-f", str(tmp_path), "--verbose", "0"]
+    assert run("zoo.train", main, [*arguments, "-params", "n_steps:32", "n_envs:2", "-params", "gamma:0.9"]) == 0
+    settings = GRPO.load(tmp_path / "grpo" / "CartPole-v1_1" / "CartPole-v1.zip", device="cpu").settings
+    assert (settings["n_steps"], settings["gamma"]) == (32, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("plot", ["{runs}", "--out", "{file}/p"]), ("plot", ["{runs}", "--out", "/proc/p.svg"]),
+        ("compare", ["{runs}", "--out", "{file}"]), ("evaluate", ["{runs}", "--out", "{file}"]),
+        ("export", ["{runs}", "--out", "{runs}"]), ("dashboard", ["{runs}", "--out", "{file}/x.html"]),
+        ("report", ["{runs}", "--html", "--out", "{file}/x.html"]),
+        ("record", ["--env", "CartPole-v1", "--out", "{file}/r.json"]),
+        ("enjoy", ["--env", "CartPole-v1", "--record", "{file}/v.gif"]),
+    ],
+)  # fmt: skip
+def test_a_place_that_cannot_be_written_is_refused_before_any_work(name, arguments, tmp_path, capsys):
+    runs, file = tmp_path / "runs", tmp_path / "file"
+    runs.mkdir()
+    file.touch()
+    command = importlib.import_module(f"zoo.{name}").main
+    assert run(f"zoo.{name}", command, [a.format(runs=runs, file=file) for a in arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"zoo.{name}: --") and error.count("\n") == 1
+    assert any(said in error for said in ("cannot be made", "cannot be written to", "is a folder: name a file"))
 
 
 RESCALE = "env_wrapper: [gymnasium.wrappers.RescaleAction: {min_action: -1, max_action: 1}]"

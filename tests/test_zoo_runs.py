@@ -370,6 +370,31 @@ def test_length_and_success_may_be_drawn(tmp_path, capsys):
     assert "--y success: no run in" in capsys.readouterr().err
 
 
+def test_a_damaged_file_is_named_and_the_others_are_drawn(tmp_path, capsys):
+    """As a full disk, a killed process, or two processes in one folder leave them."""
+    good = '#{"t_start": 0, "env_id": "CartPole-v1"}\nr,l,t\n9,9,1\n8,8,2\n'
+    contents = {
+        "good": good,
+        "empty": "",
+        "cut": good[:10],
+        "headless": "r,l,t\n1,1,1\n",
+        "nul": good + "\0" * 20 + "\n7,7,3\n",
+    }
+    for number, text in enumerate(contents.values()):
+        run_folder = tmp_path / "grpo" / f"CartPole-v1_{number}"
+        write_values(run_folder / "CartPole-v1" / "config.yml", {"n_envs": 1})
+        (run_folder / "0.monitor.csv").write_text(text)
+    (tmp_path / "grpo" / "CartPole-v1_0" / "evaluations.npz").write_bytes(b"PK")
+    curves, broken = reading.from_folder(tmp_path)
+    assert len(curves) == 1 and sum("*.monitor.csv of" in line for line in broken) == 4
+    assert sum("evaluations.npz of" in line and "CartPole-v1_0" in line for line in broken) == 1
+    assert run("zoo.plot", plot.main, [str(tmp_path), "--out", str(tmp_path / "picture")]) == 0
+    assert capsys.readouterr().err.count("broken file left out") == 5 and (tmp_path / "picture.png").stat().st_size > 1000
+    shutil.rmtree(tmp_path / "grpo" / "CartPole-v1_0")
+    assert run("zoo.plot", plot.main, [str(tmp_path)]) == 2
+    assert "can be read; the first: *.monitor.csv of" in capsys.readouterr().err
+
+
 def test_ids_with_a_slash_share_a_panel_with_the_folders_of_their_runs():
     curves = [
         reading.Curve(panel, "a", reading.EVALUATION, np.ones(1), np.ones(1)) for panel in ("ALE-Pong-v5", "ALE/Pong-v5")

@@ -15,6 +15,7 @@ from sb_grpo import files
 
 from .benchmarking.results import find_results
 from .common.command_line import BadInput, Parser, check_has_runs, run
+from .common.folders import check_place
 from .common.yaml_files import read_mapping
 from .comparing import figures, pairs, tables
 from .comparing.comparison import Comparison, compare_runs, load
@@ -205,6 +206,7 @@ def body(arguments: Sequence[str]) -> int:
     :return: 0
     """
     args = parser().parse_args(arguments)
+    check_place("--out", args.out, is_folder=True)
     if args.track:
         check_wandb()
     thresholds, references = parse_thresholds(args.threshold), read_references(args.references)

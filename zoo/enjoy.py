@@ -38,6 +38,7 @@ from .common.command_line import (
     known_env,
     run,
 )
+from .common.folders import check_place
 from .training.checkpoints import read_facts
 from .training.experiment import register
 from .training.saved import Saved, check_untrusted
@@ -88,6 +89,7 @@ def check(args: Any) -> None:
     if args.record is not None:
         if args.record.suffix not in VIDEOS:
             raise BadInput(f"--record {args.record}: the name must end in {' or '.join(VIDEOS)}.")
+        check_place("--record", args.record)
         if importlib.util.find_spec("imageio_ffmpeg" if args.record.suffix == ".mp4" else "imageio") is None:
             raise BadInput("--record needs imageio: pip install -e '.[video]'.")
         if sys.platform == "linux" and not _has_display():

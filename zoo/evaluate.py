@@ -26,6 +26,7 @@ from sb_grpo import files
 from sb_grpo.evaluation import FIRST_SEED
 
 from .common.command_line import BadInput, Parser, default_threads, how_many, known_env, run
+from .common.folders import check_place
 from .common.grids import parse_grid
 from .comparing import figures
 from .comparing.tables import to_markdown
@@ -138,6 +139,7 @@ def body(arguments: Sequence[str]) -> int:
     :return: 0
     """
     args = make_parser().parse_args(arguments)
+    check_place("--out", args.out, is_folder=True)
     for name, least in (("episodes", 2), ("n_envs", 1), ("first_seed", 0)):
         if getattr(args, name) < least:
             raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least {least}.")

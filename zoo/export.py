@@ -22,6 +22,7 @@ from sb_grpo.saving import STATISTICS as WITHIN
 from sb_grpo.saving import read_entry
 
 from .common.command_line import BadInput, Parser, run
+from .common.folders import check_place
 
 STATISTICS = "vecnormalize.pkl"
 OBSERVATIONS = 1000
@@ -93,6 +94,7 @@ def body(arguments: Sequence[str]) -> int:
     :return: 1 if the file acts otherwise than the agent
     """
     args = make_parser().parse_args(arguments)
+    check_place("--out", args.out)
     path, beside = find_model(args.model, args.load_best) if args.model.is_dir() else (args.model, None)
     if not path.exists():
         raise BadInput(f"{path}: there is no such file.")

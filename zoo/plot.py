@@ -22,6 +22,7 @@ from stable_baselines3.common.monitor import load_results
 from sb_grpo import files
 
 from .common.command_line import BadInput, Parser, check_has_runs, how_many, run
+from .common.folders import check_place
 from .comparing import curves as reading
 from .comparing import figures
 from .comparing.zoo_runs import COLUMNS, RETURN, first_steps
@@ -120,13 +121,14 @@ def body(arguments: Sequence[str]) -> int:
     :return: 0
     """
     args = parser().parse_args(arguments)
+    check_place("--out", args.out.with_name(f"{args.out.name}.png"))
     if bool(args.folders) == bool(args.tensorboard):
         raise BadInput("nothing to draw: give folders, or --tensorboard" if not args.folders else "folders or --tensorboard")
     curves: list[reading.Curve] = []
     for folder in args.folders:
         found, broken = reading.from_folder(folder, args.y)
         for line in broken:
-            print(f"zoo.plot: broken result file left out: {line}", file=sys.stderr)
+            print(f"zoo.plot: broken file left out: {line}", file=sys.stderr)
         curves += [curve for curve in found if args.kind in ("both", curve.kind)]
     curves = reading.in_common_panels(curves)
     check_has_runs("--envs", args.envs, {curve.panel for curve in curves})

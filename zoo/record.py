@@ -21,6 +21,7 @@ from sb_grpo import GRPO, AdvantageOptions, Rollout
 from sb_grpo.policies.beside import env_part
 
 from .common.command_line import BadInput, Parser, Settings, known_env, run
+from .common.folders import check_place
 from .recording import policy_figures as figures
 from .recording.document import FORMAT, VERSION, columns, episodes_of, rounded, write
 from .recording.episodes import collect
@@ -48,6 +49,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--hyperparams", nargs="+", action=Settings, default={}, help="of GRPO, as name:value")
     args = parser.parse_args(arguments)
+    check_place("--out", args.out)
     args.env, _ = known_env(args.env)
     for name, least in (("steps", 0), ("groups", 2), ("members", 2), ("max_steps", 2)):
         if getattr(args, name) < least:

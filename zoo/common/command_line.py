@@ -67,12 +67,16 @@ class Settings(StoreDict):
     """``name:value`` pairs. Values are Python, as in rl_zoo3; a plain word that is none is taken as text."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        settings: dict[str, Any] = {}
+        settings: dict[str, Any] = dict(getattr(namespace, self.dest, None) or {})  # of the same option before
         example = "render_mode:rgb_array" if self.dest.endswith("env_kwargs") else "learning_rate:3e-4"
         for pair in values:
             name, colon, value = pair.partition(":")
             if not colon or not name:
                 raise argparse.ArgumentError(self, f"{pair!r} must be name:value, for example {example}")
+            if name in settings:
+                raise argparse.ArgumentError(
+                    self, f"{pair!r}: {name} is given twice, {settings[name]!r} before; leave one out"
+                )
             try:
                 super().__call__(parser, namespace, [pair], option_string)  # type: ignore[no-untyped-call]
                 settings[name] = getattr(namespace, self.dest)[name]

@@ -6,6 +6,7 @@ import fcntl
 import glob
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +29,22 @@ def make_folder(option: str, folder: Path) -> tuple[Path, ...]:
     except OSError as error:
         raise BadInput(f"{option}: {folder} cannot be made ({error.strerror}): name a place that you may write to.") from error
     return missing
+
+
+def check_place(option: str, path: Path, is_folder: bool = False) -> None:
+    """See, before any work, that what an option names can be written; folders that are missing are made.
+
+    :param path: of a file, or of a folder
+    :raises BadInput: if it cannot
+    """
+    folder = path if is_folder else path.parent
+    make_folder(option, folder)
+    if not is_folder and path.is_dir():
+        raise BadInput(f"{option}: {path} is a folder: name a file.")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        raise BadInput(f"{option}: {folder} cannot be written to ({error.strerror}): name another place.") from error
 
 
 @contextmanager

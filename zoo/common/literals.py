@@ -128,16 +128,21 @@ def without_texts(settings: dict[str, Any], where: Callable[[str], str]) -> dict
                 ) from error
     for name, base in NAMED_CLASSES.items():
         for path, arguments in named_classes(read.get(name)):
+            if not isinstance(path, str):
+                raise BadInput(
+                    f"{where(name)}: {name}: {path!r} must be a class by its dotted name, such as my_module.MyClass, or a "
+                    "mapping of it to its arguments."
+                )
             what = f"{where(name)}: {name}: {path}"
             _check_arguments(_class_at(path, base, what), arguments, [] if base is BaseCallback else ["env"], what)
     return read
 
 
-def named_classes(value: Any) -> Iterator[tuple[str, Any]]:
+def named_classes(value: Any) -> Iterator[tuple[Any, Any]]:
     """Dotted names and arguments in a setting of rl_zoo3's form: a name, ``{name: arguments}``, or a list of these."""
     for entry in value if isinstance(value, list) else [value]:
         name, arguments = next(iter(entry.items()), (None, {})) if isinstance(entry, dict) else (entry, {})
-        if isinstance(name, str):
+        if name is not None:
             yield name, arguments
 
 

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 
 from ..benchmarking.results import RANDOM, env_folder, find_results, read_all
-from ..common.command_line import BadInput, did_you_mean
+from ..common.command_line import BadInput, did_you_mean, one_line
 from ..comparing import statistics
 from ..comparing import zoo_runs as runs
 
 EVALUATION, TRAINING = "evaluation", "training"
 GRID = 100  # points of the mean over runs that were measured at different steps
+#: What NumPy, pandas and SB3 raise for files that are not in their form.
+DAMAGED = (ValueError, TypeError, KeyError, IndexError, AssertionError, EOFError, BadZipFile)
 WINDOW = 0.1  # of a run's episodes: the running mean of training returns
 
 
@@ -60,12 +64,25 @@ class Mean:
     measured: bool = True  #: at these steps; False: interpolated, or a running mean
 
 
+@contextmanager
+def left_out(what: str, broken: list[str]) -> Iterator[None]:
+    """Go on without files that are damaged, as those are of a process that was killed or of a full disk.
+
+    :param what: they are
+    :param broken: takes a line on them
+    """
+    try:
+        yield
+    except DAMAGED as error:
+        broken.append(f"{what}: {type(error).__name__}: {one_line(error) or 'not in its form'}")
+
+
 def from_folder(folder: Path, y: str = runs.RETURN) -> tuple[list[Curve], list[str]]:
     """All curves below a folder; a run and those that went on from it are one.
 
     :param folder: a zoo run, a folder of runs, or results of ``zoo.benchmark``
     :param y: of an episode: a key of :data:`zoo.comparing.zoo_runs.COLUMNS`; result files have returns only
-    :return: curves, and a line per broken result file
+    :return: curves, and a line per broken file
     :raises BadInput: if there are none
     """
     if not folder.exists():
@@ -79,12 +96,16 @@ def from_folder(folder: Path, y: str = runs.RETURN) -> tuple[list[Curve], list[s
     chains = runs.chains(folder)
     for chain in chains:
         env, label = runs.env_of(chain[-1]), chain[-1].parent.name
-        steps, values, samples = runs.evaluations(chain, y)
-        if len(steps):
-            curves.append(Curve(env, label, EVALUATION, steps, values, samples, chain[-1]))
-        steps, values = runs.training(chain, y, WINDOW)
-        if len(steps):
-            curves.append(Curve(env, label, TRAINING, steps, values, source=chain[-1]))
+        with left_out(f"evaluations.npz of {chain[-1]}", broken):
+            steps, values, samples = runs.evaluations(chain, y)
+            if len(steps):
+                curves.append(Curve(env, label, EVALUATION, steps, values, samples, chain[-1]))
+        with left_out(f"*.monitor.csv of {chain[-1]}", broken):
+            steps, values = runs.training(chain, y, WINDOW)
+            if len(steps):
+                curves.append(Curve(env, label, TRAINING, steps, values, source=chain[-1]))
+    if not curves and broken:
+        raise BadInput(f"no file in {folder} can be read; the first: {broken[0]}")
     if not curves and chains and y != runs.RETURN:
         raise BadInput(f"--y {y}: no run in {folder} has kept it.")
     if not curves:

@@ -12,6 +12,7 @@ import plotly
 
 from sb_grpo import files
 
+from ..common.folders import check_place
 from ..dashboards.runs import read_runs
 
 ASSETS = Path(__file__).parent / "assets"
@@ -29,6 +30,7 @@ def write_page(place: Path, out: Path, tensorboard: Path | None) -> int:
     :param tensorboard: where TensorBoard's files are; None: where the run's command line put them
     :return: exit code
     """
+    check_place("--out", out)
     data = read_runs(place, tensorboard, out.parent)
     files.write(out, page(data, title_of(place)))
     print(f"{out}: {len(data['runs'])} run{'s' * (len(data['runs']) > 1)}; open it in a browser")

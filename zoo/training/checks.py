@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 import types
 import typing
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import rl_zoo3
 from gymnasium.envs.registration import load_env_creator
+from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo.moved import MOVED
 
@@ -33,6 +35,19 @@ OPTIONS = {"env", "tensorboard_log", "verbose", "seed", "device"}
 #: rl_zoo3 evaluates these where they are text.
 EVALUATED = ("policy_kwargs", "replay_buffer_class", "replay_buffer_kwargs")
 REQUIRED = ("n_timesteps", "policy")
+
+
+def _within(least: float, most: float) -> Callable[[Any], bool]:
+    return lambda value: type(value) in (int, float) and least < value <= most
+
+
+POSITIVE = "a number above 0", _within(0.0, sys.float_info.max)
+YES_OR_NO = "True or False", lambda value: isinstance(value, bool)
+#: What arguments of VecNormalize must be: in words, and as a test.
+OF_NORMALIZE: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "training": YES_OR_NO, "norm_obs": YES_OR_NO, "norm_reward": YES_OR_NO, "clip_obs": POSITIVE, "clip_reward": POSITIVE,
+    "epsilon": POSITIVE, "gamma": ("a number in (0, 1]", _within(0.0, 1.0)),
+}  # fmt: skip
 PLAIN = {int: "an integer", float: "a number", bool: "True or False", str: "text", dict: "a mapping", type(None): "null"}
 
 
@@ -80,6 +95,24 @@ def _check_noise(settings: dict[str, Any], where: Callable[[str], str]) -> None:
         raise BadInput(f"{where('noise_type')}: noise_type={kind!r} needs noise_std, such as noise_std:0.1.")
 
 
+def check_normalize(arguments: Any, where: str) -> None:
+    """See that VecNormalize takes the arguments that it is to be made with, where ``normalize`` is a mapping.
+
+    :param where: the user has written them
+    :raises BadInput: naming the first that is wrong
+    """
+    known = [name for name in inspect.signature(VecNormalize.__init__).parameters if name not in ("self", "venv")]
+    for name, value in arguments.items() if isinstance(arguments, dict) else ():
+        if name not in known:
+            raise BadInput(
+                f"{where}: normalize: VecNormalize has no argument {name!r}; it takes {', '.join(known)}."
+                f"{did_you_mean(str(name), known)}"
+            )
+        wanted, fine = OF_NORMALIZE.get(name, ("", lambda _: True))
+        if not fine(value):
+            raise BadInput(f"{where}: normalize: {name}={value!r} must be {wanted}.")
+
+
 def check_env_kwargs(option: str, env_id: str, kwargs: dict[str, Any]) -> None:
     """See that an env takes the arguments that it is to be made with, as far as its constructor says which it takes.
 
@@ -88,6 +121,9 @@ def check_env_kwargs(option: str, env_id: str, kwargs: dict[str, Any]) -> None:
     :param kwargs: arguments
     :raises BadInput: naming those that it takes
     """
+    limit = kwargs.get("max_episode_steps")
+    if limit is not None and not (type(limit) is int and (limit > 0 or limit == -1)):
+        raise BadInput(f"{option} max_episode_steps:{limit}: must be a whole number of steps from 1 on; -1: no limit.")
     entry = gym.spec(env_id).entry_point
     if not kwargs or entry is None:
         return

@@ -39,7 +39,7 @@ from ..schedules import with_schedules
 from ..training.callbacks import HParamsCallback
 from ..training.card import write_card
 from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, read_facts, save, statistics_of
-from ..training.checks import check_env_kwargs, check_settings
+from ..training.checks import check_env_kwargs, check_normalize, check_settings
 from ..training.crashes import is_bad_input, naming
 from ..training.entries import entry_name, read_entries
 from ..training.mlflow_runs import RESULTS, MlflowCallback
@@ -116,7 +116,9 @@ class Experiment(ExperimentManager):
         check_settings(self.algo, hyperparams, self._where)
         share_of_envs(int(hyperparams.get("n_envs", 1)))
         self.settings = saved
-        return without_texts(hyperparams, self._where), saved
+        read = without_texts(hyperparams, self._where)
+        check_normalize(read.get("normalize"), self._where("normalize"))
+        return read, saved
 
     def _settings_of_the_run(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Those of the run that goes on, and none of an entry, which the run never had or has been edited since."""
