@@ -1078,6 +1078,21 @@ def test_an_env_that_a_callback_puts_into_a_slot_is_trained_on():
     GRPO("MlpPolicy", env, **SMALL).learn(128)
 
 
+def test_an_env_that_a_callback_wraps_in_its_slot_is_trained_on():
+    class Wrap(BaseCallback):
+        def _on_step(self):
+            if self.n_calls == 80:
+                self.training_env.envs[0] = gym.wrappers.TimeLimit(self.training_env.envs[0], 7)
+            return True
+
+    env = pendulums(2)
+    with pytest.warns(UserWarning, match="or replaced it"):
+        model = GRPO("MlpPolicy", env, **SMALL).learn(512, Wrap())
+    assert model.interruptions == 1 and model.slots.start_mismatches == 0
+    ends = [env.step(np.zeros((2, 1)))[2].tolist() for _ in range(20)]
+    assert sum(first for first, _ in ends) in (2, 3) and sum(second for _, second in ends) == 1
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda env: cloudpickle.loads(cloudpickle.dumps(env))])
 def test_a_seed_given_to_a_copy_of_an_env_counts(copied):
     env = pendulums(2)

@@ -51,8 +51,7 @@ def warn_of_interruption(whole_episodes: bool, num_timesteps: int) -> None:
     warnings.warn(
         "Something other than this model's training has reset or stepped the training env, or replaced it, after step "
         f"{num_timesteps}: a callback that evaluates or records on it, another model that trains on it, or a call of your "
-        "own. The episodes "
-        f"that were running end there ({fate}), and new ones begin. Use an env of its own for that, as in "
+        f"own. The episodes that were running end there ({fate}), and new ones begin. Use an env of its own for that, as in "
         "EvalCallback(make_vec_env(...)). Counted as rollout/interruptions.",
         UserWarning,
         stacklevel=2,
