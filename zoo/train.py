@@ -153,8 +153,8 @@ def _check_options(given: Any) -> None:
     """
     if given.n_timesteps == 0 or given.n_timesteps < -1:
         raise BadInput(f"--n-timesteps {given.n_timesteps}: at least 1; without it, the settings' own number.")
-    if given.log_interval == 0:
-        raise BadInput("--log-interval 0: at least 1; -1: the algorithm's own; -2: no tables.")
+    if given.log_interval == 0 or given.log_interval < -2:
+        raise BadInput(f"--log-interval {given.log_interval}: at least 1; -1: the algorithm's own; -2: no tables.")
     check_at_least_1(given, "n_eval_envs", "eval_episodes")
     check_seed(given.seed, least=-math.inf)
     if given.trained_agent and not (given.trained_agent.endswith(".zip") and Path(given.trained_agent).is_file()):
@@ -168,6 +168,8 @@ def _check_options(given: Any) -> None:
             raise BadInput(f"--{name} {getattr(given, name)} is for grpo, not for {given.algo}.")
     if given.trial_id is not None and not (given.storage and given.study_name):
         raise BadInput("--trial-id needs --storage and --study-name.")
+    if given.trial_id is None and (given.storage or given.study_name) and not given.resume:
+        raise BadInput("--storage and --study-name say where the settings of --trial-id are from: give it, or leave them out.")
     _check_tracking(given)
 
 

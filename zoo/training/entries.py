@@ -48,7 +48,10 @@ def read_entries(path: str) -> dict[str, Any]:
     """
     if path.endswith((".yml", ".yaml")):
         return read_sections(path)
-    found = runpy.run_path(path) if path.endswith(".py") else vars(importlib.import_module(path))
+    try:
+        found = runpy.run_path(path) if path.endswith(".py") else vars(importlib.import_module(path))
+    except (ImportError, OSError) as error:
+        raise BadInput(f"--conf-file {path}: {error}. Pass a .yml or .py file, or the name of a module.") from error
     if not isinstance(found.get("hyperparams"), dict):
         raise BadInput(f"{path} must define hyperparams, a dict of entries such as {{'CartPole-v1': {{...}}}}.")
     return dict(found["hyperparams"])
