@@ -32,19 +32,22 @@ def make_folder(option: str, folder: Path) -> tuple[Path, ...]:
 
 
 def check_place(option: str, path: Path, is_folder: bool = False) -> None:
-    """See, before any work, that what an option names can be written; folders that are missing are made.
+    """See, before any work, that what an option names can be written. Nothing is left of the attempt.
 
     :param path: of a file, or of a folder
     :raises BadInput: if it cannot
     """
     folder = path if is_folder else path.parent
-    make_folder(option, folder)
     if not is_folder and path.is_dir():
         raise BadInput(f"{option}: {path} is a folder: name a file.")
+    made = make_folder(option, folder)
     try:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise BadInput(f"{option}: {folder} cannot be written to ({error.strerror}): name another place.") from error
+    finally:
+        for one in reversed(made):
+            one.rmdir()
 
 
 @contextmanager
