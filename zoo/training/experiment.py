@@ -244,12 +244,12 @@ class Experiment(ExperimentManager):
         settings_folder = model.parent / self.env_name
         normalized = bool(read_values(settings_folder / "config.yml").get("normalize", self.normalize))
         wrap = statistics_of(model, settings_folder, normalized, self.trusted)
-        if wrap is not None and not self.going_on and not (self.custom_hyperparams or {}).get("normalize", True):
-            raise BadInput(
-                f"--hyperparams normalize:False: {model} was trained with VecNormalize, and its weights know nothing else: "
-                "leave normalize out, or begin without -i."
-            )
         if wrap is not None:
+            if not self.going_on and not (self.custom_hyperparams or {}).get("normalize", True):
+                raise BadInput(
+                    f"--hyperparams normalize:False: {model} was trained with VecNormalize, and its weights know nothing "
+                    "else: leave normalize out, or begin without -i."
+                )
             with self._of_the_same_spaces(env):
                 return wrap(env, eval_env)
         if self.normalize:

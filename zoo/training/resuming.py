@@ -76,7 +76,7 @@ def _stay_beside(folder: Path, given: Namespace) -> None:
     """
     below, given.log_folder = Path(given.log_folder, "tensorboard"), os.path.normpath(folder / ".." / "..")
     if given.tensorboard_log and Path(given.tensorboard_log) == below:
-        given.tensorboard_log = str(Path(given.log_folder, "tensorboard"))
+        given.tensorboard_log = None  # the parser puts it beside the runs
 
 
 def another_way(folder: Path) -> str:
