@@ -213,7 +213,7 @@ def test_envpool_tasks(task):
 def test_envpool_atari():
     env = pool("Pong-v5", 4)
     model = GRPO("CnnPolicy", env, **{**SMALL, "n_steps": 16}).learn(128)
-    assert env.observations.dtype == th.uint8 == model.rollout_buffer.observations.dtype
+    assert env.observations.dtype == th.uint8 == model.rollout_buffer.steps["observations"].dtype
     assert model.slots.start_mismatches == 0 and model._steps_trained == 128
 
 

@@ -327,7 +327,7 @@ def test_integer_observations_under_vec_normalize_are_not_truncated():
     env = VecNormalize(DummyVecEnv([Counter] * 2))
     model = GRPO("MlpPolicy", env, **SMALL).learn(128)
     obs = model.rollout_buffer.observations
-    assert obs.dtype == th.float32 and (obs != obs.round()).any()
+    assert obs.dtype == np.float32 and (obs != obs.round()).any()
 
 
 def test_schedules_never_fall_below_their_end():

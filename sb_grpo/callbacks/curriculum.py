@@ -188,7 +188,7 @@ def device_successes(buffer: TensorRolloutBuffer, success: str | float) -> list[
 
     :param success: ``"terminated"`` or a least return
     """
-    ends = buffer.ends[: buffer.pos]
-    good = ends == 1 if success == "terminated" else buffer.finished_return[: buffer.pos] >= float(success)
+    ends = buffer.flat("ends")
+    good = ends == 1 if success == "terminated" else buffer.flat("finished_return") >= float(success)
     result: list[bool] = good[ends > 0].tolist()
     return result

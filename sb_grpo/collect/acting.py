@@ -31,7 +31,7 @@ def log_probs_of_actor(policy: ActorPolicy, buffer: GroupRolloutBuffer, bfloat16
     :param bfloat16: an update computes in it, while envs were acted on in float32
     :return: ``[time * slots]``
     """
-    acted = buffer.log_probs[: buffer.pos].flatten()
+    acted: th.Tensor = buffer.flat("log_probs")
     if isinstance(buffer, TensorRolloutBuffer):  # has acted as updates compute, and asks no value of the device
         return acted
     with unseen(policy):

@@ -15,12 +15,13 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb_grpo.collect.arrays import AsArrays
 from sb_grpo.collect.columns import Column, check_one_task
 from sb_grpo.collect.discount import Discounted
 from sb_grpo.types import NOTHING, Rollout, TensorOrDict, action_row, map_obs
 
 
-class GroupRolloutBuffer(Discounted, BaseBuffer):
+class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
     """Collects steps with their (group, member) job and packs them.
 
     Rows of groups that are not complete at the end of a rollout are kept, with the log-probabilities of the policy that
@@ -42,7 +43,7 @@ class GroupRolloutBuffer(Discounted, BaseBuffer):
         n_envs: int = 1,
     ) -> None:
         super().__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
-        self.pos = 0
+        self.steps = {}
         self.n_idle = 0  #: rows of the last rollout in which a slot had no job; they are left out
         self.age = th.zeros(0)  #: [M] of the rows that were handed out last: updates since they were collected
         self.n_lost = 0  #: rows of earlier rollouts whose episodes were lost with a worker in this one
@@ -68,32 +69,30 @@ class GroupRolloutBuffer(Discounted, BaseBuffer):
     def _allocate(self, size: int) -> None:
         """Make room for ``size`` steps per env, keeping what is there."""
 
-        def grown(name: str, shape: tuple[int, ...], dtype: th.dtype, device: Any) -> th.Tensor:
-            return self._grown(getattr(self, name, None), size, shape, dtype, device)
-
-        def grown_obs(space: spaces.Space, dtype: th.dtype | None, old: th.Tensor | None) -> th.Tensor:
-            dtype = dtype or th.from_numpy(np.zeros(1, dtype=space.dtype)).dtype
+        def grown_obs(space: spaces.Space, key: str, old: th.Tensor | None) -> th.Tensor:
+            dtype = self._obs_dtypes.get(key) or th.from_numpy(np.zeros(1, dtype=space.dtype)).dtype
             dtype = th.float32 if dtype == th.float64 else dtype
             return self._grown(old, size, space.shape or (), dtype, self.device)
 
-        old = getattr(self, "observations", None)
-        self.observations: TensorOrDict
+        old = self.steps.get("observations")
         if isinstance(self.observation_space, spaces.Dict):
-            self.observations = {
-                key: grown_obs(space, self._obs_dtypes.get(key), old and old[key])
-                for key, space in self.observation_space.spaces.items()
-            }
+            parts = self.observation_space.spaces.items()
+            self.steps["observations"] = {key: grown_obs(space, key, old and old[key]) for key, space in parts}
         else:
-            self.observations = grown_obs(self.observation_space, self._obs_dtypes.get(""), old)
-        self.actions = grown("actions", *action_row(self.action_space), self.device)
-        self.log_probs = grown("log_probs", (), th.float32, self.device)
-        self.rewards = grown("rewards", (), th.float32, self.column_device)
-        self.jobs = grown("jobs", (), th.int64, self.column_device)
-        self.t = grown("t", (), th.int64, self.column_device)
-        self.ends = grown("ends", (), th.int8, self.column_device)  # 0 goes on, 1 terminated, 2 truncated
+            self.steps["observations"] = grown_obs(self.observation_space, "", old)
+        columns = {
+            "actions": (*action_row(self.action_space), self.device),
+            "log_probs": ((), th.float32, self.device),
+            "rewards": ((), th.float32, self.column_device),
+            "jobs": ((), th.int64, self.column_device),
+            "t": ((), th.int64, self.column_device),
+            "ends": ((), th.int8, self.column_device),  # 0 goes on, 1 terminated, 2 truncated
+        }
+        for name, form in columns.items():
+            self.steps[name] = self._grown(self.steps.get(name), size, *form)
         for name, column in self.extra.items():
             self.extra[name] = self._grown(column, size, column.shape[2:], column.dtype, self.column_device)
-        self.buffer_size = size
+        self.buffer_size, self.full = size, False
 
     def add_columns(self, columns: Sequence[Column]) -> None:
         """Make room for further columns of every step.
@@ -130,8 +129,8 @@ class GroupRolloutBuffer(Discounted, BaseBuffer):
         :param jobs: ``[n]`` int64 numbers of jobs
         :return: rows dropped among those that waited for their group to complete
         """
-        gone = th.isin(self.jobs[: self.pos], jobs)
-        self.jobs[: self.pos][gone], self.ends[: self.pos][gone] = -1, 0
+        gone = th.isin(self.steps["jobs"][: self.pos], jobs)
+        self.steps["jobs"][: self.pos][gone], self.steps["ends"][: self.pos][gone] = -1, 0
         if self._kept is None:
             return 0
         before, stays = self.n_kept, ~th.isin(self._kept["jobs"], jobs)
@@ -169,20 +168,19 @@ class GroupRolloutBuffer(Discounted, BaseBuffer):
         if self.pos == self.buffer_size:
             self._allocate(2 * self.buffer_size)
         pos = self.pos
+        steps = self.steps
         if isinstance(obs, dict):
-            assert isinstance(self.observations, dict)
             for key, value in obs.items():
-                self.observations[key][pos] = value
+                steps["observations"][key][pos] = value
         else:
-            self.observations[pos] = obs  # type: ignore[index]
-        self.actions[pos], self.log_probs[pos] = actions, log_probs
-        self.rewards.numpy()[pos] = rewards
-        self.jobs.numpy()[pos] = jobs
-        self.t.numpy()[pos] = t
-        self.ends.numpy()[pos] = ends
+            steps["observations"][pos] = obs
+        steps["actions"][pos], steps["log_probs"][pos] = actions, log_probs
+        for name, values in (("rewards", rewards), ("jobs", jobs), ("t", t), ("ends", ends)):
+            steps[name].numpy()[pos] = values
         for name, values in extra.items():
             self.extra[name].numpy()[pos] = values
         self.pos += 1
+        self.full = self.pos == self.buffer_size
 
     def _match_dtypes(self, obs: TensorOrDict) -> None:
         """Go by what comes, not by the space: VecNormalize delivers floats for integers, and some envs begin with integers."""
@@ -198,7 +196,11 @@ class GroupRolloutBuffer(Discounted, BaseBuffer):
 
     def new_rows(self) -> tuple[TensorOrDict, th.Tensor]:
         """Observations and actions of this rollout's steps, ``[time * slots, ...]`` views."""
-        return map_obs(lambda o: o[: self.pos].flatten(0, 1), self.observations), self.actions[: self.pos].flatten(0, 1)
+        return self.flat("observations"), self.flat("actions")
+
+    def flat(self, name: str) -> Any:
+        """``[time * slots, ...]`` views of a column of this rollout's steps."""
+        return map_obs(lambda column: column[: self.pos].flatten(0, 1), self.steps[name])
 
     def seen_observations(self) -> TensorOrDict | None:
         """Observations of this rollout's steps, if any; idle slots are left out once :meth:`pack` has counted them."""
@@ -207,7 +209,7 @@ class GroupRolloutBuffer(Discounted, BaseBuffer):
         obs, _ = self.new_rows()
         if self.n_idle == 0:
             return obs
-        has_job = (self.jobs[: self.pos].flatten() >= 0).to(self.device)
+        has_job = (self.flat("jobs") >= 0).to(self.device)
         return map_obs(lambda o: o[has_job], obs)  # type: ignore[no-any-return]
 
     def pack(self, log_probs: th.Tensor, group_size: int, whole_groups: bool) -> Rollout | None:
@@ -223,10 +225,10 @@ class GroupRolloutBuffer(Discounted, BaseBuffer):
             "obs": obs,
             "actions": actions,
             "log_probs": log_probs,
-            **{name: getattr(self, name)[: self.pos].flatten() for name in ("rewards", "jobs", "t", "ends")},
+            **{name: self.flat(name) for name in ("rewards", "jobs", "t", "ends")},
             **{name: column[: self.pos].flatten(0, 1) for name, column in self.extra.items()},
             "final_obs": self._new_final_observations(),
-            "age": th.zeros_like(self.jobs[: self.pos].flatten()),
+            "age": th.zeros_like(self.flat("jobs")),
         }
         has_job = rows["jobs"] >= 0
         self.n_idle = len(has_job) - int(has_job.sum())
@@ -263,7 +265,7 @@ class GroupRolloutBuffer(Discounted, BaseBuffer):
 
     def _jobs_and_ends(self) -> tuple[th.Tensor, th.Tensor]:
         """``[M]`` of every row that is here, kept ones included."""
-        jobs, ends = self.jobs[: self.pos].flatten(), self.ends[: self.pos].flatten()
+        jobs, ends = self.flat("jobs"), self.flat("ends")
         if self._kept is not None:
             jobs, ends = th.cat([self._kept["jobs"], jobs]), th.cat([self._kept["ends"], ends])
         return jobs, ends
@@ -337,9 +339,8 @@ class GroupRolloutBuffer(Discounted, BaseBuffer):
                     out[row] = found
             return th.from_numpy(out).to(self.device)
 
-        if isinstance(self.observations, dict):
-            return {key: stack(buffer, key) for key, buffer in self.observations.items()}
-        return stack(self.observations, None)
+        seen = self.steps["observations"]
+        return {key: stack(buffer, key) for key, buffer in seen.items()} if isinstance(seen, dict) else stack(seen, None)
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
         raise NotImplementedError("A GroupRolloutBuffer hands out whole rollouts: use pack().")

@@ -23,18 +23,18 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
 
     def _allocate(self, size: int) -> None:
         super()._allocate(size)
-        old = {name: getattr(self, name, None) for name in ("next_observations", "finished_return")}
+        before = self.steps.get("next_observations")
 
-        def grown(obs: th.Tensor, before: th.Tensor | None) -> th.Tensor:
-            return self._grown(before, size, obs.shape[2:], obs.dtype, self.device)
+        def grown(obs: th.Tensor, old: th.Tensor | None) -> th.Tensor:
+            return self._grown(old, size, obs.shape[2:], obs.dtype, self.device)
 
-        before: Any = old["next_observations"]
-        if isinstance(self.observations, dict):  # nobody acts on the last observation, so its mask is not kept
-            kept = {key: obs for key, obs in self.observations.items() if key != MASK}
-            self.next_observations: TensorOrDict = {key: grown(obs, before and before[key]) for key, obs in kept.items()}
+        seen = self.steps["observations"]
+        if isinstance(seen, dict):  # nobody acts on the last observation, so its mask is not kept
+            kept = {key: obs for key, obs in seen.items() if key != MASK}
+            self.steps["next_observations"] = {key: grown(obs, before and before[key]) for key, obs in kept.items()}
         else:
-            self.next_observations = grown(self.observations, before)
-        self.finished_return = self._grown(old["finished_return"], size, (), th.float32, self.device)
+            self.steps["next_observations"] = grown(seen, before)
+        self.steps["finished_return"] = self._grown(self.steps.get("finished_return"), size, (), th.float32, self.device)
 
     def add_steps(self, n: int, columns: dict[str, th.Tensor]) -> None:
         """Append steps of every slot, without leaving the device.
@@ -47,13 +47,14 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
         if self.pos == self.buffer_size:
             self._allocate(2 * self.buffer_size)
         for name, values in columns.items():
-            column = self.extra[name] if name in self.extra else getattr(self, name)
+            column = self.extra[name] if name in self.extra else self.steps[name]
             for place, part in zip(_parts(column), _parts(values), strict=True):
                 place[self.pos : self.pos + n] = part
         self.pos += n
+        self.full = self.pos == self.buffer_size
 
     def _new_final_observations(self) -> TensorOrDict:  # type: ignore[override]
-        return map_obs(lambda obs: obs[: self.pos].flatten(0, 1), self.next_observations)  # type: ignore[no-any-return]
+        return self.flat("next_observations")  # type: ignore[no-any-return]
 
     def _join_final_observations(self, kept: Any, new: Any) -> Any:
         return map_obs(lambda a, b: th.cat([a, b]), kept, new)

@@ -166,10 +166,11 @@ def check_finite(buffer: TensorRolloutBuffer, limits: Limits, policy: ActorPolic
     :param policy: that acted: where its own outputs were no numbers, what came of them is no fault of the simulator
     :raises Breakdown: naming slot, step and tensor
     """
-    acted = buffer.log_probs[: buffer.pos].isfinite().all(dim=1)
+    steps = buffer.steps
+    acted = steps["log_probs"][: buffer.pos].isfinite().all(dim=1)
     columns = {
-        "observation": (env_part(buffer.next_observations), limits.observation),
-        "reward": (buffer.rewards.unsqueeze(2), limits.reward),
+        "observation": (env_part(steps["next_observations"]), limits.observation),
+        "reward": (steps["rewards"].unsqueeze(2), limits.reward),
     }
     if "objectives" in buffer.extra:
         columns["reward by objective"] = buffer.extra["objectives"], limits.reward
@@ -196,11 +197,11 @@ def check_masks(buffer: TensorRolloutBuffer) -> None:
 
     :raises ValueError: naming slot and step
     """
-    masks = beside(buffer.observations, MASK)
+    masks = beside(buffer.steps["observations"], MASK)
     if masks is None:
         return
     for number, part in enumerate(masks[: buffer.pos].bool().split(choices_of(buffer.action_space), dim=2)):
-        dead = ~part.any(dim=2) & (buffer.jobs[: buffer.pos] >= 0)
+        dead = ~part.any(dim=2) & (buffer.steps["jobs"][: buffer.pos] >= 0)
         if bool(dead.any()):
             step, slot = dead.nonzero()[0].tolist()
             raise ValueError(
@@ -231,6 +232,7 @@ def check_tasks(buffer: TensorRolloutBuffer, names: tuple[str, ...]) -> None:
 def record_episodes(ep_info_buffer: deque[dict[str, Any]] | None, buffer: TensorRolloutBuffer) -> None:
     """Hand returns and lengths of the episodes that ended to SB3's statistics, in one transfer."""
     assert ep_info_buffer is not None and ep_info_buffer.maxlen is not None
-    ended = (buffer.ends[: buffer.pos] > 0).nonzero()[-ep_info_buffer.maxlen :].unbind(1)
-    returns, lengths = buffer.finished_return[ended].tolist(), (buffer.t[ended] + 1).tolist()
+    steps = buffer.steps
+    ended = (steps["ends"][: buffer.pos] > 0).nonzero()[-ep_info_buffer.maxlen :].unbind(1)
+    returns, lengths = steps["finished_return"][ended].tolist(), (steps["t"][ended] + 1).tolist()
     ep_info_buffer.extend({"r": r, "l": length} for r, length in zip(returns, lengths, strict=True))
