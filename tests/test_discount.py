@@ -12,6 +12,7 @@ import pytest
 from gymnasium.envs.classic_control import PendulumEnv
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.atari_wrappers import MaxAndSkipEnv
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import SubprocVecEnv
 
@@ -80,6 +81,27 @@ class CutBySolver(Solver):
         return obs, reward, terminated, any([truncated for _ in range(self.max_steps)]), info
 
 
+class Twice(gym.Wrapper):
+    """Takes every action two times."""
+
+    def __init__(self, env: gym.Env) -> None:
+        super().__init__(env)
+        self.frame_skip = 2
+
+    def step(self, action: np.ndarray) -> Any:
+        for _ in range(self.frame_skip):
+            *result, terminated, truncated, info = self.env.step(action)
+            if terminated or truncated:
+                break
+        return (*result, terminated, truncated, info)
+
+
+class Labelled(gym.Wrapper):
+    """Has a number of that name that no method reads."""
+
+    frame_skip = 5
+
+
 def further_in() -> gym.Env:
     return gym.wrappers.RescaleAction(gym.wrappers.TimeLimit(gym.make("Pendulum-v1", max_episode_steps=300), 50), -1.0, 1.0)
 
@@ -99,6 +121,11 @@ LIMITS: dict[str, tuple[Callable[[], gym.Env], float]] = {
     "a wrapper's name of another meaning": (lambda: Solver(unregistered()), 0.995),
     "beside a registered one": (lambda: CutBySolver(gym.make("Pendulum-v1")), 0.995),
     "beside a TimeLimit": (lambda: gym.wrappers.TimeLimit(CutBySolver(unregistered(max_episode_steps=7)), 100), 0.98),
+    "within a frame skip": (lambda: MaxAndSkipEnv(gym.wrappers.TimeLimit(unregistered(), 400), skip=4), 0.98),
+    "within two frame skips": (lambda: Twice(Monitor(Twice(gym.make("Pendulum-v1", max_episode_steps=399)))), 0.98),
+    "around a frame skip": (lambda: gym.wrappers.TimeLimit(Twice(unregistered()), 100), 0.98),
+    "the env's own, within a frame skip": (lambda: Twice(Cutting(200)), 0.98),
+    "within what is called like a frame skip": (lambda: Labelled(gym.wrappers.TimeLimit(unregistered(), 100)), 0.98),
     "the clearer of two names": (lambda: CutBySolver(unregistered(max_episode_steps=100)), 0.98),
 }
 
@@ -108,6 +135,7 @@ def test_a_limit_is_found_wherever_it_was_set(make: Callable[[], gym.Env], gamma
     model = GRPO("MlpPolicy", make(), device="cpu")
     assert model.gamma == pytest.approx(gamma)
     limit = limit_of(make())
+    assert model.gamma == pytest.approx(discount_for(limit))
     assert limit is None or gamma == pytest.approx(discount_for(limit))
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dis
 import inspect
 import numbers
+import operator
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from types import CodeType
 from typing import Any
 
@@ -13,6 +15,9 @@ import gymnasium as gym
 
 #: Under which Gymnasium's TimeLimit, and whatever takes its place, keeps what it cuts by.
 OF_TIME_LIMIT = "_max_episode_steps"
+
+#: Under which wrappers keep how often they repeat an action: SB3's MaxAndSkipEnv, Gymnasium's AtariPreprocessing, people's own.
+OF_FRAME_SKIP = ("_skip", "skip", "frame_skip", "_frame_skip", "action_repeat", "_action_repeat")
 
 
 def layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
@@ -30,23 +35,38 @@ def smallest(values: Iterable[Any]) -> int | None:
 
 
 def limit_among(holders: Sequence[Any], spec: Any) -> int | None:
-    """The limit of an env that consists of some layers. The first of these that says one is believed:
+    """The limit of an env that consists of some layers, in steps of the outermost. The first of these that says one is believed:
 
     a TimeLimit (the smallest of several); the registration; an attribute ``max_episode_steps``; an attribute ``max_steps``, as
     MiniGrid has it, if a layer's methods read it: the name is also a solver's or a planner's.
 
-    :param holders: the layers, in any order
+    :param holders: the layers, from the outermost on: one that repeats actions makes limits further in come sooner
     :param spec: the registration; None: not registered
     :return: None: unknown, or none
     """
+    taken = list(accumulate([1, *map(repeats, holders)], operator.mul))  # steps of each layer in one of the outermost
 
     def kept(name: str) -> int | None:
-        return smallest(getattr(holder, name, None) for holder in holders)
+        return smallest(sooner(getattr(holder, name, None), n) for holder, n in zip(holders, taken, strict=False))
 
-    limit = kept(OF_TIME_LIMIT) or smallest([getattr(spec, "max_episode_steps", None)]) or kept("max_episode_steps")
+    registered = sooner(getattr(spec, "max_episode_steps", None), taken[-1])
+    limit = kept(OF_TIME_LIMIT) or registered or kept("max_episode_steps")
     if limit is not None or not any(reads(type(holder), "max_steps") for holder in holders):
         return limit
     return kept("max_steps")
+
+
+def sooner(limit: Any, taken: int) -> int | None:
+    """A limit in steps of which several are taken at once; None where it is no number of steps."""
+    counted = smallest([limit])
+    return None if counted is None else -(-counted // taken)
+
+
+def repeats(layer: Any) -> int:
+    """Steps that a wrapper takes of the env within it in one step of its own; 1 unless a method of it reads such a number."""
+    if not isinstance(layer, gym.Wrapper):
+        return 1
+    return max((smallest([getattr(layer, name, None)]) or 1 for name in OF_FRAME_SKIP if reads(type(layer), name)), default=1)
 
 
 def limit_of(env: gym.Env[Any, Any]) -> int | None:
