@@ -100,6 +100,14 @@ def test_normalising_what_was_trained_without_is_refused(tmp_path, capsys, no_ar
     assert "was trained without VecNormalize" in capsys.readouterr().err
 
 
+def test_going_on_without_the_statistics_of_the_weights_is_refused(trained, tmp_path, capsys, no_arguments):
+    model, plain = trained / "CartPole-v1.zip", ["-params", "n_steps:64", "n_envs:2", "n_epochs:1", "normalize:False"]
+    assert train(tmp_path, "-n", "128", "-i", str(model), *plain) == 2
+    said = capsys.readouterr().err
+    assert "normalize:False" in said and "was trained with VecNormalize" in said and "leave normalize out" in said
+    assert not (tmp_path / "grpo").exists()
+
+
 @pytest.mark.parametrize("option", [["--load-checkpoint", "256"], ["--load-last-checkpoint"], []])
 def test_a_killed_run_can_be_watched_without_trust(trained, option, capsys):
     arguments = ["-f", str(trained.parents[1]), "--untrusted", "--no-render", "--n-episodes", "1", *option]
