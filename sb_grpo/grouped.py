@@ -35,7 +35,7 @@ from sb_grpo.maths.schedules import scaled
 from sb_grpo.moved import DEFAULTS_0_1, MOVED, modern
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, RoutedPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
-from sb_grpo.policy_arguments import check_memory, check_policy_name, check_routing
+from sb_grpo.policy_arguments import check_memory, check_policy_kwargs, check_policy_name, check_routing
 from sb_grpo.profiles import arguments_of
 from sb_grpo.slotted import SlottedAlgorithm
 
@@ -104,6 +104,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         whole = None if self.whole_episodes else self.steps_per_env
         limit = time_limit(self.env) if self.env is not None else None
         check_memory(self.policy_class, self.policy_kwargs, self.options.update.sequence_length, whole, limit)
+        check_policy_kwargs(self.policy_class, self.policy_kwargs)
         check_routing(self.policy_kwargs, self.options.multitask.names)
         self.policy = self._make_policy()
         self._find_masks()

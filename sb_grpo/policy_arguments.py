@@ -1,4 +1,4 @@
-"""Rules between a policy's memory or routing and the other arguments."""
+"""Rules of what a policy is given, and between its memory or routing and the other arguments."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from sb_grpo.rules import check_choice
+from sb_grpo.rules import check_choice, check_keys
 
 #: Settings that only a policy with a memory looks at.
 OF_MEMORY = ("memory_size", "n_layers", "memory_span")
@@ -61,6 +61,37 @@ def check_policy_name(name: str, known: Collection[str]) -> None:
     if name != plain and plain in known:
         raise ValueError(f"policy={name!r}: here a memory is a setting. Use {plain!r}, policy_kwargs=dict(memory='lstm').")
     check_choice("policy", name, known)
+
+
+#: What a model hands to a policy itself.
+FROM_THE_MODEL = ("observation_space", "action_space", "lr_schedule", "use_sde")
+
+
+def check_policy_kwargs(policy_class: Any, policy_kwargs: Mapping[str, Any]) -> None:
+    """Check that the policy, its features extractor and its optimiser take what they are given by name.
+
+    Classes that take any name are asked nothing.
+
+    :raises ValueError: for the first name that is unknown, or set elsewhere, with the nearest one or the place
+    """
+    _check_names("policy_kwargs", policy_class, policy_kwargs, FROM_THE_MODEL)
+    parts = inspect.signature(policy_class.__init__).parameters
+    for part, from_the_policy in (("features_extractor", ["observation_space"]), ("optimizer", ["params", "lr"])):
+        kind = policy_kwargs.get(f"{part}_class") or getattr(parts.get(f"{part}_class"), "default", None)
+        kwargs = policy_kwargs.get(f"{part}_kwargs") or {}
+        if part == "optimizer" and "lr" in kwargs:
+            raise ValueError(
+                f"policy_kwargs: optimizer_kwargs has lr={kwargs['lr']!r}, which is the model's learning_rate: pass it there."
+            )
+        if isinstance(kind, type):
+            _check_names(f"policy_kwargs: {part}_kwargs", kind, kwargs, from_the_policy)
+
+
+def _check_names(where: str, kind: type, kwargs: Collection[str], taken: Collection[str]) -> None:
+    parameters = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        names = [p.name for p in list(parameters)[1:] if p.kind is not p.VAR_POSITIONAL and p.name not in taken]
+        check_keys(where, kwargs, names, kind.__name__)
 
 
 def check_memory(

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import PendulumEnv
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
-from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.atari_wrappers import MaxAndSkipEnv
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import SubprocVecEnv
 

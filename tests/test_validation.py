@@ -536,3 +536,34 @@ def test_what_is_logged_are_numbers(tensorboard, tmp_path):
 def test_observations_of_several_choices_with_a_memory():
     env = SpaceEnv(spaces.MultiDiscrete([3, 4]), spaces.Discrete(2))
     GRPO("MlpPolicy", env, n_steps=32, policy_kwargs=dict(memory="lstm"), device="cpu").learn(64)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "said"),
+    [
+        (dict(net_arc=[64]), r"unknown key 'net_arc'; did you mean 'net_arch'\? ActorPolicy takes"),
+        (
+            dict(optimizer_kwargs=dict(lr=1e-3)),
+            r"lr=0.001, which is the model's learning_rate: pass it there",
+        ),
+        (
+            dict(optimizer_kwargs=dict(epss=1e-3)),
+            r"has an unknown key 'epss'; did you mean 'eps'\? Adam takes",
+        ),
+        (dict(optimizer_kwargs=dict(eps="a")), r"Adam does not take optimizer_kwargs=\{'eps': 'a'\}.*: use other settings"),
+        (dict(optimizer_class=th.optim.SGD, optimizer_kwargs=dict(momentum=-1)), r"SGD does not take .*momentum value: -1"),
+        (dict(features_extractor_kwargs=dict(features_dim=3)), r"unknown key 'features_dim'. FlattenExtractor takes none"),
+    ],
+)
+def test_names_that_a_policy_or_its_parts_do_not_take_are_refused(kwargs, said):
+    with pytest.raises(ValueError, match=f"policy_kwargs.*{said}"):
+        GRPO("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs)
+
+
+def test_a_policy_that_takes_any_name_is_asked_nothing():
+    class Named(MlpPolicy):
+        def __init__(self, *args, **kwargs):
+            self.of_its_own = kwargs.pop("of_its_own")
+            super().__init__(*args, **kwargs)
+
+    assert GRPO(Named, "CartPole-v1", policy_kwargs=dict(of_its_own=3)).policy.of_its_own == 3

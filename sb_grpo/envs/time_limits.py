@@ -16,7 +16,7 @@ import gymnasium as gym
 #: Under which Gymnasium's TimeLimit, and whatever takes its place, keeps what it cuts by.
 OF_TIME_LIMIT = "_max_episode_steps"
 
-#: Under which wrappers keep how often they repeat an action: SB3's MaxAndSkipEnv, Gymnasium's AtariPreprocessing, people's own.
+#: Under which wrappers keep how often they repeat an action: SB3's MaxAndSkipEnv, Gymnasium's AtariPreprocessing, others.
 OF_FRAME_SKIP = ("_skip", "skip", "frame_skip", "_frame_skip", "action_repeat", "_action_repeat")
 
 
@@ -35,7 +35,7 @@ def smallest(values: Iterable[Any]) -> int | None:
 
 
 def limit_among(holders: Sequence[Any], spec: Any) -> int | None:
-    """The limit of an env that consists of some layers, in steps of the outermost. The first of these that says one is believed:
+    """The limit of an env that consists of some layers, in steps of the outermost. The first of these that says one:
 
     a TimeLimit (the smallest of several); the registration; an attribute ``max_episode_steps``; an attribute ``max_steps``, as
     MiniGrid has it, if a layer's methods read it: the name is also a solver's or a planner's.

@@ -34,6 +34,7 @@ from sb_grpo.policies.masks import choices_of, put_masks
 from sb_grpo.policies.memory import SPAN, Memory
 from sb_grpo.policies.numbers import trouble_with
 from sb_grpo.policies.observations import from_zero, reads_flat, starts_of
+from sb_grpo.policies.optimizer import make_optimizer
 from sb_grpo.policies.predicting import PredictingPolicy
 
 
@@ -138,7 +139,7 @@ class ActorPolicy(PredictingPolicy):
             if not self._obs_is_features:
                 raise ValueError(f"normalize_obs=True is for flat observations, not {observation_space}: use VecNormalize.")
             self.obs_normalizer = RunningNormalizer(n_features, clip=10.0)
-        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
+        self.optimizer = make_optimizer(self.optimizer_class, self.parameters(), lr_schedule(1), self.optimizer_kwargs)
 
     def _build_action_head(self, latent_dim: int) -> None:
         """Create ``action_net``, ``log_std`` (Box only), ``action_dist`` (SB3's object) and ``head`` (the hot path)."""
