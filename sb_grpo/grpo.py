@@ -321,16 +321,14 @@ class GRPO(ResumableAlgorithm):
     def collect(self, callback: MaybeCallback = None) -> Rollout | None:
         """Collect one rollout; the first call sets up what :meth:`learn` would.
 
-        :param callback: called after every vector step
+        :param callback: called after every vector step, in this rollout and those to come; it begins once, as in :meth:`learn`
         :return: the rollout; None when the callback asked to stop
         :raises ValueError: for NaN or inf from the env
         """
-        if self._loop_callback is None or self._last_obs is None or callback is not None:
-            _, self._loop_callback = self._setup_learn(0, callback, self.num_timesteps == 0, type(self).__name__)
-            self._take_up_loop(self._loop_callback)
+        callback = self._enter_own_loop(callback)
         assert self.env is not None
         before = Snapshot(self._learners())
-        if not self.collect_rollouts(self.env, self._loop_callback, self.rollout_buffer, None):
+        if not self.collect_rollouts(self.env, callback, self.rollout_buffer, None):
             return None
         assert self._prepared is not None
         self._known.note(self._prepared[0], before)

@@ -41,7 +41,7 @@ ATTRIBUTES = (
 LEARNERS = ("estimator", "grouper", "group_weighting", "bonus")
 
 #: What belongs to a running ``learn()``, as it is where none runs.
-OF_A_LOOP = {"_callback_in_use": None, "_loop_callback": None, "rescue": None}
+OF_A_LOOP = {"_callback_in_use": None, "_own_loop": None, "rescue": None}
 #: Rollouts from one table to the next; None: none is logged.
 LOG_INTERVAL = integer(1, 1_000_000_000, "1 is usual", none=True)
 
@@ -280,6 +280,24 @@ class ResumableAlgorithm(StoredAlgorithm):
             raise
         callback.on_training_end()
         return self
+
+    def _enter_own_loop(self, callback: MaybeCallback) -> BaseCallback:
+        """What :meth:`learn` does before its first rollout, before one of a loop of one's own.
+
+        :param callback: None: the one before
+        """
+        given, in_use = self._own_loop or (None, None)
+        wanted = given if callback is None else callback
+        if in_use is not None and self._last_obs is not None and wanted == given:
+            return in_use
+        if in_use is None or self._last_obs is None:
+            _, in_use = self._setup_learn(0, wanted, self.num_timesteps == 0, type(self).__name__)
+        else:
+            in_use = self._init_callback(wanted)
+        in_use.on_training_start({"self": self, "total_timesteps": self.num_timesteps, "iteration": 0}, globals())
+        self._take_up_loop(in_use)
+        self._own_loop = wanted, in_use
+        return in_use
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # A rollout may overshoot; schedules must not fall below their end.

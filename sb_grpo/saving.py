@@ -22,7 +22,7 @@ from sb_grpo.plain import NotPlain, from_plain, to_plain
 #: What is built anew after loading.
 NOT_SAVED = (
     "slots", "_prepared", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
-    "last_figures", "last_update", "estimator", "options", "beside", "_warned_of_masks", "_loop_callback", "_rows_checked",
+    "last_figures", "last_update", "estimator", "options", "beside", "_warned_of_masks", "_own_loop", "_rows_checked",
     "shared_statistics", "_statistics", "_known", "rescue", "_in_rollout", "_callback_in_use", "_iteration",
     "_runs_due", "_to_resume", "_as_read",
 )  # fmt: skip

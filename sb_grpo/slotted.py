@@ -88,7 +88,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         self.rescue: Rescue | None = None  #: of a RecoveryCallback, while it watches a training
         self._restart_groups = False
         self._rows_checked: tuple[int, int] | None = None
-        self._loop_callback: BaseCallback | None = None
+        self._own_loop: tuple[MaybeCallback, BaseCallback] | None = None  #: callbacks of collect(), as given and as called
 
     @property
     def steps_per_env(self) -> int:

@@ -99,7 +99,7 @@ def resumed(make: Callable[[], Any], saver: Saver, callbacks: Callbacks) -> tupl
 
 #: Times, and what points at the file system, at code or at other models' callbacks.
 NOT_COMPARED = {
-    "start_time", "_logger", "captured", "_callback_in_use", "_loop_callback", "callback", "_start", "lr_schedule", "locals",
+    "start_time", "_logger", "captured", "_callback_in_use", "_own_loop", "callback", "_start", "lr_schedule", "locals",
     "_custom_logger", "_runs_due", "calls", "_left_at", "_hold", "observation_space", "action_space", "fast_predict",
     "_last_original_obs", "model", "policy_class", "spec", "_num_timesteps_at_start", "buffer_size",
     "envs", "buf_infos",

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 from sb_grpo import GRPO, AdvantageOptions, Clipped, Estimate, Features, Loss, Rollout, Step, UpdateResult
+from sb_grpo.callbacks import CurriculumCallback, GammaCallback, RecoveryCallback
 from sb_grpo.collect import columns
 from sb_grpo.collect.columns import Column, HostStep, Wanted
 from sb_grpo.envs import make_tensor_env
@@ -172,6 +174,13 @@ def test_a_column_is_one_entry_of_the_schema(env: str, monkeypatch: pytest.Monke
 # ---------------------------------------------------------------- a loop of one's own
 
 
+class Difficulty(gym.Wrapper):
+    level = None
+
+    def set_difficulty(self, value: float) -> None:
+        self.level = value
+
+
 def test_a_loop_of_ones_own_is_learn() -> None:
     def weights(model: GRPO) -> th.Tensor:
         return th.cat([p.detach().flatten() for p in model.policy.parameters()])
@@ -186,6 +195,44 @@ def test_a_loop_of_ones_own_is_learn() -> None:
     assert weights(ours).equal(weights(learnt)) and ours.num_timesteps == learnt.num_timesteps == 384
     assert result.n_epochs == 2 and result.n_gradient_steps == 4 and 0 <= result.approx_kl < 1
     assert result.mean_reward == 1.0 and abs(result.mean_advantage) < 1e-5 and abs(result.advantage_std - 1) < 1e-4
+
+
+class Calls(BaseCallback):
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.steps = 0, 0
+
+    def _on_training_start(self) -> None:
+        self.begun += 1
+
+    def _on_step(self) -> bool:
+        self.steps += 1
+        return self.steps != 100  # asks to stop once
+
+
+def test_callbacks_of_a_loop_of_ones_own_begin_once_and_stay(tmp_path: Path) -> None:
+    first, second = Calls(), Calls()
+    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), **SMALL, tensorboard_log=str(tmp_path))
+    begun = []
+    for callback in ([first], [first], None, second):  # asked to stop in the second rollout, it begins anew with the third
+        rollout = model.collect(callback)
+        begun.append((first.begun, second.begun, rollout is None))
+        if rollout is not None:
+            model.update(rollout)
+            model.dump_logs()
+    assert begun == [(1, 0, False), (1, 0, True), (2, 0, False), (2, 1, False)]
+    assert (first.steps, second.steps) == (100 + 64, 64)
+    assert len(list(tmp_path.glob("*/events*"))) == 2
+
+
+def test_our_callbacks_take_part_in_a_loop_of_ones_own() -> None:
+    env = make_vec_env("CartPole-v1", 2, wrapper_class=Difficulty)
+    model = GRPO("MlpPolicy", env, **SMALL)
+    callbacks = [CurriculumCallback([0.25, 0.5], success=10.0), RecoveryCallback(), GammaCallback(start=0.9)]
+    for _ in range(2):
+        model.update(model.collect(callbacks))
+        assert model.rescue is not None and model.moving_gamma == pytest.approx(0.9)
+    assert set(env.get_attr("level")) <= {0.25, 0.5}
 
 
 def test_a_rollout_may_be_used_again_and_changed() -> None:

@@ -54,9 +54,13 @@ class GammaCallback(BaseCallback):
             )
         self.end = self.model.gamma
 
+    def _on_training_start(self) -> None:
+        #: A loop of one's own says no end, so the way to it is not begun, as with schedules.
+        self.has_end = self.model._total_timesteps > self.model.num_timesteps
+
     def _on_rollout_start(self) -> None:
         model = self.model
-        gamma = self.gamma(model.num_timesteps / model._total_timesteps, self.end)
+        gamma = self.gamma(model.num_timesteps / model._total_timesteps if self.has_end else 0.0, self.end)
         if isinstance(model, GRPO):
             model.moving_gamma = gamma
         else:
