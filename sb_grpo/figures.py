@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch as th
-from stable_baselines3.common.logger import HParam, Logger, TensorBoardOutputFormat
+from stable_baselines3.common.logger import HParam, HumanOutputFormat, Logger, TensorBoardOutputFormat
 
 from sb_grpo import ranks
 from sb_grpo.learn.losses import Objective
@@ -32,6 +32,34 @@ SAMPLE = 2048
 def has_tensorboard(logger: Logger) -> bool:
     """Whether tensors and tables of settings may be recorded: other readers of figures expect numbers."""
     return any(isinstance(output, TensorBoardOutputFormat) for output in logger.output_formats)
+
+
+def make_room(logger: Logger, keys: Iterable[str]) -> None:
+    """Let printed tables show keys whole: SB3 cuts them to 36 characters, and ends a training where two become the same.
+
+    :param keys: some of whose names are those of tasks, objectives or rules, and as long as these
+    """
+    longest = max((3 + len(key.rpartition("/")[2]) for key in keys), default=0)
+    for output in logger.output_formats:
+        if isinstance(output, HumanOutputFormat):
+            output.max_length = max(output.max_length, longest)
+
+
+def record(logger: Logger, figures: Figures) -> None:
+    """Log figures."""
+    make_room(logger, figures)
+    for key, value in figures.items():
+        logger.record(key, value)
+
+
+def of_episodes(episodes: Iterable[Mapping[str, Any]] | None, successes: Iterable[float] | None) -> Figures:
+    """The figures of the last episodes, which SB3 logs when it prints."""
+    found = {
+        "rollout/ep_rew_mean": [float(episode["r"]) for episode in episodes or ()],
+        "rollout/ep_len_mean": [float(episode["l"]) for episode in episodes or ()],
+        "rollout/success_rate": [float(success) for success in successes or ()],
+    }
+    return {key: sum(values) / len(values) for key, values in found.items() if values}
 
 
 class Counts(NamedTuple):

@@ -26,6 +26,7 @@ from sb_grpo.preparing import Preparation, Prepared
 from sb_grpo.ranges import CHANGEABLE, RANGES
 from sb_grpo.resumable import ResumableAlgorithm
 from sb_grpo.rules import at_progress, check_values, plain
+from sb_grpo.telling import teller
 from sb_grpo.types import AdvantageOptions, Rollout, UpdateResult
 
 
@@ -217,10 +218,10 @@ class GRPO(ResumableAlgorithm):
         )  # fmt: skip
         known = dict[str, Any](self=self, env=env, callback=callback, rollout_buffer=rollout_buffer)
         known["n_rollout_steps"] = self.steps_per_env
-        n_ranks = ranks.place().n
+        n_ranks, tell = ranks.place().n, teller(callback, is_tensor_env(env))
         for step in collecting(source, self._plan(), self._start_over, self.ep_info_buffer):
             self.num_timesteps += env.num_envs * n_ranks
-            callback.update_locals({**known, **step._asdict()})
+            tell({**known, **step._asdict()})
             if not callback.on_step():
                 self.num_timesteps += step.ahead * env.num_envs * n_ranks
                 return None
@@ -251,12 +252,11 @@ class GRPO(ResumableAlgorithm):
         buffer = self.rollout_buffer
         troubles = self.interruptions, self.slots.start_mismatches, getattr(self.env, "n_lost", 0)
         counts = log.Counts(self._steps_trained, self._steps_dropped, buffer.n_kept, *troubles, buffer.age)
-        self.last_figures = {}
+        self.last_figures = log.of_episodes(self.ep_info_buffer, self.ep_success_buffer)
         self._log(log.of_rollout(prepared.rollout, prepared.estimate, prepared.has_signal, counts))
         objectives = list(self.options.rewards.objectives or {})
         parts = log.of_parts(prepared.rollout, self.options.multitask.names, objectives)
-        for key, value in {**parts, **prepared.figures}.items():
-            self.logger.record(key, value)
+        self._log({**parts, **prepared.figures})
         return prepared
 
     # ---------------------------------------------------------------- train
@@ -299,7 +299,8 @@ class GRPO(ResumableAlgorithm):
             self._log({"train/std": self.policy.log_std.exp().mean().item()})
         self._log({"train/clip_range": clip[0], "train/n_gradient_steps": self._n_gradient_steps})
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        self.last_figures["train/n_updates"] = self._n_updates
+        rate = self.policy.optimizer.param_groups[0]["lr"]
+        self.last_figures |= {"train/n_updates": self._n_updates, "train/learning_rate": rate}
         self.last_update = result
         return result
 

@@ -320,8 +320,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
 
     def _log(self, figures: log.Figures) -> None:
         """Log figures, and keep them for who looks at the rollout later; the logger forgets them when it dumps."""
-        for key, value in figures.items():
-            self.logger.record(key, value)
+        log.record(self.logger, figures)
         self.last_figures.update(figures)
 
     def predict(  # type: ignore[override]

@@ -8,7 +8,7 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.vector import SyncVectorEnv
 from stable_baselines3.common.buffers import RolloutBuffer
-from stable_baselines3.common.callbacks import BaseCallback, EvalCallback
+from stable_baselines3.common.callbacks import BaseCallback, ConvertCallback, EvalCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecNormalize
@@ -277,3 +277,12 @@ def test_observations_that_are_no_box(space, advantage):
 def test_several_observations_at_once_are_refused_with_a_remedy(space):
     with pytest.raises(ValueError, match=r"observation_space=.* of a tensor env .*FlattenObservation"):
         GymnasiumVectorEnv(SyncVectorEnv([lambda: SpaceEnv(space, spaces.Discrete(3))] * 2))
+
+
+def test_sb3s_callback_that_counts_ends_counts_them_here_too():
+    model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 8, device="cpu"), n_steps=32, batch_size=64, seed=0, device="cpu")
+    counting, seen = StopTrainingOnMaxEpisodes(5), []
+    model.learn(100_000, [counting, ConvertCallback(lambda known, _: seen.append(known["dones"]) or True)])
+    assert 40 <= counting.n_episodes < 48  # 5 per env
+    assert model.num_timesteps < 100_000 and all(isinstance(dones, th.Tensor) for dones in seen)
+    assert sum(int(dones.sum()) for dones in seen) == counting.n_episodes

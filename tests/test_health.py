@@ -9,8 +9,9 @@ import pytest
 from gymnasium import spaces
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv
 
-from sb_grpo import GRPO
+from sb_grpo import GRPO, CountBonus
 from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, HealthWarning, Rule
 from sb_grpo.callbacks.health import Watch
 from tests.helpers import ProbeEnv
@@ -237,3 +238,41 @@ def test_the_verdict_is_public():
     with pytest.warns(HealthWarning):
         model.learn(2048, callback=health)
     assert not health.ok and "entropy" in health.broken
+
+
+class Parts(gym.Wrapper):
+    """Says of each step a task and the parts of its reward."""
+
+    def __init__(self, tasks):
+        super().__init__(gym.make("CartPole-v1"))
+        self.tasks = tasks
+
+    def step(self, action):
+        *result, info = self.env.step(action)
+        return *result, {**info, "rewards": {"x": 1.0, "y": -0.1}, "task": self.tasks[0]}
+
+
+def test_every_figure_that_is_logged_can_be_judged():
+    """Also those of episodes, tasks, objectives and bonuses, which are logged elsewhere, and at other times."""
+    keys = [
+        "rollout/ep_rew_mean", "rollout/ep_len_mean", "train/learning_rate", "rollout/bonus_mean", "objective/x", "task/a",
+        "share/a",
+    ]  # fmt: skip
+    broken_by_any = dict(advice="{value}", why="", high=-1e9, patience=1)
+    health = HealthCallback([Rule(name=key.replace("/", "_"), key=key, **broken_by_any) for key in keys], verbose=0)
+    parts = dict(rewards=dict(objectives=dict(x=1, y=1), bonus=CountBonus()))
+    tasks = dict(multitask=dict(tasks=["a", "b"], grouping="task", weights="balanced"))
+    with pytest.warns(HealthWarning):
+        GRPO("MlpPolicy", Parts(["a", "b"]), n_steps=64, batch_size=32, **parts, **tasks).learn(200, health, log_interval=100)
+    assert health.broken == tuple(key.replace("/", "_") for key in keys)
+
+
+def test_long_names_are_printed_whole(capsys):
+    """SB3's table would cut these to the same 36 characters, and end the training."""
+    tasks = [f"a-task-of-a-benchmark-with-very-long-names-{n}" for n in (1, 2)]
+    rules = [Rule(name=f"{task}-is-solved", key="group/baseline", advice="", why="", high=1e9) for task in tasks]
+    kwargs = dict(n_steps=64, batch_size=32, verbose=1, multitask=dict(tasks=tasks))
+    env = DummyVecEnv([lambda: Parts(tasks), lambda: Parts(tasks[::-1])])
+    GRPO("MlpPolicy", env, **kwargs).learn(400, HealthCallback(rules, verbose=0))
+    said = capsys.readouterr().out
+    assert all(f"|    {name} " in said for name in (*tasks, *(rule.name for rule in rules)))

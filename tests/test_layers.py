@@ -61,6 +61,7 @@ LAYERS = {
     "grouped": "algorithm",
     "grpo": "algorithm",
     "learners": "algorithm",
+    "telling": "algorithm",
     "policy_arguments": "algorithm",
     "preparing": "algorithm",
     "profiles": "algorithm",

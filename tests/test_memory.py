@@ -299,3 +299,13 @@ def test_who_takes_the_envs_in_between_spoils_nothing(advantage: str) -> None:
     with pytest.warns(UserWarning, match="Something other than this model"):
         model.learn(512, EvalCallback(env, eval_freq=50, n_eval_episodes=2, verbose=0, warn=False))
     assert model.interruptions > 0 and model.mask_source == "method"
+
+
+@pytest.mark.parametrize("starts", [np.array([True]), True, np.array([True, False])])
+def test_episode_starts_of_another_number_of_envs_are_refused(starts: Any) -> None:
+    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 3), n_steps=8, device="cpu", policy_kwargs=dict(memory="gru"))
+    obs = np.ones((3, 4), np.float32)
+    _, state = model.predict(obs, episode_start=np.ones(3, bool))
+    with pytest.raises(ValueError, match="must say of each of the 3 observations whether an episode begins"):
+        model.predict(obs, state, episode_start=starts)
+    model.predict(obs[0], tuple(part[:, :1] for part in state), episode_start=True)  # of one env, one flag is enough

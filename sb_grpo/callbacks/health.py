@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from stable_baselines3.common.callbacks import BaseCallback
 
 from sb_grpo.callbacks.health_rules import RULES, Rule
+from sb_grpo.figures import make_room
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO
@@ -167,6 +168,7 @@ class HealthCallback(WatchingCallback):
         looks = self._looks()
         if looks is None:
             return
+        make_room(self.logger, [watch.rule.name for watch in self._watches])
         for watch, value in looks:
             if value is not None:
                 watch.said_at = self.num_timesteps

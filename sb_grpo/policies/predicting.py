@@ -78,6 +78,11 @@ class PredictingPolicy(BasePolicy):
             parts[MASK] = th.as_tensor(masks, device=self.device)
         if self.memory is not None:
             begins = np.zeros(n, dtype=bool) if episode_start is None else np.asarray(episode_start, dtype=bool).reshape(-1)
+            if len(begins) != n:
+                raise ValueError(
+                    f"episode_start={episode_start!r} must say of each of the {n} observations whether an episode begins "
+                    f"there: pass {n} flags, as dones of the step before."
+                )
             before = self.memory.from_parts(state, n, self.device)
             parts[MEMORY] = self.memory.before(before, th.as_tensor(begins, device=self.device))
         return with_beside(obs, parts)
