@@ -20,14 +20,14 @@ from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.given import Arguments
-from sb_grpo.group_arguments import check_groups
+from sb_grpo.group_arguments import check_comparable, check_groups
 from sb_grpo.learn.losses import Clipped
 from sb_grpo.moved import check_names
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.policy_arguments import warn_of_overrides
 from sb_grpo.ranges import RANGES, check_settings, check_single
-from sb_grpo.rules import check_values, plain, shown, steps_per_env
+from sb_grpo.rules import at_progress, check_values, plain, shown, steps_per_env
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -122,7 +122,9 @@ def check_arguments(given: Arguments) -> None:
         raise ValueError(f"use_sde=True is for Box actions, not {given.action_space}: leave it out.")
     _check_buffer(given)
     check_groups(given)
-    _check_groups(given)
+    if given.groups.restart == "branch":
+        _check_branching(given)
+    check_members(given)
     _check_sizes(given)
     _check_without_effect(given)
 
@@ -168,11 +170,26 @@ def _check_branching(given: Arguments) -> None:
         )
 
 
-def _check_groups(given: Arguments) -> None:
+def members_at(group_size: Any, progress: float) -> int:
+    """Members per group.
+
+    :param group_size: their number, or a schedule of it
+    :param progress: that remains, 1 to 0
+    :raises ValueError: if a schedule says anything but a whole number from 1 on
+    """
+    rule = RANGES[""]["group_size"]
+    whole = rule._replace(fine=lambda x: rule.fine(int(x) if isinstance(x, float) and x.is_integer() else x))
+    return int(at_progress("group_size", whole, group_size, progress))
+
+
+def check_members(given: Arguments) -> None:
+    """Check what the number of members of a group decides, which may change from rollout to rollout.
+
+    :raises ValueError: where so many leave nothing to compare, or do not fit to the envs
+    """
     if isinstance(given.env, TensorVecEnv):
         _check_grouping(given, given.env)
-    if given.groups.restart == "branch":
-        _check_branching(given)
+    check_comparable(given)
     if given.group_size > 1 or given.multitask.grouping not in ("seed", "hierarchical"):
         return
     if given.normalize_advantage == "group":

@@ -10,6 +10,7 @@ import torch as th
 from stable_baselines3.common.logger import HParam, HumanOutputFormat, Logger, TensorBoardOutputFormat
 
 from sb_grpo import ranks
+from sb_grpo.collect.acting import unseen
 from sb_grpo.learn.losses import Objective
 from sb_grpo.learn.minibatches import stretches
 from sb_grpo.learn.updater import Taken
@@ -200,7 +201,7 @@ def of_update(
         rows = evenly_spaced(len(batch.advantages), SAMPLE, batch.advantages.device)
         batch = batch.map(lambda x: x[rows])
     policy, reference = objective.policy, objective.reference
-    with objective.autocasting():
+    with objective.autocasting(), unseen(policy):
         evaluated = in_chunks(lambda o, a: th.stack(policy.evaluate_actions(o, a), dim=1), batch.observations, batch.actions)
     log_prob, entropy = evaluated.unbind(dim=1)
     ratio = objective.ratio(log_prob, batch)

@@ -42,9 +42,36 @@ def check_groups(given: Arguments) -> None:
             f"{type(env).__name__} cannot do: its luck follows from the reset seed alone. Use host envs (make_vec_env), "
             "or leave it out."
         )
+    if getattr(given.estimator, "paired", False) is not False and not given.groups.shared_noise:
+        warnings.warn(
+            f"advantage_kwargs: paired={given.estimator.paired!r} with shared_noise=False: members draw noise of their own in "
+            "step(), so nothing is left to pair but the start. Use shared_noise=True where pairing is to help.",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def check_comparable(given: Arguments) -> None:
+    """Check that groups of so many members can be paired and clustered as they are to be.
+
+    :raises ValueError: if they cannot
+    """
+    multitask = given.multitask
     paired = getattr(given.estimator, "paired", False)
-    if paired is not False:
-        check_pairs(paired, obstacle_to_pairs(given.group_size, multitask.grouping, env), given.groups.shared_noise)
+    obstacle = obstacle_to_pairs(given.group_size, multitask.grouping, given.env)
+    if paired is not False and obstacle is not None:
+        raise ValueError(
+            f"advantage_kwargs: paired={paired!r} subtracts the luck that members of a same-seed group share, but {obstacle}, "
+            "or paired=False."
+        )
+    if multitask.grouping == "auto" and given.n_groups is not None:
+        n_clusters = (multitask.grouping_kwargs or {}).get("n_clusters", 4)
+        episodes = given.n_groups * given.group_size
+        if n_clusters > episodes:
+            raise ValueError(
+                f"grouping_kwargs: n_clusters={n_clusters} is more than the {episodes} episodes of a rollout (n_groups="
+                f"{given.n_groups} x group_size={given.group_size}). Lower n_clusters or raise n_groups."
+            )
 
 
 def obstacle_to_pairs(group_size: int, grouping: Any, env: Any) -> str | None:
@@ -59,27 +86,6 @@ def obstacle_to_pairs(group_size: int, grouping: Any, env: Any) -> str | None:
             "Use an env whose reset seeds decide its randomness"
         )
     return None
-
-
-def check_pairs(paired: Any, obstacle: str | None, shared_noise: bool) -> None:
-    """Check that there is something to pair.
-
-    :param paired: what the user asked for, not False
-    :param obstacle: from :func:`obstacle_to_pairs`
-    :raises ValueError: if there is an obstacle
-    """
-    if obstacle is not None:
-        raise ValueError(
-            f"advantage_kwargs: paired={paired!r} subtracts the luck that members of a same-seed group share, but {obstacle}, "
-            "or paired=False."
-        )
-    if not shared_noise:
-        warnings.warn(
-            f"advantage_kwargs: paired={paired!r} with shared_noise=False: members draw noise of their own in step(), so "
-            "nothing is left to pair but the start. Use shared_noise=True where pairing is to help.",
-            UserWarning,
-            stacklevel=2,
-        )
 
 
 def _check_tasks(multitask: Multitask, env: Any) -> None:
@@ -109,14 +115,6 @@ def _check_grouping(given: Arguments) -> None:
         )
     known = () if callable(grouping) else _GROUPING_KWARGS.get(grouping, ())
     check_keys("multitask: grouping_kwargs", multitask.grouping_kwargs or {}, known, f"grouping={grouping!r}")
-    if grouping == "auto" and given.n_groups is not None:
-        n_clusters = (multitask.grouping_kwargs or {}).get("n_clusters", 4)
-        episodes = given.n_groups * given.group_size
-        if n_clusters > episodes:
-            raise ValueError(
-                f"grouping_kwargs: n_clusters={n_clusters} is more than the {episodes} episodes of a rollout (n_groups="
-                f"{given.n_groups} x group_size={given.group_size}). Lower n_clusters or raise n_groups."
-            )
     without_effect = (
         (callable(grouping) or grouping in ("difficulty", "length", "auto"))
         and given.estimator.uses_values

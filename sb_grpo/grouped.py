@@ -16,7 +16,7 @@ from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import learners, ranks, saving
-from sb_grpo.arguments import check_arguments, check_env
+from sb_grpo.arguments import check_arguments, check_env, check_members, members_at
 from sb_grpo.collect.beside import Beside, spaces_beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import buffer_class
@@ -94,6 +94,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self._derive()
         given = self._arguments()
         check_arguments(given)
+        check_members(replace(given, group_size=members_at(self.group_size, 0.0)))  # where a schedule leads
         learners.check_shares(given)
         learners.check_equal(self.settings)
         self._setup_lr_schedule()

@@ -230,6 +230,7 @@ class GRPO(ResumableAlgorithm):
                 self._last_obs, self._last_episode_starts = step.new_obs, step.dones
         with self.autocasting():
             log_probs = log_probs_of_actor(self.policy, rollout_buffer, self.options.update.autocast)
+        callback.update_locals({"n_steps": rollout_buffer.pos})
         callback.on_rollout_end()
         return log_probs
 

@@ -17,7 +17,7 @@ from sb_grpo.extras.grouping import Grouping
 from sb_grpo.learn.losses import Loss
 from sb_grpo.maths.estimators import shape_rewards
 from sb_grpo.maths.losses import step_weights
-from sb_grpo.maths.per_step import check_per_step
+from sb_grpo.maths.per_step import per_step
 from sb_grpo.maths.segments import segment_mean
 from sb_grpo.options import Rewards
 from sb_grpo.policies import ActorPolicy
@@ -63,8 +63,8 @@ class Preparation(NamedTuple):
         estimate = self._estimate(rewarded, policy, options)
         remedy = "Check the rewards, or bound them with rewards=dict(scaling='clip')."
         what = f"advantage={self.advantage!r}"
-        check_per_step(what, f"advantage ({self.advantage!r})", remedy, estimate.advantages, rollout)
-        advantages = self.grouper.rescale(estimate.advantages, labels[rollout.episode])
+        advantages = per_step(what, f"advantage ({self.advantage!r})", remedy, estimate.advantages, rollout)
+        advantages = self.grouper.rescale(advantages, labels[rollout.episode])
         estimate = estimate._replace(advantages=advantages)
         row_group = rollout.group[rollout.episode]
         has_signal = segment_mean((advantages != 0).float(), row_group, rollout.n_groups) > 0

@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb_grpo import figures as log
 from sb_grpo import learners, ranks
-from sb_grpo.arguments import check_early_reset, check_rollout_size
+from sb_grpo.arguments import check_early_reset, check_members, check_rollout_size, members_at
 from sb_grpo.collect.beside import Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Wanted, make_columns
@@ -224,13 +224,8 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
 
     @property
     def members(self) -> int:
-        """Members per group, by the schedule as it stands where ``group_size`` is one.
-
-        :raises ValueError: if the schedule says anything but a whole number from 1 on
-        """
-        rule = RANGES[""]["group_size"]
-        whole = rule._replace(fine=lambda x: rule.fine(int(x) if isinstance(x, float) and x.is_integer() else x))
-        return int(at_progress("group_size", whole, self.group_size, self._current_progress_remaining))
+        """Members per group, by the schedule as it stands where ``group_size`` is one."""
+        return members_at(self.group_size, self._current_progress_remaining)
 
     @property
     def raw_last_obs(self) -> Any:
@@ -247,6 +242,8 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     def start_new_groups(self) -> None:
         """Reset every env and begin new groups; what waited for the old ones is dropped."""
         assert self.slots is not None
+        if self.members != self.slots.group_size:
+            check_members(self._arguments())
         self._steps_dropped += self.rollout_buffer.drop_kept()
         mismatches = self.slots.start_mismatches
         self._new_slots().start_mismatches = mismatches

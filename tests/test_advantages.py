@@ -180,3 +180,14 @@ def test_explained_variance():
     assert returns.explained_variance(actual, actual) == 1.0
     assert returns.explained_variance(th.zeros(3), actual) == 0.0
     assert math.isnan(returns.explained_variance(th.zeros(3), th.ones(3)))
+
+
+@pytest.mark.parametrize("normalize", ["batch", "none"])
+def test_groups_of_one_are_compared_with_each_other(normalize):
+    rollout = make_rollout([[0.0], [2.0], [4.0, 4.0], [2.0]], [0, 1, 2, 3])
+    # returns 0 2 8 2: mean 3, variance (9 + 1 + 25 + 1) / 4 = 9
+    by = 3.0 if normalize == "batch" else 1.0
+    options = AdvantageOptions(gamma=1.0, normalize=normalize)
+    close(estimators.outcome(rollout, options, "global"), [-3 / by, -1 / by, 5 / by, 5 / by, -1 / by])
+    close(estimators.outcome(make_rollout([[2.0], [2.0]], [0, 1]), options, "global"), [0, 0])
+    close(estimators.outcome(rollout, options), [0] * 5)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch as th
 from stable_baselines3 import DQN, PPO
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback, ConvertCallback, StopTrainingOnMaxEpisodes
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
@@ -120,3 +120,32 @@ def test_models_without_a_place_to_go_are_refused():
         DQN("MlpPolicy", "CartPole-v1", device="cpu").learn(64, callback=GammaCallback(0.9))
     with pytest.raises(ValueError, match="is out of reach for GammaCallback"):
         small(gamma=1.0).learn(64, callback=GammaCallback(0.9))
+
+
+def test_ppo_gets_its_discount_back_wherever_its_training_has_ended(tmp_path):
+    def ppo():
+        return PPO("MlpPolicy", make_vec_env("CartPole-v1", 2, seed=0), gamma=0.999, n_steps=32, batch_size=32, device="cpu")
+
+    model, callback = ppo(), GammaCallback(0.5)
+    model.learn(10_000, [callback, StopTrainingOnMaxEpisodes(4), CheckpointCallback(32, tmp_path)])
+    assert model.num_timesteps < 2_000 and model.gamma == model.rollout_buffer.gamma == 0.999
+
+    loaded = PPO.load(tmp_path / "rl_model_64_steps.zip", env=make_vec_env("CartPole-v1", 2))
+    assert loaded.gamma < 0.999  # that of its rollout
+    loaded.learn(64, again := GammaCallback(0.5))
+    assert again.end == loaded.gamma == 0.999
+
+    failed = ppo()
+    with pytest.raises(KeyboardInterrupt):
+        failed.learn(10_000, [callback, ConvertCallback(interrupted)])
+    failed.learn(64, again := GammaCallback(0.5))
+    assert again.end == 0.999
+    failed.gamma = 0.9  # by hand: this is where it is to end now
+    failed.learn(64, again := GammaCallback(0.5))
+    assert again.end == 0.9
+
+
+def interrupted(known, _):
+    if known["self"].num_timesteps > 200:
+        raise KeyboardInterrupt
+    return True

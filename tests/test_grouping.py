@@ -492,3 +492,31 @@ def test_every_key_of_these_options_is_in_the_glossary():
     glossary = (Path(__file__).parents[1] / "docs/logger.md").read_text()
     keys = ["task/<name>", "objective/<name>", "share/<label>", "group/weight_min", "group/weight_max", "train/conflict_rate"]
     assert all(f"`{key}`" in glossary for key in keys)
+
+
+@pytest.mark.parametrize(
+    "kwargs", [dict(advantage="outcome"), dict(advantage="step"), dict(advantage_kwargs=dict(paired=True))]
+)
+def test_groups_that_become_one_member_are_refused_where_it_would_have_no_peers(kwargs):
+    def make(group_size):
+        env = make_vec_env("CartPole-v1", 2)
+        return GRPO("MlpPolicy", env, group_size=group_size, normalize_advantage="batch", n_steps=16, device="cpu", **kwargs)
+
+    with pytest.raises(ValueError, match="group_size=1 gives a member no peers"):
+        make(lambda progress: 4 if progress > 0.6 else 1)
+    model = make(lambda progress: 1 if 0.2 < progress < 0.6 else 4)  # on the way
+    with pytest.raises(ValueError, match="group_size=1 gives a member no peers"):
+        model.learn(2000)
+    model = make(4).learn(64)
+    steps, model.group_size = model.num_timesteps, 1  # by hand
+    with pytest.raises(ValueError, match="group_size=1 gives a member no peers"):
+        model.learn(64, reset_num_timesteps=False)
+    model.group_size = 2
+    assert model.learn(64, reset_num_timesteps=False).num_timesteps > steps
+
+
+def test_a_single_member_learns_by_what_the_others_get():
+    """The remedy that the message names."""
+    options = dict(group_size=1, normalize_advantage="batch", advantage="outcome", advantage_kwargs=dict(baseline="global"))
+    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), n_steps=64, seed=0, device="cpu", **options).learn(512)
+    assert model._n_gradient_steps > 0 and model.last_figures["group/frac_zero_std"] == 0.0

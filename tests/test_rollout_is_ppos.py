@@ -503,3 +503,39 @@ def test_a_discount_that_a_callback_sets_in_the_buffer_counts_as_with_ppo(name):
     model.rollout_buffer.gamma = 1.5
     with pytest.raises(ValueError, match=r"gamma=1\.5"):
         model.learn(64)
+
+
+def test_a_rollouts_end_tells_as_many_steps_as_ppos():
+    class Last(BaseCallback):
+        def _on_step(self) -> bool:
+            return True
+
+        def _on_rollout_end(self) -> None:
+            self.said = self.locals["n_steps"], self.locals["n_rollout_steps"]
+
+    said = []
+    for algorithm in (PPO, GRPO):
+        algorithm("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=32, device="cpu").learn(64, last := Last())
+        said.append(last.said)
+    assert said == [(64, 64), (64, 64)]
+
+
+def test_figures_of_an_update_are_not_seen_by_a_network_that_counts():
+    """As often as PPO's: every batch that acts or learns, none that is only measured."""
+
+    class Counting(BaseFeaturesExtractor):
+        def __init__(self, space):
+            super().__init__(space, 4)
+            self.norm = th.nn.BatchNorm1d(4)
+
+        def forward(self, obs):
+            return self.norm(obs)
+
+    counted = []
+    for algorithm in (PPO, GRPO):
+        kwargs = dict(
+            policy_kwargs=dict(features_extractor_class=Counting), n_steps=64, batch_size=32, n_epochs=2, device="cpu"
+        )
+        model = algorithm("MlpPolicy", "CartPole-v1", **kwargs).learn(128)
+        counted.append(int(model.policy.features_extractor.norm.num_batches_tracked))
+    assert counted == [8, 8]

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from sb_grpo.grpo import GRPO
+
+#: Attribute of SB3's algorithms: the discount as it was moved to, which is what their zips hold, and where it was to end.
+MOVED = "gamma_on_its_way"
 
 
 class GammaCallback(BaseCallback):
@@ -47,6 +52,9 @@ class GammaCallback(BaseCallback):
                 f"GammaCallback moves the discount from rollout to rollout, but the model is a {type(self.model).__name__}, "
                 "which learns from steps of all times: train with sb_grpo.GRPO, or with an on-policy algorithm such as PPO."
             )
+        moved, end = getattr(self.model, MOVED, (math.nan, math.nan))
+        if moved == self.model.gamma:  # a checkpoint of a training under way, or one that has failed
+            self.model.gamma = end
         if self.model.gamma >= 1.0:
             raise ValueError(
                 f"gamma={self.model.gamma} is out of reach for GammaCallback, as its horizon is infinite: give the model a "
@@ -56,7 +64,7 @@ class GammaCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         #: A loop of one's own says no end, so the way to it is not begun, as with schedules.
-        self.has_end = self.model._total_timesteps > self.model.num_timesteps
+        self.has_end = self.locals["total_timesteps"] > self.num_timesteps
 
     def _on_rollout_start(self) -> None:
         model = self.model
@@ -66,11 +74,12 @@ class GammaCallback(BaseCallback):
         else:
             assert isinstance(model, OnPolicyAlgorithm)
             model.gamma = model.rollout_buffer.gamma = gamma
+            vars(model)[MOVED] = gamma, self.end
         self.logger.record("train/gamma", gamma)
 
     def _on_training_end(self) -> None:
         if isinstance(self.model, OnPolicyAlgorithm) and not isinstance(self.model, GRPO):
-            self.model.gamma = self.end
+            self.model.gamma = self.model.rollout_buffer.gamma = self.end
 
     def _on_step(self) -> bool:
         return True

@@ -22,7 +22,7 @@ from torch import nn
 from sb_grpo.envs.random import mix_tensor
 from sb_grpo.maths.chunks import in_chunks
 from sb_grpo.maths.normalizer import RunningNormalizer
-from sb_grpo.maths.per_step import check_per_step
+from sb_grpo.maths.per_step import per_step
 from sb_grpo.maths.returns import rewards_to_go
 from sb_grpo.policies.beside import env_part
 from sb_grpo.policies.observations import from_zero, starts_of
@@ -256,5 +256,4 @@ def bonus_of(bonus: Bonus, rollout: Rollout, given: Any) -> th.Tensor:
     """
     values = bonus(rollout)
     remedy = "Check the function, and lower its scale or learning_rate if it has one."
-    check_per_step(f"rewards: bonus={given!r}", f"exploration bonus ({given!r})", remedy, values, rollout)
-    return values
+    return per_step(f"rewards: bonus={given!r}", f"exploration bonus ({given!r})", remedy, values, rollout)

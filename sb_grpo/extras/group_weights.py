@@ -12,6 +12,7 @@ from typing import Any
 import torch as th
 from torch import nn
 
+from sb_grpo.maths.per_step import numbers_of
 from sb_grpo.maths.segments import segment_mean, segment_std, segment_sum
 from sb_grpo.ranges import check_settings
 from sb_grpo.types import Rollout
@@ -158,11 +159,12 @@ class GroupWeights(nn.Module):
         if self.kind == "balanced":
             return th.full((n,), 1.0 / n, device=labels.device)
         assert callable(self.kind)
-        return self._checked(self.kind(rollout, labels), n)
+        return self._checked(self.kind(rollout, labels), n, labels.device)
 
-    def _checked(self, shares: Any, n: int) -> th.Tensor:
-        if not isinstance(shares, th.Tensor) or shares.shape != (n,):
-            got = tuple(shares.shape) if hasattr(shares, "shape") else type(shares).__name__
+    def _checked(self, returned: Any, n: int, device: th.device) -> th.Tensor:
+        shares = numbers_of(returned, device)
+        if shares is None or shares.shape != (n,):
+            got = type(returned).__name__ if shares is None else tuple(shares.shape)
             raise ValueError(f"weights={self.kind!r} returned {got}; it must return one share per group: tensor ({n},).")
         if not bool((th.isfinite(shares) & (shares >= 0)).all()) or not bool(shares.sum() > 0):
             raise ValueError(

@@ -86,12 +86,15 @@ def outcome(rollout: Rollout, options: AdvantageOptions, baseline: str = "mean")
 
     R_i is the discounted return of the whole episode; ``gamma=1`` gives the paper's plain sum.
 
-    :param baseline: of the group: ``"mean"``, ``"leave_one_out"``, ``"median"``; or ``"global"``, the mean of all groups
+    :param baseline: of the group: ``"mean"``, ``"leave_one_out"``, ``"median"``; or ``"global"``, the mean of all groups.
+        Groups of one have no spread, so with ``"global"`` that of all counts for them
     :return: ``[M]``
     """
-    returns = episode_returns(rollout, options.gamma)
-    centred = returns - _baseline(returns, rollout.group, rollout.n_groups, baseline)
-    return scale(centred, returns, returns, rollout.group, rollout.n_groups, options.normalize)[rollout.episode]
+    returns, group, n_groups = episode_returns(rollout, options.gamma), rollout.group, rollout.n_groups
+    centred = returns - _baseline(returns, group, n_groups, baseline)
+    if baseline == "global" and n_groups == len(group):
+        group, n_groups = th.zeros_like(group), 1
+    return scale(centred, returns, returns, group, n_groups, options.normalize)[rollout.episode]
 
 
 def process(rollout: Rollout, options: AdvantageOptions, baseline: str = "mean") -> th.Tensor:

@@ -4,30 +4,46 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch as th
 
 from sb_grpo.types import Breakdown, Rollout
 
 
-def check_per_step(argument: str, what: str, remedy: str, values: Any, rollout: Rollout) -> None:
-    """Check one number per step.
+def numbers_of(values: Any, device: th.device) -> th.Tensor | None:
+    """What a function has returned as a tensor of numbers without a gradient; None for what is no array.
+
+    :param values: tensor or NumPy array of any number type
+    """
+    if isinstance(values, np.ndarray) and values.dtype.kind in "fiub":
+        values = th.as_tensor(values)
+    if not isinstance(values, th.Tensor) or values.is_complex():
+        return None
+    return (values if values.is_floating_point() else values.float()).detach().to(device)
+
+
+def per_step(argument: str, what: str, remedy: str, values: Any, rollout: Rollout) -> th.Tensor:
+    """One number per step.
 
     :param argument: that the function was given as
     :param what: its numbers are, for the message
     :param remedy: what to do where they are not finite
     :param values: what it returned
-    :raises ValueError: if it is no tensor of the right shape; :class:`~sb_grpo.types.Breakdown` if it is not finite
+    :return: ``[M]`` floats
+    :raises ValueError: if it is no array of the right shape; :class:`~sb_grpo.types.Breakdown` if it is not finite
     """
-    if not isinstance(values, th.Tensor) or values.shape != rollout.rewards.shape:
-        got = tuple(values.shape) if hasattr(values, "shape") else type(values).__name__
+    found = numbers_of(values, rollout.rewards.device)
+    if found is None or found.shape != rollout.rewards.shape:
+        got = type(values).__name__ if found is None else tuple(found.shape)
         raise ValueError(
             f"{argument} returned {got}; it must return a torch tensor with one number per step, "
             f"shape {tuple(rollout.rewards.shape)}."
         )
-    if not bool(th.isfinite(values).all()):
-        row = int((~th.isfinite(values)).nonzero()[0])
+    if not bool(th.isfinite(found).all()):
+        row = int((~th.isfinite(found)).nonzero()[0])
         raise Breakdown(
             f"The {what} of step {int(rollout.t[row])} of an episode in group "
-            f"{int(rollout.group[rollout.episode[row]])} of this rollout is {float(values[row])}. The policy has not been "
+            f"{int(rollout.group[rollout.episode[row]])} of this rollout is {float(found[row])}. The policy has not been "
             f"updated. {remedy}"
         )
+    return found

@@ -6,6 +6,7 @@ The form of a mask is sb3-contrib's: one entry per action (Discrete), per action
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -50,22 +51,19 @@ def checked(masks: Any, space: spaces.Space, n: int, where: str) -> np.ndarray:
     :return: ``[n, m]`` bool
     :raises ValueError: for another shape, for other values, and for a row without a valid action
     """
-    choices = choices_of(space)
+    choices, each = choices_of(space), re.sub(r"(\w+) \{slot\}", r"each \1", where)
     rows = [np.asarray(row) for row in (masks if np.ndim(masks) > 1 or not _is_flat(masks) else [masks])]
     shapes = {row.shape for row in rows}
     if len(rows) != n or shapes != {(sum(choices),)}:
         per = "action" if len(choices) == 1 else "action of each choice in turn"
         raise ValueError(
-            f"{len(rows)} masks {where.format(slot='each')} have the shapes {sorted(shapes)}, but {space} wants {n} of "
+            f"Masks {each}: {len(rows)}, of the shapes {sorted(shapes)}, but {space} wants {n} of "
             f"{sum(choices)} entries, one per {per} (docs/masks.md)."
         )
     found = np.stack(rows)
     if found.dtype != np.bool_:
         if found.dtype.kind not in "iuf" or not ((found == 0) | (found == 1)).all():
-            raise ValueError(
-                f"A mask {where.format(slot='each')} holds {found.dtype} values such as {found.flat[0]!r}: use booleans, or "
-                "0 and 1."
-            )
+            raise ValueError(f"A mask {each} holds {found.dtype} values such as {found.flat[0]!r}: use booleans, or 0 and 1.")
         found = found.astype(np.bool_)
     for number, part in enumerate(np.split(found, np.cumsum(choices)[:-1], axis=1)):
         dead = ~part.any(axis=1)

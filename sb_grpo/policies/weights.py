@@ -32,6 +32,8 @@ def load_actor(policy: ActorPolicy, source: Any) -> None:
         VecNormalize has learnt is not part of a policy: use the same statistics (docs/fine_tuning.md)
     :raises ValueError: naming the first layer that does not fit, or an activation that differs
     """
+    if not isinstance(policy, ActorPolicy):
+        raise ValueError(f"policy={policy!r:.80} must be a policy of sb_grpo: pass model.policy of a GRPO.")
     other = getattr(source, "policy", source)
     weights: Mapping[str, Any]
     if isinstance(other, th.nn.Module):
@@ -59,6 +61,8 @@ def actor_weights(weights: Mapping[str, th.Tensor]) -> dict[str, th.Tensor]:
 def _from_zip(source: Any) -> dict[str, Any]:
     if not isinstance(source, str | Path):
         raise ValueError(f"{source!r:.80} is no policy: give one, a model that has one, or the path of a model's zip.")
+    if not any(Path(f"{source}{suffix}").is_file() for suffix in ("", ".zip")):
+        raise ValueError(f"cannot read the weights of {source}: there is no such file.")
     try:
         _, tensors, _ = load_from_zip_file(source, load_data=False)
     except (OSError, ValueError, RuntimeError) as error:
