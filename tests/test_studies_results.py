@@ -32,9 +32,9 @@ def study(tmp_path):
     return folder
 
 
-def make(study, *options):
+def make(study, *options, with_pictures=False):
     out = study.parents[1] / "results.md"
-    assert main([str(study), "--out", str(out), *options]) == 0
+    assert main([str(study), "--out", str(out), *options, *([] if with_pictures else ["--text-alone"])]) == 0
     return out.read_text() + out.with_name("results_runs.md").read_text()
 
 
@@ -88,7 +88,8 @@ def test_other_numbers_of_seeds_at_the_same_score_are_equal(study):
 
 
 def test_the_page_says_who_is_above_and_names_what_did_not_run(study):
-    page = make(study)
+    page = make(study, with_pictures=True)
+    assert page == make(study)  # the same without drawing anew
     cartpole = line_of(page, "| CartPole-v1", "## Task by task").split(" | ")
     assert cartpole[2] == "315.0 [300.0, 330.0] (4 seeds), tuned" and cartpole[4] == "**above, interval too**"
     assert cartpole[5] == "not run" and cartpole[3].startswith("495.0 [")
@@ -166,7 +167,10 @@ def test_the_same_settings_with_a_critic_and_without(study):
 
 
 def test_the_same_files_give_the_same_bytes(study):
-    assert make(study) == make(study)
+    pictures, texts = study.parents[1] / "img" / "results", []
+    for _ in range(2):
+        texts.append((make(study, with_pictures=True), {file.name: file.read_bytes() for file in pictures.iterdir()}))
+    assert texts[0] == texts[1] and len(texts[0][1]) == 8  # four pictures, as PNG and SVG
 
 
 def test_ablations_are_tables_with_what_was_asked_and_found(study):
@@ -176,7 +180,7 @@ def test_ablations_are_tables_with_what_was_asked_and_found(study):
     texts = {"title": "Group size", "section": "Guidance", "question": "Which size?", "finding": "Eight is better."}
     entry = json.dumps({**texts, "labels": ["two", "eight"]})
     (folder / "ablations.yml").write_text(f"size: {entry}\nlater: {entry}\n")
-    page = make(study, "--ablations", str(folder))
+    page = make(study, "--ablations", str(folder), with_pictures=True)
     section = page[page.index("## Guidance") :]
     assert section.count("### Group size") == 1  # what has no runs yet is not shown
     assert "Which size? Env steps: CartPole-v1 1,000; seeds 0 to 2." in section and "Eight is better." in section
@@ -255,7 +259,7 @@ def test_runs_made_in_turn_on_one_machine_tell_the_speed(study):
     write_runs(folder, "CartPole-v1", "grpo-state", [480, 490], algo="grpo", wall=2.0)
     write_runs(folder, "Acrobot-v1", "ppo-defaults", [-80, -81], wall=12.0)
     write_runs(folder, "Acrobot-v1", "grpo-state", [-90, -91], algo="grpo", wall=1.0)
-    page = make(study, "--timings", str(folder))
+    page = make(study, "--timings", str(folder), with_pictures=True)
     assert (study.parents[1] / "img" / "results" / "training_time.png").stat().st_size > 1000
     rows = rows_of(page, "## Training time on one machine")
     assert rows[0][:5] == ["| Acrobot-v1", "1,000", "defaults", "12.0", "1.0"] and rows[0][6] == "12.00 [12.00, 12.00]"

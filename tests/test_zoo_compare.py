@@ -155,7 +155,7 @@ def test_without_any_pair_there_is_no_table(seeds, finals, why, tmp_path):
 
 def test_seconds_of_different_processors_are_not_compared(results, tmp_path):
     write_runs(results, "Acrobot-v1", "grpo", [-110, -100, -90], wall=0.1, processor="y")
-    assert compare.main([str(results), "--baseline", "ppo", "--out", str(tmp_path)]) == 0
+    assert compare.main([str(results), "--baseline", "ppo", "--out", str(tmp_path), "--no-figures"]) == 0
     speed = table(tmp_path, "speed")
     assert speed["env"].tolist() == ["CartPole-v1", "all"] and set(speed["speedup"]) == {2.0}
     assert row(table(tmp_path, "cost"), env="Acrobot-v1", algorithm="grpo")["processor"] == "y"
@@ -167,7 +167,7 @@ def test_seconds_are_compared_on_the_processor_that_both_ran_on_most(results, tm
     write_runs(results, "CartPole-v1", "ppo", [500], first_seed=4, wall=60.0, processor="y")
     write_runs(results, "CartPole-v1", "grpo", [480, 490, 500], wall=10.0, processor="y")
     write_runs(results, "CartPole-v1", "grpo", [500], first_seed=3, wall=2.0)
-    assert compare.main([str(results), "--baseline", "ppo", "--out", str(tmp_path)]) == 0
+    assert compare.main([str(results), "--baseline", "ppo", "--out", str(tmp_path), "--no-figures"]) == 0
     speed = row(table(tmp_path, "speed"), env="CartPole-v1")
     assert (speed["speedup"], speed["speedup_low"], speed["speedup_high"]) == (5, 4, 6)
     assert row(table(tmp_path, "cost"), env="CartPole-v1", algorithm="ppo")["processor"] == "x"
@@ -176,7 +176,7 @@ def test_seconds_are_compared_on_the_processor_that_both_ran_on_most(results, tm
 def test_seconds_are_those_of_the_processor_that_most_runs_used(results, tmp_path):
     """One more run of PPO, a hundred times slower on another machine: it counts for the returns, not for the seconds."""
     write_runs(results, "CartPole-v1", "ppo", [500], first_seed=3, wall=400.0, processor="y")
-    assert compare.main([str(results), "--baseline", "ppo", "--out", str(tmp_path)]) == 0
+    assert compare.main([str(results), "--baseline", "ppo", "--out", str(tmp_path), "--no-figures"]) == 0
     assert set(row(table(tmp_path, "speed"), env="CartPole-v1")[["speedup", "speedup_low", "speedup_high"]]) == {2.0}
     cost = row(table(tmp_path, "cost"), env="CartPole-v1", algorithm="ppo")
     assert cost["processor"] == "x" and cost["train_wall_s"] == 4.0
@@ -255,7 +255,7 @@ def test_unequal_budgets_are_refused_unless_asked_for(results, tmp_path, capsys)
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "CartPole-v1: unequal budgets" in error and "2,000" in error and "1,000" in error
     assert not (tmp_path / "report").exists()
-    assert compare.main([*arguments, "--allow-unequal"]) == 0
+    assert compare.main([*arguments, "--allow-unequal", "--no-figures"]) == 0
 
 
 def test_steps_really_taken_count(results, tmp_path, capsys):
@@ -288,10 +288,10 @@ def test_a_broken_file_is_named_and_left_out(text, why, results, tmp_path, capsy
     broken.write_text(text)
     with pytest.raises(BrokenResult, match=why):
         read_run(broken)
-    assert compare.main([str(results), "--out", str(tmp_path / "report")]) == 0
+    assert compare.main([str(results), "--out", str(tmp_path / "report"), "--no-figures"]) == 0
     error = capsys.readouterr().err
     assert str(broken) in error and why in error and error.count("\n") == 1
-    assert str(broken) in (tmp_path / "report" / "report.md").read_text()
+    assert str(broken) in (tmp_path / "report" / "report.md").read_text() and not (tmp_path / "report" / "figures").exists()
     assert row(table(tmp_path / "report", "summary"), env="CartPole-v1", algorithm="ppo")["seeds"] == 3
 
 
@@ -363,7 +363,7 @@ def test_a_broken_line_is_named_and_a_run_may_be_given_once(results, tmp_path, c
 def test_one_seed_says_what_is_missing(tmp_path, capsys):
     write_runs(tmp_path / "results", "CartPole-v1", "ppo", [400])
     write_runs(tmp_path / "results", "CartPole-v1", "grpo", [480, 500])
-    assert compare.main([str(tmp_path / "results"), "--out", str(tmp_path / "report")]) == 0
+    assert compare.main([str(tmp_path / "results"), "--out", str(tmp_path / "report"), "--no-figures"]) == 0
     assert "ppo has one seed on CartPole-v1: no standard deviation, interval, t-test" in capsys.readouterr().out
     assert "| CartPole-v1 | ppo | 1 | 400 | 400 | - |" in (tmp_path / "report" / "report.md").read_text()
     assert row(table(tmp_path / "report", "pairwise"), env="CartPole-v1")[["p", "p_holm", "cohens_d"]].isna().all()
@@ -371,7 +371,7 @@ def test_one_seed_says_what_is_missing(tmp_path, capsys):
 
 def test_aggregates_leave_out_tasks_that_not_all_have(results, tmp_path, capsys):
     write_runs(results, "CartPole-v1", "trpo", [450, 460])
-    assert compare.main([str(results), "--out", str(tmp_path / "report")]) == 0
+    assert compare.main([str(results), "--out", str(tmp_path / "report"), "--no-figures"]) == 0
     assert "Acrobot-v1 is left out of aggregates: no runs of trpo." in capsys.readouterr().out
     assert table(tmp_path / "report", "aggregate")["envs"].tolist() == [1, 1, 1]
 

@@ -99,6 +99,7 @@ def parser() -> Parser:
     add("--references", type=Path, metavar="FILE", help="YAML: env -> [low, high] of normalised scores")
     add("--episodes", type=int, default=50, help="of run folders and models, which are evaluated on common seeds first")
     add("--allow-unequal", action="store_true", help="compare runs with unequal step budgets all the same")
+    add("--no-figures", action="store_true", help="report and tables alone, in a fraction of the time")
     add("--track", action="store_true", help="tables and pictures to Weights & Biases, too")
     add("--wandb-project-name", default="sb3", help="of --track")
     return it
@@ -135,12 +136,13 @@ def read_references(path: Path | None) -> dict[str, tuple[float, float]]:
         raise BadInput(f"{path} must hold lines such as 'CartPole-v1: [20, 500]'") from error
 
 
-def write(comparison: Comparison, broken: Sequence[str], out: Path) -> Path:
+def write(comparison: Comparison, broken: Sequence[str], out: Path, with_figures: bool = True) -> Path:
     """Write everything.
 
     :param comparison: to report
     :param broken: a line per result file that was left out
     :param out: folder
+    :param with_figures: pictures too
     :return: path of the report
     """
     made = {name: table(comparison) for name, table in tables.ALL.items()}
@@ -148,7 +150,7 @@ def write(comparison: Comparison, broken: Sequence[str], out: Path) -> Path:
     for name, table in made.items():
         text = table.to_csv(index=False, float_format="%.6g", lineterminator="\n")
         files.write(out / "tables" / f"{name}.csv", text)
-    drawn = figures.write(made, comparison.labels, out / "figures")
+    drawn = figures.write(made, comparison.labels, out / "figures") if with_figures else []
     return files.write(out / "report.md", _report(comparison, broken, made, drawn))
 
 
@@ -219,7 +221,7 @@ def body(arguments: Sequence[str]) -> int:
     comparison.notes += pairs.notes(comparison)
     for note in comparison.notes:
         print(note)
-    print(f"Report: {write(comparison, broken, args.out)}")
+    print(f"Report: {write(comparison, broken, args.out, not args.no_figures)}")
     if args.track:
         about = {"envs": comparison.envs, "labels": comparison.labels, "baseline": comparison.baseline}
         log_report(args.out, args.wandb_project_name, about)

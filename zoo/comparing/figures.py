@@ -266,23 +266,21 @@ ALL: dict[str, tuple[str, Callable[[pd.DataFrame, Sequence[str]], Figure]]] = {
 
 
 def write(
-    tables: Mapping[str, pd.DataFrame], labels: Sequence[str], folder: Path, names: Sequence[str] = tuple(ALL)
+    tables: Mapping[str, pd.DataFrame], labels: Sequence[str], folder: Path | None, names: Sequence[str] = tuple(ALL)
 ) -> list[str]:
     """Draw and save the figures that there are data for.
 
     :param tables: of ``tables.ALL``; missing and empty ones are skipped
     :param labels: in order
-    :param folder: to write to
+    :param folder: to write to; None: nothing is drawn
     :param names: of :data:`ALL`
-    :return: names of the figures written
+    :return: names of the figures that there are data for
     """
-    drawn = []
-    for name in names:
-        source, draw = ALL[name]
-        if len(tables.get(source, ())):
+    found = [name for name in names if len(tables.get(ALL[name][0], ()))]
+    if folder is not None:
+        for source, draw, name in ((*ALL[name], name) for name in found):
             save(draw(tables[source], labels), folder / name)
-            drawn.append(name)
-    return drawn
+    return found
 
 
 def _lines(table: pd.DataFrame, labels: Sequence[str], x: str, y: str, x_name: str, y_name: str) -> Figure:

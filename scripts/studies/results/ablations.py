@@ -32,12 +32,12 @@ def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
     return [{**entry, "name": name, "loaded": loaded[where[name]]} for name, entry in entries.items() if where[name] in loaded]
 
 
-def ablation(entry: dict[str, Any], pictures: Path) -> tuple[list[str], list[Run]]:
+def ablation(entry: dict[str, Any], pictures: Path | None) -> tuple[list[str], list[Run]]:
     """One ablation: per label and task the IQM of the final scores, and of the mean over the checkpoints (speed of learning).
 
     :param entry: of :func:`read_ablations`: ``title``, ``question``, ``finding`` (what its numbers say, written by whoever
         looked at them), ``loaded`` and, if not all that is there, ``labels`` in their order and ``envs``
-    :param pictures: folder for its picture
+    :param pictures: folder for its picture; None: it is not drawn
     :return: lines, and the runs they are about
     """
     runs, broken = entry["loaded"]
@@ -62,7 +62,8 @@ def ablation(entry: dict[str, Any], pictures: Path) -> tuple[list[str], list[Run
     columns = ["setting", *(f"{env}, {measure}" for env in c.envs for measure in MEASURES), "gradient steps"]
     lines += [tables.to_markdown(pd.DataFrame(rows, columns=columns).fillna("not run")), ""]
     name = f"ablation_{entry['name']}"
-    figures.save(figures.settings(pd.DataFrame(points)), pictures / name)
+    if pictures is not None:
+        figures.save(figures.settings(pd.DataFrame(points)), pictures / name)
     lines += shown_pictures([name])
     return [*lines, *left_out(broken), entry["finding"], ""], runs
 

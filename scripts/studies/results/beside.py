@@ -25,11 +25,11 @@ class Timing(NamedTuple):
     control: pd.DataFrame  # than PPO with the same settings; empty if that was not measured
 
 
-def timing(folder: Path, pictures: Path) -> Timing:
+def timing(folder: Path, pictures: Path | None) -> Timing:
     """Seconds per run of the bar, the control and the tuned entry, and how many times fewer the entry takes.
 
     :param folder: of the runs
-    :param pictures: folder for the picture
+    :param pictures: folder for the picture; None: it is not drawn
     """
     runs, chosen, broken = measured(folder)
     c = compare_runs(runs, [TUNED, BAR], BAR)

@@ -45,6 +45,7 @@ def parser() -> Parser:
     add("--timings", type=Path, metavar="FOLDER", help="more output of it: PPO, the control and the tuned entries in turn")
     add("--untuned", type=Path, metavar="FOLDER", help="more output of it: both defaults on other tasks")
     add("--ablations", type=Path, metavar="FOLDER", help="ablations.yml and the folders of zoo.benchmark it names")
+    add("--text-alone", action="store_true", help="leave the pictures as they are")
     add(
         "--out",
         type=Path,
@@ -56,7 +57,13 @@ def parser() -> Parser:
 
 
 def page(
-    folder: Path, timings: Path | None, untuned: Path | None, ablations: Path | None, out: Path, command: str
+    folder: Path,
+    timings: Path | None,
+    untuned: Path | None,
+    ablations: Path | None,
+    out: Path,
+    command: str,
+    with_pictures: bool = True,
 ) -> dict[Path, str]:
     """The page, and the one about its runs; pictures are written on the way.
 
@@ -66,6 +73,7 @@ def page(
     :param ablations: of the ablations
     :param out: of the page
     :param command: that makes it
+    :param with_pictures: draw them, too
     """
     runs, chosen, broken = measured(folder)
     runs = with_defaults(runs)
@@ -78,7 +86,7 @@ def page(
     shown = [label for label in (TUNED, DEFAULTS, BAR) if label in known]
     pictured = compare_runs([r for r in runs if r.label in (*shown, RANDOM)], shown, BAR)
     made = {source: tables.ALL[source](pictured) for source, _ in (figures.ALL[name] for name in PICTURES)}
-    pictures = out.parent / "img" / "results"
+    pictures = out.parent / "img" / "results" if with_pictures else None
     drawn = figures.write(made, shown, pictures, PICTURES)
     counts = {label: sorted({len(c.runs[env, label]) for env in c.envs if (env, label) in c.runs}) for label in labels}
     lines = ["# Results: GRPO without a critic against PPO with one", "", f"Made by `{command}` from the raw files in "]
@@ -135,8 +143,9 @@ def body(arguments: Sequence[str]) -> int:
     """
     args = parser().parse_args(arguments)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    command = " ".join([f"python -m {NAME}", *arguments])
-    for file, content in page(args.folder, args.timings, args.untuned, args.ablations, args.out, command).items():
+    command = " ".join([f"python -m {NAME}", *(argument for argument in arguments if argument != "--text-alone")])
+    made = page(args.folder, args.timings, args.untuned, args.ablations, args.out, command, not args.text_alone)
+    for file, content in made.items():
         file.write_text(content)
     print(f"Results: {args.out}")
     return 0
