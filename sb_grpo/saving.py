@@ -83,7 +83,7 @@ def check_is_grpo(path: Any, data: Mapping[str, Any]) -> None:
     if writer is not None:
         raise ValueError(
             f"{path} was written by {writer}, whose networks have a critic, not by GRPO: load it with {writer}.load(path), or "
-            "train a GRPO of its own."
+            "train a GRPO of its own (from its actor: docs/fine_tuning.md)."
         )
 
 

@@ -149,3 +149,13 @@ def test_equal_calls_give_equal_figures():
 def test_sizes_out_of_range_are_named(sizes):
     with pytest.raises(ValueError, match=r"3 seeds and 3 steps or more, and 0 <= max_lag < n_steps"):
         noise_alignment("CartPole-v1", **sizes)
+
+
+def test_rewards_that_are_no_numbers_are_named():
+    class Broken(gym.Wrapper):
+        def step(self, action):
+            obs, _, *rest = self.env.step(action)
+            return obs, float("nan"), *rest
+
+    with pytest.raises(ValueError, match="The reward of step 1 is nan"):
+        noise_alignment(lambda: Broken(gym.make("CartPole-v1")), n_seeds=3, n_steps=3, max_lag=1)

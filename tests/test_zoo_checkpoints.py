@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo.callbacks import HealthWarning
@@ -254,3 +255,10 @@ def test_wrappers_of_strangers_are_refused(name):
     check_wrappers({"env_wrapper": {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 5}}})
     check_wrappers({"env_wrapper": "rl_zoo3.wrappers.FrameSkip"})
     check_wrappers({})
+
+
+def test_another_algorithms_weights_are_named_before_their_statistics(tmp_path, capsys, no_arguments):
+    PPO("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu").save(tmp_path / "ppo")
+    for settings in (NORMALIZED, ["-params", "normalize:False"]):
+        assert train(tmp_path, "-n", "128", "-i", str(tmp_path / "ppo.zip"), *settings) == 2
+        assert "ppo.zip was written by PPO" in (said := capsys.readouterr().err) and "docs/fine_tuning.md" in said

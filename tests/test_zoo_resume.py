@@ -23,7 +23,7 @@ from zoo.common.folders import alone_in
 from zoo.train import main
 from zoo.training import experiment, resuming
 from zoo.training.resuming import FILE, RunSaves, take_up_run
-from zoo.training.run_files import write_values
+from zoo.training.run_files import read_values, write_values
 
 ROOT = Path(__file__).parents[1]
 ARGUMENTS = ["--env", "Pendulum-v1", "--num-threads", "1", "--eval-freq", "800", "--n-eval-envs", "2", "--eval-episodes", "2"]
@@ -241,3 +241,30 @@ def test_episodes_that_a_limit_outside_monitor_ends_are_in_its_file(tmp_path, mo
     assert train("--env", "CartPole-v1", "-f", str(tmp_path), *SHORT, "-params", *SMALL, limit) == 0
     episodes = load_results(str(tmp_path / "grpo" / "CartPole-v1_1"))
     assert (episodes["l"] <= 8).all() and episodes["l"].sum() > 256 - 2 * 8
+
+
+def test_a_resume_that_is_killed_before_it_saves_loses_no_episode(stopped):
+    folder, _ = stopped
+    saved, new = folder / "CartPole-v1" / FILE, folder / "0.monitor.csv"
+    resuming.set_monitors_aside(folder, saved, "cpu")
+    aside = {path.name: path.read_bytes() for path in folder.glob("before_*")}
+    assert len(aside) == 2 and not list(folder.glob("[0-9].monitor.csv"))
+    new.write_bytes(next(iter(aside.values())))  # the resumed run had played on, and will do so again
+    resuming.set_monitors_aside(folder, saved, "cpu")
+    assert {path.name: path.read_bytes() for path in folder.glob("before_*")} == aside and not new.exists()
+    episodes = len(load_results(str(folder)))
+    assert train("--resume", str(folder)) == 0
+    assert len(load_results(str(folder))) > episodes > 0
+
+
+def test_a_run_that_continues_is_evaluated_on_the_env_of_before(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [])
+    plain = ["--env", "Pendulum-v1", "-f", str(tmp_path), "-tb", "", "--eval-freq", "-1"]
+    settings = ["-params", "n_envs:2", "n_steps:32", "n_epochs:1"]
+    assert train(*plain, "-n", "64", *settings, "--env-kwargs", "g:9.0", "--eval-env-kwargs", "g:2.0") == 0
+    model = tmp_path / "grpo" / "Pendulum-v1_1" / "Pendulum-v1.zip"
+    assert train(*plain, "-n", "128", "-i", str(model), "--continue") == 0
+    assert train(*plain, "-n", "128", "-i", str(model), "--continue", "--eval-env-kwargs", "g:3.0") == 0
+    options = [read_values(tmp_path / "grpo" / f"Pendulum-v1_{n}" / "Pendulum-v1" / "args.yml") for n in (1, 2, 3)]
+    assert [o["env_kwargs"] for o in options] == 3 * [{"g": 9.0}]
+    assert [o["eval_env_kwargs"] for o in options] == [{"g": 2.0}, {"g": 2.0}, {"g": 3.0}]

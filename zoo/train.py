@@ -204,7 +204,8 @@ def go_on(given: Any) -> None:
     for name, value in given.hyperparams.items():
         if isinstance(value, Unreadable):
             raise BadInput(f"--continue: {found[0]} has a Python object as {name}: pass --hyperparams {name}:VALUE.")
-    given.env_kwargs = given.env_kwargs or options.get("env_kwargs")
+    for name in ("env_kwargs", "eval_env_kwargs"):
+        vars(given)[name] = vars(given)[name] or options.get(name)
     if given.n_timesteps == -1:
         given.n_timesteps = options.get("n_timesteps", -1)
 

@@ -6,6 +6,7 @@ about member j's at the same t. That is measured on pairs of episodes that share
 
 from __future__ import annotations
 
+import math
 import pickle
 import random
 from collections.abc import Callable, Iterator
@@ -85,7 +86,7 @@ def noise_alignment(
     :param policy: from an observation to an action, with noise of its own, as in training; None: uniform actions (of a
         masked env the valid ones). What is common depends on it: where random orders fill every store, no customer's luck
         reaches the rewards
-    :raises ValueError: for sizes out of range
+    :raises ValueError: for sizes out of range, and rewards that are not finite
     """
     if n_seeds < 3 or n_steps < 3 or not 0 <= max_lag < n_steps:
         raise ValueError(
@@ -126,6 +127,11 @@ def _play(env: gym.Env[Any, Any], seed: int, policies: list[Callable[[Any], Any]
         obs, reward, terminated, truncated, _ = env.step(action)
         episode.actions.append(action)
         episode.rewards.append(float(reward))
+        if not math.isfinite(episode.rewards[-1]):
+            raise ValueError(
+                f"The reward of step {len(episode.rewards)} is {episode.rewards[-1]}, which correlates with nothing: return "
+                "finite rewards."
+            )
         episode.generators.append(_state(generators))
         if terminated or truncated:
             break

@@ -168,9 +168,11 @@ def set_monitors_aside(folder: Path, run: Path, device: str) -> None:
     mark = f"{SET_ASIDE}{state['own']['_total_timesteps']}_{state['loop']['iteration']}."
     for path in sorted(folder.glob("*.monitor.csv")):
         aside = path if path.name.startswith(SET_ASIDE) else path.with_name(mark + path.name)
-        if path.name not in sizes or (aside != path and aside.exists()):
+        # A resume that was killed before it saved anything has set them aside already.
+        known = path.name if path.name in sizes else path.name.removeprefix(mark)
+        if known not in sizes or (aside != path and aside.exists()):
             path.unlink()  # all of it came after the save
             continue
         with open(path, "r+b") as file:
-            file.truncate(sizes[path.name])
+            file.truncate(sizes[known])
         path.rename(aside)
