@@ -63,10 +63,13 @@ def sooner(limit: Any, taken: int) -> int | None:
 
 
 def repeats(layer: Any) -> int:
-    """Steps that a wrapper takes of the env within it in one step of its own; 1 unless a method of it reads such a number."""
-    if not isinstance(layer, gym.Wrapper):
+    """Steps that a wrapper takes of the env within it in one step of its own; 1 unless its ``step`` reads such a number."""
+    step = inspect.unwrap(type(layer).step) if isinstance(layer, gym.Wrapper) else None
+    if not inspect.isfunction(step):
         return 1
-    return max((smallest([getattr(layer, name, None)]) or 1 for name in OF_FRAME_SKIP if reads(type(layer), name)), default=1)
+    return max(
+        (smallest([getattr(layer, name, None)]) or 1 for name in OF_FRAME_SKIP if _reads(step.__code__, name)), default=1
+    )
 
 
 def limit_of(env: gym.Env[Any, Any]) -> int | None:
