@@ -188,8 +188,8 @@ def test_a_thousand_random_calls():
         ("clip_range", lambda p: p - 0.5, "returned -0"),
         ("clip_range", lambda p: 0.2 if p > 0.5 else None, "failed at progress"),
         ("clip_range_high", lambda p: p - 0.5, "loss_kwargs: clip_range_high=.* returned -0"),
-        ("group_size", lambda p: 2 if p > 0.5 else -3, "returned -3"),
-        ("group_size", lambda p: 2 if p > 0.5 else math.inf, "returned inf"),
+        ("group_size", lambda p: -3 if 0.2 < p < 0.5 else 2, "returned -3"),
+        ("group_size", lambda p: math.inf if 0.2 < p < 0.5 else 2, "returned inf"),
     ],
 )
 def test_schedules_stop_where_they_turn(name, schedule, says):
@@ -199,6 +199,11 @@ def test_schedules_stop_where_they_turn(name, schedule, says):
     with pytest.raises(ValueError, match=says):
         model.learn(80)
     assert 0 < model.num_timesteps < 80 and all(bool(th.isfinite(p).all()) for p in model.policy.parameters())
+
+
+def test_a_group_size_that_ends_badly_is_refused_before_the_training():
+    with pytest.raises(ValueError, match=r"group_size=.* returned -3 at progress 0: it must be an integer"):
+        GRPO("MlpPolicy", Tiny(), group_size=lambda p: 2 if p > 0.5 else -3)
 
 
 @pytest.mark.parametrize(

@@ -238,7 +238,7 @@ ONCE = frozenset(
     collect.buffer.GroupRolloutBuffer._as_rollout collect.buffer.GroupRolloutBuffer.pack collect.device_loop.check_finite
     collect.device_loop.record_episodes collect.slots.TensorSlots.note_starts figures.of_rollout figures.of_update
     grpo.GRPO._prepare learn.last_good.LastGood.check learn.last_good._is_finite
-    maths.per_step.check_per_step maths.returns.episode_returns preparing.Preparation.__call__ preparing.check_size
+    maths.per_step.per_step maths.returns.episode_returns preparing.Preparation.__call__ preparing.check_size
     """.split()
 )
 #: As often, where needed: host envs, whole episodes, masks, objectives and tasks, paired residuals, bonuses, a learnt std.

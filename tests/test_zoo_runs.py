@@ -229,7 +229,7 @@ def test_a_crash_in_set_up_keeps_its_traceback(where, kind, tmp_path):
     ("options", "says"),
     [
         (["--env-kwargs", "gravity:3"], "CartPole-v1 has no argument 'gravity'; it takes sutton_barto_reward, render_mode"),
-        (["-params", "policy_kwargs:dict(hidden=3)"], "unexpected keyword argument 'hidden'"),
+        (["-params", "policy_kwargs:dict(hidden=3)"], "policy_kwargs has an unknown key 'hidden'. ActorPolicy takes"),
         (["-params", "env_wrapper:gymnasium.wrappers.NoSuch"], "NoSuch"),
         (["-params", "env_wrapper:no_such_module.Wrapper"], "no_such_module"),
         (["-params", "group_size:0"], "group_size=0"),
