@@ -34,7 +34,7 @@ from scripts.studies.common.runs import DATA
 from scripts.studies.critic_probe import Critic
 from zoo.common.provenance import commit, versions
 
-FOLDER = DATA / "gradient_agreement"
+FILE = DATA / "gradient_agreement.jsonl"
 #: By env, where it is not (8, dict(gamma=0.99)): slots, and constructor arguments.
 SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "Swimmer-v5": (4, dict(n_steps=1024, batch_size=256, gamma=0.9999, gae_lambda=0.98, learning_rate=6e-4))
@@ -170,13 +170,13 @@ def run(env_id: str, seed: int, steps: int) -> None:
     model.train = train_unless_frozen  # type: ignore[method-assign]
     model.learn((study.stops[-1] + FROZEN * len(study.stops)) * size)
     content = {"env": env_id, "seed": seed, "steps": steps, "scores": study.scores, "commit": commit(), "versions": versions()}
-    records.put(FOLDER / f"{env_id}.jsonl", content)
+    records.put(FILE, content, "env", "seed")
 
 
 def report() -> None:
     """Agreement at each stop, and the mean over the stops relative to the critic's."""
     print("| task, seed | advantages from | agreement at each stop | mean, critic = 1 |\n|---|---|---|---|")
-    for found in records.read_folder(FOLDER):
+    for found in records.read(FILE):
         names = [name for name in found["scores"][0] if name not in ("rollout", "reference")]
         mean = {name: np.mean([stop[name] for stop in found["scores"]]) for name in names}
         for name in names:

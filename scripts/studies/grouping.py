@@ -1,6 +1,6 @@
 """Groupings, group weights and gradient surgery on three small tasks that contradict each other.
 
-usage: python -m scripts.studies.grouping run [--seeds 5]      one JSON file per variant: the runs of all seeds
+usage: python -m scripts.studies.grouping run [--seeds 5]      one line per variant: the runs of all seeds
        python -m scripts.studies.grouping report               the table of docs/grouping.md and its picture
 
 An observation is a bit and the task, four steps make an episode. Task "a" pays 1 for the action that equals the bit, "b" 100
@@ -23,7 +23,7 @@ from scripts.studies.common.runs import DATA, IMG
 
 TASKS, PAY, ODDS = ("a", "b", "c"), (1.0, 100.0, 10_000.0), (0.05, 0.20)
 STEPS, EVERY = 8_192, 1024
-FOLDER, PICTURE = DATA / "grouping", IMG / "grouping.png"
+FILE, PICTURE = DATA / "grouping.jsonl", IMG / "grouping.png"
 COMMON: dict[str, Any] = dict(
     **dict(n_steps=EVERY // 16, batch_size=256, n_epochs=10, learning_rate=3e-3, gamma=0.99),
     **dict(group_size=4, seed=0, device="cpu"),
@@ -105,7 +105,7 @@ def report() -> None:
     print(f"|{'---|' * 8}")
     figure, axes = plt.subplots(2, 5, figsize=(10, 3.6), sharex=True, sharey=True)
     for name in VARIANTS:
-        runs = variant_files.runs_of(FOLDER, name)
+        runs = variant_files.runs_of(FILE, name)
         p = np.array([r["p_right"] for r in runs])
         last, worst = p[:, -1], p.min(axis=2)
         reached = [int(np.argmax(w >= 0.9) + 1) * EVERY if (w >= 0.9).any() else None for w in worst]
@@ -128,4 +128,4 @@ def report() -> None:
 
 
 if __name__ == "__main__":
-    variant_files.main(__doc__, FOLDER, VARIANTS, COMMON, STEPS, run, report)
+    variant_files.main(__doc__, FILE, VARIANTS, COMMON, STEPS, run, report)

@@ -1,6 +1,6 @@
 """Two rewards of very different size: summed then normalised, against normalised each and then summed (GDPO).
 
-usage: python -m scripts.studies.multi_objective run [--seeds 5]      one JSON file per variant: the runs of all seeds
+usage: python -m scripts.studies.multi_objective run [--seeds 5]      one line per variant: the runs of all seeds
        python -m scripts.studies.multi_objective report               the table of docs/multi_objective.md and its picture
 
 CartPole, where "balance" pays 1 per step and "still" minus 1000 times the squared speed of the cart. Falling over at once
@@ -20,7 +20,7 @@ from scripts.studies.common import variant_files
 from scripts.studies.common.runs import DATA, IMG
 
 STEPS, EVALUATED = 16_384, 64
-FOLDER, PICTURE = DATA / "multi_objective", IMG / "multi_objective.png"
+FILE, PICTURE = DATA / "multi_objective.jsonl", IMG / "multi_objective.png"
 COMMON: dict[str, Any] = dict(
     n_steps=64, batch_size=256, n_epochs=10, learning_rate=3e-3, group_size=4, gamma=0.99, device="cpu"
 )
@@ -76,7 +76,7 @@ def report() -> None:
     print("| variant | seeds | steps balanced (of 500) | speed of the cart |\n|---|---|---|---|")
     figure, axis = plt.subplots(figsize=(4.5, 3.0))
     for name in VARIANTS:
-        runs = variant_files.runs_of(FOLDER, name)
+        runs = variant_files.runs_of(FILE, name)
         length, speed = (np.array([r[key] for r in runs]) for key in ("length", "speed"))
         print(f"| {name} | {len(runs)} | {length.mean():.0f} ± {length.std():.0f} | {speed.mean():.2f} ± {speed.std():.2f} |")
         axis.plot(length, speed, "o", label=name, alpha=0.7)
@@ -87,4 +87,4 @@ def report() -> None:
 
 
 if __name__ == "__main__":
-    variant_files.main(__doc__, FOLDER, VARIANTS, COMMON, STEPS, run, report)
+    variant_files.main(__doc__, FILE, VARIANTS, COMMON, STEPS, run, report)

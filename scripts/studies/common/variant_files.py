@@ -1,33 +1,27 @@
-"""The small studies: a few variants of one setting, all seeds of a variant in one file."""
+"""The small studies: a few variants of one setting, all seeds of a variant in one line of the study's file."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch as th
 
+from scripts.studies.common import records
 from zoo.common.provenance import commit, versions
 
 
-def path(folder: Path, variant: str) -> Path:
-    """File of a variant: letters and digits of its name, underscores between."""
-    return folder / f"{re.sub(r'[^0-9a-zA-Z]+', '_', variant)}.json"
-
-
-def runs_of(folder: Path, variant: str) -> list[dict[str, Any]]:
+def runs_of(file: Path, variant: str) -> list[dict[str, Any]]:
     """What ``run`` returned for the seeds of a variant."""
-    runs: list[dict[str, Any]] = json.loads(path(folder, variant).read_text())["runs"]
-    return runs
+    found: list[list[dict[str, Any]]] = [it["runs"] for it in records.read(file) if it["variant"] == variant]
+    return found[0]
 
 
 def main(
     doc: str | None,
-    folder: Path,
+    file: Path,
     variants: Mapping[str, dict[str, Any]],
     common: dict[str, Any],
     steps: int,
@@ -37,7 +31,7 @@ def main(
     """``run [--seeds N]`` what is not there yet, or ``report``.
 
     :param doc: help text
-    :param folder: of the files
+    :param file: of JSON lines
     :param variants: name -> settings that differ from ``common``
     :param common: settings of all
     :param steps: env steps of a run
@@ -52,13 +46,12 @@ def main(
     if args.what == "report":
         report()
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    missing = [name for name in variants if not path(folder, name).exists()]
-    print(f"{folder}: {len(missing)} of {len(variants)} files to make; what is there is left as it is", flush=True)
+    missing = [name for name in variants if name not in {it["variant"] for it in records.read(file)}]
+    print(f"{file}: {len(missing)} of {len(variants)} variants to run; what is there is left as it is", flush=True)
     for name in missing:
-        file, kwargs = path(folder, name), variants[name]
+        kwargs = variants[name]
         runs = [run(kwargs, seed) for seed in range(args.seeds)]
         settings = {**common, **kwargs, "env_steps": steps}
-        content = {"runs": runs, "settings": settings, "versions": versions(), "commit": commit()}
-        file.write_text(json.dumps(content) + "\n")
-        print(file, flush=True)
+        content = {"variant": name, "runs": runs, "settings": settings, "versions": versions(), "commit": commit()}
+        records.put(file, content, "variant")
+        print(name, flush=True)
