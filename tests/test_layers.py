@@ -9,6 +9,7 @@ that is no longer needed.
 from __future__ import annotations
 
 import ast
+import subprocess
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
@@ -335,3 +336,9 @@ class A:
     assert list(found) == ["m.A.f", "m.A.f.g"] and [body_lines(f) for f in found.values()] == [2, 1]
     assert takes_model(found["m.A.f"]) and takes_model(found["m.A.f.g"])
     assert set(private_uses(tree, "m")) == {("m.A.f.g", "model._a"), ("m.A.f", "x._replace()._d")}
+
+
+def test_the_tree_stays_small() -> None:
+    """Raw records pile up: one file of JSON lines per study and label (scripts.studies.merge) is enough."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT.parent, capture_output=True, text=True, check=True)
+    assert 300 < len(listed.stdout.splitlines()) < 700
