@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import sys
 import time
@@ -27,7 +26,7 @@ from sb_grpo import GRPO, SeededResetWrapper, files, ranks
 from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, RecoveryCallback
 from sb_grpo.figures import as_shown
 from sb_grpo.normalization import OtherObservations
-from sb_grpo.saving import check_is_grpo, entry_of
+from sb_grpo.saving import attributes_in, check_is_grpo
 
 from ..common.closing import close
 from ..common.command_line import BadInput, how_many
@@ -245,7 +244,7 @@ class Experiment(ExperimentManager):
         model = Path(self.trained_agent)
         if self.algo == "grpo":
             # Before its statistics are looked for: those of others would not help.
-            check_is_grpo(model, json.loads(entry_of(model, "data") or b"{}"))
+            check_is_grpo(model, attributes_in(model))
         settings_folder = model.parent / self.env_name
         normalized = bool(read_values(settings_folder / "config.yml").get("normalize", self.normalize))
         wrap = statistics_of(model, settings_folder, normalized, self.trusted)

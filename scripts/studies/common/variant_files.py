@@ -15,8 +15,8 @@ from zoo.common.provenance import commit, versions
 
 def runs_of(file: Path, variant: str) -> list[dict[str, Any]]:
     """What ``run`` returned for the seeds of a variant."""
-    found: list[list[dict[str, Any]]] = [it["runs"] for it in records.read(file) if it["variant"] == variant]
-    return found[0]
+    runs: list[dict[str, Any]] = next(it["runs"] for it in records.read(file) if it["variant"] == variant)
+    return runs
 
 
 def main(
@@ -46,7 +46,8 @@ def main(
     if args.what == "report":
         report()
         return
-    missing = [name for name in variants if name not in {it["variant"] for it in records.read(file)}]
+    done = {it["variant"] for it in records.read(file)}
+    missing = [name for name in variants if name not in done]
     print(f"{file}: {len(missing)} of {len(variants)} variants to run; what is there is left as it is", flush=True)
     for name in missing:
         kwargs = variants[name]
