@@ -61,7 +61,14 @@ def select_episodes(rollout: Rollout, episodes: th.Tensor) -> tuple[Rollout, th.
     :param rollout: E episodes
     :param episodes: ``[E]`` bool, at least one True
     :return: the smaller rollout, and the ``[m]`` rows of the larger one that it holds
+    :raises ValueError: if it is something else, such as the numbers of episodes
     """
+    if episodes.dtype != th.bool or episodes.shape != rollout.group.shape or not episodes.any():
+        raise ValueError(
+            f"episodes is {episodes.dtype} of shape {tuple(episodes.shape)} and must be torch.bool of shape "
+            f"{tuple(rollout.group.shape)} with a True in it, one flag per episode: of numbers, write "
+            "th.isin(th.arange(len(rollout.group)), numbers)."
+        )
     rows = episodes[rollout.episode].nonzero().squeeze(1)
     kept = episodes.nonzero().squeeze(1)
     groups, group = th.unique(rollout.group[kept], return_inverse=True)

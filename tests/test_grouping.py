@@ -162,6 +162,16 @@ def test_selected_episodes_are_a_rollout_of_their_own():
     assert part.group.max() + 1 == part.n_groups
 
 
+@pytest.mark.parametrize(
+    "episodes", [th.tensor([0, 3]), th.arange(24), th.ones(5, dtype=th.bool), th.zeros(24, dtype=th.bool)]
+)
+def test_episodes_are_selected_by_flags(episodes):
+    with pytest.raises(
+        ValueError, match=r"must be torch.bool of shape \(24,\) with a True in it, one flag per episode: of numbers"
+    ):
+        select_episodes(random_rollout(), episodes)
+
+
 def test_a_function_is_told_what_is_wrong_with_its_labels():
     rollout = make_rollout([[1.0]] * 3, [0, 0, 1])
 

@@ -4,13 +4,14 @@ import os
 import shutil
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import imageio.v3 as imageio
 import pytest
 
 from zoo import enjoy
-from zoo.common.command_line import run
+from zoo.common.command_line import BadInput, run
 
 ROOT = Path(__file__).parents[1]
 WITHOUT_DISPLAY = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY", "SDL_VIDEODRIVER")}
@@ -71,6 +72,15 @@ def test_the_newest_run_that_holds_a_model(trained, capsys):
 def test_which_model(trained, capsys, option, name):
     assert enjoy_here(trained, "--no-render", "--n-episodes", "1", *option) == 0
     assert name in capsys.readouterr().out.splitlines()[0]
+
+
+def test_the_best_model_needs_no_checkpoints(tmp_path):
+    args = Namespace(load_best=True, load_checkpoint=None, load_last_checkpoint=True)
+    (tmp_path / "best_model.zip").touch()
+    assert enjoy.find_model(tmp_path, "CartPole-v1", args).name == "best_model.zip"
+    args.load_best = False
+    with pytest.raises(BadInput, match=r"no rl_model_\*_steps.zip; there are \['best_model.zip'\]"):
+        enjoy.find_model(tmp_path, "CartPole-v1", args)
 
 
 def test_statistics_are_frozen_and_of_the_time_of_the_model(trained, monkeypatch, capsys):

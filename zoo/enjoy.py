@@ -137,11 +137,11 @@ def find_model(folder: Path, env_name: str, args: Any) -> Path:
         model = folder / "best_model.zip"
     elif args.load_checkpoint is not None:
         model = folder / f"rl_model_{args.load_checkpoint}_steps.zip"
-    elif args.load_last_checkpoint and checkpoints:
-        model = checkpoints[-1]
-    if not model.exists() or (args.load_last_checkpoint and not checkpoints):
+    elif args.load_last_checkpoint:
+        model = checkpoints[-1] if checkpoints else folder / "rl_model_*_steps.zip"
+    if not model.exists():
         there = sorted(path.name for path in folder.glob("*.zip"))
-        raise BadInput(f"{folder}: no {'checkpoint' if args.load_last_checkpoint else model.name}; there are {there}.")
+        raise BadInput(f"{folder}: no {model.name}; there are {there}.")
     return model
 
 
