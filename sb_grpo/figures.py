@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch as th
 from stable_baselines3.common.logger import HParam, HumanOutputFormat, Logger, TensorBoardOutputFormat
 
@@ -56,11 +57,11 @@ def record(logger: Logger, figures: Figures) -> None:
 def of_episodes(episodes: Iterable[Mapping[str, Any]] | None, successes: Iterable[float] | None) -> Figures:
     """The figures of the last episodes, which SB3 logs when it prints."""
     found = {
-        "rollout/ep_rew_mean": [float(episode["r"]) for episode in episodes or ()],
-        "rollout/ep_len_mean": [float(episode["l"]) for episode in episodes or ()],
-        "rollout/success_rate": [float(success) for success in successes or ()],
+        "rollout/ep_rew_mean": [episode["r"] for episode in episodes or () if "r" in episode],
+        "rollout/ep_len_mean": [episode["l"] for episode in episodes or () if "l" in episode],
+        "rollout/success_rate": list(successes or ()),
     }
-    return {key: sum(values) / len(values) for key, values in found.items() if values}
+    return {key: float(np.mean(values)) for key, values in found.items() if values}
 
 
 class Counts(NamedTuple):

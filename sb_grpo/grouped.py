@@ -1,7 +1,8 @@
-"""What a model is built of: buffer, policy, estimator, grouping, weights, captured execution; and how it is saved."""
+"""What a model is built of: buffer, policy, estimator, grouping, weights, captured execution; and how its policy acts."""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeVar
@@ -19,6 +20,7 @@ from sb_grpo import learners, ranks, saving
 from sb_grpo.arguments import check_arguments, check_env, check_members, members_at
 from sb_grpo.collect.beside import Beside, spaces_beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
+from sb_grpo.collect.masks import APART, UNTOLD, masks_of_the_evaluated
 from sb_grpo.collect.rollouts import buffer_class
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
 from sb_grpo.envs.random import mix
@@ -45,7 +47,7 @@ FOLLOWS_FROM = {"gamma": {"advantage"}, "normalize_advantage": {"advantage", "mu
 
 
 class GroupedAlgorithm(SlottedAlgorithm):
-    """The part of :class:`~sb_grpo.grpo.GRPO` that is not the algorithm: set-up and saving."""
+    """The part of :class:`~sb_grpo.grpo.GRPO` that is not the algorithm: set-up, and acting."""
 
     policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
         "MlpPolicy": ActorPolicy,
@@ -279,3 +281,24 @@ class GroupedAlgorithm(SlottedAlgorithm):
             self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **self.policy_kwargs
         ).to(self.device)
         return policy
+
+    def predict(  # type: ignore[override]
+        self,
+        observation: np.ndarray | dict[str, np.ndarray],
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+        action_masks: np.ndarray | None = None,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """Actions for observations, as SB3's, with sb3-contrib's ``action_masks`` and its ``state`` of a recurrent policy.
+
+        :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them. ``evaluate_policy`` and
+            what is built on it need not pass them: the env that it plays is asked
+        """
+        if action_masks is None and self.mask_source in APART:
+            action_masks = masks_of_the_evaluated()
+            if action_masks is None and not self._warned_of_masks:
+                self._warned_of_masks = True
+                warnings.warn(UNTOLD.format(source=self.mask_source), UserWarning, stacklevel=2)
+        masks = () if action_masks is None else (action_masks,)  # SB3's signature has none
+        return self.policy.predict(observation, state, episode_start, deterministic, *masks)

@@ -76,7 +76,8 @@ def is_number(x: Any) -> bool:
 
 def plain(value: Any) -> Any:
     """Numbers and flags of NumPy and PyTorch as Python's: theirs overflow in the arithmetic of seeds, and are no JSON."""
-    return value.item() if getattr(value, "ndim", None) == 0 and hasattr(value, "item") else value
+    kind = type(value)  # asked first, as an env may answer to any name
+    return value.item() if hasattr(kind, "ndim") and hasattr(kind, "item") and value.ndim == 0 else value
 
 
 def constructor_of(kind: type) -> dict[str, inspect.Parameter]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -20,11 +20,11 @@ from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Wanted, make_columns
 from sb_grpo.collect.host_loop import check_finite
 from sb_grpo.collect.interruption import give_up, warn_of_interruption
-from sb_grpo.collect.masks import APART, UNTOLD, masks_of_the_evaluated, source_of
+from sb_grpo.collect.masks import source_of
 from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan
 from sb_grpo.collect.simulators import make_slots
 from sb_grpo.collect.slots import Slots
-from sb_grpo.envs.hold import reset_is_over
+from sb_grpo.envs.hold import reset_is_over, resetting
 from sb_grpo.envs.installing import time_limit
 from sb_grpo.extras.exploration import Bonus
 from sb_grpo.extras.group_weights import GroupWeights
@@ -151,18 +151,18 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         if not in_step:  # a loaded model, another env, or somebody else has reset this one
             self._last_obs = None
         restart = reset_num_timesteps or self._last_obs is None
-        if restart:
-            if self.slots is not None:
-                check_early_reset(self.env, can_continue=self._last_obs is not None)
-            if reset_num_timesteps:
-                self._steps_trained = self._steps_dropped = 0
-            self._queue_new_groups()
-            self._time_limit = time_limit(self.env)
+        if restart and self.slots is not None:
+            check_early_reset(self.env, can_continue=self._last_obs is not None)
+        if reset_num_timesteps:
+            self._steps_trained = self._steps_dropped = 0
         if ranks.place().rank > 0:  # rank 0 speaks for all
             self.verbose, self.tensorboard_log, self._custom_logger = 0, None, False
-        result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
-        if restart:
-            self._groups_started()
+        with self._beginning() if restart else nullcontext():
+            if restart:
+                self._queue_new_groups()
+            result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
+            if restart:
+                self._groups_started()
         if self.tensorboard_log is not None and log.has_tensorboard(self.logger):
             self.logger.record("hparams", log.hparams(self.settings), exclude=log.NOT_PRINTED)
         return result
@@ -192,6 +192,18 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         self._steps_dropped += self.rollout_buffer.drop_kept()
         self._new_slots().queue_all(self.env)
         self._make_columns()
+        self._time_limit = time_limit(self.env)
+
+    @contextmanager
+    def _beginning(self) -> Iterator[None]:
+        """Around a reset of the env that begins episodes; where it fails, the next ``learn()`` begins others."""
+        assert self.env is not None
+        try:
+            with resetting(self.env):
+                yield
+        except BaseException:
+            self._last_obs = None
+            raise
 
     def _find_masks(self) -> bool:
         """Ask the env where its masks come from; True if that is another place than was known."""
@@ -271,10 +283,11 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         """Reset every env; each slot begins the next of the jobs."""
         assert self.env is not None and self.slots is not None
         check_early_reset(self.env, can_continue=False)
-        self.slots.queue_all(self.env)
-        self._last_obs = self.env.reset()  # type: ignore[assignment]
-        self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
-        self._groups_started()
+        with self._beginning():
+            self.slots.queue_all(self.env)
+            self._last_obs = self.env.reset()  # type: ignore[assignment]
+            self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
+            self._groups_started()
 
     def _plan(self) -> Plan:
         """How far the next rollout goes."""
@@ -319,27 +332,6 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         """Log figures, and keep them for who looks at the rollout later; the logger forgets them when it dumps."""
         log.record(self.logger, figures)
         self.last_figures.update(figures)
-
-    def predict(  # type: ignore[override]
-        self,
-        observation: np.ndarray | dict[str, np.ndarray],
-        state: tuple[np.ndarray, ...] | None = None,
-        episode_start: np.ndarray | None = None,
-        deterministic: bool = False,
-        action_masks: np.ndarray | None = None,
-    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """Actions for observations, as SB3's, with sb3-contrib's ``action_masks`` and its ``state`` of a recurrent policy.
-
-        :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them. ``evaluate_policy`` and
-            what is built on it need not pass them: the env that it plays is asked
-        """
-        if action_masks is None and self.mask_source in APART:
-            action_masks = masks_of_the_evaluated()
-            if action_masks is None and not self._warned_of_masks:
-                self._warned_of_masks = True
-                warnings.warn(UNTOLD.format(source=self.mask_source), UserWarning, stacklevel=2)
-        masks = () if action_masks is None else (action_masks,)  # SB3's signature has none
-        return self.policy.predict(observation, state, episode_start, deterministic, *masks)
 
     def autocasting(self) -> AbstractContextManager[object]:
         """The context of every forward pass that makes log-probabilities: ratios compare like with like."""

@@ -125,6 +125,7 @@ LIMITS: dict[str, tuple[Callable[[], gym.Env], float]] = {
     "beside a registered one": (lambda: CutBySolver(gym.make("Pendulum-v1")), 0.995),
     "beside a TimeLimit": (lambda: gym.wrappers.TimeLimit(CutBySolver(unregistered(max_episode_steps=7)), 100), 0.98),
     "within a frame skip": (lambda: MaxAndSkipEnv(gym.wrappers.TimeLimit(unregistered(), 400), skip=4), 0.98),
+    "within Gymnasium's": (lambda: gym.wrappers.RepeatAction(gym.wrappers.TimeLimit(unregistered(), 400), 4), 0.98),
     "within two frame skips": (lambda: Twice(Monitor(Twice(gym.make("Pendulum-v1", max_episode_steps=399)))), 0.98),
     "around a frame skip": (lambda: gym.wrappers.TimeLimit(Twice(unregistered()), 100), 0.98),
     "the env's own, within a frame skip": (lambda: Twice(Cutting(200)), 0.98),

@@ -387,6 +387,21 @@ def test_success_rate_is_logged():
     assert dumps[0]["rollout/success_rate"] == 1.0
 
 
+@pytest.mark.parametrize("success", [np.array([1.0]), np.array([True, False]), np.True_], ids=["array", "of agents", "flag"])
+def test_figures_of_episodes_are_taken_as_sb3_takes_them(success):
+    """Whatever NumPy can average is a success rate; what it cannot is nobody's business where nothing is logged."""
+
+    class Success(ProbeEnv):
+        def step(self, action):
+            obs, reward, terminated, truncated, _ = super().step(action)
+            return obs, reward, terminated, truncated, {"is_success": success, "episode": {"r": np.array([2.0]), "l": 1}}
+
+    model = GRPO("MlpPolicy", DummyVecEnv([lambda: Success("action")]), **SMALL)
+    dumps = record(model)
+    model.learn(64)
+    assert dumps[0]["rollout/success_rate"] == np.mean(success) and dumps[0]["rollout/ep_rew_mean"] == 2.0
+
+
 EXPECTED_KEYS = """
 rollout/ep_rew_mean rollout/ep_len_mean rollout/useful_fraction rollout/pending_steps rollout/n_steps time/fps
 group/n_groups group/frac_zero_std group/start_mismatch group/baseline group/return_std group/reward_mean group/reward_std

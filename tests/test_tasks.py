@@ -1,5 +1,8 @@
 """The multi-task suites: good Gymnasium citizens, and the tensor versions do what the host versions do."""
 
+import copy
+import pickle
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -19,6 +22,13 @@ from sb_grpo.envs.tasks import SUITES, hang_down, hold_right, hover
 def test_the_checkers_are_content(env_id):
     gymnasium_check(gym.make(env_id).unwrapped, skip_render_check=True)
     sb3_check(gym.make(env_id))
+
+
+@pytest.mark.parametrize("env_id", SUITES)
+def test_a_task_env_can_be_copied_and_pickled(env_id):
+    env = gym.make(env_id)
+    for copied in (copy.deepcopy(env), pickle.loads(pickle.dumps(env.unwrapped))):
+        np.testing.assert_array_equal(copied.reset(seed=3)[0], env.reset(seed=3)[0])
 
 
 @pytest.mark.parametrize("env_id", SUITES)

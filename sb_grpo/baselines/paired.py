@@ -118,7 +118,10 @@ class Pairing(nn.Module):
         return th.where(n > 0, mean, th.zeros_like(mean)), n
 
     def _forget(self, groups: th.Tensor) -> None:
-        """Drop the steps of groups that were not in the last rollout: they are complete."""
+        """Drop the steps of groups that were not in the last rollout: nearly all are complete.
+
+        A member that waits for a slot through a whole rollout finds no peers of before: it is paired less, and not wrongly.
+        """
         assert self._met is not None
         met = Met(*self._met)
         keep = th.isin(met.key >> STEP_BITS, groups)

@@ -15,8 +15,8 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import ranks
-from sb_grpo.collect.starts import Start, mismatch_message, not_reset_message, same_start, start_of
-from sb_grpo.envs.hold import Hold, hold_of, reset_is_over
+from sb_grpo.collect.starts import Start, left_behind, mismatch_message, not_reset_message, same_start, start_of
+from sb_grpo.envs.hold import Hold, hold_of, resetting
 from sb_grpo.envs.installing import facts, install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
@@ -127,8 +127,8 @@ class GroupSlots:
         self._take(env)
         for slot, job in enumerate(self.job.tolist()):
             self._send(slot, job)
-        obs = env.reset()
-        reset_is_over(env)
+        with resetting(env):
+            obs = env.reset()
         for slot, job in enumerate(self._queued.tolist()):
             self._send(slot, job)
         return obs
@@ -138,7 +138,6 @@ class GroupSlots:
 
         :param raw_obs: as :meth:`starts` wants it
         """
-        reset_is_over(env)
         for slot, start in self.starts(env, range(len(self.job)), raw_obs).items():
             self._start(env, slot, start)
 
@@ -217,7 +216,7 @@ class GroupSlots:
         self._first_start.pop(group, None)
         return True
 
-    def _queue(self, slot: int) -> bool:
+    def _queue(self, slot: int) -> bool | int:
         if self._given_back:
             job = self._given_back.pop(0)
         else:
@@ -225,8 +224,8 @@ class GroupSlots:
         self._queued[slot] = job
         return self._send(slot, job)
 
-    def _send(self, slot: int, job: int) -> bool:
-        """Tell the env of a slot how a job starts. True where it has not been reset for the one before."""
+    def _send(self, slot: int, job: int) -> bool | int:
+        """Tell the env of a slot how a job starts. True where that has not been reset for the one before, else its steps."""
         assert self._hold is not None
         group, member = divmod(job, self.group_size)
         group = ranks.dealt(group)
@@ -237,17 +236,18 @@ class GroupSlots:
         job = int(self._queued[slot])
         self.job[slot], self.t[slot], self._queued[slot] = job, 0, NO_JOB
         if self.in_step_with(env):  # else somebody has taken the envs since they were reset
-            if self._queue(slot):
+            steps = self._queue(slot)
+            if steps is True:
                 self._note_mismatch(not_reset_message(env, slot))
             elif start is not None:
-                self._check_start(env, job // self.group_size, start)
+                self._check_start(env, job // self.group_size, left_behind(start, steps))
 
     def _check_start(self, env: VecEnv, group: int, start: Start) -> None:
         first = self._first_start.setdefault(group, start)
         if not same_start(first, start):
             group = ranks.dealt(group)
             seed = group_seed(self.base_seed, group)
-            self._note_mismatch(mismatch_message(facts(env)[0], group, seed, first, start))
+            self._note_mismatch(mismatch_message(env, facts(env)[0], group, seed, first, start))
 
     def _note_mismatch(self, message: str) -> None:
         self.start_mismatches += 1

@@ -13,6 +13,9 @@ from sb_grpo.types import map_obs
 #: By layer, from the env itself to its outermost wrapper.
 Start = tuple[Begun, ...]
 
+#: In the place of a layer's name: the wrappers around the VecEnv.
+AROUND = "the wrappers around the VecEnv"
+
 UNEQUAL = "Groups still average over episodes, but not over equal starts. Counted as group/start_mismatch."
 
 
@@ -35,19 +38,33 @@ def start_of(env: VecEnv, slot: int, raw_obs: Any) -> Start | None:
     return (("", observation_digest(map_obs(lambda o: o[slot], raw_obs)), "", 0),)
 
 
+def left_behind(start: Start, steps: int) -> Start:
+    """A start that the policy does not see, because wrappers around the VecEnv take some steps before they show the env."""
+    return start if steps == 0 else (*start, (AROUND, f"{start[-1][1]} and {steps} steps", "", steps))
+
+
 def same_start(first: Start, other: Start) -> bool:
     """Whether two episodes began with the same observation."""
     return first[-1][1] == other[-1][1]
 
 
-def mismatch_message(env_id: str | None, group: int, seed: int, first: Start, other: Start) -> str:
+def mismatch_message(env: VecEnv, env_id: str | None, group: int, seed: int, first: Start, other: Start) -> str:
     """Says that two members of a group started differently, and which layer made the difference.
 
+    :param env: with its wrappers
     :param first: of the group's first member
     :param other: of another one; its last digest differs
     """
     where = f"{env_id or 'this env'} (group {group}, seed {seed})"
     begin = f"Two members of a group started from different observations in {where}: "
+    if AROUND in (first[-1][0], other[-1][0]):
+        steps = [start[-1][3] if start[-1][0] == AROUND else 0 for start in (first, other)]
+        names = ", ".join(type(wrapper).__name__ for wrapper in wrappers_of(env))
+        return (
+            f"{begin}one of {AROUND} ({names}) steps an env on after its reset, and not alike for "
+            f"all members ({steps[0]} and {steps[1]} times). One that repeats actions must stop where an episode ends: put it "
+            f"inside the env, as a gymnasium wrapper. {UNEQUAL}"
+        )
     layer = next((i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a[1] != b[1]), 0)
     wrapper = _not_reset(first, other, layer) or (_moved(first, other, layer) if layer > 0 else None)
     if wrapper is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import numpy as np
@@ -73,7 +74,7 @@ class Hold:
         return not self.near or all(a.env is b for a, b in zip(self._watched, self.base.envs, strict=False))  # type: ignore[attr-defined]
 
     def take(self, holder: Holder) -> None:
-        """From now on the envs are the holder's, which is about to reset them, until :func:`reset_is_over`.
+        """From now on the envs are the holder's, which is :func:`resetting` them.
 
         The wrappers around the VecEnv may step it in their ``reset()``, or reset it more than once.
         """
@@ -91,11 +92,11 @@ class Hold:
                 else:
                     self.queue(slot, seed)
 
-    def queue(self, slot: int, seed: int, noise_seed: int | None = None) -> bool:
+    def queue(self, slot: int, seed: int, noise_seed: int | None = None) -> bool | int:
         """Let the next reset of a slot start from a seed.
 
         :param noise_seed: of what ``step()`` draws afterwards; None: as ``seed`` leaves it
-        :return: whether the slot has not been reset since a seed was queued before; False where nobody knows
+        :return: True where the slot has not been reset since a seed was queued before; else its steps since, as far as known
         :raises ValueError: if the envs do not take the second
         """
         if noise_seed is not None and not self.takes_noise:
@@ -105,7 +106,7 @@ class Hold:
             )
         self._queued[slot] = (seed, noise_seed) if self.takes_noise else (seed,)
         answers = self._env_method("set_next_seed", *self._queued[slot], indices=[slot])
-        return self.ours and answers[0] is True
+        return answers[0] or 0 if self.ours else 0
 
     # ------------------------------------------------------------ the VecEnv's own methods
 
@@ -122,21 +123,29 @@ class Hold:
         if self.holder is not None:  # it is the holder's, and perhaps the second in a row: every one begins what was queued
             for slot, seeds in self._queued.items():
                 self._env_method("set_next_seed", *seeds, indices=[slot])
-        try:
-            return self._reset()
-        except BaseException:
-            self.actor = None  # the holder will not come to say it
-            raise
+        return self._reset()
 
     def env_method(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         if method_name in ("reset", "step"):
             self.notice()
+        if method_name == "reset" and self.holder is not None:  # by a wrapper that ends an episode in the holder's step
+            return self._reset_some(*args, **kwargs)
         if self.near or not self.ours or self.holder is None or method_name in PROTOCOL:
             return self._env_method(method_name, *args, **kwargs)
         before = self._env_method("count_calls")
         answers = self._env_method(method_name, *args, **kwargs)
         if self._env_method("count_calls") != before:  # a method of the user's, which resets or steps the env
             self.notice()
+        return answers
+
+    def _reset_some(self, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+        """Reset some envs; their infos take the place of those of resets before, as they do where the VecEnv resets."""
+        answers = self._env_method("reset", *args, indices=indices, **kwargs)
+        infos = list(getattr(self.base, "reset_infos", ()))
+        for slot, answer in zip(self.base._get_indices(indices) if infos else (), answers, strict=False):
+            infos[slot] = answer[1]
+        if infos:
+            self.base.reset_infos = infos
         return answers
 
     def seed(self, seed: int | None = None) -> Sequence[int | None]:
@@ -154,6 +163,15 @@ def reset_is_over(env: VecEnv | None) -> None:
     hold = None if env is None else _found(env)
     if hold is not None:
         hold.actor = None
+
+
+@contextmanager
+def resetting(env: VecEnv) -> Iterator[None]:
+    """Around the reset for which a holder has taken a VecEnv: it is over afterwards, also where it has failed."""
+    try:
+        yield
+    finally:
+        reset_is_over(env)
 
 
 def hold_of(env: VecEnv) -> Hold:

@@ -29,6 +29,7 @@ def install_seeded_reset(venv: VecEnv) -> None:
         raise ValueError(
             f"{type(venv).__name__} moves every step of a {type(base).__name__} through NumPy: pass the TensorVecEnv itself."
         )
+    _check_slots(venv)
     held = isinstance(getattr(vars(base).get("reset"), "__self__", None), Hold)
     if isinstance(base, DummyVecEnv):
         seeded = [seeded_reset_of(env) for env in base.envs]
@@ -37,6 +38,20 @@ def install_seeded_reset(venv: VecEnv) -> None:
         base.buf_infos = Infos(base.buf_infos)
     elif not held:
         _hold_out_of_reach(base)
+
+
+def _check_slots(venv: VecEnv) -> None:
+    """See that every env is one slot: the seed of a slot's next reset goes to the env of that number.
+
+    :raises ValueError: naming a wrapper that shows fewer or more
+    """
+    for wrapper in wrappers_of(venv):
+        if wrapper.num_envs != wrapper.venv.num_envs:
+            raise ValueError(
+                f"{type(wrapper).__name__} shows {wrapper.num_envs} slots of {wrapper.venv.num_envs} envs: GRPO seeds the "
+                "resets env by env, so every env must be one slot. Let one env (a gymnasium.Env) play for one learner, or "
+                "write a VecEnv of your own, not a VecEnvWrapper, that takes seeds slot by slot (docs/own_env.md)."
+            )
 
 
 def _hold_out_of_reach(base: VecEnv) -> Hold:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
+from copy import copy
 from hashlib import blake2b
 from typing import Any
 from weakref import ref
@@ -13,7 +14,7 @@ import numpy as np
 import torch as th
 
 from sb_grpo.envs.hold import PROTOCOL, Hold
-from sb_grpo.envs.time_limits import layers, limit_of
+from sb_grpo.envs.time_limits import asked, layers, limit_of
 
 START_DIGEST = "group_start_digest"
 START_LAYERS = "group_start_layers"
@@ -39,7 +40,8 @@ def observation_digest(obs: Any) -> str:
             for item in part:
                 feed(item)
         else:
-            digest.update(np.ascontiguousarray(part).tobytes())
+            array = np.ascontiguousarray(part)
+            digest.update(repr(part).encode() if array.dtype == object else array.tobytes())
 
     feed(obs)
     return digest.hexdigest()
@@ -55,7 +57,7 @@ def reseed(env: gym.Env[Any, Any], seed: int) -> None:
 
     :param env: without wrappers
     """
-    with suppress(AttributeError):  # of a generator that the env alone may set; the next reset seeds it
+    with suppress(Exception):  # of a generator that the env alone may set; the next reset seeds it
         if isinstance(env.np_random, np.random.Generator):
             env.np_random = np.random.default_rng(seed)
 
@@ -127,7 +129,8 @@ class Layer:
         if seed is not None:
             self.seed = str(seed)
         result = self._reset(*args, **kwargs)
-        self.start = observation_digest(result[0])  # now, because a wrapper may change the observation in place
+        obs = result[0] if isinstance(result, tuple) and len(result) == 2 else result  # old Gym's are bare
+        self.start = observation_digest(obs)  # now, because a wrapper may change the observation in place
         self.calls_then = self.base.calls
         return result
 
@@ -166,7 +169,7 @@ class SeededReset:
         self._takes_seeds = False
         self._noise_seed: int | None = None
         self._gives_way = self._inside = False
-        self.calls = 0
+        self.calls = self._calls_then = 0  #: now, and when the last reset was over
         self._layers = [layer_of(layer) for layer in reversed(layers(env)[1:])]
         for name in ("reset", "step", *PROTOCOL):
             put(env, name, getattr(self, name))
@@ -192,19 +195,19 @@ class SeededReset:
 
         Plain values, because the ``spec`` itself may not survive the way between processes.
         """
-        return None if self.env.spec is None else self.env.spec.id, limit_of(self.env)
+        return asked(asked(self.env, "spec"), "id"), limit_of(self.env)
 
-    def set_next_seed(self, seed: int, noise_seed: int | None = None) -> bool:
+    def set_next_seed(self, seed: int, noise_seed: int | None = None) -> bool | int:
         """Queue the seed of the next reset; it wins over the seed that ``VecEnv.seed`` left for the first reset.
 
         :param seed: non-negative seed of the start state
         :param noise_seed: when given, the env's generator is reseeded with it after the reset, so that episodes with
             the same start draw independent noise in ``step``
-        :return: whether another seed still waited: no reset has come for it
+        :return: True where another seed still waits, because no reset has come for it; else the steps since the last reset
         """
         waited = self._next_seed is not None and not self._gives_way
         self._next_seed, self._noise_seed, self._gives_way = int(seed), noise_seed, False
-        return waited
+        return waited or self.calls - self._calls_then
 
     def withdraw_seed(self, seed: int) -> None:
         """Forget the queued seed, and what members of a group have in common.
@@ -242,10 +245,15 @@ class SeededReset:
         if self._noise_seed is not None:
             reseed(self.env.unwrapped, self._noise_seed)
             self._noise_seed = None
+        self._calls_then = self.calls
         seed, calls = kwargs.get("seed"), self._layers[0].calls - calls_before if self._layers else 0
         own: Begun = type(self.env).__name__, observation_digest(obs), "" if seed is None else str(seed), calls
         starts = (*(layer.began(calls_before) for layer in self._layers), own)
-        return obs, {**(info or {}), START_DIGEST: own[1], START_LAYERS: starts}
+        if info is not None and not isinstance(info, Mapping):
+            return obs, info  # without the start, which is looked for in the observation then
+        info = copy(info) if isinstance(info, dict) else dict(info or {})
+        info.update({START_DIGEST: own[1], START_LAYERS: starts})
+        return obs, info
 
     def _first_reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """The first one with a seed of the trainer's.
@@ -291,7 +299,7 @@ class SeededReset:
 
 def seeded_reset_of(env: gym.Env[Any, Any]) -> SeededReset:
     """The :class:`SeededReset` of an env with all of its wrappers; made where there is none."""
-    there = getattr(getattr(env, "set_next_seed", None), "__self__", None)
+    there = asked(asked(env, "set_next_seed"), "__self__")
     return there if isinstance(there, SeededReset) and there.env is env else SeededReset(env)
 
 

@@ -7,7 +7,6 @@ one-hot of the task, and ``info["task"]`` says its number. Importing ``sb_grpo``
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -46,7 +45,7 @@ class Task(NamedTuple):
     name: str
     max_steps: int  #: time limit
     scale: float = 1.0  #: what the reward is multiplied with
-    physics: Mapping[str, Any] = MappingProxyType({})  #: attributes of the base env that differ from its own
+    physics: Mapping[str, Any] = {}  #: attributes of the base env that differ from its own
     goal: Goal = as_rewarded
 
 

@@ -16,8 +16,9 @@ import gymnasium as gym
 #: Under which Gymnasium's TimeLimit, and whatever takes its place, keeps what it cuts by.
 OF_TIME_LIMIT = "_max_episode_steps"
 
-#: Under which wrappers keep how often they repeat an action: SB3's MaxAndSkipEnv, Gymnasium's AtariPreprocessing, others.
-OF_FRAME_SKIP = ("_skip", "skip", "frame_skip", "_frame_skip", "action_repeat", "_action_repeat")
+#: Under which wrappers keep how often they repeat an action: SB3's MaxAndSkipEnv, Gymnasium's AtariPreprocessing and
+#: RepeatAction, others.
+OF_FRAME_SKIP = ("_skip", "skip", "frame_skip", "_frame_skip", "action_repeat", "_action_repeat", "num_repeats")
 
 
 def layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
@@ -26,6 +27,14 @@ def layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
     while isinstance(found[-1], gym.Wrapper):
         found.append(found[-1].env)
     return found
+
+
+def asked(holder: Any, name: str) -> Any:
+    """An attribute; None where there is none, or where asking for it fails: an env may compute it, and not be able to yet."""
+    try:
+        return getattr(holder, name, None)
+    except Exception:
+        return None
 
 
 def smallest(values: Iterable[Any]) -> int | None:
@@ -47,9 +56,9 @@ def limit_among(holders: Sequence[Any], spec: Any) -> int | None:
     taken = list(accumulate([1, *map(repeats, holders)], operator.mul))  # steps of each layer in one of the outermost
 
     def kept(name: str) -> int | None:
-        return smallest(sooner(getattr(holder, name, None), n) for holder, n in zip(holders, taken, strict=False))
+        return smallest(sooner(asked(holder, name), n) for holder, n in zip(holders, taken, strict=False))
 
-    registered = sooner(getattr(spec, "max_episode_steps", None), taken[-1])
+    registered = sooner(asked(spec, "max_episode_steps"), taken[-1])
     limit = kept(OF_TIME_LIMIT) or registered or kept("max_episode_steps")
     if limit is not None or not any(reads(type(holder), "max_steps") for holder in holders):
         return limit
@@ -67,9 +76,7 @@ def repeats(layer: Any) -> int:
     step = inspect.unwrap(type(layer).step) if isinstance(layer, gym.Wrapper) else None
     if not inspect.isfunction(step):
         return 1
-    return max(
-        (smallest([getattr(layer, name, None)]) or 1 for name in OF_FRAME_SKIP if _reads(step.__code__, name)), default=1
-    )
+    return max((smallest([asked(layer, name)]) or 1 for name in OF_FRAME_SKIP if _reads(step.__code__, name)), default=1)
 
 
 def limit_of(env: gym.Env[Any, Any]) -> int | None:
@@ -77,7 +84,7 @@ def limit_of(env: gym.Env[Any, Any]) -> int | None:
 
     :param env: with all of its wrappers
     """
-    return limit_among(layers(env), env.spec)
+    return limit_among(layers(env), asked(env, "spec"))
 
 
 def reads(kind: type, name: str) -> bool:
