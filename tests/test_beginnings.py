@@ -278,6 +278,21 @@ def test_a_wrapper_that_steps_on_after_a_reset_is_named(subproc):
     env.close()
 
 
+def test_a_wrapper_that_warms_up_in_its_reset_alone_is_named():
+    class WarmsUp(VecEnvWrapper):
+        def reset(self):
+            self.venv.reset()
+            return [self.venv.step(np.zeros(N, int)) for _ in range(3)][-1][0]
+
+        def step_wait(self):
+            return self.venv.step_wait()
+
+    model = GRPO("MlpPolicy", WarmsUp(clocks()), **{**SMALL, "group_size": 2 * N})
+    with pytest.warns(UserWarning, match=r"\(WarmsUp\) steps an env on after its reset, .* \(3 and 0 times\)"):
+        model.learn(500)
+    assert model.slots.start_mismatches == N  # the second half of the first group
+
+
 def test_a_wrapper_that_stops_where_an_episode_ends_is_fine():
     class Stops(Repeats):
         times = 5

@@ -418,7 +418,8 @@ def test_a_wrapper_that_resets_at_length_is_no_interruption(wrap, subproc):
     own = dict(SUBPROC, wrapper_class=SeededResetWrapper) if subproc else {}
     env = wrap(make_vec_env(Staged, 2, **own))
     callback = Meddle(lambda e: e.reset(), calls=())
-    model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(256, callback=callback)
+    # Groups of as many as there are envs: what steps in reset() alone moves the starts of the first group, and of all of it.
+    model = GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(256, callback=callback)
     assert model.interruptions == 0 and model.slots.start_mismatches == 0
     model.learn(256, reset_num_timesteps=False)
     model.learn(128)

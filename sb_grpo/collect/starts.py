@@ -62,8 +62,8 @@ def mismatch_message(env: VecEnv, env_id: str | None, group: int, seed: int, fir
         names = ", ".join(type(wrapper).__name__ for wrapper in wrappers_of(env))
         return (
             f"{begin}one of {AROUND} ({names}) steps an env on after its reset, and not alike for "
-            f"all members ({steps[0]} and {steps[1]} times). One that repeats actions must stop where an episode ends: put it "
-            f"inside the env, as a gymnasium wrapper. {UNEQUAL}"
+            f"all members ({steps[0]} and {steps[1]} times). Put what warms up inside the env, as a gymnasium wrapper; let "
+            f"one that repeats actions stop where an episode ends. {UNEQUAL}"
         )
     layer = next((i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a[1] != b[1]), 0)
     wrapper = _not_reset(first, other, layer) or (_moved(first, other, layer) if layer > 0 else None)

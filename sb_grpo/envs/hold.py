@@ -142,9 +142,10 @@ class Hold:
         """Reset some envs; their infos take the place of those of resets before, as they do where the VecEnv resets."""
         answers = self._env_method("reset", *args, indices=indices, **kwargs)
         infos = list(getattr(self.base, "reset_infos", ()))
-        for slot, answer in zip(self.base._get_indices(indices) if infos else (), answers, strict=False):
-            infos[slot] = answer[1]
         if infos:
+            slots = range(len(infos)) if indices is None else np.atleast_1d(indices)
+            for slot, (_, info) in zip(slots, answers, strict=True):
+                infos[slot] = info
             self.base.reset_infos = infos
         return answers
 
