@@ -81,7 +81,7 @@ class GRPO(ResumableAlgorithm):
     :param rewards: objectives, scaling and bonus: a dict, or :class:`~sb_grpo.options.Rewards`
     :param update_kwargs: memory and precision of an update: :class:`~sb_grpo.options.UpdateOptions`
     :param compile: capture the step loop (tensor envs) and the gradient step as graphs: True (``torch.compile``) or
-        ``"reduce-overhead"`` (with CUDA graphs). Compiling takes 10 to 40 s; what cannot be captured is named and stays eager
+        ``"reduce-overhead"`` (with CUDA graphs). Compiling takes 10 to 70 s; what cannot be captured is named and stays eager
     :raises ValueError: for arguments out of range or at odds with each other or the env
     """
 

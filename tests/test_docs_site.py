@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -31,6 +32,19 @@ def test_pages_are_there(site: Path) -> None:
     for page in ("", "papers/", "api/", "changelog/", "explorer/", "files/zoo/hyperparams/grpo.yml/"):
         assert (site / page / "index.html").is_file(), page
     assert "clipped_surrogate" in (site / "api" / "index.html").read_text()
+
+
+def test_docstrings_link_to_what_they_name(site: Path) -> None:
+    api = (site / "api" / "index.html").read_text()
+    assert re.search(r":(class|func|meth|mod|attr|data):<code>", api) is None
+    for name in ("GRPO.learn", "GRPO.collect", "GRPO.save", "Multitask", "State", "baselines.settings.StateSettings"):
+        assert f'id="sb_grpo.{name}"' in api, name
+    assert 'href="#sb_grpo.Multitask"' in api
+
+
+def test_pictures_can_be_seen_in_full_size(site: Path) -> None:
+    page = (site / "studies" / "paired" / "index.html").read_text()
+    assert re.search(r'<a class="picture" href="([^"]+)"><img [^>]*src="\1"', page)
 
 
 def test_the_site_asks_nobody_else_for_anything(site: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch as th
+from selenium.webdriver.support.select import Select
 
 from tests.browser import WIDTHS, browser, complaints, faults, requests, resize, served, wait_until
 from tests.explorer_reference import advantages, fifty_settings, impact
@@ -328,6 +329,20 @@ def test_a_broken_file_becomes_a_sentence(driver: Any, address: str, tmp_path: P
         wait_until(driver, f"document.querySelector('#alert').textContent.includes({json.dumps(sentence)})")
         assert driver.find_element("id", "alert").is_displayed()
         assert driver.execute_script("return document.querySelector('#paths svg') !== null")  # what was there stays
+    assert complaints(driver) == []
+
+
+@pytest.mark.slow
+def test_after_a_file_of_ones_own_any_recording_can_be_chosen_again(driver: Any, address: str, tmp_path: Path) -> None:
+    go(driver, address)
+    name = "return document.querySelector('[name=recording]').value"
+    first = driver.execute_script(name)
+    file = tmp_path / "rollout.json"
+    file.write_text((DATA / "lunarlander.json").read_text())
+    driver.find_element("name", "file").send_keys(str(file))
+    wait_until(driver, "document.querySelector('[name=recording]').value === ''")
+    Select(driver.find_element("name", "recording")).select_by_value(first)
+    wait_until(driver, f"({name.removeprefix('return ')}) === {json.dumps(first)}")
     assert complaints(driver) == []
 
 

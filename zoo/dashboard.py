@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
     add_place(parser)
     parser.add_argument("--out", type=Path, default=None, help="file to write; dashboard.html in the folder if left out")
     parser.add_argument("--serve", action="store_true", help="serve the page at http://localhost:PORT instead, until Ctrl-C")
-    parser.add_argument("--port", type=int, default=8050)
+    parser.add_argument("--port", type=int, default=8050, help="for --serve; 0: any that is free")
     args = parser.parse_args(arguments)
     if not 0 <= args.port < 65536:
         raise BadInput(f"--port {args.port} must lie in 0 to 65535.")

@@ -19,7 +19,7 @@ def make_parser() -> Parser:
     parser = Parser("zoo.storage_proxy", __doc__)
     parser.add_argument("--storage", required=True, metavar="URL", help="of the database, as zoo.tune takes it")
     parser.add_argument("--host", default="127.0.0.1", help="to listen at; 0.0.0.0: for every machine that can reach this one")
-    parser.add_argument("--port", type=int, default=13000)
+    parser.add_argument("--port", type=int, default=13000, help="to listen at")
     return parser
 
 

@@ -45,9 +45,11 @@ function use(text, name) {
     app.settings.features = DEFAULTS.features;
     say("");
     update();
+    return true;
   } catch (error) {
     if (!(error instanceof BadRecording)) throw error;
     say(error.message);
+    return false;
   }
 }
 
@@ -61,7 +63,12 @@ async function open(id) {
 
 function buildSource() {
   const file = el("input", { type: "file", name: "file", accept: ".json,application/json" });
-  file.addEventListener("change", async () => { if (file.files[0]) use(await file.files[0].text(), file.files[0].name); });
+  file.addEventListener("change", async () => {
+    if (!file.files[0]) return;
+    const shown = use(await file.files[0].text(), file.files[0].name);
+    // None of the list is shown then: any of them can be chosen again.
+    if (shown) source.querySelector("[name=recording]").selectedIndex = -1;
+  });
   source.replaceChildren(
     select("recording", "recording", RECORDINGS.map(({ id, name }) => [id, name]), app.recording, (id) => open(id)),
     el("label", { class: "control" }, el("span", {}, "Open a recording"), file),

@@ -65,7 +65,7 @@ export function tasksView(app) {
   function render() {
     const { history, tasks } = app.rollout;
     const missing = [];
-    if (!byPrefix(history.columns, "share/").length) missing.push("no shares of the loss, as it was trained without group_weights");
+    if (!byPrefix(history.columns, "share/").length) missing.push("no shares of the loss, as it was trained without multitask=dict(weights=...)");
     if (!tasks.length) missing.push("no curves by task, as the env has one task: conflicts are those between groups");
     why.textContent = missing.length ? `This recording has ${missing.join("; and ")}.` : "";
     why.classList.toggle("hidden", !missing.length);

@@ -35,8 +35,8 @@ class CurriculumCallback(BaseCallback):
     :param method: of the envs; a setter that takes effect at the next reset at the latest
     :param start: level to begin with, from 0; None: where the model's last curriculum stopped
     :param verbose: 1 prints every move
-    :raises ValueError: for values out of range; at the start of a training also for envs without the method, and where
-        ``success`` cannot be told
+    :raises ValueError: for values out of range; at the start of a training also for envs without the method, and for
+        tensor envs that cannot tell ``success``; of host envs that is seen at the end of an episode
     """
 
     def __init__(

@@ -174,8 +174,9 @@ STRICT_RULES: tuple[Rule, ...] = (
     ),
     _strict(
         "advantage_mean", "group/episode_advantage", "The mean advantage of an episode is {value:.3g}, not about 0",
-        "groups are compared with something other than their own mean; see baseline= and ended_members=", low=-0.1, high=0.1,
-        unless="train/explained_variance", patience=1,  # "state" subtracts what it expects, not the mean of a group
+        "groups are compared with something other than their own mean; see advantage_kwargs: baseline, ended_members",
+        low=-0.1, high=0.1, patience=1,
+        unless="train/explained_variance",  # "state" subtracts what it expects, not the mean of a group
     ),
     _strict(
         "entropy", "train/mean_entropy", "The policy's entropy is {value:.3g} nats, outside 0.1 to 3",
@@ -191,7 +192,7 @@ STRICT_RULES: tuple[Rule, ...] = (
     ),
     _strict(
         "grad_norm_high", "train/grad_norm", "Gradients have a mean norm of {value:.3g} before clipping",
-        "lower max_grad_norm, bound the rewards with reward_scaling='clip', or normalise the observations", high=5.0,
-        patience=1,
+        "lower max_grad_norm, bound the rewards with rewards=dict(scaling='clip'), or normalise the observations",
+        high=5.0, patience=1,
     ),
 )  # fmt: skip

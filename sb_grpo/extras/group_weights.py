@@ -23,7 +23,8 @@ def row_weights(shares: th.Tensor, label: th.Tensor, max_weight: float = 10.0) -
 
     :param shares: ``[n]`` 0 or more; labels without rows are passed over
     :param label: ``[M]`` int64 in [0, n)
-    :param max_weight: a row weighs at most so many times the mean row, lest a group of three steps steer the update
+    :param max_weight: a row weighs at most so many times the mean row before weights are brought to a mean of 1 (after that
+        perhaps more), lest a group of three steps steer the update
     :return: ``[M]`` with mean 1
     """
     rows = segment_sum(th.ones_like(label, dtype=shares.dtype), label, len(shares))

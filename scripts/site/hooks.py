@@ -1,4 +1,4 @@
-"""MkDocs hooks: pages for what the Markdown links to outside of ``docs/``, and what the explorer needs to run.
+"""MkDocs hooks: pages for what the Markdown links to outside of ``docs/``, links in docstrings, what the explorer needs.
 
 The Markdown pages link to files of the repository (``../zoo/hyperparams/grpo.yml``) and to folders of raw data, as one reads
 them in a checkout. A site has neither, so each such target becomes a page of its own: the file's text, or the folder's list.
@@ -24,6 +24,11 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 #: Target of a Markdown link, without its anchor.
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
+#: A role of Sphinx in the HTML of a docstring: ``:class:`name```, ``:class:`~name```, ``:class:`title <name>```.
+ROLE = re.compile(
+    r":(?:class|func|meth|mod|attr|data):<code>(?:(?P<title>[^<&]+?) &lt;)?(?P<short>~?)(?P<name>[\w.]+)(?:&gt;)?</code>"
+)
+PICTURE = re.compile(r'<img [^>]*src="(?P<src>[^":]+\.(?:png|svg|gif))"[^>]*>')
 LANGUAGES = {".py": "python", ".yml": "yaml", ".sh": "bash", ".cfg": "ini", ".toml": "toml", ".md": "markdown"}
 #: What the explorer shares with the pages of runs.
 SHARED = ("dom.js", "charts.js", "page.css")
@@ -48,6 +53,22 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         return posixpath.relpath(page_of(target), here or ".")
 
     return relinked(markdown, here, to_page)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Let the roles of docstrings (``:class:`~sb_grpo.Rollout```) be links where the site has what they name.
+
+    Pictures become links to themselves: a telephone shows those with many panels too small to read.
+    """
+    return PICTURE.sub(r'<a class="picture" href="\g<src>">\g<0></a>', ROLE.sub(as_link, html))
+
+
+def as_link(role: re.Match[str]) -> str:
+    """A link to what a role names, by the title that it gives or the last part of the name."""
+    title, name = role["title"], role["name"]
+    full = name if name.startswith("sb_grpo.") else f"sb_grpo.{name}"
+    shown = title or (name.rsplit(".", 1)[-1] if role["short"] else name)
+    return f'<autoref optional identifier="{full}"><code>{shown}</code></autoref>'
 
 
 def targets(files: Files) -> Iterator[str]:
