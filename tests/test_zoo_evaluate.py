@@ -195,3 +195,22 @@ def test_a_run_without_evaluations_still_has_a_record(runs, tmp_path):
     record = json.loads((tmp_path / "out" / "results" / "grpo.jsonl").read_text())
     assert len(record["checkpoints"]) == 1 and not (tmp_path / "out/tables/stability.csv").exists()
     assert gym.spec(record["spec"]["env"]).id == "Pendulum-v1"
+
+
+@pytest.mark.parametrize(("name", "content"), [("evaluations.npz", b""), ("metrics.json", b'{"a": ')])
+def test_a_damaged_file_costs_its_own_figures_alone(runs, tmp_path, capsys, name, content):
+    folder = tmp_path / "grpo" / "Pendulum-v1_1"
+    shutil.copytree(runs / "grpo" / "Pendulum-v1_1", folder)
+    (folder / name).write_bytes(content)
+    assert evaluate_here(folder, "--episodes", 2, "--out", tmp_path / "out") == 0
+    assert capsys.readouterr().err.count(f"{folder / name} is left out: it cannot be read") == 1
+    assert (tmp_path / "out" / "results" / "grpo.jsonl").exists()
+
+
+def test_a_path_may_hold_an_equals_sign(runs, tmp_path, capsys):
+    folder = tmp_path / "grpo-learning_rate=0.001" / "Pendulum-v1_1"
+    shutil.copytree(runs / "grpo" / "Pendulum-v1_1", folder)
+    assert evaluate_here(folder, f"mine={runs / 'ppo' / 'Pendulum-v1_1'}", "--episodes", 2, "--out", tmp_path / "out") == 0
+    assert {file.stem for file in (tmp_path / "out" / "results").glob("*.jsonl")} == {"grpo", "mine"}
+    assert evaluate_here(tmp_path / "rate=0.1" / "none", "--episodes", 2, "--out", tmp_path / "other") == 2
+    assert f"{tmp_path / 'rate=0.1' / 'none'}: there is no such run folder." in capsys.readouterr().err

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import rl_zoo3
@@ -15,8 +17,11 @@ import rl_zoo3
 from sb_grpo.saving import read_entry
 
 from ..common.command_line import BadInput
+from ..comparing.curves import DAMAGED
 from ..training.run_files import is_run_folder, read_values
 from ..training.saved import Saved, check_untrusted
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -36,20 +41,33 @@ class Contestant:
     seed: int
     folder: Path
 
-    @property
+    @cached_property
     def metrics(self) -> dict[str, Any]:
-        """``metrics.json`` of the run; empty where there is none, as of a run that was killed."""
-        file = self.folder / "metrics.json"
-        return dict(json.loads(file.read_text())) if file.exists() else {}
+        """``metrics.json`` of the run; empty where there is none that can be read, as of a run that was killed."""
 
-    @property
+        def read(file: Path) -> dict[str, Any]:
+            return dict(json.loads(file.read_text()))
+
+        return self._read("metrics.json", read) or {}
+
+    @cached_property
     def curve(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """``[C]`` steps and ``[C, E]`` returns of the evaluations during training; None where there were none."""
-        file = self.folder / "evaluations.npz"
-        if not file.exists():
+        """``[C]`` steps and ``[C, E]`` returns of the evaluations during training; None where none can be read."""
+
+        def read(file: Path) -> tuple[np.ndarray, np.ndarray]:
+            with np.load(file) as data:
+                return data["timesteps"], data["results"]
+
+        return self._read("evaluations.npz", read)
+
+    def _read(self, name: str, read: Callable[[Path], T]) -> T | None:
+        """What a file of the run holds; None where it is missing. A damaged one is named, and costs its own figures alone."""
+        file = self.folder / name
+        try:
+            return read(file) if file.exists() else None
+        except DAMAGED as error:
+            print(f"{file} is left out: it cannot be read ({type(error).__name__}: {error})", file=sys.stderr)
             return None
-        with np.load(file) as data:
-            return data["timesteps"], data["results"]
 
 
 def run_folders(path: Path) -> list[Path]:
@@ -75,11 +93,11 @@ def find(texts: Sequence[str], best: bool, algo: str | None, env_id: str | None,
     """
     found: list[Contestant] = []
     for text in texts:
-        label, equals, place = text.partition("=")
+        label, equals, place = ("", "", text) if Path(text).exists() else text.partition("=")
         path = Path(place if equals else text)
         folders = [path.parent] if path.suffix == ".zip" else run_folders(path)
         if not path.exists() or not folders:
-            raise BadInput(f"{path}: there is no such {'file' if path.suffix == '.zip' else 'run folder'}.")
+            raise BadInput(f"{text}: there is no such {'file' if path.suffix == '.zip' else 'run folder'}.")
         for folder in folders:
             model = path if path.suffix == ".zip" else None
             found.append(_contestant(folder, model, best, algo, env_id, label if equals else "", trusted))
