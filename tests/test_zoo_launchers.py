@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import optuna
 import psutil
 import pytest
 
@@ -17,6 +18,7 @@ from zoo.benchmarking.results import read_run
 from zoo.common import cluster
 from zoo.common.cluster import Resources, parse_resources
 from zoo.common.command_line import BadInput, run
+from zoo.tuning.study import load_study, open_storage
 
 ROOT = Path(__file__).parents[1]
 SIZE = ["--evaluations", "2", "--eval-episodes", "2", "--final-episodes", "2"]
@@ -182,14 +184,45 @@ def test_workers_on_two_machines_search_one_study(two_machines, tmp_path):
 
 
 def trials_of(storage, study):
-    import optuna
-
-    from zoo.tuning.study import open_storage
-
     try:
         return optuna.load_study(study_name=study, storage=open_storage(storage)).get_trials()
     except KeyError:
         return []
+
+
+SEARCH = ["-n", "256", "--n-seeds", "1", "--n-evaluations", "1", "--eval-episodes", "2", "--hyperparams", "n_steps:32"]
+
+
+def test_what_a_worker_is_told_is_a_command_that_tune_takes(tmp_path, capsys):
+    """It finds the study, whatever the team's own options were, and searches in a process of its own."""
+    mine = [*SEARCH, "--n-trials", "1", "--log-folder", str(tmp_path), "--no-optim-plots"]
+    assert tune.main(mine) == 0
+    team = [*mine, "--launcher", "ray", "--workers", "2", "--ray-address", "HOST:6379", "--resources", "cpus=2"]
+    args = tune.make_parser().parse_args(team)
+    args.study_name, args.storage = "grpo_CartPole-v1_256", str(tmp_path / "tune/grpo_CartPole-v1_256/journal.log")
+    told = tune.team_arguments(team, args, load_study(args.storage, args.study_name))
+    assert tune.main(told) == 0
+    assert [t.state.name for t in trials_of(args.storage, args.study_name)] == ["COMPLETE"] * 2
+    assert tune.main([*mine, "--workers", "2"]) == 2
+    assert "--workers 2 needs --launcher ray" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_workers_of_this_machine_search_and_one_that_fails_is_named(tmp_path, monkeypatch):
+    """By a package that two processes can import, the command's own and one worker's, which finishes the study alone."""
+    pytest.importorskip("ray", reason="needs Ray: pip install 'sb_grpo[scale]'")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (tmp_path / "twice.py").write_text(
+        "import os\ntry:\n    os.mkdir('first')\nexcept FileExistsError:\n    try:\n        os.mkdir('second')\n"
+        "    except FileExistsError:\n        raise ImportError('no third time') from None\n"
+    )
+    team = ["--launcher", "ray", "--workers", "2", "--n-trials", "2", "--gym-packages", "twice", "--no-optim-plots"]
+    arguments = [sys.executable, "-m", "zoo.tune", *SEARCH, *team, "--storage", "sqlite:///study.db"]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "2 complete" in done.stdout, done.stderr
+    assert sum(f"zoo.tune: worker {number} ended with code 2" in done.stderr for number in (1, 2)) == 1
+    said = done.stdout + done.stderr
+    assert said.count("zoo.tune: --gym-packages twice: no third time") == 1 and "Traceback" not in said
 
 
 # ------------------------------------------------------------ bad input

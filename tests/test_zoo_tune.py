@@ -15,14 +15,16 @@ from stable_baselines3 import PPO
 from torch import nn
 
 from sb_grpo import GRPO
+from sb_grpo.profiles import PROFILES
 from tests.helpers import heed_ctrl_c, wait_for
-from zoo import recommend, tune
+from zoo import recommend, train, tune
 from zoo.common.command_line import run
 from zoo.common.literals import parse
+from zoo.training.run_files import read_values
 from zoo.tuning.objective import Objective
 from zoo.tuning.search_space import grpo_space, with_net
 from zoo.tuning.start import grpo_start, widened
-from zoo.tuning.study import SAMPLERS, check_source, note_source, open_storage, settings_of_trial
+from zoo.tuning.study import SAMPLERS, check_source, load_study, note_source, open_storage, settings_of_trial
 
 ROOT = Path(__file__).parents[1]
 TINY = ["-n", "256", "--n-seeds", "1", "--n-evaluations", "2", "--eval-episodes", "2", "--hyperparams", "n_steps:32"]
@@ -207,12 +209,56 @@ def test_settings_that_are_fixed_are_not_searched():
 def test_another_trial_than_the_best_can_be_trained(tmp_path, capsys):
     assert tune_here(tmp_path, *TINY, "--n-trials", "1", "--no-optim-plots") == 0
     storage, name = str(tmp_path / "tune" / "grpo_CartPole-v1_256" / "journal.log"), "grpo_CartPole-v1_256"
-    settings = settings_of_trial(storage, name, 0)
-    train = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), "-n", "64", "--eval-freq", "-1", "--num-threads", "1"]
+    settings = settings_of_trial(load_study(storage, name), 0)
+    begin = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), "-n", "64", "--eval-freq", "-1", "--num-threads", "1"]
     load = ["--storage", storage, "--study-name", name, "--trial-id", "0"]
-    result = subprocess.run([*train, *load], cwd=ROOT, capture_output=True, text=True, check=False)
+    result = subprocess.run([*begin, *load], cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert GRPO.load(tmp_path / "grpo" / "CartPole-v1_1" / "CartPole-v1.zip").gamma == settings["gamma"]
+
+
+@pytest.fixture
+def a_trial(tmp_path, monkeypatch):
+    """Trains trial 0 of a study on another entry than that of today, and without its own env's arguments."""
+    storage = str(tmp_path / "study.log")
+    study = optuna.create_study(storage=open_storage(storage), study_name="s")
+    settings = {"policy": "MlpPolicy", "n_timesteps": 64, "n_steps": 32, "n_envs": 1, "gamma": 0.9, "n_epochs": 1}
+    study.add_trial(optuna.trial.create_trial(value=1.0, user_attrs={"settings": settings}))
+    about = {"algo": "grpo", "env": "Pendulum-v1", "env_kwargs": {"g": 5.0}, "eval_env_kwargs": {"g": 6.0}}
+    for key, value in about.items():
+        study.set_user_attr(key, value)
+    monkeypatch.setattr(sys, "argv", [])
+    of_trial = ["--storage", storage, "--study-name", "s", "--trial-id", "0", "--eval-freq", "-1", "-tb", ""]
+    return lambda *more: run("zoo.train", train.main, ["-f", str(tmp_path), *of_trial, *more]), settings
+
+
+def test_the_settings_of_a_trial_are_the_whole_entry(a_trial, tmp_path):
+    """Today's entry of Pendulum-v1 normalises; the study's did not. What is given on the command line goes over both."""
+    begin, settings = a_trial
+    assert begin("--env", "Pendulum-v1", "-params", "gamma:0.8") == 0
+    assert begin("--env", "Pendulum-v1", "--env-kwargs", "g:7.0", "--profile", "conservative", "-n", "32") == 0
+    first, second = (tmp_path / "grpo" / f"Pendulum-v1_{number}" / "Pendulum-v1" for number in (1, 2))
+    assert read_values(first / "config.yml") == {**settings, "gamma": 0.8}
+    assert read_values(second / "config.yml") == dict(sorted({**settings, **PROFILES["conservative"]}.items()))
+    options = [read_values(folder / "args.yml") for folder in (first, second)]
+    assert [x["env_kwargs"] for x in options] == [{"g": 5.0}, {"g": 7.0}]
+    assert [x["eval_env_kwargs"] for x in options] == [{"g": 6.0}] * 2 and [x["trial_id"] for x in options] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ([], "--trial-id 0: study s is of --algo grpo --env Pendulum-v1, not --algo grpo --env CartPole-v1: say so"),
+        (["--env", "Pendulum-v1", "--algo", "ppo"], "not --algo ppo --env Pendulum-v1: say so"),
+        (["--env", "Pendulum-v1", "-conf", "my.yml"], "--trial-id 0: a trial has all its settings: leave --conf-file my.yml"),
+        (["--env", "Pendulum-v1", "--trial-id", "1"], "--trial-id 1: s has no such trial"),
+    ],
+    ids=["env", "algo", "conf-file", "no-such-trial"],
+)
+def test_a_trial_is_not_trained_as_something_else(a_trial, options, says, tmp_path, capsys):
+    assert a_trial[0](*options) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1 and not (tmp_path / "grpo").exists()
 
 
 @pytest.mark.parametrize(

@@ -133,16 +133,12 @@ class TrainParser(Parser):
         check_learners(given)
         if given.continue_run:
             go_on(given)
-        if given.conf_file is None and given.algo == "grpo":
-            given.conf_file = str(HYPERPARAMS)
-        if given.trial_id is not None:
-            from .tuning.study import settings_of_trial  # with the database drivers
-
-            found = settings_of_trial(given.storage, given.study_name, given.trial_id)
-            given.hyperparams, given.trial_id = {**found, **(given.hyperparams or {})}, None
-            given.storage = without_passwords(given.storage)  # of no more use than to say where the settings are from
         if given.profile:
             given.hyperparams = {**PROFILES[given.profile], **(given.hyperparams or {})}
+        if given.trial_id is not None:
+            take_up_trial(given)
+        if given.conf_file is None and given.algo == "grpo":
+            given.conf_file = str(HYPERPARAMS)
         return given
 
 
@@ -208,6 +204,31 @@ def go_on(given: Any) -> None:
         vars(given)[name] = vars(given)[name] or options.get(name)
     if given.n_timesteps == -1:
         given.n_timesteps = options.get("n_timesteps", -1)
+
+
+def take_up_trial(given: Any) -> None:
+    """Take settings, and the env's arguments if they are not given, from a trial of ``zoo.tune``.
+
+    :param given: options; changed
+    :raises BadInput: if there is no such trial, or it was of something else
+    """
+    from .tuning.study import load_study, settings_of_trial  # with the database drivers
+
+    others = {f"--conf-file {given.conf_file}": given.conf_file is not None, "--continue": given.continue_run}
+    for option in [option for option, is_given in others.items() if is_given]:
+        raise BadInput(f"--trial-id {given.trial_id}: a trial has all its settings: leave {option} out.")
+    study = load_study(given.storage, given.study_name)
+    settings, about = settings_of_trial(study, given.trial_id), study.user_attrs
+    there = {name: about.get(name, getattr(given, name)) for name in ("algo", "env")}
+    if there != {name: getattr(given, name) for name in there}:
+        raise BadInput(
+            f"--trial-id {given.trial_id}: study {given.study_name} is of --algo {there['algo']} --env {there['env']}, not "
+            f"--algo {given.algo} --env {given.env}: say so, or take a study of that."
+        )
+    given.hyperparams = {**settings, **(given.hyperparams or {})}
+    for name in ("env_kwargs", "eval_env_kwargs"):
+        vars(given)[name] = vars(given)[name] or about.get(name)
+    given.storage = without_passwords(given.storage)  # of no more use than to say where the settings are from
 
 
 #: Exit code of a training at whose end a rule of ``--health`` is broken, or that broke down.

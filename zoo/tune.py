@@ -52,7 +52,7 @@ from .tuning.study import (
     open_storage,
     retire_abandoned,
 )
-from .tuning.team import search_together
+from .tuning.team import INTERRUPTED, search_together
 
 GRID = "grid"
 #: Algorithms whose space is numbers without conditions, where a Gaussian process is at its best.
@@ -299,18 +299,18 @@ def search(study: Study, objective: Objective, args: Any) -> bool:
     return True
 
 
-def main(arguments: Sequence[str]) -> int:
+def body(arguments: Sequence[str]) -> int:
     """Search, then report.
 
     :param arguments: command line without the program's name
-    :return: exit code: 1 if no trial has completed, 130 after Ctrl-C
+    :return: exit code: 1 if no trial has completed, 130 after Ctrl-C; that of a worker which has failed
     """
     args = make_parser().parse_args(arguments)
     for name in ("n_trials", "n_jobs", "n_seeds", "n_evaluations", "eval_episodes", "max_total_trials", "workers"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 1.")
     launch = read_launch(args)
-    if args.workers is not None and launch.launcher != "ray":
+    if args.workers is not None and launch.launcher != "ray" and not args.in_team:  # of whom the command line speaks there
         raise BadInput(f"--workers {args.workers} needs --launcher ray; on one machine start the command several times.")
     register()
     args.env, args.gym_packages = known_env(args.env, args.gym_packages)
@@ -330,16 +330,21 @@ def main(arguments: Sequence[str]) -> int:
         note_source(folder, args.storage)
     try:
         if launch.launcher == "ray":
-            finished = search_together(launch, args.workers, team_arguments(arguments, args, study))
+            code = search_together(launch, args.workers, team_arguments(arguments, args, study))
         else:
-            finished = search(study, objective, args)
+            code = 0 if search(study, objective, args) else INTERRUPTED
     finally:
         objective.evaluation_envs.close()
     if args.in_team:
         return 0
     completed = write_report(study, args.storage, folder, plots=not args.no_optim_plots)
-    return 130 if not finished else 0 if completed else 1
+    return code or (0 if completed else 1)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """``python -m zoo.tune``."""
+    return run("zoo.tune", body, arguments)
 
 
 if __name__ == "__main__":
-    sys.exit(run("zoo.tune", main, sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

@@ -105,8 +105,8 @@ class Experiment(ExperimentManager):
             self.mlflow.finish(failed=True)
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        if self.resumed is not None or self.going_on:
-            hyperparams, saved = self._settings_of_the_run()
+        if self.resumed is not None or self.going_on or self.of_trial is not None:
+            hyperparams, saved = self._whole_settings()
         else:
             asked = self.env_name
             try:
@@ -121,14 +121,15 @@ class Experiment(ExperimentManager):
         check_normalize(read.get("normalize"), self._where("normalize"))
         return read, saved
 
-    def _settings_of_the_run(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Those of the run that goes on, and none of an entry, which the run never had or has been edited since."""
+    def _whole_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Those of the run that goes on, or of a trial, and none of an entry, which it never had or has been edited since."""
         found = dict(sorted((self.custom_hyperparams or {}).items()))
         if "env_kwargs" in found and self.env_kwargs:
             found["env_kwargs"] = self.env_kwargs
             if self._eval_env_kwargs_args is None:
                 self.eval_env_kwargs = self.env_kwargs
-        print("Settings of the run that goes on:")
+        of = "the run that goes on" if self.of_trial is None else f"trial {self.of_trial} of study {self.study_name}"
+        print(f"Settings of {of}:")
         pprint(found)
         return dict(found), found
 
@@ -308,6 +309,12 @@ class Experiment(ExperimentManager):
     def going_on(self) -> bool:
         """Whether steps are counted on from those of the model."""
         return bool(getattr(self.args, "continue_run", False))
+
+    @property
+    def of_trial(self) -> int | None:
+        """Number of the trial of ``zoo.tune`` whose settings the run has."""
+        number: int | None = getattr(self.args, "trial_id", None)
+        return number
 
     @property
     def tensorboard_name(self) -> str:

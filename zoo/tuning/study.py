@@ -308,15 +308,15 @@ def _source(folder: Path, storage: str) -> str:
     return f"{scheme}{whole.relative_to(home) if whole.is_relative_to(home) else whole}"
 
 
-def settings_of_trial(storage: str, study_name: str, number: int) -> dict[str, Any]:
-    """What ``zoo.tune`` trained in a trial.
+def settings_of_trial(study: Study, number: int) -> dict[str, Any]:
+    """What ``zoo.tune`` trained in a trial: all settings, as an entry has them.
 
     :raises BadInput: if there is none
     """
-    trials = load_study(storage, study_name).get_trials(deepcopy=False)
+    trials, name = study.get_trials(deepcopy=False), study.study_name
     if not 0 <= number < len(trials) or "settings" not in trials[number].user_attrs:
-        raise BadInput(f"--trial-id {number}: {study_name} has no such trial with settings of zoo.tune.")
+        raise BadInput(f"--trial-id {number}: {name} has no such trial with settings of zoo.tune.")
     settings: dict[str, Any] = trials[number].user_attrs["settings"]
     if not isinstance(settings, dict):
-        raise BadInput(f"--trial-id {number}: the settings of {study_name} are {type(settings).__name__}, not a mapping.")
+        raise BadInput(f"--trial-id {number}: the settings of {name} are {type(settings).__name__}, not a mapping.")
     return settings

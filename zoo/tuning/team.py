@@ -11,10 +11,12 @@ from typing import Any
 
 from ..benchmarking.errand import ONE_THREAD
 from ..common.cluster import Launch, connect_ray, room_in
-from ..common.command_line import PACKAGE
+from ..common.command_line import PACKAGE, program
 
 #: Workers that may die before the search gives up: what kills them may be the study itself.
 MAX_LOSSES = 10
+#: Exit code of a search that the user has interrupted.
+INTERRUPTED = 130
 
 
 def worker(arguments: Sequence[str], folder: str) -> int:
@@ -37,23 +39,24 @@ def worker(arguments: Sequence[str], folder: str) -> int:
         process.communicate()
 
 
-def search_together(launch: Launch, n_workers: int | None, arguments: Sequence[str]) -> bool:
+def search_together(launch: Launch, n_workers: int | None, arguments: Sequence[str]) -> int:
     """Let workers search until the study has its trials. One whose machine dies costs its trial, and another takes its place.
 
     :param launch: the cluster, and the resources of a worker
     :param n_workers: at a time; None: as many as the cluster has room for
     :param arguments: command line of a worker
-    :return: False if the user has interrupted it
+    :return: exit code: that of the first worker that failed, 130 if the user has interrupted it
     """
     ray: Any = connect_ray(launch, said=True)
     task = ray.remote(worker).options(max_retries=0, **launch.resources.for_ray())
-    running = [task.remote(arguments, os.getcwd()) for _ in range(n_workers or room_in(ray, launch.resources))]
-    losses = 0
+    number = {task.remote(arguments, os.getcwd()): n + 1 for n in range(n_workers or room_in(ray, launch.resources))}
+    running, losses, failed = list(number), 0, 0
     try:
         while running:
             (ended, *_), running = ray.wait(running)
             try:
-                ray.get(ended)
+                code = _failure(number[ended], ray.get(ended))
+                failed = failed or code
             except ray.exceptions.RayTaskError:
                 raise  # the task itself is at fault
             except ray.exceptions.RayError as error:
@@ -61,8 +64,21 @@ def search_together(launch: Launch, n_workers: int | None, arguments: Sequence[s
                 print(f"A worker is gone ({type(error).__name__}): its trial is lost.", flush=True)
                 if losses < MAX_LOSSES:
                     running.append(task.remote(arguments, os.getcwd()))
-        return True
+                    number[running[-1]] = number[ended]
+        return failed
     except KeyboardInterrupt:
-        return False
+        return INTERRUPTED
     finally:
         ray.shutdown()  # ends the workers that are left
+
+
+def _failure(number: int, code: int) -> int:
+    """Name a worker that has failed; why stands above, as it has said it.
+
+    :param code: that it ended with; below 0 a signal
+    :return: exit code that says as much; 0 if it has not failed
+    """
+    if code == 0:
+        return 0
+    print(f"{program('tune')}: worker {number} ended with code {code}", file=sys.stderr, flush=True)
+    return max(code, 1)
