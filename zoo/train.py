@@ -174,6 +174,8 @@ def _check_tracking(given: Any) -> None:
 
     :raises BadInput: naming what is missing
     """
+    if given.mlflow is not None and not given.mlflow.strip():
+        raise BadInput(f"--mlflow {given.mlflow!r}: the experiment needs a name; --mlflow alone is the experiment sb_grpo.")
     if given.mlflow:
         check_mlflow()
     if given.track:

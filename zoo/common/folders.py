@@ -72,6 +72,20 @@ def alone_in(folder: Path, refusal: str) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until no other process does the same in this folder.
+
+    :param folder: that is there
+    """
+    with open(folder / LOCK, "w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX)
+        except OSError as error:  # a file system without locks
+            print(f"{folder} cannot be kept from other processes: {error.strerror}", file=sys.stderr)
+        yield
+
+
 def new_folder(parent: Path, name: str, suffix: str = "") -> Path:
     """Make ``parent/name_N``, with the first number above all that are there; two that ask at once get two.
 

@@ -363,11 +363,11 @@ class Experiment(ExperimentManager):
                 saves.stopped()
         except (Exception, ranks.RankLost):
             save(model, self.model_path, facts(model, self.settings))
-            if self.mlflow is not None:
-                self.mlflow.finish(failed=True)
             print(f"The training ended in an error after {model.num_timesteps:,} steps; the model is {self.model_path}")
             if saves is not None:
                 saves.stopped()
+            if self.mlflow is not None:
+                self.mlflow.finish(failed=True)
             raise
         finally:
             close(model.env)
