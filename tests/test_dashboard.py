@@ -49,6 +49,21 @@ def test_numbers_of_a_real_run(runs: Path) -> None:
     json.loads(as_script(read_runs(runs, None)).replace("<\\/", "</"))
 
 
+def test_a_run_with_damaged_settings_is_shown_with_a_note(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    for name, text in (("one", b"n_envs: 4\n"), ("two", b"a: [\n"), ("three", b"\xff")):
+        settings = tmp_path / name / "CartPole-v1"
+        settings.mkdir(parents=True)
+        (settings / "config.yml").write_bytes(text)
+        (settings.parent / "monitor.csv").write_text('#{"t_start": 1.0}\nr,l,t\n1,2,3\n')
+    shown = {run["name"]: run for _ in range(2) for run in read_runs(tmp_path, None)["runs"]}
+    assert [any("config.yml cannot be read" in note for note in shown[name]["notes"]) for name in ("one", "two", "three")] == [
+        False, True, True,
+    ]  # fmt: skip
+    error = capsys.readouterr().err
+    assert error.count("\n") == 2 and "two/CartPole-v1/config.yml cannot be read, and what it says is left out: " in error
+    assert report([str(tmp_path)]) == 0
+
+
 def test_a_half_written_line_is_passed_over_and_missing_views_are_named(runs: Path, tmp_path: Path) -> None:
     run = read_run(runs / "ppo" / "two", runs, None, runs)
     assert run["episodes"]["mean"] == [1.0, 3.0] and run["episodes"]["steps"] == [2.0, 6.0]

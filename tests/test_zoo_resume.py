@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from stable_baselines3.common.monitor import load_results
 from sb_grpo import GRPO
 from zoo.common.command_line import run
 from zoo.common.folders import alone_in
+from zoo.dashboards.runs import NO_LOG, read_runs
 from zoo.train import main
 from zoo.training import experiment, resuming
 from zoo.training.resuming import FILE, RunSaves, take_up_run
@@ -222,6 +224,59 @@ def test_a_run_that_continues_has_the_settings_of_the_run_before(stopped):
     changed = {name for name, value in after.settings.items() if str(value) != str(before.settings[name])}
     assert changed - {"seed", "tensorboard_log"} == {"ent_coef"} and after.num_timesteps >= 384
     assert (after.lr_schedule(0.5), after.gamma) == (before.lr_schedule(0.5), 0.9)
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    """wandb without a network, in a working directory of the test's own."""
+    pytest.importorskip("wandb")
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_SILENT", "true"), ("WANDB_DIR", str(tmp_path / "logs"))):
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.slow
+def test_a_tracked_run_writes_below_the_log_folder_and_goes_on_in_its_run(offline, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(RunSaves, "_on_step", stopped_after(100))
+        assert train("--env", "CartPole-v1", "-f", "logs", *SHORT, "--track", "-params", *SMALL) == 0
+    folder = tmp_path / "logs" / "grpo" / "CartPole-v1_1"
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+    command = [sys.executable, "-m", "zoo.train", "--resume", str(folder), "--verbose", "1"]  # wandb reads ids once a process
+    result = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    (events,) = (tmp_path / "logs" / "runs").glob("CartPole-v1__grpo__*/CartPole-v1/GRPO_1")
+    assert f"tensorboard --logdir {events.parent}" in result.stdout and len(list(events.iterdir())) == 2, result.stderr
+    begun = {path.name.rpartition("-")[2] for path in (tmp_path / "logs" / "wandb").glob("offline-run-*")}
+    assert begun == {read_values(folder / "CartPole-v1" / "args.yml")["wandb_run"]["id"]}
+    assert NO_LOG not in read_runs(folder, None)["runs"][0]["notes"]
+
+
+def test_a_project_that_wandb_refuses_is_not_about_the_key(offline, capsys):
+    assert train("--env", "CartPole-v1", "-f", "logs", *SHORT, "--track", "--wandb-project-name", "p r/x") == 2
+    error = capsys.readouterr().err
+    assert "--track: Invalid project name" in error and "wandb login" not in error and "offline" not in error
+
+
+def test_a_run_in_mlflow_goes_on_there(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(RunSaves, "_on_step", stopped_after(100))
+        assert train("--env", "CartPole-v1", "-f", str(tmp_path), *SHORT, "--mlflow", "-params", *SMALL) == 0
+    folder = tmp_path / "grpo" / "CartPole-v1_1"
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow/mlflow.db")
+    number = client.get_experiment_by_name("sb_grpo").experiment_id
+    (of_before,) = client.search_runs([number])
+    client.update_run(of_before.info.run_id, status="RUNNING")  # as kill -9 leaves it
+    assert train("--resume", str(folder)) == 0
+    (of_now,) = client.search_runs([number])
+    assert of_now.info.status == "FINISHED" and of_now.data.params == of_before.data.params
+    points = client.get_metric_history(of_now.info.run_id, "group/return_std")
+    assert {point.step for point in points} == {64, 128, 192, 256} and of_now.info.run_id == of_before.info.run_id
 
 
 def test_a_run_that_is_going_on_is_not_resumed_beside_itself(stopped, capsys):

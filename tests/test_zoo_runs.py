@@ -395,6 +395,18 @@ def test_a_damaged_file_is_named_and_the_others_are_drawn(tmp_path, capsys):
     assert "can be read; the first: *.monitor.csv of" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("name", "text"), [("config.yml", "a: ["), ("args.yml", "- 1\n"), ("config.yml", "\udcff")])
+def test_a_run_with_damaged_settings_stops_no_picture_of_the_others(name, text, tmp_path, capsys):
+    for number in (1, 2):
+        plain_run(tmp_path / "grpo" / f"ALE-Pong-v5_{number}", 1e-3)
+    damaged = tmp_path / "grpo" / "ALE-Pong-v5_2" / "ALE-Pong-v5" / name
+    damaged.write_bytes(text.encode(errors="surrogateescape"))
+    assert run("zoo.plot", plot.main, [str(tmp_path), "--out", str(tmp_path / "picture.svg")]) == 0
+    error = capsys.readouterr().err
+    assert error.startswith(f"zoo.plot: broken file left out: settings of {damaged.parents[1]}") and error.count("\n") == 1
+    assert "(one run" in (tmp_path / "picture.svg").read_text()
+
+
 def test_ids_with_a_slash_share_a_panel_with_the_folders_of_their_runs():
     curves = [
         reading.Curve(panel, "a", reading.EVALUATION, np.ones(1), np.ones(1)) for panel in ("ALE-Pong-v5", "ALE/Pong-v5")

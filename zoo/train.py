@@ -45,7 +45,7 @@ from .training.mlflow_runs import check_mlflow
 from .training.resuming import take_up_run
 from .training.run_files import Unreadable, read_values
 from .training.tracking import finish as finish_tracking
-from .training.tracking import is_of_wandb, not_begun
+from .training.tracking import go_on_in, is_of_wandb, not_begun
 
 #: Options of rl_zoo3's search, which zoo.tune has in their place.
 SEARCH = frozenset(
@@ -183,6 +183,8 @@ def _check_tracking(given: Any) -> None:
             raise BadInput("--track needs Weights & Biases: pip install -e '.[track]'.")
         os.environ.setdefault("WANDB_DIR", given.log_folder)  # beside the runs, not in the working directory
         Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
+        if getattr(given, "wandb_run", None):  # of --resume
+            go_on_in(given.wandb_run)
 
 
 def go_on(given: Any) -> None:

@@ -94,7 +94,7 @@ def from_folder(folder: Path, y: str = runs.RETURN) -> tuple[list[Curve], list[s
         if run.algo != RANDOM and y == runs.RETURN
     ]
     chains = runs.chains(folder)
-    for chain in chains:
+    for chain in _readable(chains, broken):
         env, label = runs.env_of(chain[-1]), chain[-1].parent.name
         with left_out(f"evaluations.npz of {chain[-1]}", broken):
             steps, values, samples = runs.evaluations(chain, y)
@@ -111,6 +111,16 @@ def from_folder(folder: Path, y: str = runs.RETURN) -> tuple[list[Curve], list[s
     if not curves:
         raise BadInput(f"{folder} holds no evaluations.npz, no monitor.csv and no result file of zoo.benchmark")
     return curves, broken
+
+
+def _readable(chains: Sequence[Sequence[Path]], broken: list[str]) -> Iterator[Sequence[Path]]:
+    """Those whose settings say which line they belong to."""
+    for chain in chains:
+        before = len(broken)
+        with left_out(f"settings of {chain[-1]}", broken):
+            runs.check_settings(chain)
+        if len(broken) == before:
+            yield chain
 
 
 def from_tensorboard(folder: Path, tag: str) -> list[Curve]:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 from stable_baselines3.common.monitor import load_results
 
+from ..common.command_line import BadInput
 from ..training.checkpoints import read_facts
 from ..training.run_files import read_values
 
@@ -20,9 +21,26 @@ RETURN = "return"
 COLUMNS = {RETURN: ("r", "results"), "length": ("l", "ep_lengths"), "success": ("is_success", "successes")}
 
 
+SETTINGS = ("config.yml", "args.yml")
+
+
 def _options(folder: Path, name: str = "args.yml") -> dict[str, Any]:
     file = next(iter(folder.glob(f"*/{name}")), None)
-    return {} if file is None else read_values(file)
+    try:
+        return {} if file is None else read_values(file)
+    except BadInput:  # check_settings names it
+        return {}
+
+
+def check_settings(chain: Sequence[Path]) -> None:
+    """See that what runs say of themselves can be read.
+
+    :raises BadInput: naming the first file that cannot
+    """
+    for run in chain:
+        for name in SETTINGS:
+            for file in run.glob(f"*/{name}"):
+                read_values(file)
 
 
 def env_of(folder: Path) -> str:

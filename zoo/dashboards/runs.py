@@ -5,14 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import os
+import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from ..common.command_line import BadInput, Parser
+from ..common.command_line import BadInput, Parser, one_line
 from ..dashboards.logs import Column, read_log
 from ..dashboards.messages import health_messages, watched
 
@@ -28,6 +30,7 @@ NO_LOG = (
 NO_GROUPS = "The log has no group figures: {algo} forms no groups. Views of groups, advantages and weights are left out."
 NO_HEALTH = "No health messages: the run had no HealthCallback (docs/health.md)."
 ALL_HELD = "All {n} health rules held throughout."
+BROKEN = "{name} cannot be read, and what it says is left out: {error}"
 
 
 def add_place(parser: Parser) -> None:
@@ -73,7 +76,7 @@ def read_runs(place: Path, tensorboard: Path | None, page_folder: Path | None = 
 def read_run(folder: Path, place: Path, tensorboard: Path | None, page_folder: Path) -> dict[str, Any]:
     """One run; arguments as in :func:`read_runs`."""
     episodes, started = read_episodes(folder)
-    settings, arguments = read_settings(folder)
+    settings, arguments, broken = read_settings(folder)
     final = read_json(folder / "metrics.json")
     log, advantages = read_log(folder, tensorboard or tensorboard_of(arguments), started)
     algo = str(arguments.get("algo", folder.parent.name))
@@ -94,7 +97,7 @@ def read_run(folder: Path, place: Path, tensorboard: Path | None, page_folder: P
         "settings": {str(key): str(value) for key, value in {**settings, **used}.items() if value is not None},
         "files": [os.path.relpath(path, page_folder) for path in sorted(folder.rglob("*")) if is_result(path)][:60],
         "messages": messages,
-        "notes": notes(algo, log, messages),
+        "notes": [*broken, *notes(algo, log, messages)],
     }
 
 
@@ -187,13 +190,25 @@ def plain(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
     return str(node.value)
 
 
-def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The run's settings and its command line, as rl_zoo3 keeps them."""
-    found = []
+def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
+    """The run's settings and its command line, as rl_zoo3 keeps them, and a note on each that is damaged."""
+    found, broken = [], []
     for name in ("config.yml", "args.yml"):
         path = next(folder.glob(f"*/{name}"), None)
-        found.append(pairs(yaml.load(path.read_text(), PlainLoader)) if path is not None else {})
-    return found[0], found[1]
+        try:
+            found.append(pairs(yaml.load(path.read_text(), PlainLoader)) if path is not None else {})
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            assert path is not None
+            found.append({})
+            broken.append(BROKEN.format(name=name, error=one_line(error)))
+            say_once(BROKEN.format(name=path, error=one_line(error)))
+    return found[0], found[1], broken
+
+
+@cache
+def say_once(line: str) -> None:
+    """A line on stderr; a page that is served reads the same files again and again."""
+    print(line, file=sys.stderr)
 
 
 def pairs(value: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import shutil
 import sys
 import time
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from pprint import pprint
@@ -47,7 +48,7 @@ from ..training.mlflow_runs import RESULTS, MlflowCallback
 from ..training.resuming import FILE as RUN_FILE
 from ..training.resuming import RunSaves, set_monitors_aside
 from ..training.run_files import read_values, write_values
-from ..training.tracking import Keep, all_of, artifact_name, define_metrics, keeper
+from ..training.tracking import Keep, all_of, artifact_name, define_metrics, keeper, take_note
 
 FINAL_EPISODES = 20
 #: Rules of ``--health``.
@@ -73,6 +74,12 @@ class Experiment(ExperimentManager):
     _alone: contextlib.ExitStack | None = None  #: while the run goes on, no other process has its folder
     _own_folder: Path | None = None  #: the run's, once it has made one
     _above: tuple[Path, ...] = ()  #: further folders that were not there before
+
+    def __init__(self, args: Namespace, *given: Any, **named: Any) -> None:
+        super().__init__(args, *given, **named)
+        if getattr(args, "track", False):
+            take_note(args)
+            self.tensorboard_log = str(Path(args.tensorboard_log, self.env_name))
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """rl_zoo3's, with everything that a user can have asked for wrongly as :class:`BadInput`; a crash stays a crash."""
@@ -192,7 +199,9 @@ class Experiment(ExperimentManager):
         folder, settings = Path(self.save_path), self.settings
         if getattr(self.args, "mlflow", None):
             name, about = f"{self.algo}-{folder.name}", {"algo": self.algo, "seed": self.seed, **settings}
-            self.mlflow = MlflowCallback(self.args.mlflow, name, about, Path(self.log_folder, "mlflow"))
+            home, before = Path(self.log_folder, "mlflow"), getattr(self.args, "mlflow_run", None)
+            self.mlflow = MlflowCallback(self.args.mlflow, name, about, home, before)
+            self.args.mlflow_run = self.mlflow.run_id  # in args.yml, for --resume
             self.callbacks.append(self.mlflow)
         if self.show_progress:
             self.callbacks.append(ProgressBarCallback())
@@ -213,8 +222,6 @@ class Experiment(ExperimentManager):
             import wandb  # an extra
             from wandb.integration.sb3 import WandbCallback
 
-            # rl_zoo3 has chosen a folder in the working directory.
-            self.tensorboard_log = str(Path(self.log_folder, self.tensorboard_log or "runs"))
             self.callbacks.append(WandbCallback())
             define_metrics(wandb.run)
         if getattr(self.args, "health", None):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,31 @@ BEST = ("eval/mean_reward", "rollout/ep_rew_mean")
 
 #: Is given the path of a model and what is known of it.
 Keep = Callable[[Path, dict[str, Any]], None]
+
+
+def go_on_in(run: dict[str, str]) -> None:
+    """Let the run that rl_zoo3 is about to begin be the one of before.
+
+    :param run: as :func:`take_note` has kept it
+    """
+    os.environ.update(WANDB_RUN_ID=run["id"], WANDB_RESUME="allow")
+
+
+def take_note(given: Namespace) -> None:
+    """Keep with the options which run of wandb this is, and put TensorBoard's files below the log folder.
+
+    :param given: options of a run that wandb has begun, with the folder that rl_zoo3 has chosen in the working directory
+    """
+    import wandb  # an extra
+
+    assert wandb.run is not None
+    if getattr(given, "wandb_run", None):
+        for name in ("WANDB_RUN_ID", "WANDB_RESUME"):  # for this run alone
+            os.environ.pop(name, None)
+    else:
+        given.wandb_run = {"id": wandb.run.id, "name": Path(given.tensorboard_log).name}
+    wandb.run.name = given.wandb_run["name"]  # rl_zoo3's says when it was begun
+    given.tensorboard_log = str(Path(given.log_folder, "runs", given.wandb_run["name"]))
 
 
 def define_metrics(run: Any) -> None:
@@ -38,7 +65,14 @@ def is_of_wandb(error: Exception) -> bool:
 
 def not_begun(error: Exception) -> BadInput:
     """What to do about such an error."""
-    return BadInput(f"--track: {one_line(error)} Run wandb login first, or set WANDB_MODE=offline and wandb sync later.")
+    from wandb.errors import CommError  # an extra
+
+    said, remedy = one_line(error), ""
+    if re.search(r"api.?key|log ?in|not logged|authenticat", said, re.IGNORECASE):
+        remedy = " Run wandb login first, or set WANDB_MODE=offline and wandb sync later."
+    elif isinstance(error, CommError):
+        remedy = " Without a network, set WANDB_MODE=offline and wandb sync later."
+    return BadInput(f"--track: {said}{remedy}")
 
 
 def finish() -> None:
