@@ -1,5 +1,6 @@
 """Benchmarks run for real, in processes of their own, on tiny settings: killed, resumed, interrupted, compared."""
 
+import contextlib
 import inspect
 import json
 import re
@@ -257,6 +258,47 @@ def test_bad_input_is_one_line_and_exit_code_2(more, says, tmp_path, monkeypatch
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and says in error.lower(), error
     assert not Path("results").exists()
+
+
+FLOW = ["--envs", "CartPole-v1", "--algos", "ppo", "random", "--steps", "100"]
+
+
+@pytest.mark.parametrize(
+    ("more", "seeds"),
+    [([], [0, 1, 2]), (["--n-runs", "2"], [0, 1]), (["--seeds", "7"], [7]), (["--seeds=5-6"], [5, 6]), (["--see", "4"], [4])],
+    ids=["nothing", "n-runs", "seeds", "with-an-equals-sign", "abbreviated"],
+)
+def test_the_workflow_runs_the_seeds_that_were_asked_for(more, seeds, tmp_path):
+    asked, baseline, report = workflow.read([*FLOW, "--out", str(tmp_path), *more, "--baseline", "ppo"])
+    assert [spec.seed for spec in asked.specs if spec.label == "ppo"] == seeds
+    assert (asked.out, baseline, report) == (tmp_path / "results", "ppo", tmp_path / "report")
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        (["--baseline", "pppo"], "--baseline pppo: it has no runs. Did you mean ppo? (there will be: ppo)"),
+        (["--baseline", "random"], "--baseline random: it has no runs."),
+        (["--algos", "random"], "only runs of the random policy: nothing to compare. Name an algorithm"),
+        (["--outt", "x"], "unrecognized arguments: --outt x"),
+        (["--steps"], "argument --steps: expected at least one argument"),
+        (["--n-runs", "0"], "--n-runs 0 must be at least 1"),
+        (["--n-runs", "2", "--seeds=0"], "--n-runs N means --seeds 0 to N-1: give one of the two"),
+        (["--seeds", "5-1"], "is not a list of seeds"),
+    ],
+)
+def test_what_the_workflow_cannot_report_on_is_refused_before_it_trains(more, says, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(SystemExit):  # argparse
+        assert workflow.main([*FLOW, *more]) == 2
+    error = capsys.readouterr().err
+    assert says in error and error.startswith("zoo.workflow: ") and error.count("\n") == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_baseline_may_stand_in_the_folder_already(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "results")
+    assert workflow.read([*FLOW, "--out", str(tmp_path), "--baseline", "grpo-tiny"])[1] == "grpo-tiny"
 
 
 def test_a_result_with_other_settings_is_not_taken_for_done(finished, tmp_path, capsys):

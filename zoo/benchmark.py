@@ -29,9 +29,12 @@ from .common.grids import parse_grid
 LOG_WIDTH = 200  # a table in a log file need not fit a terminal
 
 
-def parser() -> Parser:
-    """The command line."""
-    it = Parser("zoo.benchmark", "Train every algorithm on every env with every seed. Existing results are skipped.")
+def parser(name: str = "zoo.benchmark") -> Parser:
+    """The command line.
+
+    :param name: of the command that speaks of it
+    """
+    it = Parser(name, "Train every algorithm on every env with every seed. Existing results are skipped.")
     add = it.add_argument
     add("--envs", nargs="+", required=True, metavar="ID", help="Gymnasium ids")
     algos = "algorithms of rl_zoo3, grpo, random, or labels of --variants; nothing: all labels of --variants"
@@ -182,9 +185,18 @@ def body(arguments: Sequence[str]) -> int:
     """The command.
 
     :param arguments: command line
+    :return: exit code of :func:`carry_out`
+    """
+    return carry_out(make_specs(arguments))
+
+
+def carry_out(asked: Asked) -> int:
+    """Do the runs that are left.
+
+    :param asked: of the command line
     :return: 0; 1 if a run crashed, 2 if a model refused its settings, 130 if interrupted
     """
-    specs, out, launch, jobs, options = make_specs(arguments)
+    specs, out, launch, jobs, options = asked
     with only_one(out):
         for folder in out.rglob("seed_*.run"):  # of runs that were killed
             shutil.rmtree(folder, ignore_errors=True)

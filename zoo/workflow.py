@@ -10,12 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import benchmark, compare, plot
-from .benchmarking.results import find_results
+from .benchmarking.results import RANDOM, find_results, read_all
 from .benchmarking.worker import BAD_SETTINGS
-from .common.command_line import BadInput, Parser, run
+from .common.command_line import BadInput, Parser, did_you_mean, run
 
 #: Exit codes of a benchmark that has come to its end: all well, some runs crashed, some were refused by their model.
 FINISHED = (0, 1, BAD_SETTINGS)
+#: Seeds per algorithm and env, unless the command line says how many or which.
+N_RUNS = 3
 
 
 def parser() -> Parser:
@@ -25,10 +27,45 @@ def parser() -> Parser:
         "--algos, --variants, --steps, --jobs, ... The same command goes on after an interruption."
     )
     it = Parser("zoo.workflow", text)
-    it.add_argument("--n-runs", type=int, default=3, help="seeds per algorithm and env: 0 to n-1")
+    it.add_argument("--n-runs", type=int, help=f"seeds per algorithm and env: 0 to n-1; without it and --seeds: {N_RUNS}")
     it.add_argument("--baseline", metavar="LABEL", help="zoo.compare's: measure the others against this one")
     it.add_argument("--out", type=Path, default=Path("study"), metavar="FOLDER", help="results/ and report/")
     return it
+
+
+def read(arguments: Sequence[str]) -> tuple[benchmark.Asked, str | None, Path]:
+    """What the command line asks for, checked as far as it can be before anything is trained.
+
+    :param arguments: command line
+    :return: the benchmark, the baseline's label, the folder of the report
+    :raises BadInput: if the report could not be written whatever the runs bring
+    """
+    args, rest = parser().parse_known_args(arguments)
+    rest += ["--out", str(args.out / "results")]
+    of_benchmark = benchmark.parser("zoo.workflow")
+    of_benchmark.set_defaults(seeds=None)
+    if of_benchmark.parse_args(rest).seeds is None:
+        n_runs = N_RUNS if args.n_runs is None else args.n_runs
+        if n_runs < 1:
+            raise BadInput(f"--n-runs {n_runs} must be at least 1.")
+        rest += ["--seeds", f"0-{n_runs - 1}"]
+    elif args.n_runs is not None:
+        raise BadInput("--n-runs N means --seeds 0 to N-1: give one of the two.")
+    asked = benchmark.make_specs(rest)
+    _check_labels(asked, args.baseline)
+    return asked, args.baseline, args.out / "report"
+
+
+def _check_labels(asked: benchmark.Asked, baseline: str | None) -> None:
+    """See that there will be something to compare, and that the baseline is among it."""
+    runs = [*asked.specs, *read_all(find_results([asked.out]))[0]]
+    labels = sorted({run.label for run in runs if run.algo != RANDOM})
+    if not labels:
+        raise BadInput("only runs of the random policy: nothing to compare. Name an algorithm in --algos too.")
+    if baseline is not None and baseline not in labels:
+        raise BadInput(
+            f"--baseline {baseline}: it has no runs.{did_you_mean(baseline, labels)} (there will be: {', '.join(labels)})"
+        )
 
 
 def body(arguments: Sequence[str]) -> int:
@@ -37,17 +74,12 @@ def body(arguments: Sequence[str]) -> int:
     :param arguments: command line
     :return: exit code of the benchmark: where runs have failed, the report is about the others
     """
-    args, rest = parser().parse_known_args(arguments)
-    if args.n_runs < 1:
-        raise BadInput("--n-runs must be at least 1")
-    if "--seeds" in rest:
-        raise BadInput("--n-runs N takes the place of --seeds (seeds 0 to N-1)")
-    results, report = args.out / "results", args.out / "report"
-    failed = benchmark.body([*rest, "--seeds", f"0-{args.n_runs - 1}", "--out", str(results)])
-    if failed not in FINISHED or not find_results([results]):
+    asked, baseline, report = read(arguments)
+    failed = benchmark.carry_out(asked)
+    if failed not in FINISHED or not find_results([asked.out]):
         return failed
-    compare.body([str(results), "--out", str(report), *(["--baseline", args.baseline] if args.baseline else [])])
-    plot.body([str(results), "--out", str(report / "figures" / "curves")])
+    compare.body([str(asked.out), "--out", str(report), *(["--baseline", baseline] if baseline else [])])
+    plot.body([str(asked.out), "--out", str(report / "figures" / "curves")])
     if failed:
         print("zoo.workflow: the report is without the runs that failed", file=sys.stderr)
     return failed
