@@ -157,12 +157,14 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
             self._steps_trained = self._steps_dropped = 0
         if ranks.place().rank > 0:  # rank 0 speaks for all
             self.verbose, self.tensorboard_log, self._custom_logger = 0, None, False
+        if restart:
+            self._steps_dropped += self.rollout_buffer.drop_kept()
+            self._new_slots()
+            self._make_columns()
         with self._beginning() if restart else nullcontext():
-            if restart:
-                self._queue_new_groups()
             result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
-            if restart:
-                self._groups_started()
+        if restart:
+            self._time_limit = time_limit(self.env)
         if self.tensorboard_log is not None and log.has_tensorboard(self.logger):
             self.logger.record("hparams", log.hparams(self.settings), exclude=log.NOT_PRINTED)
         return result
@@ -186,21 +188,15 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         self.ep_info_buffer, steps = learners.seen_by_all(episodes_before, self.ep_info_buffer, steps)
         self.num_timesteps = steps_before + steps
 
-    def _queue_new_groups(self) -> None:
-        """The next reset of the env begins groups that no episode has met; what waited for the old ones is dropped."""
-        assert self.env is not None
-        self._steps_dropped += self.rollout_buffer.drop_kept()
-        self._new_slots().queue_all(self.env)
-        self._make_columns()
-        self._time_limit = time_limit(self.env)
-
     @contextmanager
     def _beginning(self) -> Iterator[None]:
-        """Around a reset of the env that begins episodes; where it fails, the next ``learn()`` begins others."""
-        assert self.env is not None
+        """Around a reset of the env that begins each slot's next job; where it fails, the next ``learn()`` begins others."""
+        assert self.env is not None and self.slots is not None
         try:
             with resetting(self.env):
+                self.slots.queue_all(self.env)
                 yield
+                self._groups_started()
         except BaseException:
             self._last_obs = None
             raise
@@ -281,13 +277,11 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
 
     def start_slots(self) -> None:
         """Reset every env; each slot begins the next of the jobs."""
-        assert self.env is not None and self.slots is not None
+        assert self.env is not None
         check_early_reset(self.env, can_continue=False)
         with self._beginning():
-            self.slots.queue_all(self.env)
             self._last_obs = self.env.reset()  # type: ignore[assignment]
             self._last_episode_starts = np.ones(self.n_envs, dtype=bool)
-            self._groups_started()
 
     def _plan(self) -> Plan:
         """How far the next rollout goes."""

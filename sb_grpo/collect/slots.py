@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo import ranks
 from sb_grpo.collect.starts import Start, left_behind, mismatch_message, not_reset_message, same_start, start_of
 from sb_grpo.envs.hold import Hold, hold_of, resetting
-from sb_grpo.envs.installing import facts, install_seeded_reset
+from sb_grpo.envs.installing import install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies.beside import env_part
@@ -247,7 +247,7 @@ class GroupSlots:
         if not same_start(first, start):
             group = ranks.dealt(group)
             seed = group_seed(self.base_seed, group)
-            self._note_mismatch(mismatch_message(env, facts(env)[0], group, seed, first, start))
+            self._note_mismatch(mismatch_message(env, group, seed, first, start))
 
     def _note_mismatch(self, message: str) -> None:
         self.start_mismatches += 1

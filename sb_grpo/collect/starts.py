@@ -6,7 +6,7 @@ from typing import Any
 
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo.envs.installing import wrappers_of
+from sb_grpo.envs.installing import facts, wrappers_of
 from sb_grpo.envs.seeded_reset import START_DIGEST, START_LAYERS, Begun, observation_digest
 from sb_grpo.types import map_obs
 
@@ -48,14 +48,14 @@ def same_start(first: Start, other: Start) -> bool:
     return first[-1][1] == other[-1][1]
 
 
-def mismatch_message(env: VecEnv, env_id: str | None, group: int, seed: int, first: Start, other: Start) -> str:
+def mismatch_message(env: VecEnv, group: int, seed: int, first: Start, other: Start) -> str:
     """Says that two members of a group started differently, and which layer made the difference.
 
     :param env: with its wrappers
     :param first: of the group's first member
     :param other: of another one; its last digest differs
     """
-    where = f"{env_id or 'this env'} (group {group}, seed {seed})"
+    where = f"{facts(env)[0] or 'this env'} (group {group}, seed {seed})"
     begin = f"Two members of a group started from different observations in {where}: "
     if AROUND in (first[-1][0], other[-1][0]):
         steps = [start[-1][3] if start[-1][0] == AROUND else 0 for start in (first, other)]
