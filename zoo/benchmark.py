@@ -22,7 +22,7 @@ from .benchmarking.specs import Spec, read_variants, settings_for, swept
 from .benchmarking.worker import BAD_SETTINGS
 from .benchmarking.workers import DONE, LEFT
 from .common.cluster import Launch, add_launcher, read_launch
-from .common.command_line import BadInput, Parser, call, known_env, run
+from .common.command_line import INTERRUPTED, BadInput, Parser, call, known_env, run
 from .common.folders import LOCK, alone_in
 from .common.grids import parse_grid
 
@@ -208,7 +208,7 @@ def carry_out(asked: Asked) -> int:
                 failed = work(states, launcher, options)
             except KeyboardInterrupt:
                 print("interrupted: the same command goes on from here", file=sys.stderr)
-                return 130
+                return INTERRUPTED
         Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(table(states))
     for worker in failed:
         print(f"zoo.benchmark: {worker.complaint}", file=sys.stderr)

@@ -26,6 +26,7 @@ from sb_grpo.profiles import PROFILES
 from sb_grpo.types import Breakdown
 
 from .common.command_line import (
+    INTERRUPTED,
     BadInput,
     Parser,
     Settings,
@@ -218,9 +219,9 @@ def take_up_trial(given: Any) -> None:
     """
     from .tuning.study import load_study, settings_of_trial  # with the database drivers
 
-    others = {f"--conf-file {given.conf_file}": given.conf_file is not None, "--continue": given.continue_run}
-    for option in [option for option, is_given in others.items() if is_given]:
-        raise BadInput(f"--trial-id {given.trial_id}: a trial has all its settings: leave {option} out.")
+    if given.conf_file is not None or given.continue_run:
+        other = "--continue" if given.conf_file is None else f"--conf-file {given.conf_file}"
+        raise BadInput(f"--trial-id {given.trial_id}: a trial has all its settings: leave {other} out.")
     study = load_study(given.storage, given.study_name)
     settings, about = settings_of_trial(study, given.trial_id), study.user_attrs
     there = {name: about.get(name, getattr(given, name)) for name in ("algo", "env")}
@@ -237,7 +238,6 @@ def take_up_trial(given: Any) -> None:
 
 #: Exit code of a training at whose end a rule of ``--health`` is broken, or that broke down.
 UNHEALTHY = 3
-INTERRUPTED = 130
 
 
 def stop(signum: int, frame: Any) -> None:

@@ -28,7 +28,7 @@ from sb_grpo import GRPO
 
 from .common.closing import close
 from .common.cluster import add_launcher, read_launch
-from .common.command_line import BadInput, Parser, Settings, default_threads, known_env, run
+from .common.command_line import INTERRUPTED, BadInput, Parser, Settings, default_threads, known_env, run
 from .common.folders import make_folder
 from .common.grids import parse_grid
 from .common.provenance import command, without_passwords
@@ -52,7 +52,7 @@ from .tuning.study import (
     open_storage,
     retire_abandoned,
 )
-from .tuning.team import INTERRUPTED, search_together
+from .tuning.team import search_together
 
 GRID = "grid"
 #: Algorithms whose space is numbers without conditions, where a Gaussian process is at its best.

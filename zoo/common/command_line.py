@@ -17,6 +17,9 @@ from rl_zoo3.utils import StoreDict
 #: ``zoo`` in a checkout, ``sb_grpo_zoo`` where the wheel is installed.
 PACKAGE = __name__.split(".")[0]
 
+#: Exit code of a command that the user has interrupted.
+INTERRUPTED = 130
+
 
 def program(name: str = "") -> str:
     """What a command is called in its messages.

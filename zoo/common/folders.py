@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO
 
 from ..common.command_line import BadInput
 
@@ -61,11 +62,9 @@ def alone_in(folder: Path, refusal: str) -> Iterator[None]:
     path = folder / LOCK
     with open(path, "w") as held:
         try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(held, folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BadInput(refusal) from None
-        except OSError as error:  # a file system without locks
-            print(f"{folder} cannot be kept from other processes: {error.strerror}", file=sys.stderr)
         try:
             yield
         finally:
@@ -78,12 +77,22 @@ def one_at_a_time(folder: Path) -> Iterator[None]:
 
     :param folder: that is there
     """
-    with open(folder / LOCK, "w") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX)
-        except OSError as error:  # a file system without locks
-            print(f"{folder} cannot be kept from other processes: {error.strerror}", file=sys.stderr)
+    with open(folder / LOCK, "w") as held:  # the file stays, as the next one may wait for it already
+        _lock(held, folder, fcntl.LOCK_EX)
         yield
+
+
+def _lock(held: TextIO, folder: Path, how: int) -> None:
+    """Take the lock of a folder; one whose file system has none is named, and not kept.
+
+    :raises BlockingIOError: where another process has it, and ``how`` is not to wait
+    """
+    try:
+        fcntl.flock(held, how)
+    except BlockingIOError:
+        raise
+    except OSError as error:
+        print(f"{folder} cannot be kept from other processes: {error.strerror}", file=sys.stderr)
 
 
 def new_folder(parent: Path, name: str, suffix: str = "") -> Path:

@@ -113,14 +113,14 @@ def from_folder(folder: Path, y: str = runs.RETURN) -> tuple[list[Curve], list[s
     return curves, broken
 
 
-def _readable(chains: Sequence[Sequence[Path]], broken: list[str]) -> Iterator[Sequence[Path]]:
+def _readable(chains: Sequence[Sequence[Path]], broken: list[str]) -> list[Sequence[Path]]:
     """Those whose settings say which line they belong to."""
+    found = []
     for chain in chains:
-        before = len(broken)
         with left_out(f"settings of {chain[-1]}", broken):
             runs.check_settings(chain)
-        if len(broken) == before:
-            yield chain
+            found.append(chain)
+    return found
 
 
 def from_tensorboard(folder: Path, tag: str) -> list[Curve]:

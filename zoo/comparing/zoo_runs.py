@@ -19,8 +19,7 @@ from ..training.run_files import read_values
 RETURN = "return"
 #: What of an episode is drawn -> column of monitor files, array of evaluations.npz.
 COLUMNS = {RETURN: ("r", "results"), "length": ("l", "ep_lengths"), "success": ("is_success", "successes")}
-
-
+#: What a run says of itself.
 SETTINGS = ("config.yml", "args.yml")
 
 

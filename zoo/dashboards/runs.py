@@ -192,17 +192,18 @@ def plain(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
 
 def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
     """The run's settings and its command line, as rl_zoo3 keeps them, and a note on each that is damaged."""
-    found, broken = [], []
-    for name in ("config.yml", "args.yml"):
+    found: dict[str, dict[str, Any]] = {"config.yml": {}, "args.yml": {}}
+    broken = []
+    for name in found:
         path = next(folder.glob(f"*/{name}"), None)
+        if path is None:
+            continue
         try:
-            found.append(pairs(yaml.load(path.read_text(), PlainLoader)) if path is not None else {})
+            found[name] = pairs(yaml.load(path.read_text(), PlainLoader))
         except (OSError, ValueError, yaml.YAMLError) as error:
-            assert path is not None
-            found.append({})
             broken.append(BROKEN.format(name=name, error=one_line(error)))
             say_once(BROKEN.format(name=path, error=one_line(error)))
-    return found[0], found[1], broken
+    return found["config.yml"], found["args.yml"], broken
 
 
 @cache

@@ -44,11 +44,7 @@ class Contestant:
     @cached_property
     def metrics(self) -> dict[str, Any]:
         """``metrics.json`` of the run; empty where there is none that can be read, as of a run that was killed."""
-
-        def read(file: Path) -> dict[str, Any]:
-            return dict(json.loads(file.read_text()))
-
-        return self._read("metrics.json", read) or {}
+        return self._read("metrics.json", lambda file: dict(json.loads(file.read_text()))) or {}
 
     @cached_property
     def curve(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -93,14 +89,15 @@ def find(texts: Sequence[str], best: bool, algo: str | None, env_id: str | None,
     """
     found: list[Contestant] = []
     for text in texts:
-        label, equals, place = ("", "", text) if Path(text).exists() else text.partition("=")
-        path = Path(place if equals else text)
+        named = "=" in text and not Path(text).exists()
+        label, place = text.split("=", 1) if named else ("", text)
+        path = Path(place)
         folders = [path.parent] if path.suffix == ".zip" else run_folders(path)
         if not path.exists() or not folders:
             raise BadInput(f"{text}: there is no such {'file' if path.suffix == '.zip' else 'run folder'}.")
         for folder in folders:
             model = path if path.suffix == ".zip" else None
-            found.append(_contestant(folder, model, best, algo, env_id, label if equals else "", trusted))
+            found.append(_contestant(folder, model, best, algo, env_id, label, trusted))
     return _told_apart(found)
 
 

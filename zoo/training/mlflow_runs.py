@@ -151,14 +151,17 @@ class MlflowCallback(BaseCallback):
         :param method: of MLflow's client
         """
         try:
-            if self.failed:  # MLflow would try for minutes, every time
-                check_answers(self.uri)
-            getattr(self.client, method)(self.run_id, *arguments, **named)
+            self._call(method, *arguments, **named)
         except Exception as error:  # of MLflow, of SQLAlchemy, or of a driver
             if not self.failed:
                 self._say(f"does not take what is logged ({one_line(error):.300}). The training goes on; what is missing "
                           "there is in its folder.")  # fmt: skip
             self.failed = True
+
+    def _call(self, method: str, *arguments: Any, **named: Any) -> None:
+        if self.failed:  # MLflow would try for minutes, every time
+            check_answers(self.uri)
+        getattr(self.client, method)(self.run_id, *arguments, **named)
 
     def _say(self, what: str) -> None:
         print(f"MLflow at {self.place} {what}", file=sys.stderr)
@@ -193,12 +196,10 @@ class MlflowCallback(BaseCallback):
         :param results: files to keep; those that are not there are left out
         """
         try:
-            if self.failed:
-                check_answers(self.uri)
             for path in results:
                 if path.exists():
-                    self.client.log_artifact(self.run_id, str(path))
-            self.client.set_terminated(self.run_id, "FAILED" if failed else "FINISHED")
+                    self._call("log_artifact", str(path))
+            self._call("set_terminated", "FAILED" if failed else "FINISHED")
         except Exception as error:  # of MLflow, of SQLAlchemy, or of a driver
             self._say(f"was not told how run {self.run_id} has ended ({one_line(error):.300}).")
 

@@ -11,12 +11,10 @@ from typing import Any
 
 from ..benchmarking.errand import ONE_THREAD
 from ..common.cluster import Launch, connect_ray, room_in
-from ..common.command_line import PACKAGE, program
+from ..common.command_line import INTERRUPTED, PACKAGE, program
 
 #: Workers that may die before the search gives up: what kills them may be the study itself.
 MAX_LOSSES = 10
-#: Exit code of a search that the user has interrupted.
-INTERRUPTED = 130
 
 
 def worker(arguments: Sequence[str], folder: str) -> int:
