@@ -16,8 +16,10 @@ from torch.utils.tensorboard import SummaryWriter
 
 from zoo import compare, plot
 from zoo.benchmarking.results import BrokenResult, read_run, write_result
+from zoo.comparing import curves as curves_of
 from zoo.comparing import figures, pairs
 from zoo.comparing.comparison import compare_runs, load
+from zoo.training.run_files import write_values
 
 ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG"
@@ -58,6 +60,21 @@ def results(tmp_path):
     write_runs(folder, "Acrobot-v1", "grpo", [-110, -100, -90], wall=1.0)
     write_runs(folder, "Acrobot-v1", "random", [-500], algo="random")
     return folder
+
+
+def test_the_kept_folders_of_a_benchmark_belong_to_its_lines(results):
+    """``--keep-models`` leaves a folder beside each result file: its episodes are those of the same line."""
+    for label in ("ppo", "grpo"):
+        for seed in range(3):
+            run = results / f"CartPole-v1/{label}/seed_{seed}/grpo/CartPole-v1_1"
+            write_values(run / "CartPole-v1" / "config.yml", {"gamma": 0.9} if label == "ppo" else {})
+            (run / "0.monitor.csv").write_text('#{"t_start": 0, "env_id": "CartPole-v1"}\nr,l,t\n9,9,1\n8,8,2\n')
+    curves, broken = curves_of.from_folder(results / "CartPole-v1")
+    assert not broken and len(curves) == 12
+    for by in ("setting", "env"):
+        lines = [(c.label, c.kind) for c in curves_of.labelled(curves, by)]
+        wanted = [(label, kind) for label in ("grpo", "ppo") for kind in ("evaluation", "training")]
+        assert sorted(set(lines)) == wanted and all(lines.count(line) == 3 for line in wanted)
 
 
 def table(out, name):

@@ -361,6 +361,19 @@ def test_lines_by_run_setting_and_env(tmp_path):
     assert lines["setting"] == ["grpo learning_rate=0.0003", "grpo learning_rate=0.001"] and lines["env"] == ["grpo"]
 
 
+def test_a_continuation_is_found_from_any_directory(went_on, tmp_path, monkeypatch):
+    """The run has noted the model's path as it was given."""
+    logs = tmp_path / "there" / "logs"
+    shutil.copytree(went_on / "grpo", logs / "grpo")
+    args = logs / "grpo/CartPole-v1_2/CartPole-v1/args.yml"
+    absolute = str(went_on / "grpo/CartPole-v1_1/CartPole-v1.zip")
+    for noted in ("logs/grpo/CartPole-v1_1/CartPole-v1.zip", "gone/grpo/CartPole-v1_1/CartPole-v1.zip"):
+        args.write_text((went_on / "grpo/CartPole-v1_2/CartPole-v1/args.yml").read_text().replace(absolute, noted))
+        for place in (tmp_path, tmp_path / "there"):
+            monkeypatch.chdir(place)
+            assert [[run.name for run in chain] for chain in zoo_runs.chains(logs)] == [["CartPole-v1_1", "CartPole-v1_2"]]
+
+
 def test_length_and_success_may_be_drawn(tmp_path, capsys):
     plain_run(tmp_path / "grpo" / "ALE-Pong-v5_1", 1e-3, success=True)
     assert reading.from_folder(tmp_path, "length")[0][0].values.tolist() == [7, 7, 7]

@@ -93,9 +93,11 @@ def from_folder(folder: Path, y: str = runs.RETURN) -> tuple[list[Curve], list[s
         for run in found
         if run.algo != RANDOM and y == runs.RETURN
     ]
+    kept = {run.path.with_suffix("").resolve(): run for run in found}  # folders of --keep-models beside their result files
     chains = runs.chains(folder)
     for chain in _readable(chains, broken):
-        env, label = runs.env_of(chain[-1]), chain[-1].parent.name
+        result = next((kept[above] for above in chain[-1].parents if above in kept), None)
+        env, label = (runs.env_of(chain[-1]), chain[-1].parent.name) if result is None else (result.env, result.label)
         with left_out(f"evaluations.npz of {chain[-1]}", broken):
             steps, values, samples = runs.evaluations(chain, y)
             if len(steps):

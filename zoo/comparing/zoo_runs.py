@@ -48,10 +48,18 @@ def env_of(folder: Path) -> str:
 
 
 def went_on_from(folder: Path) -> Path | None:
-    """The model that a run of ``--continue`` began with; None for other runs, and where it is gone."""
+    """The model that a run of ``--continue`` began with; None for other runs, and where it is gone.
+
+    A run notes the path as it was given, which may be relative to another directory than today's, and the folders may have
+    been moved together.
+    """
     options = _options(folder)
+    if not options.get("continue_run"):
+        return None
     model = Path(str(options.get("trained_agent") or ""))
-    return model.resolve() if options.get("continue_run") and model.is_file() else None
+    beside = Path(model.parent.name, model.name)
+    places = [*(above / model for above in folder.resolve().parents), model, folder.resolve().parent / beside]
+    return next((place.resolve() for place in places if place.is_file()), None)
 
 
 def chains(folder: Path) -> list[list[Path]]:
@@ -127,14 +135,15 @@ def training(chain: Sequence[Path], y: str, window: float) -> tuple[np.ndarray, 
 def differences(runs: Mapping[Path, tuple[str, str]]) -> dict[Path, str]:
     """In which settings runs of one env and algorithm differ, each by its own values; empty text where they do not.
 
-    :param runs: folder -> env and algorithm
+    :param runs: folder, or result file of ``zoo.benchmark`` -> env and algorithm
     """
     groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for folder, key in runs.items():
-        groups[key].append(folder)
-    said = {}
+        if folder.is_dir():  # result files say nothing of settings
+            groups[key].append(folder)
+    said = dict.fromkeys(runs, "")
     for folders in groups.values():
-        settings = {folder: _options(folder, "config.yml") if folder.is_dir() else {} for folder in folders}
+        settings = {folder: _options(folder, "config.yml") for folder in folders}
         known = {name for of in settings.values() for name in of} - {"n_timesteps"}
         varied = sorted(name for name in known if len({repr(of.get(name)) for of in settings.values()}) > 1)
         for folder, of in settings.items():
