@@ -9,6 +9,7 @@ import sys
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -26,6 +27,7 @@ from zoo.common.folders import new_folder
 from zoo.common.pictures import drawn
 from zoo.train import main
 from zoo.training import mlflow_runs
+from zoo.training.callbacks import end_all
 from zoo.training.checkpoints import FACTS, read_facts, statistics_of
 from zoo.training.run_files import Unreadable, check_wrappers, env_kwargs, read_values, write_values
 
@@ -143,13 +145,50 @@ def test_sigterm_saves_like_ctrl_c(tmp_path):
     assert read_facts(folder / "CartPole-v1.zip")["env_steps"] == steps
 
 
-def test_what_was_learnt_before_an_error_is_saved(tmp_path):
-    command = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), *SMALL, "-n", "1000", "--gym-packages", "zoo_envs"]
-    command += ["--env", "Fragile-v0", "-params", "n_steps:64", "n_envs:1", "n_epochs:1"]
+def train_in(env, folder, *options):
+    """``zoo.train`` in an env of tests/zoo_envs.py."""
+    command = [sys.executable, "-m", "zoo.train", "-f", str(folder), *SMALL, "-n", "1000", "--gym-packages", "zoo_envs"]
+    command += ["--env", env, "-params", "n_steps:64", "n_envs:1", "n_epochs:1", *options]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    result = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": paths}
-    )
+    environment = {**os.environ, "PYTHONPATH": paths}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+
+
+def test_an_env_that_cannot_be_built_in_its_own_process_is_said(tmp_path):
+    result = train_in("Unbuilt-v0", tmp_path, "--vec-env", "subproc")
+    said = result.stderr.strip().splitlines()
+    assert result.returncode == 2 and said[-1].startswith("zoo.train: --vec-env subproc: the process of an env ended")
+    assert "OSError: no licence for a second simulator" in said and not list(tmp_path.rglob("*.zip"))
+
+
+class Unbegun(BaseCallback):
+    """Cannot be ended before it has begun."""
+
+    def _on_training_start(self):
+        self.begun = True
+
+    def _on_training_end(self):
+        assert self.begun
+
+    def _on_step(self):
+        return True
+
+
+class Endless(Unbegun):
+    def _on_training_end(self):
+        raise RuntimeError("no end")
+
+
+def test_ends_of_callbacks_hide_no_error(capsys):
+    begun, unbegun = Endless(), Unbegun()
+    begun.model = SimpleNamespace(num_timesteps=0)
+    begun.on_training_start({"self": begun.model}, {})
+    end_all([begun, unbegun])
+    assert capsys.readouterr().err == "Endless could not end: RuntimeError: no end\n"
+
+
+def test_what_was_learnt_before_an_error_is_saved(tmp_path):
+    result = train_in("Fragile-v0", tmp_path)
     assert result.returncode == 1 and "the arm fell off" in result.stderr
     known = read_facts(tmp_path / "grpo" / "Fragile-v0_1" / "Fragile-v0.zip")
     assert 300 < known["env_steps"] < 400 and f"ended in an error after {known['env_steps']} steps" in result.stdout

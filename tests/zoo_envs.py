@@ -1,4 +1,6 @@
-"""Registered with ``--gym-packages zoo_envs``: an env that breaks once, in a trial that is not the first."""
+"""Registered with ``--gym-packages zoo_envs``: envs that break in a step, or in a process of their own, or that pay."""
+
+import multiprocessing
 
 import gymnasium as gym
 from helpers import ProbeEnv
@@ -35,5 +37,15 @@ class PayingEnv(ProbeEnv):
         return obs, self.pays, terminated, truncated, info
 
 
+class UnbuiltEnv(ProbeEnv):
+    """Cannot be built in a process of its own."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        if multiprocessing.parent_process() is not None:
+            raise OSError("no licence for a second simulator")
+        super().__init__("constant")
+
+
 gym.register("Fragile-v0", FragileEnv)
 gym.register("Paying-v0", PayingEnv)
+gym.register("Unbuilt-v0", UnbuiltEnv)

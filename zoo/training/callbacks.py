@@ -1,13 +1,17 @@
-"""What a run of the zoo logs beyond rl_zoo3: its settings, for TensorBoard's HParams tab."""
+"""Callbacks of a run: its settings for TensorBoard's HParams tab, and the end of all of them after an error."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import HParam
 
 from sb_grpo.figures import as_shown
+
+from ..common.command_line import one_line
 
 #: Scalars that the HParams tab shows beside the settings.
 METRICS = ("eval/mean_reward", "rollout/ep_rew_mean")
@@ -30,3 +34,17 @@ class HParamsCallback(BaseCallback):
 
     def _on_step(self) -> bool:
         return True
+
+
+def end_all(callbacks: Iterable[BaseCallback]) -> None:
+    """End bars and reports after an error, which SB3 does not, and which none of them may hide.
+
+    :param callbacks: of the training; those that it has not begun have nothing to end
+    """
+    for callback in callbacks:
+        if not callback.locals:
+            continue
+        try:
+            callback.on_training_end()
+        except Exception as error:  # users' own callbacks may raise anything
+            print(f"{type(callback).__name__} could not end: {type(error).__name__}: {one_line(error)}", file=sys.stderr)

@@ -38,7 +38,7 @@ from ..common.pictures import drawn
 from ..common.provenance import command, commit, versions
 from ..common.strict_json import to_json
 from ..schedules import with_schedules
-from ..training.callbacks import HParamsCallback
+from ..training.callbacks import HParamsCallback, end_all
 from ..training.card import write_card
 from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, read_facts, save, statistics_of
 from ..training.checks import check_env_kwargs, check_normalize, check_settings
@@ -353,6 +353,11 @@ class Experiment(ExperimentManager):
             self.env_wrapper = lambda env: SeededResetWrapper(with_monitor_outside(wrapper)(env))
         try:
             return super().create_envs(n_envs, eval_env, no_log)
+        except (EOFError, ConnectionError) as error:
+            raise BadInput(
+                "--vec-env subproc: the process of an env ended before its env was there; what it has said stands above, and "
+                "--vec-env dummy shows it without the others."
+            ) from error
         finally:
             self.env_wrapper = wrapper
 
@@ -401,8 +406,7 @@ class Experiment(ExperimentManager):
             else:
                 model.learn(steps, callback=self.callbacks or None, **options)
         except BaseException:
-            for callback in self.callbacks:  # bars and reports; SB3 ends them only where training comes to its end
-                callback.on_training_end()
+            end_all(self.callbacks)
             raise
 
     @property
