@@ -184,6 +184,31 @@ def test_a_dead_worker_of_sb3s_own_processes_is_named():
         process.kill()
 
 
+def test_workers_are_forked_from_a_server_with_luck_of_their_own():
+    """What takes seconds is imported once, and envs that draw from NumPy's global generator do not draw the same."""
+    script = """
+import os
+import numpy as np
+from stable_baselines3.common.vec_env import SubprocVecEnv
+from sb_grpo.envs import ProcessVecEnv
+from tests.helpers import ProbeEnv
+
+class Luck(ProbeEnv):
+    def about(self):
+        from sb_grpo.envs import preloaded
+        return preloaded.SERVER == os.getppid(), np.random.rand()
+
+if __name__ == "__main__":
+    for kind in (ProcessVecEnv, SubprocVecEnv):
+        env = kind([lambda: Luck("constant")] * 3)
+        forked, luck = zip(*env.env_method("about"))
+        print(all(forked), len(set(luck)))
+        env.close()
+"""
+    options = dict(capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1], timeout=120)
+    assert subprocess.run([sys.executable, "-c", script], **options).stdout == "True 3\n" * 2
+
+
 def test_threads_change_nothing():
     fns = [Fragile] * 5
     envs = [ProcessVecEnv(fns, 2, threaded=threaded) for threaded in (False, True)]

@@ -148,7 +148,7 @@ def find_model(folder: Path, env_name: str, args: Any) -> Path:
 def writer(path: Path, fps: float) -> Any:
     """What takes frames by ``append_data`` until it is closed."""
     if path.suffix == ".gif":
-        from .common.gifs import GifWriter
+        from .common.pictures import GifWriter
 
         return GifWriter(path, fps)
     import imageio.v2 as imageio  # an extra

@@ -79,6 +79,8 @@ class ProcessVecEnv(WorkerVecEnv):
     :param max_restarts: replacements in all
     :param threaded: step the envs of one at the same time, in threads: for envs that wait, or let go of the GIL
     :param start_method: of ``multiprocessing``; None: forkserver where there is one, else spawn
+    :param preload: modules that the fork server imports, once, in place of each worker: torch and SB3 take seconds. It counts
+        where no server runs yet; None: what ``multiprocessing.set_forkserver_preload`` has been told
     """
 
     def __init__(
@@ -89,10 +91,13 @@ class ProcessVecEnv(WorkerVecEnv):
         max_restarts: int = 100,
         threaded: bool = False,
         start_method: str | None = None,
+        preload: Sequence[str] | None = ("sb_grpo.envs.preloaded",),
     ) -> None:
         usual = "forkserver" if "forkserver" in mp.get_all_start_methods() else "spawn"
         self.threaded = threaded
         self._context: Any = mp.get_context(start_method or usual)
+        if preload is not None:
+            self._context.set_forkserver_preload(["__main__", *preload])
         self._pipes: dict[int, Connection] = {}
         self.processes: dict[int, Any] = {}  #: by number of the worker
         super().__init__(env_fns, len(env_fns) if n_workers is None else n_workers, restart_workers, max_restarts)

@@ -1,4 +1,8 @@
-"""A picture that cannot be drawn is said, and ends nothing."""
+"""Pictures: one that cannot be drawn is said, and ends nothing; GIFs play at an env's own speed.
+
+A GIF counts in hundredths of a second, and browsers slow down what is shown for less than two of them: Hopper's 125 frames
+per second cannot all be shown.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+from PIL import Image
+
 from .command_line import one_line
+
+SHORTEST = 2  # hundredths of a second that browsers keep to
 
 
 def drawn(what: str, draw: Callable[[], Path]) -> Path | None:
@@ -21,3 +30,32 @@ def drawn(what: str, draw: Callable[[], Path]) -> Path | None:
     except Exception as error:  # fonts, backends, full disks, files of others: all that can go wrong in a picture
         print(f"The {what} could not be drawn: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
         return None
+
+
+class GifWriter:
+    """Keeps the frames that there is time for; each is shown until the next one's moment, so that no error adds up.
+
+    :param path: of the file, written by :meth:`close`
+    :param fps: frames per second of the env
+    """
+
+    def __init__(self, path: Path, fps: float) -> None:
+        self.path, self.fps, self.n_frames = path, fps, 0
+        self.shown: list[tuple[int, Image.Image]] = []  #: hundredths of a second, picture
+
+    def append_data(self, picture: np.ndarray) -> None:
+        moment = self._moment()
+        self.n_frames += 1
+        if not self.shown or moment - self.shown[-1][0] >= SHORTEST:
+            self.shown.append((moment, Image.fromarray(picture)))
+
+    def close(self) -> None:
+        if not self.shown:
+            return
+        moments, pictures = zip(*self.shown, strict=True)
+        end = max(self._moment(), moments[-1] + SHORTEST)
+        durations = [10 * int(step) for step in np.diff([*moments, end])]
+        pictures[0].save(self.path, save_all=True, append_images=pictures[1:], duration=durations, loop=0)
+
+    def _moment(self) -> int:
+        return round(100 * self.n_frames / self.fps)

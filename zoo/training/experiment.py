@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import shutil
 import sys
 import time
@@ -349,6 +350,8 @@ class Experiment(ExperimentManager):
         n_envs = n_envs if eval_env else share_of_envs(n_envs)
         wrapper = self.env_wrapper
         self.env_wrapper = with_monitor_outside(wrapper)
+        if self.vec_env_class is SubprocVecEnv:  # imports once, in the fork server, and not in every env's process
+            multiprocessing.set_forkserver_preload(["__main__", "sb_grpo.envs.preloaded", __name__])
         if self.algo == "grpo" and self.vec_env_class is SubprocVecEnv:
             self.env_wrapper = lambda env: SeededResetWrapper(with_monitor_outside(wrapper)(env))
         try:
