@@ -1,12 +1,19 @@
-"""Probe envs with known answers, and rollouts built from plain lists."""
+"""Probe envs with known answers, rollouts built from plain lists, and commands in processes of their own."""
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
+import runpy
 import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -28,6 +35,45 @@ def wait_for(condition: Callable[[], bool], seconds: float = 90.0) -> None:
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.05)
+
+
+#: Imported once for all commands of a test process: what takes a command seconds before it begins.
+HEAVY = ["zoo.training.experiment", "rl_zoo3.train", "zoo.comparing.curves", "pandas", "scipy.stats", "sb_grpo.envs.preloaded"]
+
+
+def run_command(module: str, *arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
+    """``python -m MODULE ARGUMENTS`` in a process of its own, which is forked from one that has imported torch.
+
+    As ``subprocess.run(..., text=True)`` with both outputs captured. Where imports, signals or the start itself are the
+    subject, begin a new Python.
+    """
+    context: Any = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", *HEAVY])
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [str(Path(folder, name)) for name in ("stdout", "stderr")]
+        given = (module, list(arguments), str(cwd), dict(os.environ if env is None else env), outputs)
+        process = context.Process(target=_as_main, args=given)
+        process.start()
+        process.join(120)
+        process.kill()
+        process.join()
+        return subprocess.CompletedProcess(
+            [module, *arguments], process.exitcode, *(Path(file).read_text() for file in outputs)
+        )
+
+
+def _as_main(module: str, arguments: list[str], cwd: str, env: dict[str, str], outputs: list[str]) -> None:
+    for stream, file in enumerate(outputs, 1):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT), stream)
+    os.environ.clear()
+    os.environ.update(env)
+    os.chdir(cwd)
+    sys.path[:0] = [cwd, *env.get("PYTHONPATH", "").split(os.pathsep)]
+    sys.argv = [module, *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    finally:
+        atexit._run_exitfuncs()  # which a forked process leaves out
 
 
 def free_port() -> int:

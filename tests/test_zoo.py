@@ -23,7 +23,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import zoo.schedules
 from sb_grpo import GRPO
-from tests.helpers import heed_ctrl_c, wait_for
+from tests.helpers import heed_ctrl_c, run_command, wait_for
 from zoo.__main__ import COMMANDS
 from zoo.common.command_line import run
 from zoo.common.evaluating import Counting, with_monitor_outside
@@ -38,11 +38,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def zoo_train(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "zoo.train", "--log-folder", str(folder), "--tensorboard-log", str(folder / "tb")]
-    return subprocess.run(
-        [*command, "--num-threads", "1", *arguments],
-        cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, **variables},
-    )  # fmt: skip
+    options = ["--log-folder", str(folder), "--tensorboard-log", str(folder / "tb"), "--num-threads", "1"]
+    return run_command("zoo.train", *options, *arguments, cwd=ROOT, env={**os.environ, **variables})
 
 
 @pytest.mark.parametrize(

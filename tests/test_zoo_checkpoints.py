@@ -20,7 +20,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from sb_grpo.callbacks import HealthWarning
 from sb_grpo.normalization import with_statistics
 from sb_grpo.saving import PLAIN, STATISTICS, read_entry, with_entries
-from tests.helpers import wait_for
+from tests.helpers import run_command, wait_for
 from zoo import enjoy
 from zoo.common.command_line import BadInput, run
 from zoo.common.folders import new_folder
@@ -147,11 +147,9 @@ def test_sigterm_saves_like_ctrl_c(tmp_path):
 
 def train_in(env, folder, *options):
     """``zoo.train`` in an env of tests/zoo_envs.py."""
-    command = [sys.executable, "-m", "zoo.train", "-f", str(folder), *SMALL, "-n", "1000", "--gym-packages", "zoo_envs"]
-    command += ["--env", env, "-params", "n_steps:64", "n_envs:1", "n_epochs:1", *options]
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
-    environment = {**os.environ, "PYTHONPATH": paths}
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
+    size = ["-n", "1000", "-params", "n_steps:64", "n_envs:1", "n_epochs:1"]
+    command = ["zoo.train", "-f", str(folder), *SMALL, "--gym-packages", "zoo_envs", "--env", env, *size, *options]
+    return run_command(*command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT / "tests")})
 
 
 def test_an_env_that_cannot_be_built_in_its_own_process_is_said(tmp_path):

@@ -14,6 +14,7 @@ import pytest
 from stable_baselines3.common.monitor import Monitor
 from torch.utils.tensorboard import SummaryWriter
 
+from tests.helpers import run_command
 from zoo import compare, plot
 from zoo.benchmarking.results import BrokenResult, read_run, write_result
 from zoo.comparing import curves as curves_of
@@ -455,10 +456,9 @@ def test_the_commands_themselves(results, tmp_path):
 
 
 def test_the_command_line_itself(tmp_path):
-    command = [sys.executable, "-m", "zoo.compare"]
-    done = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_command("zoo.compare", str(tmp_path), cwd=ROOT)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "holds no result file" in done.stderr
-    done = subprocess.run([*command, "--nonsense"], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_command("zoo.compare", "--nonsense", cwd=ROOT)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
 
 

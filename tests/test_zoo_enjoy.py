@@ -10,6 +10,7 @@ from pathlib import Path
 import imageio.v3 as imageio
 import pytest
 
+from tests.helpers import run_command
 from zoo import enjoy
 from zoo.common.command_line import BadInput, run
 
@@ -21,9 +22,9 @@ WITHOUT_DISPLAY = {k: v for k, v in os.environ.items() if k not in ("DISPLAY", "
 def trained(tmp_path_factory):
     """A folder of logs with one run: normalised observations, checkpoints, evaluations."""
     folder = tmp_path_factory.mktemp("logs")
-    command = [sys.executable, "-m", "zoo.train", "-f", str(folder), "-tb", "", "--num-threads", "1", "--seed", "1"]
-    command += ["-n", "1024", "--eval-freq", "600", "--save-freq", "512", "-params", "n_steps:64", "normalize:True"]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    options = ["-f", str(folder), "-tb", "", "--num-threads", "1", "--seed", "1"]
+    options += ["-n", "1024", "--eval-freq", "600", "--save-freq", "512", "-params", "n_steps:64", "normalize:True"]
+    result = run_command("zoo.train", *options, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     return folder
 

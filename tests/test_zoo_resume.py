@@ -19,6 +19,7 @@ from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 from stable_baselines3.common.monitor import load_results
 
 from sb_grpo import GRPO
+from tests.helpers import run_command
 from zoo.common.command_line import run
 from zoo.common.folders import alone_in
 from zoo.dashboards.runs import NO_LOG, read_runs
@@ -282,9 +283,7 @@ def test_a_run_in_mlflow_goes_on_there(tmp_path, monkeypatch):
 def test_a_run_that_is_going_on_is_not_resumed_beside_itself(stopped, capsys):
     folder, _ = stopped
     with alone_in(folder / "CartPole-v1", ""):
-        held = subprocess.run(
-            [sys.executable, "-m", "zoo.train", "--resume", str(folder)], capture_output=True, text=True, cwd=ROOT, check=False
-        )
+        held = run_command("zoo.train", "--resume", str(folder), cwd=ROOT)
     assert held.returncode == 2
     assert held.stderr.strip().endswith("this run is going on in another process. Stop that one first.")
     assert train("--resume", str(folder)) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -19,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.tensorboard import SummaryWriter
 
 from sb_grpo import GRPO
-from tests.helpers import ProbeEnv
+from tests.helpers import ProbeEnv, run_command
 from zoo import enjoy, plot, workflow
 from zoo.benchmarking.results import find_results
 from zoo.common.command_line import BadInput, known_env, run
@@ -137,15 +136,13 @@ def test_options_of_a_search_are_not_shown(capsys):
 @pytest.mark.slow
 def test_verbose_0_is_silent(tmp_path):
     """Of the whole process, warnings apart; the run is there."""
-    command = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), *SMALL, "--verbose", "0"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_command("zoo.train", "-f", str(tmp_path), *SMALL, "--verbose", "0", cwd=ROOT)
     assert done.returncode == 0 and done.stdout == "", done.stdout
     assert "Traceback" not in done.stderr and (tmp_path / "grpo" / "CartPole-v1_1" / "metrics.json").exists()
 
 
 def test_a_progress_bar_that_is_asked_for_is_shown_and_so_is_the_result(tmp_path):
-    command = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), *SMALL, "--verbose", "0", "--progress"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    done = run_command("zoo.train", "-f", str(tmp_path), *SMALL, "--verbose", "0", "--progress", cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert "100%" in done.stdout and "mean return" in done.stdout.lower()
     assert "ep_rew_mean" not in done.stdout  # no tables

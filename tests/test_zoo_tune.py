@@ -16,7 +16,7 @@ from torch import nn
 
 from sb_grpo import GRPO
 from sb_grpo.profiles import PROFILES
-from tests.helpers import heed_ctrl_c, wait_for
+from tests.helpers import heed_ctrl_c, run_command, wait_for
 from zoo import recommend, train, tune
 from zoo.common.command_line import run
 from zoo.common.literals import parse
@@ -34,6 +34,10 @@ def command(folder: Path, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "zoo.tune", "--log-folder", str(folder), *arguments]
 
 
+def tune_beside(folder: Path, *arguments: str) -> subprocess.CompletedProcess:
+    return run_command("zoo.tune", "--log-folder", str(folder), *arguments, cwd=ROOT)
+
+
 def trials_of(storage: str, name: str) -> list[optuna.trial.FrozenTrial]:
     return optuna.load_study(study_name=name, storage=open_storage(storage)).get_trials()
 
@@ -45,9 +49,7 @@ def tune_here(folder: Path, *arguments: str) -> int:
 
 @pytest.mark.slow
 def test_a_study_leaves_settings_that_train_reads_a_table_and_plots(tmp_path):
-    result = subprocess.run(
-        command(tmp_path, *TINY, "--n-trials", "4", "--pruner", "none"), cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    result = tune_beside(tmp_path, *TINY, "--n-trials", "4", "--pruner", "none")
     assert result.returncode == 0, result.stderr
     folder = tmp_path / "tune" / "grpo_CartPole-v1_256"
     assert "4 complete" in result.stdout and f"optuna-dashboard {folder / 'journal.log'}" in result.stdout
@@ -61,8 +63,8 @@ def test_a_study_leaves_settings_that_train_reads_a_table_and_plots(tmp_path):
     assert best["group_size"] == winner.params["group_size"] and best["n_timesteps"] == 256
 
     line = next(x for x in result.stdout.splitlines() if x.startswith("Train it:")).split("-m ")[1].split()
-    train = [sys.executable, "-m", *line, "-f", str(tmp_path), "-tb", "", "--eval-freq", "-1", "--num-threads", "1"]
-    trained = subprocess.run(train, cwd=ROOT, capture_output=True, text=True, check=False)
+    train = [*line, "-f", str(tmp_path), "-tb", "", "--eval-freq", "-1", "--num-threads", "1"]
+    trained = run_command(*train, cwd=ROOT)
     assert trained.returncode == 0, trained.stderr
     model = GRPO.load(tmp_path / "grpo" / "CartPole-v1_1" / "CartPole-v1.zip")
     assert model.group_size == best["group_size"] and model.gamma == best["gamma"]
@@ -91,7 +93,7 @@ def test_a_killed_study_goes_on_without_a_loss_or_a_double(tmp_path):
     before = trials_of(storage, "killed")
     assert before[-1].state == TrialState.RUNNING
 
-    again = subprocess.run(command(tmp_path, *arguments), cwd=ROOT, capture_output=True, text=True, check=False)
+    again = tune_beside(tmp_path, *arguments)
     assert again.returncode == 0, again.stderr
     assert f"Trials [{before[-1].number}] had been left" in again.stdout
     after = trials_of(storage, "killed")
@@ -147,10 +149,8 @@ def test_two_processes_share_a_study(tmp_path):
 def test_a_crash_is_failed_not_pruned_and_the_study_goes_on(tmp_path):
     path = os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     fragile = ["--env", "Fragile-v0", "--gym-packages", "zoo_envs", "--study-name", "fragile", "--pruner", "none"]
-    result = subprocess.run(
-        command(tmp_path, *TINY, *fragile, "--n-trials", "3", "--no-optim-plots"),
-        cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    options = ["--log-folder", str(tmp_path), *TINY, *fragile, "--n-trials", "3", "--no-optim-plots"]
+    result = run_command("zoo.tune", *options, cwd=ROOT, env={**os.environ, "PYTHONPATH": path})
     assert result.returncode == 0, result.stderr
     trials = trials_of(str(tmp_path / "tune" / "fragile" / "journal.log"), "fragile")
     states = [t.state for t in trials]
@@ -210,9 +210,9 @@ def test_another_trial_than_the_best_can_be_trained(tmp_path, capsys):
     assert tune_here(tmp_path, *TINY, "--n-trials", "1", "--no-optim-plots") == 0
     storage, name = str(tmp_path / "tune" / "grpo_CartPole-v1_256" / "journal.log"), "grpo_CartPole-v1_256"
     settings = settings_of_trial(load_study(storage, name), 0)
-    begin = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), "-n", "64", "--eval-freq", "-1", "--num-threads", "1"]
+    begin = ["zoo.train", "-f", str(tmp_path), "-n", "64", "--eval-freq", "-1", "--num-threads", "1"]
     load = ["--storage", storage, "--study-name", name, "--trial-id", "0"]
-    result = subprocess.run([*begin, *load], cwd=ROOT, capture_output=True, text=True, check=False)
+    result = run_command(*begin, *load, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert GRPO.load(tmp_path / "grpo" / "CartPole-v1_1" / "CartPole-v1.zip").gamma == settings["gamma"]
 
@@ -319,7 +319,7 @@ def test_ppo_is_searched_in_the_space_of_rl_zoo3(tmp_path):
     path = tmp_path / "tune" / "ppo_CartPole-v1_256" / "best.yml"
     best = yaml.safe_load(path.read_text())["CartPole-v1"]
     assert best["policy_kwargs"].startswith("{'net_arch': {'pi':") and best["n_steps"] == 32  # fixed by TINY
-    train = [sys.executable, "-m", "zoo.train", "--algo", "ppo", "--conf-file", str(path), "-f", str(tmp_path), "-tb", ""]
-    result = subprocess.run([*train, "--num-threads", "1"], cwd=ROOT, capture_output=True, text=True, check=False)
+    train = ["zoo.train", "--algo", "ppo", "--conf-file", str(path), "-f", str(tmp_path), "-tb", ""]
+    result = run_command(*train, "--num-threads", "1", cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert PPO.load(tmp_path / "ppo" / "CartPole-v1_1" / "CartPole-v1.zip").gamma == best["gamma"]
