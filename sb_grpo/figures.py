@@ -24,16 +24,32 @@ from sb_grpo.types import Estimate, Minibatch, Rollout, UpdateResult
 
 Figures = dict[str, float]
 
-#: For what only TensorBoard can show.
-NOT_PRINTED = ("stdout", "log", "json", "csv")
-
 #: Rows that are enough for the figures of an update.
 SAMPLE = 2048
 
 
-def has_tensorboard(logger: Logger) -> bool:
-    """Whether tensors and tables of settings may be recorded: other readers of figures expect numbers."""
-    return any(isinstance(output, TensorBoardOutputFormat) for output in logger.output_formats)
+def show(logger: Logger, key: str, value: th.Tensor | HParam, step: int) -> None:
+    """Write what only TensorBoard can show to it alone: other readers of figures expect numbers.
+
+    :param value: for a histogram, or settings
+    :param step: env steps
+    """
+    for output in logger.output_formats:
+        if isinstance(output, TensorBoardOutputFormat):
+            output.write({key: value}, {key: ()}, step)
+
+
+def record_settings(logger: Logger, settings: Mapping[str, Any], step: int) -> None:
+    """Log all settings for TensorBoard's HParams tab, if it is there.
+
+    :param settings: by name
+    :param step: env steps
+    """
+    outputs = [type(output) for output in logger.output_formats]
+    if any(output.__module__ != TensorBoardOutputFormat.__module__ for output in outputs):
+        show(logger, "hparams", hparams(settings), step)
+    elif TensorBoardOutputFormat in outputs:  # SB3's own heed exclusions, and what a callback records takes its place
+        logger.record("hparams", hparams(settings), exclude=("stdout", "log", "json", "csv"))
 
 
 def make_room(logger: Logger, keys: Iterable[str]) -> None:

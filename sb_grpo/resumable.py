@@ -304,10 +304,9 @@ class ResumableAlgorithm(StoredAlgorithm):
         super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
 
     def dump_logs(self, iteration: int = 0) -> None:
-        """As SB3's. What only TensorBoard can show is there for it alone: other readers of figures expect numbers."""
-        if self._prepared is not None and log.has_tensorboard(self.logger):
-            advantages = self._prepared[1].estimate.advantages
-            self.logger.record("group/advantages", advantages, exclude=log.NOT_PRINTED)
+        """As SB3's, with the advantages for TensorBoard."""
+        if self._prepared is not None:
+            log.show(self.logger, "group/advantages", self._prepared[1].estimate.advantages, self.num_timesteps)
         super().dump_logs(iteration)
 
     def _take_up_loop(self, callback: BaseCallback) -> None:

@@ -165,8 +165,8 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
             result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         if restart:
             self._time_limit = time_limit(self.env)
-        if self.tensorboard_log is not None and log.has_tensorboard(self.logger):
-            self.logger.record("hparams", log.hparams(self.settings), exclude=log.NOT_PRINTED)
+        if self.tensorboard_log is not None:
+            log.record_settings(self.logger, self.settings, self.num_timesteps)
         return result
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:

@@ -529,7 +529,7 @@ def test_what_is_logged_are_numbers(tensorboard, tmp_path):
     assert model.num_timesteps == 512
     assert tensorboard or len(writer.rows) == 4
     model.tensorboard_log = str(tmp_path)  # also where a model that has a folder of events is given another logger
-    model.set_logger(Logger(str(tmp_path), [writer]))
+    model.set_logger(Logger(str(tmp_path), [writer, TensorBoardOutputFormat(str(tmp_path))]))  # and beside one
     model.learn(256)
 
 

@@ -159,6 +159,12 @@ def test_an_env_that_cannot_be_built_in_its_own_process_is_said(tmp_path):
     assert "OSError: no licence for a second simulator" in said and not list(tmp_path.rglob("*.zip"))
 
 
+def test_observations_by_name_need_a_policy_that_is_named(tmp_path):
+    result = train_in("Parts-v0", tmp_path)
+    assert result.returncode == 2 and "add --hyperparams policy:MultiInputPolicy, or give Parts-v0 an" in result.stderr
+    assert train_in("Parts-v0", tmp_path, "policy:MultiInputPolicy", "n_timesteps:64").returncode == 0
+
+
 class Unbegun(BaseCallback):
     """Cannot be ended before it has begun."""
 

@@ -46,6 +46,18 @@ class UnbuiltEnv(ProbeEnv):
         super().__init__("constant")
 
 
+class PartsEnv(ProbeEnv):
+    """Observes by name."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__("constant")
+        self.observation_space = gym.spaces.Dict({"all": self.observation_space})
+
+    def _obs(self):
+        return {"all": super()._obs()}
+
+
 gym.register("Fragile-v0", FragileEnv)
 gym.register("Paying-v0", PayingEnv)
+gym.register("Parts-v0", PartsEnv)
 gym.register("Unbuilt-v0", UnbuiltEnv)

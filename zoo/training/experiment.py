@@ -90,7 +90,10 @@ class Experiment(ExperimentManager):
             self._take_back()
             if isinstance(error, BadInput) or not is_bad_input(error):
                 raise
-            raise BadInput(str(error)) from error
+            said = str(error)
+            if "You must use `MultiInputPolicy`" in said:  # SB3's words for Dict observations
+                said += f": add --hyperparams policy:MultiInputPolicy, or give {self.env_name.gym_id} an entry with it."
+            raise BadInput(said) from error
 
     def let_go(self) -> None:
         """The run is over: its folder is free."""
