@@ -26,9 +26,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from sb_grpo import GRPO
 
-from .common.closing import close
 from .common.cluster import add_launcher, read_launch
 from .common.command_line import INTERRUPTED, BadInput, Parser, Settings, default_threads, known_env, run
+from .common.ending import close
 from .common.folders import make_folder
 from .common.grids import parse_grid
 from .common.provenance import command, without_passwords

@@ -27,8 +27,7 @@ from sb_grpo import files
 from ..benchmarking.results import RANDOM, write_result
 from ..benchmarking.specs import Spec
 from ..common import provenance
-from ..common.closing import close
-from ..common.evaluating import Counting
+from ..common.ending import Counting, close
 from ..common.random_policy import RandomPolicy
 from ..training.building import build
 from ..training.experiment import Experiment, sync

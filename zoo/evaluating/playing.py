@@ -13,8 +13,8 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo.collect.seeded_episodes import Episodes, actor, frozen_statistics, held, play
 from sb_grpo.envs.installing import install_seeded_reset
 
-from ..common.closing import close
 from ..common.command_line import BadInput
+from ..common.ending import close
 from ..common.random_policy import RandomPolicy
 from .models import Contestant
 

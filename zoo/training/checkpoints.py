@@ -24,7 +24,7 @@ from sb_grpo.normalization import statistics_to_bytes, with_statistics
 from sb_grpo.saving import PLAIN, STATISTICS, read_entry, with_entries, write_zip
 
 from ..common.command_line import BadInput
-from ..common.evaluating import Counting
+from ..common.ending import Counting
 from ..common.provenance import commit, versions
 from ..common.strict_json import to_json
 from .tracking import Keep

@@ -1,55 +1,43 @@
-"""One training run: rl_zoo3's ExperimentManager, taught what GRPO is and what a run should leave behind."""
+"""One training run: its folder, its callbacks, the training, and what it leaves behind."""
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import shutil
 import sys
 import time
-from argparse import Namespace
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from pprint import pprint
 from typing import Any
 
 import numpy as np
 import rl_zoo3
 import rl_zoo3.train
-from huggingface_sb3 import EnvironmentName
-from rl_zoo3.exp_manager import ExperimentManager
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
+from stable_baselines3.common.callbacks import ProgressBarCallback
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
-from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize, sync_envs_normalization
+from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization
 
-from sb_grpo import GRPO, SeededResetWrapper, files, ranks
+from sb_grpo import GRPO, files, ranks
 from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, RecoveryCallback
 from sb_grpo.figures import as_shown
-from sb_grpo.normalization import OtherObservations
-from sb_grpo.saving import attributes_in, check_is_grpo
 
-from ..common.closing import close
 from ..common.command_line import BadInput, how_many
-from ..common.evaluating import Counting, with_monitor_outside
+from ..common.ending import Counting, close
 from ..common.folders import alone_in, make_folder, new_folder
-from ..common.literals import without_texts
 from ..common.pictures import drawn
 from ..common.provenance import command, commit, versions
 from ..common.strict_json import to_json
-from ..schedules import with_schedules
 from ..training.callbacks import HParamsCallback, end_all
 from ..training.card import write_card
-from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, read_facts, save, statistics_of
-from ..training.checks import check_env_kwargs, check_normalize, check_settings
-from ..training.crashes import is_bad_input, naming
-from ..training.entries import entry_name, read_entries
+from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, read_facts, save
+from ..training.crashes import is_bad_input
 from ..training.mlflow_runs import RESULTS, MlflowCallback
 from ..training.resuming import FILE as RUN_FILE
 from ..training.resuming import RunSaves, set_monitors_aside
-from ..training.run_files import read_values, write_values
-from ..training.tracking import Keep, all_of, artifact_name, define_metrics, keeper, take_note
+from ..training.run_files import write_values
+from ..training.setup import Setup
+from ..training.tracking import Keep, all_of, artifact_name, define_metrics, keeper
 
 FINAL_EPISODES = 20
 #: Rules of ``--health``.
@@ -62,12 +50,11 @@ def register() -> None:
     rl_zoo3.train.ExperimentManager = Experiment  # type: ignore[attr-defined]
 
 
-class Experiment(ExperimentManager):
+class Experiment(Setup):
     """An rl_zoo3 run that ends with an evaluation, a learning curve and ``metrics.json`` in its folder."""
 
     wall_time = 0.0
     gradient_steps: int | None = None  #: of this run; a model that goes on training has taken others before
-    settings: dict[str, Any]
     health: HealthCallback | None = None
     mlflow: MlflowCallback | None = None
     run_saves: RunSaves | None = None
@@ -75,12 +62,6 @@ class Experiment(ExperimentManager):
     _alone: contextlib.ExitStack | None = None  #: while the run goes on, no other process has its folder
     _own_folder: Path | None = None  #: the run's, once it has made one
     _above: tuple[Path, ...] = ()  #: further folders that were not there before
-
-    def __init__(self, args: Namespace, *given: Any, **named: Any) -> None:
-        super().__init__(args, *given, **named)
-        if getattr(args, "track", False):
-            take_note(args)
-            self.tensorboard_log = str(Path(args.tensorboard_log, self.env_name))
 
     def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
         """rl_zoo3's, with everything that a user can have asked for wrongly as :class:`BadInput`; a crash stays a crash."""
@@ -114,72 +95,6 @@ class Experiment(ExperimentManager):
                 folder.rmdir()
         if self.mlflow is not None:
             self.mlflow.finish(failed=True)
-
-    def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        if self.resumed is not None or self.going_on or self.of_trial is not None:
-            hyperparams, saved = self._whole_settings()
-        else:
-            asked = self.env_name
-            try:
-                self.env_name = EnvironmentName(self._entry(asked.gym_id))  # rl_zoo3 looks entries up by the env's name
-                hyperparams, saved = super().read_hyperparameters()
-            finally:
-                self.env_name = asked
-        check_settings(self.algo, hyperparams, self._where)
-        share_of_envs(int(hyperparams.get("n_envs", 1)))
-        self.settings = saved
-        read = without_texts(hyperparams, self._where)
-        check_normalize(read.get("normalize"), self._where("normalize"))
-        return read, saved
-
-    def _whole_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Those of the run that goes on, or of a trial, and none of an entry, which it never had or has been edited since."""
-        found = dict(sorted((self.custom_hyperparams or {}).items()))
-        if "env_kwargs" in found and self.env_kwargs:
-            found["env_kwargs"] = self.env_kwargs
-            if self._eval_env_kwargs_args is None:
-                self.eval_env_kwargs = self.env_kwargs
-        of = "the run that goes on" if self.of_trial is None else f"trial {self.of_trial} of study {self.study_name}"
-        print(f"Settings of {of}:")
-        pprint(found)
-        return dict(found), found
-
-    def _where(self, name: str) -> str:
-        """Where the user has written a setting."""
-        return "--hyperparams" if name in (self.custom_hyperparams or {}) else self.config
-
-    def _preprocess_hyperparams(
-        self, hyperparams: dict[str, Any]
-    ) -> tuple[dict[str, Any], Callable | None, list[BaseCallback], Callable | None]:
-        """rl_zoo3's, with wrappers that are named where they refuse the env, and a look at the env's arguments."""
-        for option, kwargs in (
-            ("--env-kwargs", self.env_kwargs),
-            ("--eval-env-kwargs", self._eval_env_kwargs_args),
-            (f"{self._where('env_kwargs')}: env_kwargs", hyperparams.get("env_kwargs")),
-        ):
-            check_env_kwargs(option, self.env_name.gym_id, kwargs or {})
-        keys = ("env_wrapper", "vec_env_wrapper")
-        inner, outer = (naming(key, hyperparams.get(key), self._where(key)) for key in keys)
-        others, _, callbacks, _ = super()._preprocess_hyperparams(hyperparams)
-        return others, inner, callbacks, outer
-
-    def _entry(self, env_id: str) -> str:
-        """The entry that the env gets; rl_zoo3's choice for its own algorithms, but where that cannot work."""
-        entries = read_entries(self.config)
-        if self.algo != "grpo" and not self.is_minigrid(env_id):
-            return env_id
-        name = entry_name(entries, env_id, self.config)
-        if name != env_id:
-            print(f"{env_id} has no entry of its own: settings of {name}")
-        return name
-
-    @staticmethod
-    def _preprocess_schedules(hyperparams: dict[str, Any]) -> dict[str, Any]:
-        """Make schedules of their names; rl_zoo3 takes every name for a linear one, and knows none for clip_range_high."""
-        made = with_schedules(hyperparams)
-        named = {k: v for k, v in made.items() if v is not hyperparams[k]}
-        others = {k: v for k, v in hyperparams.items() if k not in named}
-        return {**ExperimentManager._preprocess_schedules(others), **named}
 
     def create_log_folder(self) -> None:
         """A run folder that no other training has, also if one starts at the same moment; that of the run that goes on."""
@@ -248,95 +163,11 @@ class Experiment(ExperimentManager):
             keepers.append(keeper(wandb.run, artifact_name(self.algo, self.env_name, f"seed-{self.seed}"), alias))
         return all_of(keepers)
 
-    def _maybe_normalize(self, env: VecEnv, eval_env: bool) -> VecEnv:
-        """VecNormalize with the statistics that belong to the weights which go on training; new ones for new weights."""
-        if not self.continue_training or self.resumed is not None:
-            frozen = {"norm_reward": False, "training": False} if eval_env else {}
-            return VecNormalize(env, **{**self.normalize_kwargs, **frozen}) if self.normalize else env
-        model = Path(self.trained_agent)
-        if self.algo == "grpo":
-            # Before its statistics are looked for: those of others would not help.
-            check_is_grpo(model, attributes_in(model))
-        settings_folder = model.parent / self.env_name
-        normalized = bool(read_values(settings_folder / "config.yml").get("normalize", self.normalize))
-        wrap = statistics_of(model, settings_folder, normalized, self.trusted)
-        if wrap is not None:
-            if not self.going_on and not (self.custom_hyperparams or {}).get("normalize", True):
-                raise BadInput(
-                    f"--hyperparams normalize:False: {model} was trained with VecNormalize, and its weights know nothing "
-                    "else: leave normalize out, or begin without -i."
-                )
-            with self._of_the_same_spaces(env):
-                return wrap(env, eval_env)
-        if self.normalize:
-            raise BadInput(f"{model} was trained without VecNormalize, but these settings normalise: add normalize:False.")
-        return env
-
-    def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
-        if self.resumed is not None:
-            return GRPO.load_run(
-                self.trained_agent, env, self.device, trusted=self.trusted, verbose=self.verbose,
-                tensorboard_log=self.tensorboard_log,
-            )  # fmt: skip
-        with self._of_the_same_spaces(env):
-            load = super()._load_pretrained_agent if self.trusted else self._load_untrusted
-            model = load(hyperparams, env)
-        if self.going_on and model.num_timesteps >= self.n_timesteps:
-            raise BadInput(
-                f"--continue: {self.trained_agent} has taken {model.num_timesteps:,} of {self.n_timesteps:,} steps: give a "
-                "larger -n."
-            )
-        return model
-
-    @contextlib.contextmanager
-    def _of_the_same_spaces(self, env: VecEnv) -> Iterator[None]:
-        """Name the model and both envs where the one was trained on other spaces than the other has."""
-        try:
-            yield
-        except ValueError as error:
-            if not (isinstance(error, OtherObservations) or "spaces do not match" in str(error)):  # SB3's has no class
-                raise
-            options = [read_values(path) for path in Path(self.trained_agent).parent.glob("*/args.yml")]
-            trained = options[0].get("env", "another env") if len(options) == 1 else "another env"
-            raise BadInput(
-                f"--trained-agent {self.trained_agent}: a model of {trained} cannot go on in {self.env_name.gym_id}, whose "
-                f"observations are {env.observation_space} and actions {env.action_space}: {error} Give an env with the "
-                "model's spaces, or begin without -i."
-            ) from error
-
-    def _load_untrusted(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
-        kept = {name: value for name, value in hyperparams.items() if name not in ("policy", "policy_kwargs")}
-        return GRPO.load(
-            self.trained_agent, env, self.device, trusted=False, seed=self.seed, tensorboard_log=self.tensorboard_log,
-            verbose=self.verbose, **kept,
-        )  # fmt: skip
-
-    @property
-    def resumed(self) -> Path | None:
-        """Folder of the run that goes on as if it had not been stopped."""
-        return Path(self.args.resume) if getattr(self.args, "resume", None) else None
-
-    @property
-    def going_on(self) -> bool:
-        """Whether steps are counted on from those of the model."""
-        return bool(getattr(self.args, "continue_run", False))
-
-    @property
-    def of_trial(self) -> int | None:
-        """Number of the trial of ``zoo.tune`` whose settings the run has."""
-        number: int | None = getattr(self.args, "trial_id", None)
-        return number
-
     @property
     def tensorboard_name(self) -> str:
         """Of this run in TensorBoard, without its number; a run that goes on is named after the one before."""
         before = (read_facts(Path(self.trained_agent)) or {}).get("tensorboard") if self.going_on else None
         return f"{before}_continued" if before else self.algo.upper()
-
-    @property
-    def trusted(self) -> bool:
-        """Whether the files of the run that goes on may be unpickled."""
-        return not getattr(self.args, "untrusted", False)
 
     def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
         """Settings, options and command, as plain values."""
@@ -348,24 +179,6 @@ class Experiment(ExperimentManager):
         write_values(folder / "args.yml", dict(sorted(vars(self.args).items())))
         files.write(folder / "command.txt", command() + "\n")
         print(f"Log path: {self.save_path}")
-
-    def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
-        n_envs = n_envs if eval_env else share_of_envs(n_envs)
-        wrapper = self.env_wrapper
-        self.env_wrapper = with_monitor_outside(wrapper)
-        if self.vec_env_class is SubprocVecEnv:  # imports once, in the fork server, and not in every env's process
-            multiprocessing.set_forkserver_preload(["__main__", "sb_grpo.envs.preloaded", __name__])
-        if self.algo == "grpo" and self.vec_env_class is SubprocVecEnv:
-            self.env_wrapper = lambda env: SeededResetWrapper(with_monitor_outside(wrapper)(env))
-        try:
-            return super().create_envs(n_envs, eval_env, no_log)
-        except (EOFError, ConnectionError) as error:
-            raise BadInput(
-                "--vec-env subproc: the process of an env ended before its env was there; what it has said stands above, and "
-                "--vec-env dummy shows it without the others."
-            ) from error
-        finally:
-            self.env_wrapper = wrapper
 
     def learn(self, model: BaseAlgorithm) -> None:
         """Train. Ctrl-C ends it as if it were over; after an error what has been learnt is saved before it is raised."""
@@ -510,20 +323,6 @@ class Experiment(ExperimentManager):
         print(f"Model card:     {write_card(folder)}")
         if self.mlflow is not None:
             self.mlflow.finish([self.model_path, *(folder / name for name in RESULTS)])
-
-
-def share_of_envs(n_envs: int) -> int:
-    """How many of a training's envs a learner has.
-
-    :raises BadInput: if they cannot be shared out
-    """
-    n = ranks.announced().n
-    if n_envs % n:
-        raise BadInput(
-            f"n_envs={n_envs} cannot be shared out evenly to {n} learners: use --hyperparams n_envs:{-(-n_envs // n) * n}, or "
-            "another --nproc-per-node."
-        )
-    return n_envs // n
 
 
 def sync(model: BaseAlgorithm, env: VecEnv) -> None:

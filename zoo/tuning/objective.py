@@ -17,7 +17,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from ..common.closing import close
+from ..common.ending import close
 from ..common.literals import without_texts
 from ..training.experiment import Experiment, register
 from ..tuning.search_space import SPACES, Draw

@@ -1,7 +1,12 @@
-"""Evaluations that end: an episode that Monitor never closes is closed where it ends, and what cannot be counted is named."""
+"""Evaluations and envs come to an end.
+
+An episode that Monitor never closes is closed where it ends, and what cannot be counted is named. What envs raise when they
+are closed undoes nothing of what was done in them.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -65,3 +70,16 @@ class Counting:
                 f"The evaluation cannot count: env {slot} has taken {ENDLESS_STEPS:,} steps without an end. Set a limit with "
                 "gymnasium.wrappers.TimeLimit in env_wrapper, or max_episode_steps at the env's registration."
             )
+
+
+def close(env: Any) -> None:
+    """Close an env, or say on stderr why it could not be closed.
+
+    :param env: an env or a VecEnv
+    """
+    try:
+        env.close()
+    except (EOFError, ConnectionError) as error:
+        print(f"A worker of the env had died before it was closed: {error!r}", file=sys.stderr)
+    except Exception as error:
+        print(f"The env could not be closed: {type(error).__name__}: {error}", file=sys.stderr)
