@@ -65,7 +65,7 @@ def brax_env():
 ADAPTERS = {"gymnasium": gym_env, "synchronous": synchronous, "envpool": pool, "brax": None}
 
 
-@pytest.fixture(params=ADAPTERS)
+@pytest.fixture(params=["gymnasium", "synchronous", "envpool", pytest.param("brax", marks=pytest.mark.slow)])
 def env(request):
     return request.getfixturevalue("brax_env") if request.param == "brax" else ADAPTERS[request.param]()
 
@@ -201,7 +201,7 @@ def test_time_limit_comes_from_the_registration():
 # ---------------------------------------------------------------- EnvPool
 
 
-@pytest.mark.parametrize("task", ["Pendulum-v1", "HalfCheetah-v4", "HalfCheetah-v5"])
+@pytest.mark.parametrize("task", ["Pendulum-v1", *(pytest.param(f"HalfCheetah-v{n}", marks=pytest.mark.slow) for n in (4, 5))])
 def test_envpool_tasks(task):
     env = pool(task, 4)
     limit = env.max_episode_steps
@@ -246,6 +246,7 @@ def test_envpool_members_stay_paired_when_their_episodes_differ_in_length():
 # ---------------------------------------------------------------- Brax
 
 
+@pytest.mark.slow
 def test_brax_shares_memory_and_keeps_the_time_limit(brax_env):
     brax_env.reset_all(th.arange(8))
     assert brax_env.observations.data_ptr() == brax_env._state.obs.unsafe_buffer_pointer()
@@ -256,6 +257,7 @@ def test_brax_shares_memory_and_keeps_the_time_limit(brax_env):
     assert (brax_env.elapsed[step.truncated] == 0).all()
 
 
+@pytest.mark.slow
 def test_brax_seed_alone_decides_the_start(brax_env):
     brax_env.reset_all(th.arange(8))
     before = brax_env.observations.clone()

@@ -287,6 +287,7 @@ def test_graphs_do_not_hold_the_seed():
     assert len(traced) == 2 and traced[0] == traced[1]
 
 
+@pytest.mark.slow
 def test_models_do_not_crowd_each_other_out_of_the_graph_cache():
     def add(x, n):
         return x + n

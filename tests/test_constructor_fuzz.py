@@ -125,7 +125,7 @@ def _quiet(tmp_path, monkeypatch):
         yield
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "compile")) for n in NAMES])
 def test_each_odd_value_of_each_argument(name):
     found = {shown(value): verdict({name: value}, (name,)) for value in ODD}
     assert {text: what for text, what in found.items() if what not in ("refused", "unknown", "trains")} == {}

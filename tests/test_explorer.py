@@ -98,6 +98,7 @@ def test_fifty_settings_give_pythons_numbers(driver: Any, address: str, recordin
     assert sum(float(advantages(document, one).abs().max()) > 0 for one in settings) > 35
 
 
+@pytest.mark.slow
 def test_the_controls_change_the_numbers_as_they_say(driver: Any, address: str) -> None:
     go(driver, address, "advantages", "tasks")
     document = read(DATA / "tasks.json")

@@ -284,6 +284,7 @@ def test_runs_made_in_turn_on_one_machine_tell_the_speed(study):
     assert runs_of_origins(page) == 28 + 10
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line(study, tmp_path, capsys):
     write_runs(tmp_path / "other", "CartPole-v1", "grpo", [480])
     assert main([str(tmp_path / "other"), "--out", str(tmp_path / "x.md")]) == 2

@@ -337,6 +337,7 @@ def test_a_schedule_warms_up_is_saved_and_loaded(tmp_path):
     assert loaded.options.loss.clip_range_high(0.5) == pytest.approx(0.15)
 
 
+@pytest.mark.slow
 def test_a_profile_lies_between_entry_and_command_line_and_is_tracked(tmp_path):
     arguments = ["--profile", "conservative", "--hyperparams", "n_epochs:1", "n_steps:32", "advantage:step", "--track"]
     often = ["--eval-freq", "128", "--save-freq", "256"]

@@ -260,6 +260,7 @@ def test_bad_input_is_one_line(arguments, says, capsys):
     assert says in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_the_training_is_of_the_env_and_its_settings():
     """Twenty seconds by default; as a subprocess, with the console script's name for it."""
     command = [sys.executable, "-m", "zoo", "check", "--env", "CartPole-v1", "--seconds", "2"]

@@ -215,6 +215,7 @@ def test_the_report_shows_tables_and_figures_that_exist(results, tmp_path):
         assert picture.with_suffix(".svg").exists()
 
 
+@pytest.mark.slow
 def test_tables_and_pictures_go_to_weights_and_biases(results, tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -330,6 +331,7 @@ def in_lines(folder, label):
     return lines
 
 
+@pytest.mark.slow
 def test_runs_in_lines_of_one_file_are_the_runs_of_a_folder(results, tmp_path):
     """Some labels in this form, some in that: the same report; ``step`` comes before ``step-drop`` either way."""
     write_runs(results, "CartPole-v1", "step", [400, 500])
@@ -440,6 +442,7 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, says, results, tmp_pat
     assert not (tmp_path / "report").exists()
 
 
+@pytest.mark.slow
 def test_the_commands_themselves(results, tmp_path):
     """The real commands, each in a process of its own."""
 

@@ -33,6 +33,7 @@ def enjoy_here(folder: Path, *arguments: str) -> int:
     return run("zoo.enjoy", enjoy.main, ["-f", str(folder), *arguments])
 
 
+@pytest.mark.slow
 def test_a_gif_and_its_returns_without_a_display(trained, tmp_path):
     picture = tmp_path / "new" / "cartpole.gif"
     command = [sys.executable, "-m", "zoo.enjoy", "-f", str(trained), "--n-episodes", "2", "--record", str(picture)]

@@ -50,6 +50,7 @@ def table(out: Path, name: str) -> pd.DataFrame:
     return pd.read_csv(out / "tables" / f"{name}.csv")
 
 
+@pytest.mark.slow
 def test_models_meet_the_same_starts_with_their_own_statistics(runs, tmp_path):
     """The numbers are those of evaluate_paired with each model's own VecNormalize."""
     first, second = runs / "grpo" / "Pendulum-v1_1", runs / "grpo" / "Pendulum-v1_2"

@@ -51,6 +51,7 @@ def test_a_run_is_exported_with_the_statistics_of_its_weights(folder, best, tmp_
     assert run_exported(out, [obs])[0] == pytest.approx(expected, abs=1e-5)
 
 
+@pytest.mark.slow
 def test_statistics_of_single_frames_are_refused_where_the_policy_sees_several(tmp_path, capsys):
     small = [
         "-n",

@@ -109,6 +109,7 @@ def test_a_killed_study_goes_on_without_a_loss_or_a_double(tmp_path):
     assert len(trials_of(storage, "killed")) == 6
 
 
+@pytest.mark.slow
 def test_ctrl_c_reports_and_keeps_the_trial_for_later(tmp_path):
     arguments = ["-n", "1000000", "--n-seeds", "3", "--study-name", "cut", "--no-optim-plots"]
     storage = tmp_path / "tune" / "cut" / "journal.log"
