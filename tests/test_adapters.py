@@ -14,9 +14,11 @@ import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers.vector import DictInfoToList, NormalizeObservation
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.vec_env import VecEnvWrapper, VecMonitor
 
 from sb_grpo import GRPO
 from sb_grpo.envs import check_tensor_env
@@ -172,6 +174,28 @@ def test_all_autoreset_modes_give_the_same_episodes(autoreset, mode, by_hand):
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("autoreset", AutoresetMode)
+def test_infos_as_a_list_hold_final_observations_too(autoreset, by_hand):
+    env = GymnasiumVectorEnv(DictInfoToList(SyncVectorEnv([lambda: gym.make("CartPole-v1")] * 3, autoreset_mode=autoreset)))
+    for ours, theirs in zip(trajectories(env), by_hand, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("autoreset", AutoresetMode)
+def test_workers_without_shared_memory_give_the_same_episodes_or_are_refused(autoreset, by_hand):
+    """With NEXT_STEP they reset a slot once more, unseeded, in the step after a reset: rewards of 0, other starts."""
+    workers = dict(shared_memory=False, context="forkserver", autoreset_mode=autoreset)
+    vec_env = gym.make_vec("CartPole-v1", 3, vectorization_mode="async", vector_kwargs=workers)
+    if autoreset != AutoresetMode.NEXT_STEP:
+        for ours, theirs in zip(trajectories(GymnasiumVectorEnv(vec_env)), by_hand, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+        return
+    for synchronous in (False, True):
+        with pytest.raises(ValueError, match=r"shared_memory=False.*once more.*autoreset_mode=.*DISABLED, or leave"):
+            GymnasiumVectorEnv(vec_env, synchronous=synchronous)
+    vec_env.close()
+
+
 @pytest.mark.parametrize(
     "action_space",
     [spaces.Discrete(3), spaces.Box(-2.0, 2.0, (2,)), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2)],
@@ -304,6 +328,71 @@ class IgnoresMask(SyncVectorEnv):
         return super().reset(seed=seed)
 
 
+class PlayersEnv(VectorEnv):
+    """Three players of one env begin and end together, and each sees its number: in the manner of SuperSuit's ConcatVecEnv."""
+
+    def __init__(self, reset_infos=({}, {}, {})):
+        self.num_envs, self.metadata, self.reset_infos = 3, {}, list(reset_infos)
+        self.observation_space, self.action_space = spaces.Box(-10.0, 10.0, (2,)), spaces.Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.t = 0
+        if seed is not None:
+            self.luck = np.random.default_rng(seed)
+        self.start = self.luck.uniform(-1, 1)
+        return self._seen(), self.reset_infos
+
+    def _seen(self):
+        return np.array([[self.start, player] for player in range(3)], dtype=np.float32)
+
+    def step_async(self, actions):
+        self.moves = actions
+
+    def step_wait(self):
+        self.t += 1
+        infos, rewards, over = [{} for _ in range(3)], self.moves.astype(np.float32), self.t == 10
+        if over:
+            last, _ = self._seen(), self.reset()
+            infos = [{"terminal_observation": row} for row in last]
+        return self._seen(), rewards, np.zeros(3, np.uint8), np.full(3, over, np.uint8), infos
+
+
+@pytest.mark.parametrize("reset_infos", [({}, {}, {}), ([{}, {}, {}],), (None, None, None)], ids=["flat", "nested", "none"])
+def test_agents_of_one_env_are_slots_as_documented(reset_infos):
+    page = (ROOT / "docs/own_env.md").read_text()
+    names: dict = {}
+    exec(next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Agents(" in code), names)
+    starts = []
+    for _ in range(2):
+        model = GRPO("MlpPolicy", VecMonitor(names["Agents"](PlayersEnv(reset_infos))), **{**SMALL, "group_size": 1}).learn(
+            600
+        )
+        assert model.slots.start_mismatches == 0 and {int(ep["l"]) for ep in model.ep_info_buffer} == {10}
+        starts.append(model.env.unwrapped.vec_env.start)
+    assert starts[0] == starts[1], "the model's seed decides how the agents begin"
+    players = PlayersEnv()
+    with pytest.raises(ValueError, match=r"PlayersEnv has no way to say it.*Several agents"):
+        GRPO("MlpPolicy", AsSuperSuitDoes(players), **SMALL)
+
+
+class AsSuperSuitDoes(VecEnvWrapper):
+    """Around what is no VecEnv."""
+
+    def __init__(self, vec_env):
+        self.venv, self.num_envs, self.reset_infos, self.render_mode = vec_env, vec_env.num_envs, [], None
+        self.observation_space, self.action_space = vec_env.observation_space, vec_env.action_space
+
+    def reset(self):
+        return self.venv.reset()[0]
+
+    def step_wait(self):
+        observations, rewards, terminated, truncated, infos = self.venv.step_wait()
+        return observations, rewards, terminated | truncated, infos
+
+    def env_is_wrapped(self, wrapper_class, indices=None):
+        return [False] * self.num_envs
+
+
 def test_resets_that_cannot_make_groups_are_refused():
     cartpole = [lambda: gym.make("CartPole-v1")] * 4
     for vec_env, reason in (
@@ -313,6 +402,14 @@ def test_resets_that_cannot_make_groups_are_refused():
     ):
         with pytest.raises(ValueError, match=rf"cannot reset single slots.*{reason}.*synchronous=True.*useful_fraction"):
             GymnasiumVectorEnv(vec_env)
+    # Where single envs stand behind it, another way to make the vector env would change nothing.
+    in_the_way = r"cannot reset single slots.*{}.*leave out the wrapper.*normalize_obs=True.*synchronous=True"
+    with pytest.raises(ValueError, match=in_the_way.format("does not support partial resets")):
+        GymnasiumVectorEnv(NormalizeObservation(SyncVectorEnv(cartpole)))
+    with pytest.raises(ValueError, match=in_the_way.format("equal seeds gave different starts")):
+        GymnasiumVectorEnv(SyncVectorEnv([lambda: gym.wrappers.NormalizeObservation(gym.make("CartPole-v1"))] * 2))
+    with pytest.raises(ValueError, match=r"PlayersEnv has no single_observation_space.*Several agents"):
+        GymnasiumVectorEnv(PlayersEnv())
     for wrong in (gym.make("CartPole-v1"), make_vec_env("CartPole-v1", 2)):
         with pytest.raises(ValueError, match=r"not a gymnasium\.vector\.VectorEnv"):
             GymnasiumVectorEnv(wrong)

@@ -22,12 +22,12 @@ UNEQUAL = "Groups still average over episodes, but not over equal starts. Counte
 def start_of(env: VecEnv, slot: int, raw_obs: Any) -> Start | None:
     """The start of a slot's episode as its reset info has it, or else from the observation.
 
-    :param env: a VecEnv of somebody's own may have no reset infos
+    :param env: a VecEnv of somebody's own may have no reset infos, or fewer than slots
     :param raw_obs: ``[n_envs, ...]`` after the reset, below any VecNormalize; None: not known
     :return: None where neither says
     """
-    reset_infos = getattr(env.unwrapped, "reset_infos", None)
-    reset_info = reset_infos[slot] if reset_infos else {}
+    reset_infos = getattr(env.unwrapped, "reset_infos", None) or ()
+    reset_info = (reset_infos[slot] if slot < len(reset_infos) else None) or {}
     if START_LAYERS in reset_info:
         layers: Start = reset_info[START_LAYERS]
         return layers

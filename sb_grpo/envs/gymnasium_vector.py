@@ -33,8 +33,8 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
     :param broadcast: synchronous only: ``broadcast(vec_env, leader)`` gives every slot ``i`` the state of slot ``leader[i]``
         (int64 ``[N]``) after a reset; without it starts differ where the vector env takes no seed lists
     :param max_episode_steps: time limit; None: what wrappers, the env itself or its registration say
-    :raises ValueError: for anything but a vector env, for observations that tensors cannot hold, or where slots cannot be
-        reset one by one and ``synchronous`` was not chosen
+    :raises ValueError: for anything but a vector env, for observations that tensors cannot hold, where slots cannot be reset
+        one by one and ``synchronous`` was not chosen, or where a reset does not last
     """
 
     def __init__(
@@ -50,9 +50,11 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
                 f"vec_env={vec_env!r} is a {type(vec_env).__name__}, not a gymnasium.vector.VectorEnv: make one with "
                 "gymnasium.make_vec(...). An SB3 VecEnv or a gymnasium.Env goes to GRPO as it is."
             )
+        _check_kind(vec_env)
         self.vec_env: Any = vec_env  # VectorEnv.reset is annotated for one seed only
         self.broadcast = broadcast
         self.autoreset_mode = AutoresetMode(vec_env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        _check_resets_last(vec_env, self.autoreset_mode)
         limit = _time_limit(vec_env) if max_episode_steps is None else max_episode_steps
         super().__init__(vec_env.num_envs, vec_env.single_observation_space, vec_env.single_action_space, limit, device)
         self._seed_lists = True
@@ -88,7 +90,7 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
         done = terminated | truncated
         if self.autoreset_mode == AutoresetMode.SAME_STEP and done.any():
             obs = np.array(obs)
-            obs[done] = np.stack(infos["final_obs"][done])
+            obs[done] = np.stack(_final_observations(infos, done))
         self._obs = self.to_tensor(obs)
         step = self.note_step(rewards, terminated, truncated)
         return self.hold_ended(step) if self.grouping == "synchronous" else step
@@ -123,12 +125,19 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
             raise ValueError(self._refusal("equal seeds gave different starts"))
 
     def _refusal(self, reason: str) -> str:
+        single = isinstance(self.vec_env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        remedy = (
+            "Single envs could be: let their reset(seed=...) decide the start, and leave out the wrapper that is in the way "
+            "(in place of a NormalizeObservation, policy_kwargs=dict(normalize_obs=True) keeps the statistics)"
+            if single
+            else "Make the same env with vectorization_mode='sync' (or 'async', or as an EnvPoolEnv)"
+        )
         return (
             f"{type(self.vec_env).__name__} cannot reset single slots to a seed ({reason}), so members of a group cannot be "
-            "started one by one. Either make the same env with vectorization_mode='sync' (or 'async', or as an EnvPoolEnv), "
-            "or pass synchronous=True: then all groups start together, slots whose episode has ended idle until the last has "
-            "ended (rollout/useful_fraction shows what that costs), and members start alike where the vector env takes a list "
-            "of seeds or you pass broadcast=..., a function that copies each leader's state to its members."
+            f"started one by one. {remedy}, or pass synchronous=True: then all groups start together, slots whose episode has "
+            "ended idle until the last has ended (rollout/useful_fraction shows what that costs), and members start alike "
+            "where the vector env takes a list of seeds or you pass broadcast=..., a function that copies each leader's state "
+            "to its members."
         )
 
     def _try_seed_lists(self) -> None:
@@ -144,6 +153,41 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
                 UserWarning,
                 stacklevel=3,
             )
+
+
+def _check_kind(vec_env: VectorEnv) -> None:
+    """See that a vector env says what a slot is.
+
+    :raises ValueError: for one of before Gymnasium 1.0, as SuperSuit's still are
+    """
+    if not hasattr(vec_env, "single_observation_space"):
+        raise ValueError(
+            f"{type(vec_env).__name__} has no single_observation_space, as a gymnasium.vector.VectorEnv does since Gymnasium "
+            "1.0. If its rows are agents of one env, as SuperSuit's are, no agent can be reset alone: docs/own_env.md "
+            "(Several agents) says what can be trained then."
+        )
+
+
+def _check_resets_last(vec_env: VectorEnv, mode: AutoresetMode) -> None:
+    """See that the step after a reset is a step.
+
+    :raises ValueError: for the worker processes that remember over a reset that an episode had ended, and reset once more
+    """
+    base = vec_env.unwrapped
+    if mode == AutoresetMode.NEXT_STEP and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
+        raise ValueError(
+            "AsyncVectorEnv(shared_memory=False) resets a slot whose episode has ended once more in its next step, to no seed "
+            "(Gymnasium's worker forgets only with shared memory that an episode has ended), so members of a group would not "
+            "start alike. Pass autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED, or leave shared_memory=True."
+        )
+
+
+def _final_observations(infos: Any, done: np.ndarray) -> list[np.ndarray]:
+    """The last observations of ended episodes, where the vector env has reset their slots at once.
+
+    :param infos: of the step; a list by slot where DictInfoToList is among the wrappers
+    """
+    return [infos[i]["final_obs"] if isinstance(infos, list) else infos["final_obs"][i] for i in np.flatnonzero(done)]
 
 
 def _rows_equal(rows: np.ndarray) -> bool:

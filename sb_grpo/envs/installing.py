@@ -78,7 +78,8 @@ def _hold_out_of_reach(base: VecEnv) -> Hold:
         "env_method('set_next_seed', seed, noise_seed, indices=[slot]) set the seed of a slot's next reset, whether step() or "
         "reset() makes it (docs/own_env.md); or, if it steps all slots at once on one device, write it as a "
         "sb_grpo.envs.tensor_env.TensorVecEnv; or, if it stands around a gymnasium.vector.VectorEnv, pass "
-        "sb_grpo.envs.gymnasium_vector.GymnasiumVectorEnv(vector_env) in its place."
+        "sb_grpo.envs.gymnasium_vector.GymnasiumVectorEnv(vector_env) in its place. If its slots are agents of one env, as "
+        "SuperSuit's are: docs/own_env.md, Several agents."
     )
 
 
