@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import BitFlippingEnv
 
+from sb_grpo.envs.valid_actions import ValidActions
 from zoo import check
 from zoo.benchmarking.worker import evaluate
-from zoo.checking import trial
+from zoo.checking import probes, trial
 from zoo.checking.episodes import observation_problem
-from zoo.checking.findings import BROKEN, LOOK
+from zoo.checking.findings import BROKEN, FINE, LOOK
 from zoo.common.command_line import run
 from zoo.common.random_policy import RandomPolicy
 from zoo.evaluating.playing import random_reference
@@ -278,10 +280,18 @@ def test_a_rise_is_one_beyond_chance(last, says):
     assert says in trial._progress(returns, "2 s").says
 
 
+def test_a_goal_env_is_asked_through_its_wrappers():
+    env = ValidActions(gym.wrappers.TimeLimit(BitFlippingEnv(4), 20))
+    assert [finding.level for finding in probes.check_spaces(env)] == [FINE]
+    env.unwrapped.compute_reward = lambda *_: np.float32(7.0)
+    assert "not computed with `compute_reward()`" in probes.check_spaces(env)[0].says
+
+
 @pytest.mark.parametrize(
     ("space", "obs", "says"),
     [
         (spaces.Box(0.0, 1.0, (2,)), np.array([0.5, 1.5], np.float32), "has 1.5 in place 1, outside [0, 1]"),
+        (spaces.Box(0.0, 1.0, (1,), np.float64), np.array([1 + 2**-52]), "has 1.0000000000000002 in place 0, outside [0, 1]"),
         (spaces.Box(0.0, 1.0, (2,)), np.zeros(3, np.float32), "has shape (3,) and float32"),
         (spaces.Box(0.0, 1.0, (2,)), np.zeros(2, np.float64), "float64"),
         (spaces.Discrete(3), 3, "is not in Discrete(3)"),

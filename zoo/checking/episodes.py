@@ -115,6 +115,8 @@ def observation_problem(space: spaces.Space, obs: Any, when: str) -> str:
     out = np.flatnonzero((obs < space.low) | (obs > space.high))
     if len(out):
         place = out[0]
-        bounds = f"[{space.low.flat[place]:.6g}, {space.high.flat[place]:.6g}]"
-        return f"the observation of {when} has {obs.flat[place]:.6g} in place {place}, outside {bounds}"
+        value, low, high = (part.flat[place] for part in (obs, space.low, space.high))
+        digits = 17 if f"{value:.6g}" in (f"{low:.6g}", f"{high:.6g}") else 6  # by less than six digits show
+        bounds = f"[{low:.{digits}g}, {high:.{digits}g}]"
+        return f"the observation of {when} has {value:.{digits}g} in place {place}, outside {bounds}"
     return ""

@@ -35,6 +35,8 @@ ALIGNMENT = {"ignores its seed": BROKEN, "out of step": LOOK, "falls out of step
 
 def check_spaces(env: gym.Env[Any, Any]) -> list[Finding]:
     """SB3's ``check_env``: the interface, and what it recommends about spaces."""
+    if env.has_wrapper_attr("compute_reward"):  # of a goal env; SB3 asks the outermost wrapper, which passes nothing on
+        vars(env)["compute_reward"] = env.get_wrapper_attr("compute_reward")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         try:
