@@ -17,7 +17,7 @@ from sb_grpo.learn.losses import Clipped
 from sb_grpo.maths.estimators import outcome
 from sb_grpo.options import Rewards
 from sb_grpo.preparing import Preparation, weighted_rewards
-from sb_grpo.types import AdvantageOptions, Estimate
+from sb_grpo.types import AdvantageOptions, Estimate, select_episodes
 from tests.helpers import ProbeEnv, make_rollout
 from tests.test_grouping import weights
 
@@ -148,6 +148,18 @@ def test_objectives_train_and_survive_save_and_load(form, advantage, normalizati
         th.testing.assert_close(loaded.estimator.state_dict(), model.estimator.state_dict())
         assert (len(loaded.estimator) == 2) if normalization == "each" else not hasattr(loaded.estimator, "n_tasks")
     loaded.learn(200, reset_num_timesteps=False)
+
+
+@pytest.mark.parametrize("normalization", ["sum", "each"])
+def test_rewards_that_objectives_replace_cannot_be_changed(normalization):
+    env = DummyVecEnv([lambda: TwoGoals(dict)] * 2)
+    model = GRPO("MlpPolicy", env, rewards=dict(objectives={"win": 1.0, "cost": 1e-3}, normalization=normalization), **SMALL)
+    rollout = model.collect()
+    with pytest.raises(ValueError, match=r"rollout.rewards was changed, but .*_replace\(objectives="):
+        model.update(rollout._replace(rewards=2.0 * rollout.rewards))
+    changed = model.update(rollout._replace(objectives=-rollout.objectives))
+    assert changed.mean_reward == pytest.approx(-float((rollout.objectives @ th.tensor([1.0, 1e-3])).mean()), abs=1e-5)
+    model.update(select_episodes(rollout, th.arange(len(rollout.group)) > 0)[0])
 
 
 def test_objectives_arrive_from_tensor_envs():

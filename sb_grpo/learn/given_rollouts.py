@@ -75,6 +75,19 @@ def check_rows(name: str, value: Any, rows: int, shape: tuple[int, ...] | None) 
         )
 
 
+def check_made_of(rollout: Rollout, rewards: th.Tensor | None) -> None:
+    """Check that the reward of a collected rollout was changed where it comes from.
+
+    :param rewards: ``[M]`` the column as it was collected; None: nobody holds it any more, so this is another one
+    :raises ValueError: for other rewards where their place is taken by the weighted sum of objectives
+    """
+    if rollout.objectives is not None and rollout.rewards is not rewards:
+        raise ValueError(
+            "rollout.rewards was changed, but rewards=dict(objectives=...) makes the reward of a step of its objectives, so the "
+            "change would be lost: change those, with rollout._replace(objectives=...), one column per objective."
+        )
+
+
 def check_range(actions: th.Tensor, space: spaces.Space[Any]) -> None:
     """Check that actions are in their space; Box actions are stored as drawn, so they have no bounds.
 

@@ -10,7 +10,7 @@ from weakref import ref
 import torch as th
 from gymnasium import spaces
 
-from sb_grpo.learn.given_rollouts import as_collected
+from sb_grpo.learn.given_rollouts import as_collected, check_made_of
 from sb_grpo.learn.last_good import Snapshot
 from sb_grpo.types import Rollout
 
@@ -23,7 +23,7 @@ class Known:
     """
 
     def __init__(self) -> None:
-        self._before: list[tuple[ref[th.Tensor], Snapshot]] = []
+        self._before: list[tuple[ref[th.Tensor], ref[th.Tensor], Snapshot]] = []
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_before": []}  # a copy of the model holds none of them
@@ -33,7 +33,8 @@ class Known:
 
         :param before: of all that learns, before it was
         """
-        self._before = [entry for entry in self._before if entry[0]() is not None] + [(ref(rollout.t), before)]
+        alive = [entry for entry in self._before if entry[0]() is not None]
+        self._before = [*alive, (ref(rollout.t), ref(rollout.rewards), before)]
 
     @contextmanager
     def judging(
@@ -46,15 +47,17 @@ class Known:
 
         :param space: of actions
         :return: the rollout with columns of their own types; whether it has been judged before
-        :raises ValueError: for one that is none
+        :raises ValueError: for one that is none, and for rewards that nobody would look at
         """
         rollout = as_collected(rollout, space)
-        found = next((i for i, (t, _) in enumerate(self._before) if t() is rollout.t), None)
+        found = next((i for i, (t, _, _) in enumerate(self._before) if t() is rollout.t), None)
         if found is None:
             yield rollout, False
             return
+        _, rewards, before = self._before[found]
+        check_made_of(rollout, rewards())
         now = Snapshot(learners)
-        self._before[found][1].put_back()
+        before.put_back()
         try:
             yield rollout, True
         except BaseException:
