@@ -113,8 +113,10 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self._find_masks()
         self._make_buffer()
         self._setup_groups()
+        given = self._given_reference and self.kl_coef > 0  # as the file says that is being loaded
         if self.kl_coef > 0:
             self._sync_reference()
+        self._given_reference = given
         self._use_given_reference()
         place = Place(space_without(self.observation_space), self.get_vec_normalize_env() is not None, self.gamma, self.device)
         self.bonus = make_bonus(self.options.rewards.bonus, place)
@@ -246,6 +248,12 @@ class GroupedAlgorithm(SlottedAlgorithm):
         if hasattr(self.estimator, "fast_predict"):
             self.estimator.fast_predict = self.captured.predict(self.estimator)
 
+    @property
+    def _lacks_reference(self) -> bool:
+        """There is none, or it is what the policy was before ``load_actor`` gave it other weights to start from."""
+        started_elsewhere = self.policy.newly_loaded and self._n_gradient_steps == 0 and not self._given_reference
+        return self.ref_policy is None or started_elsewhere
+
     def _sync_reference(self) -> None:
         """The reference policy becomes a frozen copy of the policy (gSDE's distribution object cannot be deep-copied)."""
         if self.ref_policy is None:
@@ -254,6 +262,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
             self.ref_policy.set_training_mode(False)
             del self.ref_policy.optimizer
         self.ref_policy.load_state_dict(self.policy.state_dict())
+        self._given_reference = self.policy.newly_loaded = False
 
     def _use_given_reference(self) -> None:
         """The reference policy gets the weights that ``loss_kwargs`` names; what was given is not kept in the model."""
@@ -261,6 +270,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         if given is None or self.ref_policy is None:
             return
         load_actor(self.ref_policy, given)
+        self._given_reference = True
         if isinstance(self.loss, Loss):
             self.loss = replace(self.loss, ref_policy=None)
         else:
@@ -272,7 +282,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         if seen is None:
             return
         self.policy.obs_normalizer.update(self.policy.flat_observations(seen))
-        if self.ref_policy is not None:  # what moves the KL is the policy, not its view of the observations
+        if self.ref_policy is not None and not self._given_reference:  # the policy moves the KL, not its view of observations
             self.ref_policy.obs_normalizer.load_state_dict(self.policy.obs_normalizer.state_dict())
 
     def _make_policy(self) -> ActorPolicy:

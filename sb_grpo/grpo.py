@@ -280,7 +280,7 @@ class GRPO(ResumableAlgorithm):
         self._update_learning_rate(self.policy.optimizer)
         loss, batch, progress = self.options.loss, prepared.batch, self._current_progress_remaining
         due = loss.ref_sync_interval and self._n_rollouts % loss.ref_sync_interval == 0
-        if self.kl_coef > 0 and (due or self.ref_policy is None):
+        if self.kl_coef > 0 and (due or self._lacks_reference):
             self._sync_reference()
         rows_of_all = ranks.count(len(batch.advantages))
         if rows_of_all == 0:  # no group had a spread: nothing to learn from

@@ -40,7 +40,7 @@ NOT_FROM_FILES = ("env", "device")
 #: What a model saves beside its constructor's arguments.
 STATE = (
     "policy_class", "observation_space", "action_space", "n_envs", "vf_coef", "num_timesteps", "start_time",
-    "interruptions", "curriculum_level", "moving_gamma", "lr_scale", "ref_policy", "_total_timesteps",
+    "interruptions", "curriculum_level", "moving_gamma", "lr_scale", "ref_policy", "_given_reference", "_total_timesteps",
     "_num_timesteps_at_start", "_episode_num", "_current_progress_remaining", "_stats_window_size", "_n_updates",
     "_base_seed", "_next_group", "_n_rollouts", "_n_gradient_steps", "_steps_trained", "_steps_dropped", "_time_limit",
     "_restart_groups", "_derived", "mask_source",

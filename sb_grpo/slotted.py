@@ -66,6 +66,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         self.estimator: Any = None
         self.group_weighting: GroupWeights | None = None
         self.ref_policy: ActorPolicy | None = None
+        self._given_reference = False  #: ``ref_policy`` was given, and is none that this policy has been
         self.bonus: Bonus | None = None
         self._base_seed: int | None = None
         self._next_group = 0

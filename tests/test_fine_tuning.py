@@ -135,6 +135,41 @@ def test_a_loaded_model_takes_a_new_reference(tmp_path):
     assert same(loaded.ref_policy, given.policy) and same(loaded.policy, model.policy)
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_the_reference_is_the_policy_as_it_is_before_the_first_update(given: bool):
+    """Also where its weights come after the constructor, but not in place of a reference that was given or set by hand."""
+    env = ProbeEnv("action")
+    start, teacher = moved(GRPO("MlpPolicy", env, **SMALL)), GRPO("MlpPolicy", env, **{**SMALL, "seed": 9})
+    model = GRPO("MlpPolicy", env, **SMALL, kl_coef=0.5, loss_kwargs=dict(ref_policy=teacher) if given else None)
+    load_actor(model.policy, start)
+    model.learn(64)
+    assert same(model.ref_policy, (teacher if given else start).policy) and not same(model.policy, start.policy)
+    load_actor(model.policy, teacher)  # in mid-training it goes on from other weights, and is held to the same policy
+    model.learn(16)
+    assert same(model.ref_policy, (teacher if given else start).policy)
+    other = GRPO("MlpPolicy", env, **SMALL, kl_coef=0.5)
+    other.set_parameters(model.get_parameters())
+    assert same(other.learn(16).ref_policy, model.ref_policy)
+
+
+@pytest.mark.parametrize("sync", [None, 3])
+def test_a_given_reference_keeps_its_own_view_of_observations(sync: int | None, tmp_path: Path):
+    """The statistics that a teacher has learnt with are part of it; a reference that was the policy itself shares the policy's."""
+    env, settings = ProbeEnv("action"), dict(SMALL, policy_kwargs=dict(normalize_obs=True), kl_coef=0.5)
+    given = GRPO("MlpPolicy", env, **settings).learn(64)
+    loss = dict(ref_policy=given, ref_sync_interval=sync)
+    model = GRPO("MlpPolicy", env, loss_kwargs=loss, **settings)
+    for _ in range(2):
+        model.update(model.collect())
+    assert same(model.ref_policy, given.policy)
+    model.save(tmp_path / "model.zip")
+    loaded = GRPO.load(tmp_path / "model.zip", env)
+    for _ in range(2):
+        loaded.update(loaded.collect())
+    own = loaded.policy.obs_normalizer.count == loaded.ref_policy.obs_normalizer.count
+    assert own if sync else same(loaded.ref_policy, given.policy)
+
+
 def test_a_large_coefficient_pulls_the_policy_to_the_reference():
     """The env pays for action 1; the reference prefers action 0 by 0.9, and wins."""
     env = ProbeEnv("action")

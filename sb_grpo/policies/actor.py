@@ -114,6 +114,7 @@ class ActorPolicy(PredictingPolicy):
                 stacklevel=2,
             )
         self._starts = starts_of(observation_space)
+        self.newly_loaded = False  #: load_actor() has put weights here, and no reference was made of them
         self.activation_fn, self.ortho_init = activation_fn, ortho_init
         self.use_sde, self.log_std_init = use_sde, log_std_init
         self.full_std, self.use_expln = full_std, use_expln

@@ -44,6 +44,7 @@ def load_actor(policy: ActorPolicy, source: Any) -> None:
     found, wanted = actor_weights(weights), policy.state_dict()
     _check_fits(found, wanted)
     policy.load_state_dict(found)
+    policy.newly_loaded = True
 
 
 def actor_weights(weights: Mapping[str, th.Tensor]) -> dict[str, th.Tensor]:
