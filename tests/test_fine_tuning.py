@@ -154,7 +154,7 @@ def test_the_reference_is_the_policy_as_it_is_before_the_first_update(given: boo
 
 @pytest.mark.parametrize("sync", [None, 3])
 def test_a_given_reference_keeps_its_own_view_of_observations(sync: int | None, tmp_path: Path):
-    """The statistics that a teacher has learnt with are part of it; a reference that was the policy itself shares the policy's."""
+    """The statistics that a teacher has learnt with are part of it; what was the policy itself shares the policy's."""
     env, settings = ProbeEnv("action"), dict(SMALL, policy_kwargs=dict(normalize_obs=True), kl_coef=0.5)
     given = GRPO("MlpPolicy", env, **settings).learn(64)
     loss = dict(ref_policy=given, ref_sync_interval=sync)

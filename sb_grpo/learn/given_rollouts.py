@@ -83,8 +83,8 @@ def check_made_of(rollout: Rollout, rewards: th.Tensor | None) -> None:
     """
     if rollout.objectives is not None and rollout.rewards is not rewards:
         raise ValueError(
-            "rollout.rewards was changed, but rewards=dict(objectives=...) makes the reward of a step of its objectives, so the "
-            "change would be lost: change those, with rollout._replace(objectives=...), one column per objective."
+            "rollout.rewards was changed, but rewards=dict(objectives=...) makes the reward of a step of its objectives, so "
+            "the change would be lost: change those, with rollout._replace(objectives=...), one column per objective."
         )
 
 
