@@ -113,10 +113,10 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self._find_masks()
         self._make_buffer()
         self._setup_groups()
-        given = self._given_reference and self.kl_coef > 0  # as the file says that is being loaded
+        in_file = self._given_reference and self.kl_coef > 0  # of what is being loaded
         if self.kl_coef > 0:
             self._sync_reference()
-        self._given_reference = given
+        self._given_reference = in_file
         self._use_given_reference()
         place = Place(space_without(self.observation_space), self.get_vec_normalize_env() is not None, self.gamma, self.device)
         self.bonus = make_bonus(self.options.rewards.bonus, place)
