@@ -243,6 +243,12 @@ def _check_sizes(given: Arguments) -> None:
                 f"micro_batch_size={given.update.micro_batch_size} is larger than batch_size={given.batch_size}: "
                 "it is the part of a minibatch that is in memory at once. Lower it."
             )
+        if given.update.sequence_length is not None and given.update.micro_batch_size < given.update.sequence_length:
+            raise ValueError(
+                f"micro_batch_size={given.update.micro_batch_size} is smaller than sequence_length="
+                f"{given.update.sequence_length}: gradients go back through that many steps, which must be in memory at once. "
+                "Raise the one or lower the other, or leave sequence_length out."
+            )
         if given.loss.importance_level == "episode":
             raise ValueError(
                 "micro_batch_size cannot split episodes that importance_level='episode' needs whole: lower batch_size instead."

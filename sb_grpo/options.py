@@ -26,11 +26,13 @@ class GroupOptions:
 class UpdateOptions:
     """What an update costs (``update_kwargs=``)."""
 
-    #: Rows in memory at once; gradients accumulate to ``batch_size``. None: the whole minibatch.
+    #: Rows in memory at once; gradients accumulate to ``batch_size``. None: the whole minibatch. Of a policy with a memory a
+    #: part is cut between two stretches of ``sequence_length`` steps, never within one.
     micro_batch_size: int | None = None
     #: Run the networks in bfloat16.
     autocast: bool = False
-    #: Of a policy with a memory: steps through which gradients go back. None: ``batch_size``.
+    #: Of a policy with a memory: steps through which gradients go back. None: ``micro_batch_size`` where that is set, else
+    #: ``batch_size``.
     sequence_length: int | None = None
 
 

@@ -101,7 +101,8 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         """Steps through which gradients go back; None without a memory."""
         if self.policy.memory is None:
             return None
-        return self.options.update.sequence_length or self.batch_size
+        update = self.options.update
+        return update.sequence_length or update.micro_batch_size or self.batch_size
 
     @property
     def whole_episodes(self) -> bool:

@@ -17,7 +17,7 @@ import sb_grpo.envs.memory  # noqa: F401  # registers the tasks
 from sb_grpo import GRPO
 from sb_grpo.envs import make_tensor_env
 from sb_grpo.envs.memory.t_maze import TensorTMaze10
-from sb_grpo.learn.minibatches import minibatches, stretches
+from sb_grpo.learn.minibatches import minibatches, portions, stretches
 from sb_grpo.maths.losses import kl_k3
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.beside import MEMORY, SEQUENCE
@@ -106,6 +106,32 @@ def test_minibatches_hold_whole_stretches_and_weigh_like_all_rows() -> None:
             assert held.tolist() == rows[together == number].tolist(), "a stretch is cut or out of order"
     mean = sum((part.weights * part.advantages).mean() for part in parts) / len(parts)
     assert float(mean) == pytest.approx(float(rows.mean()))
+
+
+def test_portions_hold_whole_stretches() -> None:
+    rows, stretch = th.arange(13), th.tensor([0] * 4 + [7] * 4 + [2] * 2 + [3] * 2 + [5])
+    batch = Minibatch({"": rows, SEQUENCE: stretch}, rows, rows, rows, rows, rows)
+    assert portions(batch, 6) == [(0, 4), (4, 10), (10, 13)] and portions(batch, 4) == [(0, 4), (4, 8), (8, 12), (12, 13)]
+    assert portions(batch._replace(observations=rows), 6) == [(0, 6), (6, 12), (12, 13)]
+    assert portions(batch, 13) == [(0, 13)] and portions(batch.map(lambda x: x[:0]), 6) == []
+
+
+@pytest.mark.parametrize("surgery", [False, True])
+def test_the_gradient_is_the_same_in_portions(surgery: bool) -> None:
+    """What fits into memory at once cuts no stretch: gradients go back as far as without it."""
+    found = []
+    for micro in (None, 8, 20):
+        model = GRPO(
+            "MlpPolicy", make_vec_env("CartPoleTasks-v0", 4, seed=0), n_steps=32, batch_size=32, n_epochs=2, seed=0,
+            device="cpu", policy_kwargs=dict(memory="gru", memory_size=8), multitask=dict(tasks=4, surgery=surgery),
+            update_kwargs=dict(sequence_length=8, micro_batch_size=micro),
+        )  # fmt: skip
+        model.learn(256)
+        found.append(th.cat([p.detach().flatten() for p in model.policy.parameters()]))
+    th.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-4)
+    th.testing.assert_close(found[2], found[0], atol=1e-5, rtol=1e-4)
+    model = GRPO("MlpPolicy", "CartPole-v1", policy_kwargs=dict(memory="gru"), update_kwargs=dict(micro_batch_size=16))
+    assert model._sequence_length == 16
 
 
 class _Watched(ActorPolicy):
@@ -268,6 +294,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (dict(policy_kwargs=dict(enable_critic_lstm=True)), "enable_critic_lstm=True .* there is no critic"),
     (dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=64)), "longer than any stretch"),
     (dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=0)), "sequence_length=0 must be"),
+    (
+        dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=16, micro_batch_size=8)),
+        "micro_batch_size=8 is smaller than sequence_length=16",
+    ),
 ]
 
 

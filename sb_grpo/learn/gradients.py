@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch as th
 from torch import nn
 
+from sb_grpo.learn.minibatches import portions
 from sb_grpo.types import Minibatch
 
 #: From a minibatch to its loss, the mean over its rows.
@@ -43,12 +44,12 @@ class PlainGradient:
         size = self.micro_batch_size or max(rows, 1)  # one of several learners may have no rows
         for parameter in parameters:  # what optimizer.zero_grad() does, without its bookkeeping
             parameter.grad = None
-        for i in range(0, rows, size):
-            if size >= rows:
+        for start, end in portions(minibatch, size):
+            if end - start == rows:
                 loss(minibatch).backward()  # type: ignore[no-untyped-call]
             else:
-                part = minibatch.map(lambda x: x[i : i + size])  # noqa: B023
-                (loss(part) * (len(part.advantages) / rows)).backward()  # type: ignore[no-untyped-call]
+                part = minibatch.map(lambda x: x[start:end])  # noqa: B023
+                (loss(part) * ((end - start) / rows)).backward()  # type: ignore[no-untyped-call]
 
 
 def project_conflicts(gradients: th.Tensor, order: th.Tensor) -> th.Tensor:

@@ -25,6 +25,24 @@ def stretches(episode: th.Tensor, length: int) -> th.Tensor:
     return stretch
 
 
+def portions(minibatch: Minibatch, size: int) -> list[tuple[int, int]]:
+    """Where to cut a minibatch, so that its parts fit into memory; a stretch that a memory learns from stays whole.
+
+    :param minibatch: B rows
+    :param size: rows at once, as many as a stretch at least
+    :return: first row and end of each part
+    """
+    rows, sequence = len(minibatch.advantages), beside(minibatch.observations, SEQUENCE)
+    if sequence is None or size >= rows:
+        return [(start, min(start + size, rows)) for start in range(0, rows, size)]
+    cuts, end = [0], 0
+    for length in th.unique_consecutive(sequence, return_counts=True)[1].tolist():
+        if end + length - cuts[-1] > size and end > cuts[-1]:
+            cuts.append(end)
+        end += length
+    return list(zip(cuts, [*cuts[1:], rows], strict=True))
+
+
 def minibatches(
     batch: Minibatch, batch_size: int, together: th.Tensor | None = None, of_all: int | None = None
 ) -> Iterator[Minibatch]:
