@@ -183,19 +183,18 @@ class GRPO(ResumableAlgorithm):
         rollout_buffer.reset()
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)
-        completed, steps_before, episodes_before = False, self.num_timesteps, list(self.ep_info_buffer or ())
+        log_probs, steps_before, episodes_before = None, self.num_timesteps, list(self.ep_info_buffer or ())
         try:
             log_probs = self._take_steps(env, callback, rollout_buffer)
-            completed = ranks.every(log_probs is not None)
         finally:
-            if not completed:  # the episodes lost their beginnings: the next learn() starts new groups
+            if log_probs is None:  # the episodes lost their beginnings: the next learn() starts new groups
                 self._in_rollout = False
                 self._steps_dropped += rollout_buffer.pos * env.num_envs + rollout_buffer.drop_kept()
                 self._last_obs = None
-        if not completed or log_probs is None:
+        self._share_what_was_seen(steps_before, episodes_before)
+        if log_probs is None:
             return False
         self._n_rollouts += 1
-        self._share_what_was_seen(steps_before, episodes_before)
         rollout = rollout_buffer.pack(log_probs, self.members, self.whole_episodes)
         assert rollout is not None, "a rollout ends with a complete group"
         self._steps_dropped += rollout_buffer.n_idle + rollout_buffer.n_lost
@@ -207,7 +206,7 @@ class GRPO(ResumableAlgorithm):
     def _take_steps(self, env: VecEnv, callback: BaseCallback, rollout_buffer: GroupRolloutBuffer) -> th.Tensor | None:
         """Fill the buffer, and let the callback see every step with the locals that SB3's loop has.
 
-        :return: ``[time * slots]`` log-probabilities of the actions; None when a callback asked to stop
+        :return: ``[time * slots]`` log-probabilities of the actions; None when a callback asked to stop, of any learner
         """
         assert self._last_obs is not None and self.slots is not None, "No previous observation was provided"
         callback.on_rollout_start()
@@ -218,16 +217,19 @@ class GRPO(ResumableAlgorithm):
         )  # fmt: skip
         known = dict[str, Any](self=self, env=env, callback=callback, rollout_buffer=rollout_buffer)
         known["n_rollout_steps"] = self.steps_per_env
-        n_ranks, tell = ranks.place().n, teller(callback, is_tensor_env(env))
+        n_ranks, tell, goes_on = ranks.place().n, teller(callback, is_tensor_env(env)), True
         for step in collecting(source, self._plan(), self._start_over, self.ep_info_buffer):
             self.num_timesteps += env.num_envs * n_ranks
             tell({**known, **step._asdict()})
-            if not callback.on_step():
+            goes_on = callback.on_step()
+            if not goes_on:
                 self.num_timesteps += step.ahead * env.num_envs * n_ranks
-                return None
+                break
             if not is_tensor_env(env):
                 self._update_info_buffer(step.infos, step.dones)
                 self._last_obs, self._last_episode_starts = step.new_obs, step.dones
+        if not ranks.every(goes_on):  # before on_rollout_end(), where callbacks of all learners may meet
+            return None
         with self.autocasting():
             log_probs = log_probs_of_actor(self.policy, rollout_buffer, self.options.update.autocast)
         callback.update_locals({"n_steps": rollout_buffer.pos})
@@ -255,8 +257,7 @@ class GRPO(ResumableAlgorithm):
         counts = log.Counts(self._steps_trained, self._steps_dropped, buffer.n_kept, *troubles, buffer.age)
         self.last_figures = log.of_episodes(self.ep_info_buffer, self.ep_success_buffer)
         self._log(log.of_rollout(prepared.rollout, prepared.estimate, prepared.has_signal, counts))
-        objectives = list(self.options.rewards.objectives or {})
-        parts = log.of_parts(prepared.rollout, self.options.multitask.names, objectives)
+        parts = log.of_parts(prepared.rollout, self.options.multitask.names, list(self.options.rewards.objectives or {}))
         self._log({**parts, **prepared.figures})
         return prepared
 
@@ -294,8 +295,7 @@ class GRPO(ResumableAlgorithm):
         self._n_updates += taken.n_epochs
         self._n_gradient_steps += len(taken.norms)
         result = log.of_update(objective, batch, clip, taken, self.last_figures, self._sequence_length)
-        self._log(log.by_key(result))
-        self._log(self.gradient.metrics())
+        self._log({**log.by_key(result), **self.gradient.metrics()})
         if hasattr(self.policy, "log_std"):
             self._log({"train/std": self.policy.log_std.exp().mean().item()})
         self._log({"train/clip_range": clip[0], "train/n_gradient_steps": self._n_gradient_steps})

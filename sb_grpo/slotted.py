@@ -176,7 +176,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         return super()._init_callback(learners.own_callbacks(callback), progress_bar and ranks.place().rank == 0)
 
     def _share_what_was_seen(self, steps_before: int, episodes_before: list[dict[str, Any]]) -> None:
-        """A rollout has ended: number of steps, running statistics and episodes of all learners.
+        """A rollout has ended, or was given up by all: number of steps, running statistics and episodes of all learners.
 
         :param steps_before: that all had taken when it began
         :param episodes_before: that all knew then

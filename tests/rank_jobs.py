@@ -19,6 +19,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO, ranks
 from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.callbacks import CurriculumCallback
+from sb_grpo.envs.goal_car import TensorGoalCar
 from sb_grpo.envs.memory.t_maze import TensorTMaze10, TMaze
 from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.maths.estimators import to_one_scale
@@ -188,6 +190,29 @@ def masked_memories() -> dict[str, th.Tensor]:
     return found
 
 
+class Stops(BaseCallback):
+    """The last rank has enough in the middle of its fourth rollout."""
+
+    def _on_step(self) -> bool:
+        return not (ranks.place().rank == ranks.place().n - 1 and self.n_calls == 3 * 64 + 5)
+
+
+def curriculum() -> dict[str, th.Tensor]:
+    """Levels, on every step of the way, and how many successes they were judged by."""
+    n, found = ranks.announced().n, {}
+    for kind in ("tensor", "host"):
+        env: Any = TensorGoalCar(N_ENVS // n) if kind == "tensor" else make_vec_env("MountainCarGoal-v0", N_ENVS // n)
+        callback = CurriculumCallback([0.0, 0.05, 0.1], "terminated", window=8, promote_above=0.5, demote_below=0.2)
+        model = GRPO("MlpPolicy", env, n_steps=64, batch_size=1024, n_epochs=1, group_size=GROUP, seed=0, device="cpu")
+        model.learn(8 * 64 * N_ENVS, [callback, Stops()] if kind == "host" and n > 1 else callback)
+        model.learn(2 * 64 * N_ENVS, callback, reset_num_timesteps=False)  # all have as many steps to go
+        own = callback.moves, list(callback._successes), callback.level, model.num_timesteps
+        everyone = ranks.gathered(own)
+        assert all(other == everyone[0] for other in everyone) and callback.moves, everyone
+        found[kind] = th.tensor([callback.level, len(callback.moves)])
+    return found
+
+
 class Dies(BaseCallback):
     """The last rank ends without a word in its third rollout."""
 
@@ -248,6 +273,7 @@ JOBS: dict[str, Callable[..., Any]] = {
         cartpole,
         curves,
         masked_memories,
+        curriculum,
         dies,
         resumes,
         differs,

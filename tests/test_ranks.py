@@ -120,6 +120,12 @@ def test_masks_and_memories_have_several_learners(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_curriculum_has_one_level_for_all_learners(tmp_path):
+    """The job compares levels and successes of all ranks, also where a callback stops one of them in mid-rollout."""
+    assert all(row[1] > 0 for row in found(2, "curriculum", tmp_path).values())
+
+
+@pytest.mark.slow
 def test_rank_that_dies_ends_all_and_another_number_goes_on(tmp_path):
     done = run(2, "tests.rank_jobs", "dies", str(tmp_path))
     assert done.returncode != 0 and done.stderr.count("Rank 0 of 2 stops, because another rank has ended") == 1

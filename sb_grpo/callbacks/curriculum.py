@@ -5,11 +5,13 @@ from __future__ import annotations
 import numbers
 from collections import deque
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
+from sb_grpo import ranks
 from sb_grpo.arguments import check_early_reset
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.envs.tensor_env import TensorVecEnv
@@ -58,6 +60,7 @@ class CurriculumCallback(BaseCallback):
         self.level = start or 0
         self.moves: list[tuple[int, int]] = []  #: env steps and level of every move
         self._successes: deque[bool] = deque(maxlen=window)
+        self._of_rollout: list[bool] = []  #: of this learner, not counted yet
 
     def _check_arguments(self) -> None:
         if not self.levels:
@@ -114,13 +117,14 @@ class CurriculumCallback(BaseCallback):
     def _on_step(self) -> bool:
         if not isinstance(self.training_env, TensorVecEnv):
             dones, infos = self.locals["dones"], self.locals["infos"]
-            self._successes.extend(self._succeeded(infos[slot]) for slot in np.flatnonzero(dones).tolist())
+            self._of_rollout.extend(self._succeeded(infos[slot]) for slot in np.flatnonzero(dones).tolist())
         return True
 
     def _on_rollout_end(self) -> None:
         buffer = cast("GRPO", self.model).rollout_buffer
         if isinstance(buffer, TensorRolloutBuffer):
-            self._successes.extend(device_successes(buffer, self.success))
+            self._of_rollout.extend(device_successes(buffer, self.success))
+        self._count()
         self.logger.record("curriculum/level", self.level)
         if isinstance(self.levels[self.level], numbers.Real):
             self.logger.record("curriculum/value", float(self.levels[self.level]))
@@ -154,10 +158,17 @@ class CurriculumCallback(BaseCallback):
             if self.verbose > 0:
                 print(f"Level {self.level} ({self.levels[self.level]}) at step {self.num_timesteps}: success rate {rate:.2f}")
 
+    def _count(self) -> None:
+        """Successes of a rollout; of several learners all of them, so that these stay on one level."""
+        of_all = zip_longest(*ranks.gathered(self._of_rollout))  # side by side: none is the newest by its rank
+        self._successes.extend(success for found in of_all for success in found if success is not None)
+        self._of_rollout = []
+
     def _set_level(self, level: int) -> None:
         model = cast("GRPO", self.model)
         self.level = model.curriculum_level = level
         self._successes.clear()
+        self._of_rollout = []
         self.training_env.env_method(self.method, self.levels[level])
         model.restart_groups()
 
