@@ -12,6 +12,7 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from sb3_contrib.common.maskable.distributions import make_masked_proba_distribution
+from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import EvalCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -156,6 +157,13 @@ def test_without_masks_the_same_env_sees_invalid_actions() -> None:
     assert invalid_in(venv) > 100
 
 
+def test_the_outermost_method_counts() -> None:
+    """MaskablePPO's ``use_masking=False`` is a wrapper that allows everything."""
+    venv = make_vec_env(lambda: ActionMasker(Moody(), lambda env: np.ones(4, bool)), 4)
+    assert GRPO("MlpPolicy", venv, n_steps=64, seed=0).learn(256).mask_source == "method"
+    assert invalid_in(venv) > 100
+
+
 def test_masks_reach_through_processes_and_wrappers() -> None:
     made = make_vec_env(Moody, 2, vec_env_cls=SubprocVecEnv, wrapper_class=SeededResetWrapper)
     venv = VecNormalize(made, norm_reward=False)
@@ -182,6 +190,39 @@ def test_predict_takes_masks_and_says_when_it_has_none() -> None:
         model.predict(obs)
     with pytest.raises(ValueError, match="50 of 4 entries"):
         model.predict(obs, action_masks=only_two[:3])
+
+
+@pytest.mark.parametrize("memory", [None, "gru"])
+@pytest.mark.parametrize("space", SPACES, ids=NAMES)
+def test_the_policy_takes_masks_as_maskable_ppos_does(space: spaces.Space, memory: str | None) -> None:
+    """``get_distribution``, ``evaluate_actions`` and ``forward``, by the same keyword; the observation may hold them too."""
+    policy = GRPO("MlpPolicy", Moody(space), policy_kwargs=dict(memory=memory), seed=0, device="cpu").policy
+    rng, m = np.random.default_rng(0), sum(choices_of(space))
+    seen, masks = th.zeros(100, 3), np.stack([np.arange(m) % 2 == 0] * 100)
+    if isinstance(space, spaces.MultiDiscrete):
+        masks[:, -1] = rng.random(100) < 0.5
+    beside = {"": seen, "action_mask": th.as_tensor(masks)}
+    distribution = policy.get_distribution(seen, action_masks=masks)
+    actions, log_prob = policy(seen, action_masks=th.as_tensor(masks))
+    for chosen in (actions, policy._predict(seen, action_masks=masks), distribution.sample()):
+        assert all(allows(space, mask, action) for mask, action in zip(masks, chosen.numpy(), strict=True))
+    for known in (policy.evaluate_actions(seen, actions, action_masks=masks), policy.evaluate_actions(beside, actions)):
+        th.testing.assert_close(known[0], log_prob)
+        th.testing.assert_close(known[1], distribution.entropy())
+    th.testing.assert_close(distribution.log_prob(actions), log_prob)
+    everything = np.ones_like(masks)
+    th.testing.assert_close(
+        policy.get_distribution(beside, action_masks=everything).entropy(), policy.get_distribution(seen).entropy()
+    )
+    with pytest.raises(ValueError, match="allows no action"):
+        policy.get_distribution(seen, action_masks=0 * masks)
+
+
+def test_the_policy_refuses_masks_of_box_actions() -> None:
+    policy = GRPO("MlpPolicy", "Pendulum-v1", device="cpu").policy
+    for ask in (policy, policy.get_distribution, policy._predict):
+        with pytest.raises(ValueError, match="action_masks are for discrete actions"):
+            ask(th.zeros(2, 3), action_masks=np.ones((2, 1)))
 
 
 def test_a_saved_model_knows_where_its_masks_come_from(tmp_path: Any) -> None:

@@ -59,24 +59,33 @@ class PredictingPolicy(BasePolicy):
         _check_is_observation(observation)
         _check_numbers("observation", observation)
         obs, vectorized = self.obs_to_tensor(observation)
-        n = len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
         with th.no_grad():
-            actions, after = self.act_and_remember(self._beside(obs, n, state, episode_start, action_masks), deterministic)
+            actions, after = self.act_and_remember(self._beside(obs, state, episode_start, action_masks), deterministic)
         found = self.in_bounds(actions.cpu().numpy()).reshape((-1, *(self.action_space.shape or ())))
         _check_numbers("action", found)
         remembered = state if self.memory is None or after is None else self.memory.to_parts(after)
         return found if vectorized else found.squeeze(axis=0), remembered  # type: ignore[return-value]
 
-    def _beside(self, obs: Any, n: int, state: Any, episode_start: Any, action_masks: Any) -> Any:
+    def with_masks(self, obs: Any, action_masks: np.ndarray | th.Tensor | None) -> Any:
+        """Observations with masks beside them, which go before any that they hold; as they are without.
+
+        :param obs: ``[batch, ...]`` or a dict of such
+        :param action_masks: ``[batch, m]`` valid actions
+        :raises ValueError: for masks of another form, and for Box actions
+        """
+        if action_masks is None:
+            return obs
+        if not choices_of(self.action_space):
+            raise ValueError(f"action_masks are for discrete actions, not for {self.action_space}: leave them out.")
+        given = action_masks.cpu().numpy() if isinstance(action_masks, th.Tensor) else action_masks
+        masks = checked(given, self.action_space, _n_rows(obs), "of row {slot}")
+        return with_beside(obs, {MASK: th.as_tensor(masks, device=self.device)})
+
+    def _beside(self, obs: Any, state: Any, episode_start: Any, action_masks: Any) -> Any:
+        obs = self.with_masks(obs, beside(obs, MASK) if action_masks is None else action_masks)
         parts: dict[str, th.Tensor] = {}
-        if action_masks is None and beside(obs, MASK) is not None:
-            action_masks = beside(obs, MASK).cpu().numpy()
-        if action_masks is not None:
-            if not choices_of(self.action_space):
-                raise ValueError(f"action_masks are for discrete actions, not for {self.action_space}: leave them out.")
-            masks = checked(action_masks, self.action_space, n, "of row {slot}")
-            parts[MASK] = th.as_tensor(masks, device=self.device)
         if self.memory is not None:
+            n = _n_rows(obs)
             begins = np.zeros(n, dtype=bool) if episode_start is None else np.asarray(episode_start, dtype=bool).reshape(-1)
             if len(begins) != n:
                 raise ValueError(
@@ -99,8 +108,12 @@ class PredictingPolicy(BasePolicy):
         actions = actions.reshape((-1, *space.shape))
         return self.unscale_action(actions) if self.squash_output else np.clip(actions, space.low, space.high)
 
-    def _predict(self, observation: Any, deterministic: bool = False) -> th.Tensor:
-        return self.act_and_remember(observation, deterministic)[0]
+    def _predict(self, observation: Any, deterministic: bool = False, action_masks: Any = None) -> th.Tensor:
+        return self.act_and_remember(self.with_masks(observation, action_masks), deterministic)[0]
+
+
+def _n_rows(obs: Any) -> int:
+    return len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
 
 
 def _check_numbers(what: str, given: Any) -> None:
