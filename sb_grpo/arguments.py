@@ -27,7 +27,7 @@ from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.policy_arguments import warn_of_overrides
 from sb_grpo.ranges import RANGES, check_settings, check_single
-from sb_grpo.rules import at_progress, check_values, plain, shown, steps_per_env
+from sb_grpo.rules import at_progress, check_values, meant, plain, shown, steps_per_env
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,8 +42,15 @@ def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        check_names({name: value for name, value in kwargs.items() if name not in known})
-        given = inspect.signature(init).bind(*args, **kwargs).arguments
+        unknown = {name: value for name, value in kwargs.items() if name not in known}
+        check_names(unknown)
+        if unknown:
+            name = next(iter(unknown))
+            raise TypeError(f"GRPO got an unexpected keyword argument {name!r}{meant(name, known)}")
+        try:
+            given = inspect.signature(init).bind(*args, **kwargs).arguments
+        except TypeError:
+            return init(*args, **kwargs)  # Python's own words have the constructor's name in them
         check_single({name: plain(value) for name, value in given.items()})
         check_env_id(given.get("env"))
         return init(*args, **kwargs)
@@ -235,7 +242,8 @@ def _check_sizes(given: Arguments) -> None:
     _check_memory(given)
     if given.n_steps is not None and given.n_groups is not None:
         raise ValueError(
-            f"n_steps={given.n_steps} and n_groups={given.n_groups} both set the rollout's size: pass one of them."
+            f"n_steps={given.n_steps} and n_groups={given.n_groups} both set the rollout's size: pass one of them, "
+            "and None for the other where an entry or a saved model has set it."
         )
     if given.update.micro_batch_size is not None:
         if given.update.micro_batch_size > given.batch_size:

@@ -1,4 +1,4 @@
-"""Names that are no arguments here: those of version 0.1, also in zips that hold them, and those of PPO's critic."""
+"""Names that are no arguments here: those of version 0.1, also in zips that hold them, and those of PPO's neighbours."""
 
 from __future__ import annotations
 
@@ -37,21 +37,31 @@ MOVED: dict[str, tuple[str, str | None]] = {
 }
 
 
-#: Arguments of PPO, A2C and TRPO that only a critic looks at.
-OF_A_CRITIC = ("vf_coef", "clip_range_vf", "n_critic_updates")
+_OF_A_CRITIC = "a setting of PPO's critic, and here there is no critic. Leave it out."
+_OF_TRPO = "a setting of TRPO's step, and here steps are PPO's. Leave it out; target_kl=0.01 bounds an update."
+_OF_A2C = (
+    "a setting of A2C's optimiser. Leave it out, or pass policy_kwargs=dict(optimizer_class=torch.optim.RMSprop, "
+    "optimizer_kwargs=dict(alpha=0.99, eps=1e-5))."
+)
+#: Arguments of PPO, A2C and TRPO that have no counterpart: what each of them is, and what to do.
+OF_OTHERS = {
+    **dict.fromkeys(("vf_coef", "clip_range_vf", "n_critic_updates"), _OF_A_CRITIC),
+    **dict.fromkeys(("cg_max_steps", "cg_damping", "sub_sampling_factor"), _OF_TRPO),
+    **dict.fromkeys(("line_search_shrinking_factor", "line_search_max_iter"), _OF_TRPO),
+    **dict.fromkeys(("use_rms_prop", "rms_prop_eps"), _OF_A2C),
+}
 
 
 def check_names(given: Mapping[str, Any]) -> None:
-    """Check that no argument has the name that it had in version 0.1, or is one of a critic's.
+    """Check that no argument has the name that it had in version 0.1, or is one that only PPO's neighbours have.
 
     :raises ValueError: with the new place
     :raises TypeError: as for every unknown argument, with what to do
     """
     for name in given:
-        if name in OF_A_CRITIC:
+        if name in OF_OTHERS:
             raise TypeError(
-                f"GRPO got an unexpected keyword argument {name!r}: {name}={shown(given[name])} is a setting of PPO's critic, "
-                "and here there is no critic. Leave it out."
+                f"GRPO got an unexpected keyword argument {name!r}: {name}={shown(given[name])} is {OF_OTHERS[name]}"
             )
         if name in MOVED:
             argument, key = MOVED[name]

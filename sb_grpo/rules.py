@@ -204,10 +204,14 @@ def check_keys(where: str, given: Collection[str], known: Collection[str], of: s
     """
     for key in given:
         if key not in known:
-            near = difflib.get_close_matches(str(key), list(known), 1)
-            meant = f"; did you mean {near[0]!r}?" if near else "."
             takes = f"takes {sorted(known)}" if known else "takes none"
-            raise ValueError(f"{where} has an unknown key {key!r}{meant} {of} {takes}.")
+            raise ValueError(f"{where} has an unknown key {key!r}{meant(key, known)} {of} {takes}.")
+
+
+def meant(name: Any, known: Collection[str]) -> str:
+    """The end of a sentence about an unknown name: the question that has the nearest one, or a full stop."""
+    near = difflib.get_close_matches(str(name), list(known), 1)
+    return f"; did you mean {near[0]!r}?" if near else "."
 
 
 #: Default rollout, in env steps over all envs together. PPO's 2048 *per env* starves the policy of updates.

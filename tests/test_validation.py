@@ -48,7 +48,7 @@ from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
         (dict(loss_kwargs=dict(importance_level="sequence")), "importance_level='sequence' is unknown"),
         (dict(rewards=dict(scaling="log")), "rewards: scaling='log' is unknown"),
         (dict(advantage="step", advantage_kwargs=dict(ended_members="keep")), "ended_members='keep' is unknown"),
-        (dict(n_steps=128, n_groups=2), "pass one of them"),
+        (dict(n_steps=128, n_groups=2), "pass one of them, and None for the other"),
         (dict(n_groups=0), "n_groups=0"),
         (dict(ent_coef=-0.1), "ent_coef=-0.1"),
         (dict(kl_coef=-1.0), "kl_coef=-1.0"),
@@ -98,6 +98,27 @@ def test_ids_are_for_the_constructor(tmp_path):
     for give in (partial(GRPO.load, tmp_path / "m"), partial(GRPO.load_run, tmp_path / "run"), model.set_env):
         with pytest.raises(ValueError, match=r"env='CartPole-v1' is an env id: only .* must be given the env.*gymnasium.make"):
             give(env="CartPole-v1")
+
+
+def test_a_name_of_trpos_or_a2cs_step_is_unknown_with_a_remedy():
+    for name, says in (
+        ("cg_max_steps", "a setting of TRPO's step, .* Leave it out; target_kl"),
+        ("sub_sampling_factor", "a setting of TRPO's step"),
+        ("use_rms_prop", "a setting of A2C's optimiser.*optimizer_class=torch.optim.RMSprop"),
+    ):
+        with pytest.raises(TypeError, match=rf"GRPO got an unexpected keyword argument '{name}': {name}=3 is {says}"):
+            GRPO("MlpPolicy", "CartPole-v1", **{name: 3})
+
+
+def test_what_the_constructor_cannot_take_is_said_with_its_name():
+    with pytest.raises(TypeError, match=r"^GRPO got .* argument 'ent_coeff'; did you mean 'ent_coef'\?$"):
+        GRPO("MlpPolicy", "CartPole-v1", ent_coeff=0.1)
+    with pytest.raises(TypeError, match=r"^GRPO got an unexpected keyword argument 'zzz'\.$"):
+        GRPO("MlpPolicy", "CartPole-v1", zzz=0.1)
+    with pytest.raises(TypeError, match=r"^GRPO.__init__\(\) missing 1 required positional argument: 'env'"):
+        GRPO("MlpPolicy")
+    with pytest.raises(TypeError, match=r"^GRPO.__init__\(\) got multiple values for argument 'env'"):
+        GRPO("MlpPolicy", "CartPole-v1", env="CartPole-v1")
 
 
 @pytest.mark.parametrize("name", ["vf_coef", "clip_range_vf"])

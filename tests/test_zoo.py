@@ -271,6 +271,9 @@ def test_bad_input_of_the_real_command(tmp_path):
     ("settings", "says"),
     [
         ({"gama": 0.9}, "grpo has no hyperparameter 'gama'. Did you mean gamma?"),
+        ({"vf_coef": 0.5}, "vf_coef is a setting of PPO's critic, and here there is no critic. Leave it out"),
+        ({"use_rms_prop": True}, "use_rms_prop is a setting of A2C's optimiser"),
+        ({"cg_max_steps": 5}, "cg_max_steps is a setting of TRPO's step"),
         ({"seed": 3}, "seed is not a hyperparameter but an option: --seed"),
         ({"learning_rate": "3e-4"}, "YAML takes 3e-4 for text: write 0.0003 or !!float 3e-4"),
         ({"learning_rate": "step_3"}, "'step_3' is no schedule"),
