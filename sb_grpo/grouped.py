@@ -110,6 +110,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         check_policy_kwargs(self.policy_class, self.policy_kwargs)
         check_routing(self.policy_kwargs, self.options.multitask.names)
         self.policy = self._make_policy()
+        self._maybe_recommend_cpu()
         self._find_masks()
         self._make_buffer()
         self._setup_groups()
@@ -123,6 +124,11 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self._capture()
         self._begin_together()
         self._as_read = read_once(self.__dict__)
+
+    def _maybe_recommend_cpu(self, mlp_class_name: str = ActorPolicy.__name__) -> None:
+        """As SB3's: steps of host envs wait for a small network. Tensor envs and memories are another matter."""
+        if self.env is not None and not is_tensor_env(self.env) and self.policy.memory is None:
+            super()._maybe_recommend_cpu(mlp_class_name)
 
     def _setup_lr_schedule(self) -> None:
         super()._setup_lr_schedule()

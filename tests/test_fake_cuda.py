@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -307,6 +308,20 @@ def train(device: str, name: str, callback: BaseCallback | None = None) -> tuple
     model = GRPO(arguments.pop("policy", "MlpPolicy"), env, device=device, **arguments)
     model.learn(3 * SMALL["n_steps"] * env.num_envs, callback)
     return model, th.cat([p.detach().flatten() for p in model.policy.parameters()]).tolist()
+
+
+def test_a_small_network_on_host_envs_is_told_of_the_cpu_as_ppos_is() -> None:
+    def words(make: Callable[[], Any]) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught, cuda_on_paper():
+            warnings.simplefilter("always")
+            make()
+        return [str(w.message) for w in caught if "on the GPU" in str(w.message)]
+
+    (said,) = words(lambda: GRPO("MlpPolicy", "CartPole-v1", device="cuda"))
+    assert said.startswith("You are trying to run GRPO on the GPU") and "`device='cpu'`" in said
+    assert not words(lambda: GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4, device="cuda"), device="cuda"))
+    assert not words(lambda: GRPO("MlpPolicy", "CartPole-v1", policy_kwargs=dict(memory="gru"), device="cuda"))
+    assert not words(lambda: GRPO("MlpPolicy", "CartPole-v1", device="cpu"))
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in USUAL else pytest.mark.slow) for n in TRAININGS])
