@@ -39,10 +39,11 @@ def recorded(name: str) -> dict[str, Any]:
     return read_records()[name]
 
 
-def deviations(name: str, found: dict[str, Any], known: dict[str, Any], exact: bool) -> list[str]:
+def deviations(name: str, found: dict[str, Any], known: dict[str, Any], exact: bool, share: float = 1.0) -> list[str]:
     """In words, what is not as recorded.
 
     :param exact: compare to the bit; otherwise norm and sample only
+    :param share: of what is allowed to machines that round otherwise
     """
     if set(found) != set(known):
         return [f"parts are {sorted(found)}, not {sorted(known)}"]
@@ -53,7 +54,8 @@ def deviations(name: str, found: dict[str, Any], known: dict[str, Any], exact: b
         largest = float((np.abs(sample - old) / (1.0 + np.abs(old))).max())
         norm = abs(now["norm"] - was["norm"]) / was["norm"]
         bound = TOLERANCE.get(part, POLICY_TOLERANCE.get(name, 1e-4))
-        near = largest <= bound and norm <= NORM_TOLERANCE.get(part, 1e-5) and now["size"] == was["size"]
+        in_norm = norm <= share * NORM_TOLERANCE.get(part, 1e-5)
+        near = largest <= share * bound and in_norm and now["size"] == was["size"]
         if now["sha256"] != was["sha256"] if exact else not near:
             said.append(
                 f"{part}: sample differs by up to {largest:.1e}, norm by {norm:.1e}, {now['size']} of {was['size']} numbers"
@@ -66,8 +68,11 @@ def deviations(name: str, found: dict[str, Any], known: dict[str, Any], exact: b
 def test_trained_weights_are_what_they_were(name: str) -> None:
     known = recorded(name)
     found = measure(name)
-    same_machine = known["machine"] == machine(name in SLOW)
-    assert deviations(name, found["parts"], known["parts"], exact=same_machine) == []
+    compiled = name in SLOW
+    same_machine = known["machine"] == machine(compiled)
+    # Two hosts that say the same of themselves have compiled kernels that differ in a last bit (norm by 8e-14).
+    share = 1e-2 if same_machine else 1.0
+    assert deviations(name, found["parts"], known["parts"], exact=same_machine and not compiled, share=share) == []
     assert found["figures"] == known["figures"], "the keys that are logged"
     assert found["env_steps"] == known["env_steps"]
 
@@ -84,6 +89,8 @@ def test_a_record_tells_weights_apart() -> None:
     assert len(deviations("x", {"policy": summary(last_bit)}, known, exact=True)) == 1
     assert deviations("x", {"policy": summary(last_bit)}, known, exact=False) == []
     assert len(deviations("x", {"policy": summary([one[0] + 1e-2, one[1]])}, known, exact=False)) == 1
+    a_little = {"policy": summary([one[0] + 1e-5, one[1]])}
+    assert [len(deviations("x", a_little, known, exact=False, share=share)) for share in (1.0, 1e-2)] == [0, 1]
     assert len(deviations("x", {"bonus": known["policy"]}, known, exact=False)) == 1
     assert digest([th.tensor([1.0])]) == digest([th.tensor([[1.0]])]) != digest([th.tensor([1.0], dtype=th.float64)])
 
