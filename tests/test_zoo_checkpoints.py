@@ -159,6 +159,11 @@ def test_an_env_that_cannot_be_built_in_its_own_process_is_said(tmp_path):
     assert "OSError: no licence for a second simulator" in said and not list(tmp_path.rglob("*.zip"))
 
 
+def test_an_env_that_does_not_reach_its_simulator_says_so_itself(tmp_path):
+    result = train_in("Unreached-v0", tmp_path)
+    assert "no simulator at port 5" in result.stderr and "subproc" not in result.stderr and result.returncode != 0
+
+
 def test_observations_by_name_need_a_policy_that_is_named(tmp_path):
     result = train_in("Parts-v0", tmp_path)
     assert result.returncode == 2 and "add --hyperparams policy:MultiInputPolicy, or give Parts-v0 an" in result.stderr

@@ -46,6 +46,13 @@ class UnbuiltEnv(ProbeEnv):
         super().__init__("constant")
 
 
+class UnreachedEnv(ProbeEnv):
+    """Does not reach its simulator."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        raise ConnectionRefusedError("no simulator at port 5")
+
+
 class PartsEnv(ProbeEnv):
     """Observes by name."""
 
@@ -61,3 +68,4 @@ gym.register("Fragile-v0", FragileEnv)
 gym.register("Paying-v0", PayingEnv)
 gym.register("Parts-v0", PartsEnv)
 gym.register("Unbuilt-v0", UnbuiltEnv)
+gym.register("Unreached-v0", UnreachedEnv)

@@ -111,15 +111,17 @@ class Setup(ExperimentManager):
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         n_envs = n_envs if eval_env else share_of_envs(n_envs)
-        wrapper = self.env_wrapper
+        wrapper, in_processes = self.env_wrapper, self.vec_env_class is SubprocVecEnv
         self.env_wrapper = with_monitor_outside(wrapper)
-        if self.vec_env_class is SubprocVecEnv:  # imports once, in the fork server, and not in every env's process
+        if in_processes:  # imports once, in the fork server, and not in every env's process
             multiprocessing.set_forkserver_preload(["__main__", "sb_grpo.envs.preloaded", "zoo.training.experiment"])
-        if self.algo == "grpo" and self.vec_env_class is SubprocVecEnv:
+        if in_processes and self.algo == "grpo":
             self.env_wrapper = lambda env: SeededResetWrapper(with_monitor_outside(wrapper)(env))
         try:
             return super().create_envs(n_envs, eval_env, no_log)
         except (EOFError, ConnectionError) as error:
+            if not in_processes:  # the env's own words, say of a simulator that it does not reach
+                raise
             raise BadInput(
                 "--vec-env subproc: the process of an env ended before its env was there; what it has said stands above, and "
                 "--vec-env dummy shows it without the others."
