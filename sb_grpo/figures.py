@@ -24,6 +24,9 @@ from sb_grpo.types import Estimate, Minibatch, Rollout, UpdateResult
 
 Figures = dict[str, float]
 
+#: For what only TensorBoard can show: those of SB3's writers that are to leave it out.
+NOT_PRINTED = ("stdout", "log", "json", "csv")
+
 #: Rows that are enough for the figures of an update.
 SAMPLE = 2048
 
@@ -49,7 +52,7 @@ def record_settings(logger: Logger, settings: Mapping[str, Any], step: int) -> N
     if any(output.__module__ != TensorBoardOutputFormat.__module__ for output in outputs):
         show(logger, "hparams", hparams(settings), step)
     elif TensorBoardOutputFormat in outputs:  # SB3's own heed exclusions, and what a callback records takes its place
-        logger.record("hparams", hparams(settings), exclude=("stdout", "log", "json", "csv"))
+        logger.record("hparams", hparams(settings), exclude=NOT_PRINTED)
 
 
 def make_room(logger: Logger, keys: Iterable[str]) -> None:

@@ -67,7 +67,7 @@ def brax_env():
 ADAPTERS = {"gymnasium": gym_env, "synchronous": synchronous, "envpool": pool, "brax": None}
 
 
-@pytest.fixture(params=["gymnasium", "synchronous", "envpool", pytest.param("brax", marks=pytest.mark.slow)])
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] * (name == "brax")) for name in ADAPTERS])
 def env(request):
     return request.getfixturevalue("brax_env") if request.param == "brax" else ADAPTERS[request.param]()
 

@@ -39,6 +39,7 @@ from .common.command_line import (
     run,
 )
 from .common.folders import check_place
+from .common.pictures import GifWriter
 from .training.checkpoints import read_facts
 from .training.experiment import register
 from .training.saved import Saved, check_untrusted
@@ -148,8 +149,6 @@ def find_model(folder: Path, env_name: str, args: Any) -> Path:
 def writer(path: Path, fps: float) -> Any:
     """What takes frames by ``append_data`` until it is closed."""
     if path.suffix == ".gif":
-        from .common.pictures import GifWriter
-
         return GifWriter(path, fps)
     import imageio.v2 as imageio  # an extra
 

@@ -9,7 +9,7 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import HParam
 
-from sb_grpo.figures import as_shown
+from sb_grpo.figures import NOT_PRINTED, as_shown
 
 from ..common.command_line import one_line
 
@@ -30,7 +30,7 @@ class HParamsCallback(BaseCallback):
     def _on_training_start(self) -> None:
         settings = as_shown({**getattr(self.model, "settings", {}), **self.settings})
         hparam = HParam(settings, {name: 0.0 for name in METRICS})
-        self.logger.record("hparams", hparam, exclude=("stdout", "log", "json", "csv"))
+        self.logger.record("hparams", hparam, exclude=NOT_PRINTED)
 
     def _on_step(self) -> bool:
         return True
