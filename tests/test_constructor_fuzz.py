@@ -241,7 +241,7 @@ def test_a_rollout_that_no_memory_holds_is_refused():
     class Large(Tiny):
         def __init__(self) -> None:
             super().__init__()
-            self.observation_space = gym.spaces.Box(0, 255, (4000, 4000, 30), np.uint8)
+            self.observation_space = gym.spaces.Box(0, 255, (1000, 1000, 3), np.uint8)
 
     with pytest.raises(ValueError, match=r"n_steps=1000000 x n_envs=1 needs \d+ GiB .* Lower n_steps"):
         GRPO("MlpPolicy", Large(), n_steps=10**6)

@@ -45,7 +45,14 @@ def test_a_policy_carries_its_statistics(make, tmp_path):
     assert len(model.policy.optimizer.param_groups[0]["params"]) == len(list(model.policy.parameters()))
 
 
-def test_images_are_refused():
-    env = SpaceEnv(spaces.Box(0, 255, (36, 36, 1), np.uint8), spaces.Discrete(2))
-    with pytest.raises(ValueError, match=r"normalize_obs=True is for flat observations.*VecNormalize"):
-        GRPO("CnnPolicy", env, policy_kwargs=dict(normalize_obs=True))
+@pytest.mark.parametrize(
+    ("policy", "space", "remedy"),
+    [
+        ("CnnPolicy", spaces.Box(0, 255, (36, 36, 1), np.uint8), "use VecNormalize"),
+        ("MultiInputPolicy", spaces.Dict({"a": spaces.Box(-1.0, 1.0, (2,))}), "use VecNormalize"),
+        ("MlpPolicy", spaces.Discrete(5), "leave it out"),  # VecNormalize refuses it too
+    ],
+)
+def test_what_has_no_scale_of_its_own_is_refused(policy, space, remedy):
+    with pytest.raises(ValueError, match=rf"normalize_obs=True is for flat observations.*: {remedy}"):
+        GRPO(policy, SpaceEnv(space, spaces.Discrete(2)), policy_kwargs=dict(normalize_obs=True))

@@ -6,7 +6,6 @@ import warnings
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.distributions import (
@@ -131,14 +130,14 @@ class ActorPolicy(PredictingPolicy):
         one_each = isinstance(action_space, spaces.Box | spaces.MultiBinary)
         self.n_outputs = get_action_dim(action_space) if one_each else sum(choices_of(action_space))
         if ortho_init:
-            wide = np.sqrt(2)
-            for module, gain in ((self.features_extractor, wide), (self.policy_net, wide), (self.action_net, 0.01)):
+            for module, gain in ((self.features_extractor, 2**0.5), (self.policy_net, 2**0.5), (self.action_net, 0.01)):
                 module.apply(partial(self.init_weights, gain=gain))
         self._flat = reads_flat(self)
         self.normalize_obs = normalize_obs
         if normalize_obs:
             if not self._obs_is_features:
-                raise ValueError(f"normalize_obs=True is for flat observations, not {observation_space}: use VecNormalize.")
+                remedy = "use VecNormalize" if isinstance(observation_space, spaces.Box | spaces.Dict) else "leave it out"
+                raise ValueError(f"normalize_obs=True is for flat observations, not {observation_space}: {remedy}.")
             self.obs_normalizer = RunningNormalizer(n_features, clip=10.0)
         self.optimizer = make_optimizer(self.optimizer_class, self.parameters(), lr_schedule(1), self.optimizer_kwargs)
 
