@@ -6,8 +6,9 @@ import pytest
 import torch as th
 
 th.set_num_threads(1)
-#: Envs in processes of their own are forked from a server that has imported torch and SB3, which takes each of them seconds.
-multiprocessing.set_forkserver_preload(["sb_grpo.envs.preloaded"])
+#: Imported once for all envs and commands in processes of their own (tests.helpers.run_command): what takes each seconds.
+HEAVY = ["zoo.training.experiment", "rl_zoo3.train", "zoo.comparing.curves", "pandas", "scipy.stats", "sb_grpo.envs.preloaded"]
+multiprocessing.set_forkserver_preload(["__main__", *HEAVY])
 
 #: Files whose subject is not sb_grpo, or whose trainings run lines that others run too. To count the lines that they run
 #: would make them half as slow again, and these are most of a run's time.

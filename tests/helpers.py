@@ -37,18 +37,13 @@ def wait_for(condition: Callable[[], bool], seconds: float = 90.0) -> None:
         time.sleep(0.05)
 
 
-#: Imported once for all commands of a test process: what takes a command seconds before it begins.
-HEAVY = ["zoo.training.experiment", "rl_zoo3.train", "zoo.comparing.curves", "pandas", "scipy.stats", "sb_grpo.envs.preloaded"]
-
-
 def run_command(module: str, *arguments: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess:
-    """``python -m MODULE ARGUMENTS`` in a process of its own, which is forked from one that has imported torch.
+    """``python -m MODULE ARGUMENTS`` in a process of its own, which is forked from one that has imported torch (conftest.py).
 
     As ``subprocess.run(..., text=True)`` with both outputs captured. Where imports, signals or the start itself are the
     subject, begin a new Python.
     """
     context: Any = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", *HEAVY])
     with tempfile.TemporaryDirectory() as folder:
         outputs = [str(Path(folder, name)) for name in ("stdout", "stderr")]
         given = (module, list(arguments), str(cwd), dict(os.environ if env is None else env), outputs)

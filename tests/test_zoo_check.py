@@ -99,6 +99,13 @@ class Deaf(Sound):
         return float(self.noise[self.t])
 
 
+class Nested(Sound):
+    observation_space = spaces.Dict({"one": spaces.Tuple((spaces.Box(-2.0, 2.0, (2,), np.float32),))})
+
+    def observe(self) -> Any:
+        return {"one": (super().observe(),)}
+
+
 class NeverEnds(Sound):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         obs, reward, _, _, info = super().step(action)
@@ -186,6 +193,7 @@ FAULTS = {
     NotANumber: (BROKEN, "observations", "the reward of step 8 is nan"),
     OutsideItsSpace: (BROKEN, "observations", "the observation of step 3 has"),
     Deaf: (BROKEN, "group spread", "use the action"),
+    Nested: (BROKEN, "spaces", "FlattenObservation"),
     NeverEnds: (BROKEN, "time limit", "max_episode_steps"),
     ClockTerminates: (LOOK, "time limit", "truncated=True"),
     PaysNothing: (LOOK, "reward", "no step of any episode paid anything"),

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common import env_checker
 
+from sb_grpo.arguments import check_env
 from sb_grpo.envs.alignment import REMEDIES, noise_alignment
 from sb_grpo.envs.time_limits import limit_of
 
@@ -34,7 +35,7 @@ ALIGNMENT = {"ignores its seed": BROKEN, "out of step": LOOK, "falls out of step
 
 
 def check_spaces(env: gym.Env[Any, Any]) -> list[Finding]:
-    """SB3's ``check_env``: the interface, and what it recommends about spaces."""
+    """SB3's ``check_env``, that is the interface, and what it recommends about spaces; and whether GRPO takes them."""
     if env.has_wrapper_attr("compute_reward"):  # of a goal env; SB3 asks the outermost wrapper, which passes nothing on
         vars(env)["compute_reward"] = env.get_wrapper_attr("compute_reward")
     with warnings.catch_warnings(record=True) as said:
@@ -43,6 +44,11 @@ def check_spaces(env: gym.Env[Any, Any]) -> list[Finding]:
             env_checker.check_env(env, skip_render_check=True)
         except Exception as error:  # of the env, or an assertion about it
             return [Finding(BROKEN, "spaces", one_line(error) or type(error).__name__, "follow Gymnasium's interface")]
+    try:
+        check_env(env)
+    except ValueError as error:
+        what, _, remedy = str(error).partition(". ")
+        return [Finding(BROKEN, "spaces", what, remedy)]
     known = [one_line(w.message) for w in said if "env_checker" in w.filename]
     if known:
         return [Finding(LOOK, "spaces", text) for text in dict.fromkeys(known)]
