@@ -215,9 +215,8 @@ def check_rollout_size(given: Arguments) -> None:
     per_env = steps_per_env(given.n_steps, given.n_envs)
     rows = per_env * given.n_envs
     if given.n_groups is None and rows < given.batch_size:
-        steps = per_env if given.n_steps is not None else f"None (so {per_env})"
         warnings.warn(
-            f"n_steps={steps} x n_envs={given.n_envs} gives {rows} steps, too few for one minibatch of "
+            f"n_steps={per_env} x n_envs={given.n_envs} gives {rows} steps, too few for one minibatch of "
             f"batch_size={given.batch_size}: each rollout is one minibatch. Raise n_steps or lower batch_size.",
             UserWarning,
             stacklevel=2,

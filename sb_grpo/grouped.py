@@ -43,7 +43,9 @@ from sb_grpo.slotted import SlottedAlgorithm
 
 SelfGrouped = TypeVar("SelfGrouped", bound="GroupedAlgorithm")
 #: Defaults that follow from other arguments: of a loaded model they are found anew where one of those is replaced.
-FOLLOWS_FROM = {"gamma": {"advantage"}, "normalize_advantage": {"advantage", "multitask"}}
+FOLLOWS_FROM = {
+    "gamma": {"advantage"}, "normalize_advantage": {"advantage", "multitask"}, "n_steps": {"n_envs", "n_groups"},
+}  # fmt: skip
 
 
 class GroupedAlgorithm(SlottedAlgorithm):
@@ -160,9 +162,12 @@ class GroupedAlgorithm(SlottedAlgorithm):
         """
         self._check_as_read()
         replaced = self.__dict__.pop("_replaced", set())  # by GRPO.load(..., name=value)
+        self._derived = {name: value for name, value in self._derived.items() if name not in replaced}
         for name, value in self._derived.items():
-            if name not in replaced and FOLLOWS_FROM[name] & replaced and getattr(self, name) == value:
+            if FOLLOWS_FROM[name] & {*replaced, "n_envs"} and getattr(self, name) == value:
                 setattr(self, name, None)
+        if self.n_steps is None and self.n_groups is None and hasattr(self, "n_envs"):  # an env was given, here or before
+            self.n_steps = self._derived["n_steps"] = self.steps_per_env
         uses_values = self.options.estimator.uses_values
         if self.gamma is None:  # only values make returns go on beyond an episode's end
             self.gamma = discount_for(time_limit(self.env) if self.env is not None and uses_values else None)

@@ -163,6 +163,24 @@ def test_what_follows_from_a_custom_object_is_found_anew(trusted, tmp_path):
     assert kept.normalize_advantage == "batch"
 
 
+@pytest.mark.parametrize("trusted", [True, False])
+def test_n_steps_is_the_number_that_its_default_stands_for(trusted, tmp_path):
+    """As PPO's, which callbacks of others compute with; one that nobody has set follows the number of envs."""
+    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 3), batch_size=512, n_epochs=1, device="cpu")
+    assert model.n_steps == model.steps_per_env == 683 and model.settings["n_steps"] == 683
+    model.learn(1).save(tmp_path / "model")
+    assert model.num_timesteps == 3 * 683
+
+    def load(n_envs: int, **given: object) -> int | None:
+        return GRPO.load(tmp_path / "model", make_vec_env("CartPole-v1", n_envs), trusted=trusted, **given).n_steps
+
+    assert [load(3), load(4), load(4, n_steps=683), load(4, n_steps=None), load(4, n_groups=2)] == [683, 512, 683, 512, None]
+    model.n_groups = 2
+    assert model.learn(1).n_steps is None
+    GRPO("MlpPolicy", make_vec_env("CartPole-v1", 3), n_steps=683, batch_size=512, device="cpu").save(tmp_path / "model")
+    assert load(4) == 683
+
+
 def test_saved_size_is_smaller_than_ppos(tmp_path):
     sizes = []
     for cls in (GRPO, PPO):
