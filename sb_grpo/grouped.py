@@ -140,7 +140,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
     def scale_learning_rate(self, factor: float) -> None:
         """Multiply the learning rate, or its whole schedule, from here on; it stays so when the model is saved."""
         self.lr_scale *= factor
-        self._setup_lr_schedule()
+        self.lr_schedule = partial(scaled, schedule=self.lr_schedule, factor=factor)
 
     def _begin_together(self) -> None:
         """Several learners: one set of weights, and random numbers of each one's own."""

@@ -26,7 +26,7 @@ from sb_grpo.learn.known import Known
 from sb_grpo.normalization import put_running_state, running_state
 from sb_grpo.rules import check_values, integer
 from sb_grpo.run_files import RUN, check_facts, facts_of, logged, put_logged, read_run, run_to_bytes
-from sb_grpo.saving import with_entries, write_zip
+from sb_grpo.saving import lr_schedule_in, with_entries, write_zip
 from sb_grpo.state import attributes, put_attributes, put_random_state, put_state, random_state, state_of
 from sb_grpo.stored import StoredAlgorithm
 
@@ -35,7 +35,7 @@ SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
 #: What the zip of a model leaves out, or pickles, and a run needs.
 ATTRIBUTES = (
     "ep_info_buffer", "ep_success_buffer", "last_figures", "_last_obs", "_last_episode_starts", "_warned_of_masks",
-    "_rows_checked", "_total_timesteps", "_time_limit", "start_time", "mask_source",
+    "_rows_checked", "_total_timesteps", "_time_limit", "_base_seed", "start_time", "mask_source",
 )  # fmt: skip
 #: What learns beside the policy.
 LEARNERS = ("estimator", "grouper", "group_weighting", "bonus")
@@ -181,6 +181,8 @@ class ResumableAlgorithm(StoredAlgorithm):
         wrapped = cls._wrap_env(env)
         check_facts(path, state["facts"], wrapped)
         model = cls.load(path, wrapped, state["facts"]["device"], custom_objects, trusted=trusted, **kwargs)
+        if trusted and "learning_rate" not in (custom_objects or {}):
+            model.lr_schedule = lr_schedule_in(path, custom_objects) or model.lr_schedule
         try:
             model.take_over(state)
         except (KeyError, AttributeError, TypeError, RuntimeError) as error:

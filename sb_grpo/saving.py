@@ -12,6 +12,7 @@ from typing import Any
 
 from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer
+from stable_baselines3.common.save_util import json_to_data
 from torch import nn
 
 from sb_grpo import files
@@ -197,6 +198,13 @@ def attributes_in(path: Any) -> dict[str, Any]:
     """
     attributes: dict[str, Any] = json.loads(entry_of(path, "data") or b"{}")
     return attributes
+
+
+def lr_schedule_in(path: Any, custom_objects: dict[str, Any] | None) -> Any:
+    """The schedule of the learning rate as it was, also where it was changed by hand: a model that is loaded makes it anew
+    of its arguments. None where it cannot be read; whatever the file holds for it is unpickled."""
+    pickled = {name: value for name, value in attributes_in(path).items() if name == "lr_schedule"}
+    return json_to_data(json.dumps(pickled), custom_objects).get("lr_schedule")
 
 
 def entry_of(path: Any, name: str) -> bytes | None:

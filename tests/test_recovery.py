@@ -124,6 +124,9 @@ def test_the_schedule_is_scaled_and_stays_so_when_it_is_saved(tmp_path):
     assert other.lr_schedule(0.5) == 2.5e-3
     plain = GRPO.load(tmp_path / "model", env=model.env, trusted=False, custom_objects={"learning_rate": 1e-2})
     assert plain.lr_schedule(1.0) == 2.5e-3
+    plain.lr_schedule = lambda progress: 1e-2 * progress  # by hand: the schedule that is scaled
+    plain.scale_learning_rate(0.5)
+    assert plain.lr_schedule(0.5) == 2.5e-3
 
 
 def test_the_end_of_a_training_is_judged_too():

@@ -22,6 +22,7 @@ from stable_baselines3.common.callbacks import (
 )
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import KVWriter, Logger
+from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 
@@ -167,6 +168,23 @@ def watched() -> list[BaseCallback]:
     return [CallbackList([levels, GammaCallback(0.9)]), HealthCallback(verbose=0)]
 
 
+class ChangesAll(BaseCallback):
+    """After the first rollout, by hand: all that may be changed in a training."""
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        if self.num_timesteps == self.training_env.num_envs * 32:
+            changed = dict(
+                n_steps=40, batch_size=32, n_epochs=3, ent_coef=0.01, max_grad_norm=0.3, target_kl=0.5, clip_range=0.1,
+                normalize_advantage="none", group_size=2, kl_coef=0.05, gamma=0.9, gae_lambda=0.8,
+            )  # fmt: skip
+            vars(self.model).update(changed)
+            self.model.lr_schedule = FloatSchedule(1e-2)
+            self.model.set_random_seed(5)
+
+
 def evaluated(env: Callable[[], Any]) -> Callbacks:
     def callbacks() -> list[BaseCallback]:
         stop = StopTrainingOnNoModelImprovement(100)
@@ -217,6 +235,15 @@ def test_a_resumed_run_is_the_run_that_went_on(case):
     again, rows_again = resumed(make, saver, callbacks)
     assert 0 < len(rows_again) < len(rows) and rows[-len(rows_again) :] == rows_again
     assert list(differences(trimmed(model), trimmed(again))) == []
+
+
+def test_what_was_changed_by_hand_on_the_way_goes_on_too():
+    """The seed and a schedule that no argument knows of among it; then learns the same, whatever becomes of its types."""
+    saver = Saver(3)
+    model, rows = went_on(tensor_env(), 5, saver, lambda: [ChangesAll()], kl_coef=0.1)
+    again, rows_again = resumed(tensor_env(), saver, lambda: [ChangesAll()])
+    assert len(rows_again) == 2 and rows[-2:] == rows_again and rows[-1]["train/learning_rate"] == "0.01"
+    assert all(th.equal(a, b) for a, b in zip(model.policy.parameters(), again.policy.parameters(), strict=True))
 
 
 def pendulum() -> Any:
