@@ -80,7 +80,7 @@ def numbers(driver: Any) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "recording", [*RECORDINGS[::3], *(pytest.param(name, marks=pytest.mark.slow) for name in RECORDINGS[1:3])]
+    "recording", [RECORDINGS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in RECORDINGS[1:])]
 )
 def test_fifty_settings_give_pythons_numbers(driver: Any, address: str, recording: str) -> None:
     document = read(DATA / f"{recording}.json")

@@ -148,7 +148,9 @@ def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", [".onnx", ".pt2"])
-@pytest.mark.parametrize("space", [spaces.Discrete(4), spaces.MultiBinary(3)], ids=["discrete", "bits"])
+@pytest.mark.parametrize(
+    "space", [spaces.Discrete(4), pytest.param(spaces.MultiBinary(3), marks=pytest.mark.slow)], ids=["discrete", "bits"]
+)
 def test_masks_and_memory_are_inputs(space, suffix, tmp_path):
     class Masked(Spaces):
         def action_masks(self) -> np.ndarray:

@@ -229,7 +229,7 @@ TRAININGS: dict[str, tuple[Callable[[str], Any], dict[str, Any]]] = {
 
 
 #: By default these run; the others are slow.
-USUAL = ("discrete", "gsde", "host dict")
+USUAL = ("discrete", "host dict")
 #: Who asks the device for values once per rollout or update, whatever the training.
 ONCE = frozenset(
     """

@@ -285,6 +285,7 @@ def test_tasks_arrive_from_infos_and_observations(env, tasks, advantage, normali
     assert th.isfinite(weights(model)).all() and model.slots.start_mismatches == 0
 
 
+@pytest.mark.slow
 def test_per_task_normalisation_learns_the_task_that_pays_least():
     """The task that pays 1 is learnt beside one that pays 10,000."""
     fast = dict(n_steps=128, batch_size=64, n_epochs=10, learning_rate=3e-3, group_size=2, seed=0)

@@ -105,7 +105,11 @@ def train(make_env, settings, n_rollouts, callback=None):
     return said, callback, model
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+#: Thirty rollouts.
+LONG = "noise_collapse"
+
+
+@pytest.mark.parametrize("rule", [pytest.param(r, id=r.name, marks=[pytest.mark.slow] * (r.name == LONG)) for r in RULES])
 def test_every_rule_has_a_run_that_breaks_it_and_one_that_does_not(rule):
     bad, good = CASES[rule.name]
     said, callback, _ = train(*bad)

@@ -41,7 +41,7 @@ def entropy(model):
     return float(model.policy.get_distribution(obs).distribution.entropy().mean().detach())
 
 
-@pytest.mark.parametrize("reward", [-1.0, 0.1])
+@pytest.mark.parametrize("reward", [-1.0, pytest.param(0.1, marks=pytest.mark.slow)])
 def test_a_constant_reward_stops_moving_the_policy(reward):
     held = train(True, pays=lambda x: reward)
     assert entropy(held) > 1.03 and held.last_figures["group/frac_zero_std"] == 1.0

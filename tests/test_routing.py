@@ -84,8 +84,11 @@ def test_tasks_that_want_opposite_actions_are_learnt_by_one_policy() -> None:
 
 @pytest.mark.parametrize(
     "kwargs",
-    [{}, {"memory": "gru", "memory_size": 4}, {"normalize_obs": True, "net_arch": [8, 8, 4]}],
-    ids=["plain", "memory", "normalised"],
+    [
+        pytest.param({}, id="plain", marks=pytest.mark.slow),
+        pytest.param({"memory": "gru", "memory_size": 4}, id="memory"),
+        pytest.param({"normalize_obs": True, "net_arch": [8, 8, 4]}, id="normalised", marks=pytest.mark.slow),
+    ],
 )
 def test_host_envs_saving_and_export(kwargs: dict[str, Any], tmp_path: Path) -> None:
     settings = {**TOGETHER, "policy_kwargs": {"n_tasks": 4, **kwargs}}

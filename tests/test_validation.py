@@ -235,7 +235,7 @@ class Endless(ProbeEnv):
         super().__init__("action", length=10**9)
 
 
-@pytest.mark.parametrize("advantage", ["outcome", "process", "step"])
+@pytest.mark.parametrize("advantage", ["outcome", *(pytest.param(x, marks=pytest.mark.slow) for x in ("process", "step"))])
 def test_whole_episodes_on_an_endless_env(advantage):
     model = GRPO("MlpPolicy", Endless(), advantage=advantage)
     weights = [p.detach().clone() for p in model.policy.parameters()]

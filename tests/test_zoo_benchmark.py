@@ -124,6 +124,7 @@ def test_a_result_file_says_everything(label, gradient_steps, finished):
     assert physics <= set(content["versions"])
 
 
+@pytest.mark.slow
 def test_a_broken_file_is_named_and_run_again(finished, tmp_path, capsys):
     """The repeated run gives the same returns, the others are not touched."""
     folder = tmp_path / "results"
@@ -201,6 +202,7 @@ def test_the_workflow_does_it_all(tmp_path):
     assert read_run(results / "random/seed_0.json").score < 60
 
 
+@pytest.mark.slow
 def test_settings_that_a_model_refuses_fail_alone(tmp_path, capsys):
     variants = {"bad": {"algo": "grpo", "hyperparams": {"group_size": 0}}}
     (tmp_path / "bad.yml").write_text(yaml.safe_dump(variants))

@@ -207,6 +207,7 @@ def test_settings_that_are_fixed_are_not_searched():
     assert parse(with_net("dict(activation_fn=nn.ReLU)", "tiny")) == {"activation_fn": nn.ReLU, "net_arch": [64]}
 
 
+@pytest.mark.slow
 def test_another_trial_than_the_best_can_be_trained(tmp_path, capsys):
     assert tune_here(tmp_path, *TINY, "--n-trials", "1", "--no-optim-plots") == 0
     storage, name = str(tmp_path / "tune" / "grpo_CartPole-v1_256" / "journal.log"), "grpo_CartPole-v1_256"
