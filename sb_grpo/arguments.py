@@ -105,7 +105,7 @@ def check_env(env: Any) -> None:
     elif not (np.isfinite(action_space.low).all() and np.isfinite(action_space.high).all()):
         raise ValueError(
             f"Unsupported action space {action_space}: its bounds must be finite. Declare finite ones in the env, or in an "
-            "ActionWrapper around it."
+            "ActionWrapper around it; leave out gymnasium.wrappers.ClipAction, which takes them away: GRPO clips by itself."
         )
 
 
