@@ -21,6 +21,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from sb_grpo import GRPO, Clipped, MlpPolicy, SeededResetWrapper
 from sb_grpo.baselines.estimators import Step
+from sb_grpo.envs import make_tensor_env
 from sb_grpo.maths.estimators import outcome
 from sb_grpo.maths.returns import episode_returns
 from tests.helpers import ProbeEnv
@@ -59,9 +60,8 @@ def test_the_three_lines_of_the_readme():
 
 @pytest.mark.parametrize("n_envs", [1, 3, 16, 4096])
 def test_the_default_rollout_is_about_2048_steps_whatever_n_envs_is(n_envs):
-    model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", min(n_envs, 16)))
-    model.n_envs = n_envs
-    assert 2048 <= model.steps_per_env * n_envs < 2048 + n_envs or model.steps_per_env == 1
+    n_steps = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", n_envs)).n_steps
+    assert n_steps is not None and (2048 <= n_steps * n_envs < 2048 + n_envs or n_steps == 1)
 
 
 @pytest.mark.parametrize("advantage", ["outcome", "process", "step", "state"])
