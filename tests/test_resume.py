@@ -548,6 +548,18 @@ def test_a_copy_trains_as_what_it_was_copied_from(kwargs, way, make):
 
 
 @pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
+def test_a_copy_of_gsde_is_made_at_any_time(way, tmp_path):
+    """Noise that hangs on to the gradients of its scale cannot be copied: PPO's are refused by torch until they have acted."""
+    model = GRPO("MlpPolicy", "Pendulum-v1", use_sde=True, seed=0, device="cpu", **SMALL)
+    model.save(tmp_path / "model")
+    for one in (model, GRPO.load(tmp_path / "model", model.env), model.learn(64)):
+        one.policy.reset_noise()
+        copied = way(one)
+        a, b = (going_on(m, True) for m in (one, copied))
+        assert all(th.equal(x, y) for x, y in zip(a.policy.parameters(), b.policy.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
 def test_copies_are_made_while_a_model_learns(way):
     """What a callback copies has no part in the training; it begins new groups, as a loaded model does."""
 

@@ -141,6 +141,7 @@ class ActorPolicy(PredictingPolicy):
             self.obs_normalizer = RunningNormalizer(n_features, clip=10.0)
         self.optimizer = make_optimizer(self.optimizer_class, self.parameters(), lr_schedule(1), self.optimizer_kwargs)
 
+    @th.no_grad()  # gSDE's first noise cannot be copied if it hangs on to the gradient of its scale
     def _build_action_head(self, latent_dim: int) -> None:
         """Create ``action_net``, ``log_std`` (Box only), ``action_dist`` (SB3's object) and ``head`` (the hot path)."""
         self.head: ActionHead

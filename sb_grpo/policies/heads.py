@@ -169,8 +169,9 @@ class StateDependentNoiseHead:
         dist.distribution = Normal(mean, th.sqrt(variance + dist.epsilon), validate_args=False)
         return dist
 
+    @th.no_grad()
     def draw(self, n_envs: int) -> None:
-        """As SB3's ``sample_weights``, without that look: an exploration matrix per env."""
+        """As SB3's ``sample_weights``, without that look: an exploration matrix per env. No gradient goes through it."""
         dist, std = self.dist, self.dist.get_std(self.owner.log_std)
         dist.weights_dist = Normal(th.zeros_like(std), std, validate_args=False)
         dist.exploration_mat = dist.weights_dist.rsample()
