@@ -163,8 +163,9 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self._check_as_read()
         replaced = self.__dict__.pop("_replaced", set())  # by GRPO.load(..., name=value)
         self._derived = {name: value for name, value in self._derived.items() if name not in replaced}
+        changed = {*replaced, "n_envs"}  # whatever their number was before
         for name, value in self._derived.items():
-            if FOLLOWS_FROM[name] & {*replaced, "n_envs"} and getattr(self, name) == value:
+            if FOLLOWS_FROM[name] & changed and getattr(self, name) == value:
                 setattr(self, name, None)
         if self.n_steps is None and self.n_groups is None and hasattr(self, "n_envs"):  # an env was given, here or before
             self.n_steps = self._derived["n_steps"] = self.steps_per_env
