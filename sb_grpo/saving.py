@@ -203,8 +203,8 @@ def attributes_in(path: Any) -> dict[str, Any]:
 def lr_schedule_in(path: Any, custom_objects: dict[str, Any] | None) -> Any:
     """The schedule of the learning rate as it was, also where it was changed by hand: a model that is loaded makes it anew
     of its arguments. None where it cannot be read; whatever the file holds for it is unpickled."""
-    pickled = {name: value for name, value in attributes_in(path).items() if name == "lr_schedule"}
-    return json_to_data(json.dumps(pickled), custom_objects).get("lr_schedule")
+    written = json.dumps({"lr_schedule": attributes_in(path).get("lr_schedule")})
+    return json_to_data(written, custom_objects).get("lr_schedule")
 
 
 def entry_of(path: Any, name: str) -> bytes | None:
