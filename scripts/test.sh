@@ -8,6 +8,8 @@ if [[ $# -gt 1 || "${1:---slow}" != --slow ]]; then
 fi
 source "$(dirname "${BASH_SOURCE[0]}")/env.sh" zoo,envs,sim,scale,tests,docs
 export OMP_NUM_THREADS=1
+# Some images forbid Python to keep byte code: every process that a test starts would then compile this package anew.
+unset PYTHONDONTWRITEBYTECODE
 ruff check .
 mypy
 python -m pytest -n 2 --dist loadfile -rs --durations=10 --cov --cov-report=term --cov-fail-under=95

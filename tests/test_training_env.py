@@ -316,7 +316,7 @@ MEDDLERS = {
 def test_no_episode_is_spliced_whoever_meddles_and_when(advantage, hook, meddle):
     env = DummyVecEnv([Clock, Clock])
     calls = (1,) if "training" in hook or "init" in hook else (2, 7, 11)
-    model, said = seen_rollouts(advantage, env, Meddle(meddle, hook, calls))
+    model, said = seen_rollouts(advantage, env, Meddle(meddle, hook, calls), learn=1200)  # twelve rollouts of 50 steps
     assert model.slots.start_mismatches == 0
     assert len([text for text in said if "Something other" in text]) == 1 and not any("does not fix" in text for text in said)
     assert 1 <= model.interruptions <= len(calls)

@@ -21,7 +21,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
 from sb_grpo.rules import steps_per_env
-from tests.helpers import heed_ctrl_c, wait_for
+from tests.helpers import heed_ctrl_c, run_command, wait_for
 from zoo import benchmark, compare, workflow
 from zoo.benchmark import make_specs
 from zoo.benchmarking import worker
@@ -85,7 +85,7 @@ def killed(tmp_path_factory):
 def finished(killed):
     """The same, gone on with by the same command."""
     folder, _, before = killed
-    done = subprocess.run(command(folder), cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_command("zoo.benchmark", *command(folder)[3:], cwd=ROOT)
     assert done.returncode == 0, done.stderr
     return folder, before, done.stdout
 
