@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from scripts.studies.paired import tables
-from scripts.studies.paired.default import Default, default
+from scripts.studies.paired.default import Default, default, on_minigrid
 from scripts.studies.paired.page import MARKS, PAGE, TEXTS, USERS, make, page, users_page
 from scripts.studies.paired.pictures import draw_curves, draw_lead
 from scripts.studies.paired.study import (
@@ -205,6 +205,16 @@ def test_pairs_as_the_default_by_hand() -> None:
     assert "| all, normalised |  | 0.80 [0.80, 0.80] | 1.00 [1.00, 1.00] | -0.20 [-0.20, -0.20] |" in text
 
 
+def test_minigrid_by_hand() -> None:
+    """All end at 9; with pairs the checkpoints' mean is 5 in place of 3. The fourth seed has run without pairs only."""
+    with_pairs, without = (of_results("A-v0", label, [9.0] * n) for label, n in (("entry-paired", 3), ("grpo-state", 4)))
+    runs = with_curve(with_pairs, [1, 5, 9], 9.0) + with_curve(without, [0, 0, 9], 9.0)
+    (found,) = on_minigrid(runs)
+    assert [(cell.difference.value, cell.seeds) for cell in found] == [(0.0, 3), (2.0, 3)]
+    line = "| `A-v0` | 3 | over all checkpoints | 5.000 [5.000, 5.000] | 3.000 [3.000, 3.000] |"
+    assert line in tables.minigrid_table([found])
+
+
 def _verdicts_of(found: Default) -> list[Verdict]:
     study = Study({"A-v0": {label: [run("A-v0", label, 0)] for label in ("grpo-paired", "ppo-tuned", "ppo-grpo-settings")}})
     return verdicts(study, rows(study, RULES), VARIANCE, [found])
@@ -229,7 +239,7 @@ def test_the_page_of_an_incomplete_study(study: Study, tmp_path: Path) -> None:
     study.runs["A-v0"]["step"] = [run("A-v0", "grpo-state", 0)]
     del study.runs["MotorSpeed-v0"]["grpo-state"]
     texts = yaml.safe_load(TEXTS.read_text())
-    text = page(study, rows(study, RULES), RULES, VARIANCE, [], texts)
+    text = page(study, rows(study, RULES), RULES, VARIANCE, [], [], texts)
     assert "| grpo-state | 1 of 2 | 3 of 10 |" in text and "| step | 1 of 2 | 1 of 10 |" in text
     assert "| step | 6.0 [-, -] |" in text
     assert "| `MotorSpeed-v0` | 1.0 [1.0, 1.0] | - | - | 3.0 [3.0, 3.0] |" in text

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from scripts.studies.common.runs import DATA
 from scripts.studies.paired.study import FULL, Estimate, middle, middle_difference
@@ -12,7 +15,7 @@ from scripts.studies.results.cells import ENOUGH
 from zoo.benchmarking.results import RANDOM, Run, find_results, read_all
 from zoo.comparing.comparison import Comparison, compare_runs
 
-RUNS, WITHOUT = DATA / "paired_default", DATA / "study"
+RUNS, WITHOUT, MINIGRID = DATA / "paired_default", DATA / "study", DATA / "paired_minigrid"
 ENTRY, CONSTRUCTOR = "entry-paired", "defaults-paired"
 #: Label with pairs -> the same settings without.
 PAIRS = {ENTRY: TUNED, CONSTRUCTOR: DEFAULTS}
@@ -26,6 +29,13 @@ class Cell(NamedTuple):
     without: Estimate
     difference: Estimate
     seeds: int
+
+
+class Learning(NamedTuple):
+    """A task of MiniGrid: how long the same settings take with and without pairs, by the same seeds, and where they end."""
+
+    end: Cell
+    on_the_way: Cell  #: mean over all checkpoints: where all end at the top, it tells the quick from the slow
 
 
 class Default(NamedTuple):
@@ -78,7 +88,35 @@ def _cell(c: Comparison, env: str, label: str, without: str) -> Cell:
 
 def load() -> list[Default]:
     """What has run, per label; empty: nothing has."""
-    runs, broken = read_all(find_results([WITHOUT, RUNS]))
+    runs = _read(WITHOUT, RUNS)
+    return [found for found in (default(runs, label) for label in PAIRS) if found]
+
+
+def on_minigrid(runs: Sequence[Run]) -> list[Learning]:
+    """Compare the entries of MiniGrid's tasks with and without pairs; seeds that only one side has do not count.
+
+    :param runs: with the labels of :data:`ENTRY` and of what it is compared with
+    """
+    found = {(r.env, r.label, r.seed): r for r in runs}
+    learnings = []
+    for env in sorted({r.env for r in runs}):
+        labels = ENTRY, PAIRS[ENTRY]
+        seeds = sorted(s for e, label, s in found if (e, label) == (env, ENTRY) and (env, labels[1], s) in found)
+        cells = []
+        for measure in (lambda run: run.score, lambda run: float(run.curve.mean())):
+            ours, theirs = ([np.array([measure(found[env, label, s]) for s in seeds])] for label in labels)
+            cells.append(Cell(env, middle(ours), middle(theirs), middle_difference(ours, theirs), len(seeds)))
+        learnings.append(Learning(*cells))
+    return learnings
+
+
+def load_minigrid() -> list[Learning]:
+    """What has run of MiniGrid."""
+    return on_minigrid(_read(MINIGRID))
+
+
+def _read(*folders: Path) -> list[Run]:
+    runs, broken = read_all(find_results(folders))
     if broken:
         raise ValueError(f"broken: {broken}")
-    return [found for found in (default(runs, label) for label in PAIRS) if found]
+    return runs

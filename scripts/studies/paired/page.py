@@ -12,7 +12,7 @@ import yaml
 
 from scripts.studies.common.runs import DATA, DOCS
 from scripts.studies.paired import default, tables
-from scripts.studies.paired.default import Default
+from scripts.studies.paired.default import Default, Learning
 from scripts.studies.paired.measure import ROLLOUT, RULES, VARIANCE
 from scripts.studies.paired.pictures import draw_curves, draw_lead
 from scripts.studies.paired.study import RUNS, Row, Study, load, rows
@@ -35,12 +35,14 @@ def page(
     rules: Measured,
     variance: Measured,
     defaults: Sequence[Default],
+    minigrid: Sequence[Learning],
     texts: dict[str, Any],
 ) -> str:
     """All of it, as Markdown.
 
     :param found: a row per task
     :param defaults: with pairs as the default, per label
+    :param minigrid: the same on tasks of MiniGrid
     :param rules: returns of the known rules
     :param variance: what pairing takes out
     :param texts: prose, by name
@@ -58,6 +60,7 @@ def page(
         "## Both searched", texts["searched"], tables.searched_table(study),
         "## One change at a time", texts["changes"], tables.ablation_table(study),
         "## Pairs where nothing asks for them", texts["default"], *map(tables.default_table, defaults),
+        texts["minigrid"], tables.minigrid_table(minigrid),
         "## What pairing takes out", texts["variance"], tables.variance_table(variance),
         "## What it costs", texts["cost"], tables.cost_table(study),
         "## Known rules", texts["rules"], tables.rules_table(rules), "## What is left", texts["left"],
@@ -91,7 +94,7 @@ def make(files: Sequence[Path], page_file: Path, users_file: Path, images: Path,
     rules, variance, rollout = (json.loads(file.read_text()) for file in (RULES, VARIANCE, ROLLOUT))
     found = rows(study, rules)
     texts = yaml.safe_load(TEXTS.read_text())
-    page_file.write_text(page(study, found, rules, variance, default.load(), texts))
+    page_file.write_text(page(study, found, rules, variance, default.load(), default.load_minigrid(), texts))
     users_file.write_text(users_page(users_file.read_text(), study, found))
     draw_curves(study, images / "paired_curves.png")
     draw_lead(study, rollout, users_images / "paired.png")

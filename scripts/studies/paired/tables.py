@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from scripts.studies.paired.default import PAIRS, Default
+from scripts.studies.paired.default import ENTRY, PAIRS, Cell, Default, Learning
 from scripts.studies.paired.study import (
     FULL,
     MAIN,
@@ -141,10 +141,22 @@ def ablation_table(study: Study) -> str:
 def default_table(found: Default) -> str:
     """The tasks of results.md: the same settings with pairs and without, and both over all of these tasks."""
     head = ["task", "seeds", found.label, PAIRS[found.label], "difference of IQMs"]
-    lines = [[f"`{cell.task}`", str(cell.seeds), with_bounds(cell.with_pairs), with_bounds(cell.without),
-              with_bounds(cell.difference)] for cell in found.cells]  # fmt: skip
+    lines = [[f"`{cell.task}`", str(cell.seeds), *_sides(cell, number)] for cell in found.cells]
     overall = [with_bounds(x, share) for x in (found.aggregate, found.without, found.difference)]
     return table(head, [*lines, ["all, normalised", "", *overall]])
+
+
+def minigrid_table(found: Sequence[Learning]) -> str:
+    """The entries of MiniGrid's tasks with pairs and without."""
+    head = ["task", "seeds", "mean return", ENTRY, PAIRS[ENTRY], "difference of IQMs"]
+    return table(head, [
+        [f"`{cell.task}`", str(cell.seeds), what, *_sides(cell, "{:.3f}".format)]
+        for learning in found for what, cell in (("at the end", learning.end), ("over all checkpoints", learning.on_the_way))
+    ])  # fmt: skip
+
+
+def _sides(cell: Cell, write: Any) -> list[str]:
+    return [with_bounds(x, write) for x in (cell.with_pairs, cell.without, cell.difference)]
 
 
 def rules_table(rules: dict[str, dict[str, float]]) -> str:
