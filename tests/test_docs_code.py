@@ -1,4 +1,7 @@
-"""The Python in the docs runs: what a newcomer tries first with every test run (shortened), all of it with the slow ones."""
+"""The Python in the docs runs: what a newcomer tries first with every test run (shortened), all of it with the slow ones.
+
+The notebooks run from start to end in a kernel of their own, and what they assert holds.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,7 @@ def blocks(page: Path) -> list[str]:
     return [textwrap.dedent(match[2]) for match in BLOCK.finditer(page.read_text())]
 
 
+NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if blocks(page)]
 
 
@@ -55,3 +59,23 @@ def test_settings_of_the_papers_and_first_steps_run(name: str, tmp_path: Path) -
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_code_runs_as_written(page: Path, tmp_path: Path) -> None:
     run(page, "\n".join(blocks(page)), tmp_path, 1200.0)
+
+
+def test_the_notebooks_are_there_with_their_outputs() -> None:
+    nbformat = pytest.importorskip("nbformat", reason="pip install -e '.[tests]'")
+    assert [path.stem for path in NOTEBOOKS] == ["own_env", "paired_groups", "quickstart", "tuning"]
+    for path in NOTEBOOKS:
+        cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+        outputs = [output for cell in cells for output in cell.outputs]
+        assert outputs and all(output.output_type != "error" for output in outputs), path.name
+        assert all(cell.execution_count == number for number, cell in enumerate(cells, 1)), f"{path.name} was not run in order"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
+def test_a_notebook_runs(path: Path) -> None:
+    nbformat = pytest.importorskip("nbformat", reason="pip install -e '.[tests]'")
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
