@@ -222,7 +222,9 @@ def of_update(
         batch = batch.map(lambda x: x[rows])
     policy, reference = objective.policy, objective.reference
     with objective.autocasting(), unseen(policy):
-        evaluated = in_chunks(lambda o, a: th.stack(policy.evaluate_actions(o, a), dim=1), batch.observations, batch.actions)
+        evaluated = in_chunks(
+            lambda o, a: th.stack(policy.log_prob_and_entropy(o, a), dim=1), batch.observations, batch.actions
+        )
     log_prob, entropy = evaluated.unbind(dim=1)
     ratio = objective.ratio(log_prob, batch)
     columns = [

@@ -29,11 +29,12 @@ def test_log_prob_entropy_and_mode_equal_sb3s(action_space):
     obs = th.randn(64, 3)
     actions = policy.act(obs)
     reference = policy.get_distribution(obs)
-    log_prob, entropy = policy.evaluate_actions(obs, actions)
+    none, log_prob, entropy = policy.evaluate_actions(obs, actions)
     th.testing.assert_close(log_prob, reference.log_prob(actions))
     th.testing.assert_close(entropy, reference.entropy())
     th.testing.assert_close(policy.act(obs, deterministic=True).float(), reference.mode().float())
-    shaped, log_prob = policy(obs)
+    shaped, no_values, log_prob = policy(obs)
+    assert no_values is None and none is None
     assert shaped.shape == (64, *action_space.shape)
     th.testing.assert_close(log_prob, policy.log_prob(obs, shaped))
 
@@ -59,7 +60,7 @@ def test_gsde_goes_through_sb3s_distribution(squash):
     policy.reset_noise(8)
     obs = th.randn(8, 3)
     actions = policy.act(obs)
-    log_prob, entropy = policy.evaluate_actions(obs, actions)
+    _, log_prob, entropy = policy.evaluate_actions(obs, actions)
     th.testing.assert_close(log_prob, policy.get_distribution(obs).log_prob(actions))
     if squash:
         assert actions.abs().max() <= 1.0

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -83,21 +85,39 @@ def test_training_imports_nothing_slow_that_rl_zoo3_does_not():
 # ---------------------------------------------------------------- out of it
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """``bin`` of a fresh environment with the wheel, built from the sdist. What it depends on comes from the present one."""
+def oldest() -> str:
+    """The least versions that setup.cfg allows, as pip's constraints; torch as tested, as older builds are for CUDA."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    asked = config["options"]["install_requires"] + config["options.extras_require"]["zoo"]
+    (torch,) = re.findall("^torch==.*$", (ROOT / "scripts" / "constraints.txt").read_text(), re.MULTILINE)
+    bounds = re.findall(r"^([\w-]+)>=([\d.]+)", asked, re.MULTILINE)
+    return "\n".join([torch, *(f"{name}=={version}" for name, version in bounds if name != "torch")])
+
+
+@pytest.fixture(scope="module", params=["present", "oldest"])
+def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """``bin`` of a fresh environment with the wheel, built from the sdist.
+
+    What it depends on comes from the present environment, or is the oldest that the wheel says it can do with.
+    """
     folder = tmp_path_factory.mktemp("installed")
     do([sys.executable, "-m", "build", "--no-isolation", "--outdir", folder / "dist", ROOT])
     do([sys.executable, "-m", "twine", "check", "--strict", *(folder / "dist").iterdir()])
     do([sys.executable, "-m", "venv", folder / "env"])
-    (site,) = (folder / "env").glob("lib/python*/site-packages")
-    # As a plain path: .pth files in there, such as this checkout's own, are not read.
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
     (wheel,) = (folder / "dist").glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"sb_grpo_zoo/hyperparams/grpo.yml", "sb_grpo_zoo/variants/ablations.yml", "sb_grpo/py.typed"} <= names
     assert not [name for name in names if name.startswith(("zoo/", "tests/", "scripts/"))]
-    do([folder / "env" / "bin" / "python", "-m", "pip", "install", "--no-deps", "--no-index", wheel])
+    pip = [folder / "env" / "bin" / "python", "-m", "pip", "install", "--quiet"]
+    if request.param == "present":
+        (site,) = (folder / "env").glob("lib/python*/site-packages")
+        # As a plain path: .pth files in there, such as this checkout's own, are not read.
+        (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+        do([*pip, "--no-deps", "--no-index", wheel])
+    else:
+        (folder / "oldest.txt").write_text(oldest())
+        do([*pip, "-c", folder / "oldest.txt", f"{wheel}[zoo]"])
     return folder / "env" / "bin"
 
 

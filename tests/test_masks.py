@@ -203,12 +203,12 @@ def test_the_policy_takes_masks_as_maskable_ppos_does(space: spaces.Space, memor
         masks[:, -1] = rng.random(100) < 0.5
     beside = {"": seen, "action_mask": th.as_tensor(masks)}
     distribution = policy.get_distribution(seen, action_masks=masks)
-    actions, log_prob = policy(seen, action_masks=th.as_tensor(masks))
+    actions, _, log_prob = policy(seen, action_masks=th.as_tensor(masks))
     for chosen in (actions, policy._predict(seen, action_masks=masks), distribution.sample()):
         assert all(allows(space, mask, action) for mask, action in zip(masks, chosen.numpy(), strict=True))
     for known in (policy.evaluate_actions(seen, actions, action_masks=masks), policy.evaluate_actions(beside, actions)):
-        th.testing.assert_close(known[0], log_prob)
-        th.testing.assert_close(known[1], distribution.entropy())
+        th.testing.assert_close(known[1], log_prob)
+        th.testing.assert_close(known[2], distribution.entropy())
     th.testing.assert_close(distribution.log_prob(actions), log_prob)
     everything = np.ones_like(masks)
     th.testing.assert_close(

@@ -131,7 +131,7 @@ class Objective(nn.Module):
         if self.ent_coef == 0.0:
             log_prob, entropy = self.policy.log_prob(minibatch.observations, minibatch.actions), None
         else:
-            log_prob, entropy = self.policy.evaluate_actions(minibatch.observations, minibatch.actions)
+            log_prob, entropy = self.policy.log_prob_and_entropy(minibatch.observations, minibatch.actions)
         per_step = self.surrogate(log_prob, minibatch, clip)
         if self.reference is not None:
             with th.no_grad():

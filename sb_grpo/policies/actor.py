@@ -275,20 +275,11 @@ class ActorPolicy(PredictingPolicy):
         """
         return self.head.log_prob(self._outputs(obs)[0].float(), actions)
 
-    def evaluate_actions(self, obs: PyTorchObs, actions: th.Tensor, action_masks: Any = None) -> tuple[th.Tensor, th.Tensor]:
-        """Log-probability and entropy of each row; ``action_masks`` as for :meth:`with_masks`.
-
-        :return: ``([batch], [batch])``; where the entropy has no closed form (squashed gSDE) it is estimated by -log_prob
-        """
-        out = self._outputs(self.with_masks(obs, action_masks))[0].float()
+    def log_prob_and_entropy(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """Of each row, ``([batch], [batch])``; an entropy without a closed form (squashed gSDE) is estimated by -log_prob."""
+        out = self._outputs(obs)[0].float()
         log_prob, entropy = self.head.log_prob(out, actions), self.head.entropy(out)
         return log_prob, -log_prob if entropy is None else entropy
-
-    def forward(self, obs: PyTorchObs, deterministic: bool = False, action_masks: Any = None) -> tuple[th.Tensor, th.Tensor]:
-        """Actions shaped as the action space has them, and their log-probabilities."""
-        out = self._outputs(self.with_masks(obs, action_masks))[0]
-        actions = self.head.mode(out) if deterministic else self.head.sample(out, self.head.noise(out))
-        return actions.reshape((-1, *self.action_space.shape)), self.head.log_prob(out, actions)  # type: ignore[misc]
 
     def get_distribution(self, obs: PyTorchObs, action_masks: Any = None) -> Distribution:
         """SB3's distribution object at these observations. It is shared and mutable: copy it before a second call."""

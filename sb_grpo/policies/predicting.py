@@ -1,4 +1,4 @@
-"""``predict`` of a policy that may have masks and a memory."""
+"""What SB3, and what is built around it, asks of a policy: ``predict`` and its like, with masks and a memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sb_grpo.policies.memory import Memory
 
 
 class PredictingPolicy(BasePolicy):
-    """NumPy in, NumPy out, as SB3's policies have it."""
+    """Names, arguments and results of SB3's policies."""
 
     memory: Memory | None
     #: Whether the policy network sees the features beside the memory, where there is one.
@@ -36,6 +36,33 @@ class PredictingPolicy(BasePolicy):
     @abstractmethod
     def act_and_remember(self, obs: Any, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
         """Actions of a batch, and the memory after them."""
+
+    @abstractmethod
+    def log_prob(self, obs: Any, actions: th.Tensor) -> th.Tensor:
+        """Log-probabilities of a batch of actions."""
+
+    @abstractmethod
+    def log_prob_and_entropy(self, obs: Any, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+        """Log-probabilities of a batch of actions, and the entropies of what they are drawn from."""
+
+    def forward(self, obs: Any, deterministic: bool = False, action_masks: Any = None) -> tuple[th.Tensor, None, th.Tensor]:
+        """SB3's three of acting. There is no critic, so in the place of values stands None.
+
+        :param obs: ``[batch, ...]`` or a dict of such
+        :param action_masks: as for :meth:`with_masks`
+        :return: actions as the action space has them, None, log-probabilities ``[batch]``
+        """
+        obs = self.with_masks(obs, action_masks)
+        actions = self.act_and_remember(obs, deterministic)[0]
+        return actions.reshape((-1, *(self.action_space.shape or ()))), None, self.log_prob(obs, actions)
+
+    def evaluate_actions(self, obs: Any, actions: th.Tensor, action_masks: Any = None) -> tuple[None, th.Tensor, th.Tensor]:
+        """SB3's three of actions that were taken: None in the place of values, log-probabilities, entropies, each ``[batch]``.
+
+        :param obs: ``[batch, ...]`` or a dict of such
+        :param action_masks: as for :meth:`with_masks`
+        """
+        return None, *self.log_prob_and_entropy(self.with_masks(obs, action_masks), actions)
 
     def predict(  # type: ignore[override]
         self,

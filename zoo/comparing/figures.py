@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 import pandas as pd
 
 matplotlib.use("Agg")
@@ -73,6 +74,7 @@ def band(
     :param style: of :func:`styles`
     :param every: how many points a marker stands for; None: eight in all
     """
+    x, low, high = (np.asarray(column) for column in (x, low, high))  # NumPy's masks do not know the columns of pandas 2.0
     axes.plot(x, value, markersize=4, markevery=every or max(1, len(x) // 8), linewidth=1.6, label=label, **style)
     axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.integrate import trapezoid
 
 from ..comparing import statistics
 from ..comparing.comparison import Comparison
@@ -28,7 +29,7 @@ def area_under_curve(curve: Array, steps: Array) -> float:
     """
     if len(curve) == 1:
         return float(curve[0])
-    return float(np.trapezoid(curve, steps) / (steps[-1] - steps[0]))
+    return float(trapezoid(curve, steps) / (steps[-1] - steps[0]))
 
 
 def stability(c: Comparison) -> pd.DataFrame:
