@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from sb_grpo import GRPO
 from sb_grpo.export import TOLERANCE, check_exported, export_policy, run_exported, samples
 
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
 VECTOR = spaces.Box(-np.inf, np.inf, (3,), np.float32)
@@ -131,6 +131,30 @@ def test_exporting_leaves_the_model_as_it_was(tmp_path):
     model.policy.set_training_mode(True)
     model.export(tmp_path / "policy.pt2")
     assert model.policy.training and all(th.equal(x, before[name]) for name, x in model.policy.state_dict().items())
+
+
+@pytest.mark.parametrize("act", [TORQUE, spaces.Discrete(3)], ids=["box", "discrete"])
+def test_the_ways_of_sb3s_guide_work_too(act, tmp_path):
+    """A module that calls the policy, traced and written as ONNX; of its three results the first is what acts."""
+    model, _ = make_model(VECTOR, act)
+
+    class Wrapped(th.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.policy = model.policy
+
+        def forward(self, observation: th.Tensor) -> Any:
+            return self.policy(observation, deterministic=True)
+
+    obs = th.randn(1, 3)
+    traced = th.jit.trace(Wrapped().eval(), obs)
+    th.onnx.export(Wrapped(), (obs,), str(tmp_path / "policy.onnx"), opset_version=17, input_names=["input"], dynamo=False)
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    for seen in th.randn(20, 1, 3):
+        with th.no_grad():
+            expected = model.policy._predict(seen, deterministic=True)
+        th.testing.assert_close(traced(seen)[0], expected)
+        np.testing.assert_allclose(session.run(None, {"input": seen.numpy()})[0], expected.numpy(), atol=1e-5)
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path, monkeypatch):

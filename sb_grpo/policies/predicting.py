@@ -45,19 +45,22 @@ class PredictingPolicy(BasePolicy):
     def log_prob_and_entropy(self, obs: Any, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """Log-probabilities of a batch of actions, and the entropies of what they are drawn from."""
 
-    def forward(self, obs: Any, deterministic: bool = False, action_masks: Any = None) -> tuple[th.Tensor, None, th.Tensor]:
-        """SB3's three of acting. There is no critic, so in the place of values stands None.
+    def forward(
+        self, obs: Any, deterministic: bool = False, action_masks: Any = None
+    ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
+        """SB3's three of acting. There is no critic: the values are NaN, as tracing and exporting take nothing but tensors.
 
         :param obs: ``[batch, ...]`` or a dict of such
         :param action_masks: as for :meth:`with_masks`
-        :return: actions as the action space has them, None, log-probabilities ``[batch]``
+        :return: actions as the action space has them, NaN ``[batch, 1]``, log-probabilities ``[batch]``
         """
         obs = self.with_masks(obs, action_masks)
         actions = self.act_and_remember(obs, deterministic)[0]
-        return actions.reshape((-1, *(self.action_space.shape or ()))), None, self.log_prob(obs, actions)
+        log_prob = self.log_prob(obs, actions)
+        return actions.reshape((-1, *(self.action_space.shape or ()))), th.full_like(log_prob, th.nan)[:, None], log_prob
 
     def evaluate_actions(self, obs: Any, actions: th.Tensor, action_masks: Any = None) -> tuple[None, th.Tensor, th.Tensor]:
-        """SB3's three of actions that were taken: None in the place of values, log-probabilities, entropies, each ``[batch]``.
+        """SB3's three of actions that were taken: None, as there are no values, log-probabilities, entropies ``[batch]``.
 
         :param obs: ``[batch, ...]`` or a dict of such
         :param action_masks: as for :meth:`with_masks`
