@@ -27,7 +27,7 @@ from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.policy_arguments import warn_of_overrides
 from sb_grpo.ranges import RANGES, check_settings, check_single
-from sb_grpo.rules import at_progress, check_values, meant, plain, shown, steps_per_env
+from sb_grpo.rules import at_progress, check_values, from_config, meant, plain, shown, steps_per_env
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -48,12 +48,13 @@ def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:
             name = next(iter(unknown))
             raise TypeError(f"GRPO got an unexpected keyword argument {name!r}{meant(name, known)}")
         try:
-            given = inspect.signature(init).bind(*args, **kwargs).arguments
+            bound = inspect.signature(init).bind(*args, **kwargs)
         except TypeError:
             return init(*args, **kwargs)  # Python's own words have the constructor's name in them
+        bound.arguments.update(given := from_config(bound.arguments))
         check_single({name: plain(value) for name, value in given.items()})
         check_env_id(given.get("env"))
-        return init(*args, **kwargs)
+        return init(*bound.args, **bound.kwargs)
 
     return checked
 

@@ -6,7 +6,7 @@ import difflib
 import inspect
 import math
 import reprlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, MutableMapping, MutableSequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,6 +78,20 @@ def plain(value: Any) -> Any:
     """Numbers and flags of NumPy and PyTorch as Python's: theirs overflow in the arithmetic of seeds, and are no JSON."""
     kind = type(value)  # asked first, as an env may answer to any name
     return value.item() if hasattr(kind, "ndim") and hasattr(kind, "item") and value.ndim == 0 else value
+
+
+def from_config(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by name, their settings as the dicts and lists that they are: a library of configurations (Hydra's OmegaConf,
+    ml_collections) holds them in containers of its own."""
+    return {name: _unpacked(x, type(x)) if name.endswith("_kwargs") or name in ("multitask", "rewards") else x
+            for name, x in arguments.items()}  # fmt: skip
+
+
+def _unpacked(value: Any, outermost: type) -> Any:
+    if isinstance(value, MutableMapping) or (hasattr(outermost, "keys") and type(value) is outermost):
+        parts: Any = value  # ** asks less of it than a Mapping has
+        return {name: _unpacked(parts[name], outermost) for name in parts.keys()}
+    return [_unpacked(part, outermost) for part in value] if isinstance(value, MutableSequence) else value
 
 
 def constructor_of(kind: type) -> dict[str, inspect.Parameter]:

@@ -16,7 +16,7 @@ from sb_grpo.collect.masks import APART
 from sb_grpo.export import export_policy
 from sb_grpo.grouped import GroupedAlgorithm
 from sb_grpo.moved import check_names
-from sb_grpo.rules import constructor_of
+from sb_grpo.rules import constructor_of, from_config
 
 SelfStored = TypeVar("SelfStored", bound="StoredAlgorithm")
 
@@ -80,6 +80,7 @@ class StoredAlgorithm(GroupedAlgorithm):
         """
         check_names(kwargs)
         saving.check_is_grpo(path, saving.attributes_in(path))
+        kwargs = from_config(kwargs)
         source, replaced = path, {*kwargs, *(custom_objects or {})}
         if not trusted:
             own = custom_objects or {}

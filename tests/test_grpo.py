@@ -3,7 +3,9 @@
 import subprocess
 import sys
 import warnings
+from collections import UserDict, UserList
 from pathlib import Path
+from types import MappingProxyType
 
 import gymnasium as gym
 import numpy as np
@@ -582,6 +584,39 @@ def test_integers_of_numpy_do():
     assert th.equal(weights(ours), weights(GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL).learn(128)))
     with pytest.raises(ValueError, match="tasks"):  # two are needed; as a number they are read
         GRPO("MlpPolicy", "CartPole-v1", multitask=dict(tasks=np.int64(1), surgery=True))
+
+
+class Locked:
+    """A configuration of which ``**`` asks no more than this: ml_collections' has no more either."""
+
+    def __init__(self, **settings):
+        self.settings = {name: Locked(**value) if isinstance(value, dict) else value for name, value in settings.items()}
+
+    def keys(self):
+        return self.settings.keys()
+
+    def __getitem__(self, name):
+        return self.settings[name]
+
+
+@pytest.mark.parametrize("kind", [UserDict, Locked, MappingProxyType], ids=lambda kind: kind.__name__)
+def test_settings_may_come_from_a_library_of_configurations(kind, tmp_path):
+    """OmegaConf's are no dicts and lists, but what UserDict and UserList are."""
+    settings = {"policy_kwargs": dict(net_arch=UserList([8, 8])), "loss_kwargs": dict(clip_range_high=0.3),
+                "advantage_kwargs": dict(paired=True), "rewards": dict(scaling="tanh")}  # fmt: skip
+    given = {name: kind(value) if kind is not Locked else Locked(**value) for name, value in settings.items()}
+    ours = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), **given, **SMALL).learn(128)
+    settings["policy_kwargs"] = dict(net_arch=[8, 8])
+    assert th.equal(weights(ours), weights(GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), **settings, **SMALL).learn(128)))
+    ours.save(tmp_path / "model")
+    for trusted in (True, False):
+        loaded = GRPO.load(tmp_path / "model", trusted=trusted, **given)
+        assert loaded.policy.net_arch == [8, 8] and loaded.loss_kwargs == settings["loss_kwargs"]
+
+
+def test_layers_of_actor_and_critic_may_come_from_a_library_of_configurations():
+    net_arch = UserDict(pi=UserList([8]), vf=UserList([4]))
+    assert GRPO("MlpPolicy", "CartPole-v1", policy_kwargs=UserDict(net_arch=net_arch)).policy.net_arch == [8]
 
 
 def test_a_loaded_model_takes_booleans_for_its_normalisation(tmp_path):
