@@ -150,7 +150,7 @@ def minigrid_table(found: Sequence[Learning]) -> str:
     """The entries of MiniGrid's tasks with pairs and without."""
     head = ["task", "seeds", "mean return", ENTRY, PAIRS[ENTRY], "difference of IQMs"]
     return table(head, [
-        [f"`{cell.task}`", str(cell.seeds), what, *_sides(cell, "{:.3f}".format)]
+        [f"`{cell.task}`", str(cell.seeds), what, *_sides(cell, lambda x: f"{round(x, 3) + 0.0:.3f}")]
         for learning in found for what, cell in (("at the end", learning.end), ("over all checkpoints", learning.on_the_way))
     ])  # fmt: skip
 
