@@ -51,7 +51,8 @@ def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:
             bound = inspect.signature(init).bind(*args, **kwargs)
         except TypeError:
             return init(*args, **kwargs)  # Python's own words have the constructor's name in them
-        bound.arguments.update(given := from_config(bound.arguments))
+        given = from_config(bound.arguments)
+        bound.arguments.update(given)
         check_single({name: plain(value) for name, value in given.items()})
         check_env_id(given.get("env"))
         return init(*bound.args, **bound.kwargs)

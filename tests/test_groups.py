@@ -60,7 +60,9 @@ def test_what_we_add_to_reset_infos_is_plain(kind):
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "LunarLander-v3", "Hopper-v5"])
 @pytest.mark.parametrize("vec_env_cls", [DummyVecEnv, SubprocVecEnv])
 @pytest.mark.parametrize(
-    "wrap", [lambda e: e, lambda e: VecFrameStack(VecNormalize(VecMonitor(e)), 2)], ids=["bare", "wrapped"]
+    "wrap",
+    [pytest.param(lambda e: e, marks=pytest.mark.slow), lambda e: VecFrameStack(VecNormalize(VecMonitor(e)), 2)],
+    ids=["bare", "wrapped"],
 )
 def test_members_start_bit_equal(env_id, vec_env_cls, wrap):
     group_size, episodes = 4, 60

@@ -467,7 +467,9 @@ print(sum(float(p.detach().double().abs().sum()) for p in model.policy.parameter
 """
 
 
-@pytest.mark.parametrize(("env", "advantage"), [("CartPole-v1", "step"), ("Pendulum-v1", "state")])
+@pytest.mark.parametrize(
+    ("env", "advantage"), [("CartPole-v1", "step"), pytest.param("Pendulum-v1", "state", marks=pytest.mark.slow)]
+)
 def test_same_seed_same_weights_here_and_in_another_process(env, advantage, capsys):
     results = []
     for _ in range(2):

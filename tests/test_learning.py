@@ -89,7 +89,7 @@ def final_return(env_id, budget, seed, folder):
 @pytest.mark.parametrize(
     "n_envs, n_steps, steps, bar",
     [
-        (1, 2, 1_000, 30.0),
+        pytest.param(1, 2, 1_000, 30.0, marks=pytest.mark.slow),
         pytest.param(4, 4, 8_000, 90.0, marks=pytest.mark.slow),
         pytest.param(8, 16, 12_000, 155.0, marks=pytest.mark.slow),
     ],
