@@ -38,7 +38,8 @@ NOT_AGAIN = ("device", "normalize_advantage", "policy")
 def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:
     """A constructor that looks at every argument by itself first, and says what to do about names of others."""
 
-    known = inspect.signature(init).parameters
+    signature = inspect.signature(init)
+    known = signature.parameters
 
     @wraps(init)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -48,7 +49,7 @@ def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:
             name = next(iter(unknown))
             raise TypeError(f"GRPO got an unexpected keyword argument {name!r}{meant(name, known)}")
         try:
-            bound = inspect.signature(init).bind(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
         except TypeError:
             return init(*args, **kwargs)  # Python's own words have the constructor's name in them
         given = from_config(bound.arguments)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,11 +62,14 @@ def test_code_runs_as_written(page: Path, tmp_path: Path) -> None:
     run(page, "\n".join(blocks(page)), tmp_path, 1200.0)
 
 
+def notebook(path: Path) -> Any:
+    return pytest.importorskip("nbformat", reason="pip install -e '.[tests]'").read(path, as_version=4)
+
+
 def test_the_notebooks_are_there_with_their_outputs() -> None:
-    nbformat = pytest.importorskip("nbformat", reason="pip install -e '.[tests]'")
     assert [path.stem for path in NOTEBOOKS] == ["own_env", "paired_groups", "quickstart", "tuning"]
     for path in NOTEBOOKS:
-        cells = [cell for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+        cells = [cell for cell in notebook(path).cells if cell.cell_type == "code"]
         outputs = [output for cell in cells for output in cell.outputs]
         assert outputs and all(output.output_type != "error" for output in outputs), path.name
         assert all(cell.execution_count == number for number, cell in enumerate(cells, 1)), f"{path.name} was not run in order"
@@ -74,8 +78,7 @@ def test_the_notebooks_are_there_with_their_outputs() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=[path.stem for path in NOTEBOOKS])
 def test_a_notebook_runs(path: Path) -> None:
-    nbformat = pytest.importorskip("nbformat", reason="pip install -e '.[tests]'")
+    content = notebook(path)
     from nbclient import NotebookClient
 
-    notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()
+    NotebookClient(content, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(path.parent)}}).execute()

@@ -27,7 +27,7 @@ from torch import nn
 
 from sb_grpo.maths.normalizer import RunningNormalizer
 from sb_grpo.policies.beside import MASK, MEMORY, SEQUENCE, beside, env_part, space_without
-from sb_grpo.policies.heads import ActionHead, GaussianHead, StateDependentNoiseHead, make_discrete_head
+from sb_grpo.policies.heads import GaussianHead, StateDependentNoiseHead, make_discrete_head
 from sb_grpo.policies.layers import Layers, hooked, layers_of_the_actor, through
 from sb_grpo.policies.masks import choices_of, put_masks
 from sb_grpo.policies.memory import SPAN, Memory
@@ -144,7 +144,6 @@ class ActorPolicy(PredictingPolicy):
     @th.no_grad()  # gSDE's first noise cannot be copied if it hangs on to the gradient of its scale
     def _build_action_head(self, latent_dim: int) -> None:
         """Create ``action_net``, ``log_std`` (Box only), ``action_dist`` (SB3's object) and ``head`` (the hot path)."""
-        self.head: ActionHead
         if not isinstance(self.action_space, spaces.Box):
             self.head = make_discrete_head(self.action_space)
         sde_kwargs = {"full_std": self.full_std, "squash_output": self.squash_output, "use_expln": self.use_expln}
@@ -244,10 +243,14 @@ class ActorPolicy(PredictingPolicy):
 
     def act_and_remember(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
         """Actions as :meth:`act`, and the memory after the step; None without one. NaN is a ValueError."""
+        actions, _, after = self._choose(obs, deterministic)
+        return actions, after
+
+    def _choose(self, obs: PyTorchObs, deterministic: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         out, after = self._outputs(obs)
         if (trouble := trouble_with(self, out)) is not None:
             raise ValueError(f"No action can be chosen: {trouble}")
-        return self.head.mode(out) if deterministic else self.head.sample(out, self.head.noise(out)), after
+        return self.head.mode(out) if deterministic else self.head.sample(out, self.head.noise(out)), out, after
 
     def noise(self, *batch: int) -> th.Tensor:
         """Random numbers for :meth:`sample`, many steps' worth in one call.

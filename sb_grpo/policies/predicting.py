@@ -13,6 +13,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs
 
 from sb_grpo.policies.beside import MASK, MEMORY, beside, with_beside
+from sb_grpo.policies.heads import ActionHead
 from sb_grpo.policies.masks import checked, choices_of
 from sb_grpo.policies.memory import Memory
 
@@ -21,6 +22,7 @@ class PredictingPolicy(BasePolicy):
     """Names, arguments and results of SB3's policies."""
 
     memory: Memory | None
+    head: ActionHead
     #: Whether the policy network sees the features beside the memory, where there is one.
     features_beside_memory = False
 
@@ -38,8 +40,8 @@ class PredictingPolicy(BasePolicy):
         """Actions of a batch, and the memory after them."""
 
     @abstractmethod
-    def log_prob(self, obs: Any, actions: th.Tensor) -> th.Tensor:
-        """Log-probabilities of a batch of actions."""
+    def _choose(self, obs: Any, deterministic: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+        """Actions of a batch, what :attr:`head` makes their distribution of, and the memory after them."""
 
     @abstractmethod
     def log_prob_and_entropy(self, obs: Any, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
@@ -54,9 +56,8 @@ class PredictingPolicy(BasePolicy):
         :param action_masks: as for :meth:`with_masks`
         :return: actions as the action space has them, NaN ``[batch, 1]``, log-probabilities ``[batch]``
         """
-        obs = self.with_masks(obs, action_masks)
-        actions = self.act_and_remember(obs, deterministic)[0]
-        log_prob = self.log_prob(obs, actions)
+        actions, out, _ = self._choose(self.with_masks(obs, action_masks), deterministic)
+        log_prob = self.head.log_prob(out.float(), actions)
         return actions.reshape((-1, *(self.action_space.shape or ()))), th.full_like(log_prob, th.nan)[:, None], log_prob
 
     def evaluate_actions(self, obs: Any, actions: th.Tensor, action_masks: Any = None) -> tuple[None, th.Tensor, th.Tensor]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from scripts.studies.common.runs import DATA
-from scripts.studies.paired.study import FULL, Estimate, middle, middle_difference
+from scripts.studies.paired.study import FULL, Estimate, middle, middle_difference, read
 from scripts.studies.results.bar import BAR, DEFAULTS, TUNED, with_bar, with_defaults
 from scripts.studies.results.cells import ENOUGH
-from zoo.benchmarking.results import RANDOM, Run, find_results, read_all
-from zoo.comparing.comparison import Comparison, compare_runs
+from zoo.benchmarking.results import RANDOM, Run, find_results
+from zoo.comparing.comparison import compare_runs
+from zoo.comparing.statistics import Array
 
 RUNS, WITHOUT, MINIGRID = DATA / "paired_default", DATA / "study", DATA / "paired_minigrid"
 ENTRY, CONSTRUCTOR = "entry-paired", "defaults-paired"
@@ -76,19 +76,18 @@ def default(runs: Sequence[Run], label: str) -> Default | None:
     shown = [r for r in same if r.label in (label, without, BAR, RANDOM)]
     c = compare_runs(shown, [label, without, BAR], BAR, allow_unequal=True)  # checkpoints differ; only the end is compared
     ours, theirs = c.normalised(label), c.normalised(without)
-    cells = [_cell(c, env, label, without) for env in c.envs]
+    cells = [_cell(env, c.scores(env, label), c.scores(env, without)) for env in c.envs]
     asked = {r.env for r in runs if r.label == without}
     return Default(label, cells, middle(ours), middle(theirs), middle_difference(ours, theirs), len(asked))
 
 
-def _cell(c: Comparison, env: str, label: str, without: str) -> Cell:
-    ours, theirs = [c.scores(env, label)], [c.scores(env, without)]
-    return Cell(env, middle(ours), middle(theirs), middle_difference(ours, theirs), len(ours[0]))
+def _cell(env: str, ours: Array, theirs: Array) -> Cell:
+    return Cell(env, middle([ours]), middle([theirs]), middle_difference([ours], [theirs]), len(ours))
 
 
 def load() -> list[Default]:
     """What has run, per label; empty: nothing has."""
-    runs = _read(WITHOUT, RUNS)
+    runs = read(find_results([WITHOUT, RUNS]))
     return [found for found in (default(runs, label) for label in PAIRS) if found]
 
 
@@ -104,19 +103,12 @@ def on_minigrid(runs: Sequence[Run]) -> list[Learning]:
         seeds = sorted(s for e, label, s in found if (e, label) == (env, ENTRY) and (env, labels[1], s) in found)
         cells = []
         for measure in (lambda run: run.score, lambda run: float(run.curve.mean())):
-            ours, theirs = ([np.array([measure(found[env, label, s]) for s in seeds])] for label in labels)
-            cells.append(Cell(env, middle(ours), middle(theirs), middle_difference(ours, theirs), len(seeds)))
+            ours, theirs = (np.array([measure(found[env, label, s]) for s in seeds]) for label in labels)
+            cells.append(_cell(env, ours, theirs))
         learnings.append(Learning(*cells))
     return learnings
 
 
 def load_minigrid() -> list[Learning]:
     """What has run of MiniGrid."""
-    return on_minigrid(_read(MINIGRID))
-
-
-def _read(*folders: Path) -> list[Run]:
-    runs, broken = read_all(find_results(folders))
-    if broken:
-        raise ValueError(f"broken: {broken}")
-    return runs
+    return on_minigrid(read(find_results([MINIGRID])))

@@ -60,16 +60,24 @@ class Study(NamedTuple):
         return max(whole, key=lambda label: float(iqm([self.scores(task, label)])), default=None)
 
 
+def read(files: Sequence[Path]) -> list[Run]:
+    """All runs of some files.
+
+    :raises ValueError: for a broken file
+    """
+    found, broken = read_all(files)
+    if broken:
+        raise ValueError(f"broken: {broken}")
+    return found
+
+
 def load(files: Sequence[Path]) -> Study:
     """The runs of a study, tasks by name, seeds in order; tasks without runs of pairing are left out.
 
     :raises ValueError: for a broken file, or if no task has runs of pairing
     """
-    found, broken = read_all(files)
-    if broken:
-        raise ValueError(f"broken: {broken}")
     tasks: dict[str, dict[str, list[Run]]] = {}
-    for run in sorted(found, key=lambda run: run.seed):
+    for run in sorted(read(files), key=lambda run: run.seed):
         tasks.setdefault(run.env, {}).setdefault(run.label, []).append(run)
     tasks = {task: tasks[task] for task in sorted(tasks) if PAIRED in tasks[task]}
     if not tasks:
