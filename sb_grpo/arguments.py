@@ -16,6 +16,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb_grpo import ranks
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
@@ -28,6 +29,7 @@ from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.policy_arguments import warn_of_overrides
 from sb_grpo.ranges import RANGES, check_settings, check_single
 from sb_grpo.rules import at_progress, check_values, from_config, meant, plain, shown, steps_per_env
+from sb_grpo.types import Rollout
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -178,6 +180,66 @@ def _check_branching(given: Arguments) -> None:
             f"group_kwargs: restart='branch' copies states between slots, which {type(env).__name__} cannot. Use a tensor env "
             "with snapshot and restore, such as sb_grpo.envs.native.make_tensor_env(...), or restart='reset'."
         )
+
+
+#: Members per group where an estimator compares them.
+COMPARED = 8
+#: Different starts that a rollout should show: with fewer, a mean over the rollout says more of their luck than of the policy.
+FEW_STARTS = 8
+
+
+def default_group_size(
+    estimator: Any, compares: bool, obstacle: str | None, n_envs: int, steps_per_env: int, limit: int | None
+) -> int:
+    """Members per group where ``group_size`` is None.
+
+    Members of a group share their start, so a group costs a rollout different starts. Where members are compared they need
+    peers: 8. ``"state"`` uses a group for its pairs alone, which get as many members as leave :data:`FEW_STARTS` different
+    starts in a rollout, four of them side by side: 2 on 8 envs with episodes of 200 steps, 1 (no pairs) with longer ones.
+    The size divides the number of envs, so that members run side by side.
+
+    :param estimator: an object that does not say what it needs (``needs_peers``) is taken to compare members
+    :param compares: something else than the estimator compares members
+    :param obstacle: the reason why members cannot be paired; None: they can
+    :param n_envs: of all learners
+    :param steps_per_env: of a rollout
+    :param limit: steps of an episode at most; None: unknown, and taken to be those of a rollout
+    :return: 1 to 8
+    """
+    if compares or getattr(estimator, "needs_peers", None) is not False:
+        return COMPARED
+    paired = getattr(estimator, "paired", False)
+    if paired is False or (paired is None and obstacle is not None):
+        return 1
+    starts = n_envs * (1.0 + steps_per_env / (limit or steps_per_env))
+    fitting = max(min(int(starts / FEW_STARTS), n_envs // 4, COMPARED), 1 if paired is None else 2)
+    return next((size for size in range(fitting, 1, -1) if n_envs % size == 0), fitting if fitting == 2 else 1)
+
+
+def warn_of_few_starts(given: Arguments, rollout: Rollout, steps_per_env: int) -> bool:
+    """Warn where a rollout shows fewer than :data:`FEW_STARTS` different starts.
+
+    :param given: with the group size of the rollout
+    :param steps_per_env: of a rollout
+    :return: it did
+    """
+    n_starts = ranks.count(rollout.n_starts)
+    if n_starts >= FEW_STARTS:
+        return False
+    size, n_envs, n_episodes = given.group_size, given.n_envs, ranks.count(len(rollout.group))
+    remedies = ["lower group_size"] if size > 1 else []
+    remedies += ["raise n_envs", "raise n_steps" if given.n_groups is None else f"raise n_groups={given.n_groups}"]
+    incomplete = ""
+    if size > n_episodes:
+        incomplete = f" group_size={size} is more than the {n_episodes} episodes of a rollout, so none holds a whole group."
+    warnings.warn(
+        f"This rollout shows {n_starts} different starts (group_size={size}, n_envs={n_envs}, n_steps={steps_per_env}). With "
+        f"fewer than {FEW_STARTS} the policy learns their luck, and rollout/ep_rew_mean is a mean over few.{incomplete} "
+        f"To see more: {', '.join(remedies)}. group_size=None derives a size from n_envs and advantage.",
+        UserWarning,
+        stacklevel=4,
+    )
+    return True
 
 
 def members_at(group_size: Any, progress: float) -> int:

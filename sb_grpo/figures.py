@@ -80,7 +80,9 @@ def of_episodes(episodes: Iterable[Mapping[str, Any]] | None, successes: Iterabl
         "rollout/ep_len_mean": [episode["l"] for episode in episodes or () if "l" in episode],
         "rollout/success_rate": list(successes or ()),
     }
-    return {key: float(np.mean(values)) for key, values in found.items() if values}
+    figures = {key: float(np.mean(values)) for key, values in found.items() if values}
+    groups = {episode["group"] for episode in episodes or () if episode.get("group") is not None}
+    return {**figures, "rollout/n_starts": len(groups)} if groups else figures
 
 
 class Counts(NamedTuple):
@@ -118,8 +120,8 @@ def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, coun
     :param has_signal: ``[n_groups]`` bool: the group has a spread
     """
     returns, advantages = episode_returns(rollout, 1.0), estimate.advantages
-    numbers = th.tensor([*counts[:-1], len(advantages), rollout.n_groups])
-    trained, dropped, pending, interruptions, mismatches, lost, n_steps, n_groups = ranks.total(numbers).tolist()
+    numbers = th.tensor([*counts[:-1], len(advantages), rollout.n_groups, rollout.n_starts])
+    trained, dropped, pending, interruptions, mismatches, lost, n_steps, n_groups, n_starts = ranks.total(numbers).tolist()
     counts = Counts(trained, dropped, pending, interruptions, mismatches, lost, counts.age)
     of_groups = segment_mean(returns, rollout.group, rollout.n_groups)
     of_episodes = segment_mean(advantages, rollout.episode, len(rollout.group))
@@ -138,6 +140,7 @@ def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, coun
         "rollout/interruptions": counts.interruptions,
         "rollout/episodes_lost": counts.lost,
         "group/n_groups": n_groups,
+        "group/n_starts": n_starts,
         "group/frac_zero_std": 1.0 - alive,
         "group/start_mismatch": counts.start_mismatches,
         "group/baseline": baseline,

@@ -42,7 +42,7 @@ def check_groups(given: Arguments) -> None:
             f"{type(env).__name__} cannot do: its luck follows from the reset seed alone. Use host envs (make_vec_env), "
             "or leave it out."
         )
-    if getattr(given.estimator, "paired", False) is not False and not given.groups.shared_noise:
+    if asks_for_pairs(given.estimator) and not given.groups.shared_noise:
         warnings.warn(
             f"advantage_kwargs: paired={given.estimator.paired!r} with shared_noise=False: members draw noise of their own in "
             "step(), so nothing is left to pair but the start. Use shared_noise=True where pairing is to help.",
@@ -57,12 +57,11 @@ def check_comparable(given: Arguments) -> None:
     :raises ValueError: if they cannot
     """
     multitask = given.multitask
-    paired = getattr(given.estimator, "paired", False)
     obstacle = obstacle_to_pairs(given.group_size, multitask.grouping, given.env)
-    if paired is not False and obstacle is not None:
+    if asks_for_pairs(given.estimator) and obstacle is not None:
         raise ValueError(
-            f"advantage_kwargs: paired={paired!r} subtracts the luck that members of a same-seed group share, but {obstacle}, "
-            "or paired=False."
+            f"advantage_kwargs: paired={given.estimator.paired!r} subtracts the luck that members of a same-seed group share, "
+            f"but {obstacle}, or paired=False."
         )
     if multitask.grouping == "auto" and given.n_groups is not None:
         n_clusters = (multitask.grouping_kwargs or {}).get("n_clusters", 4)
@@ -72,6 +71,12 @@ def check_comparable(given: Arguments) -> None:
                 f"grouping_kwargs: n_clusters={n_clusters} is more than the {episodes} episodes of a rollout (n_groups="
                 f"{given.n_groups} x group_size={given.group_size}). Lower n_clusters or raise n_groups."
             )
+
+
+def asks_for_pairs(estimator: Any) -> bool:
+    """``paired`` was given, and is not False. A coefficient of 0 asks for pairs too."""
+    paired = getattr(estimator, "paired", None)
+    return paired is not None and paired is not False
 
 
 def obstacle_to_pairs(group_size: int, grouping: Any, env: Any) -> str | None:

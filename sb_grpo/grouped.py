@@ -17,7 +17,7 @@ from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import learners, ranks, saving
-from sb_grpo.arguments import check_arguments, check_env, check_members, members_at
+from sb_grpo.arguments import check_arguments, check_env, check_members, default_group_size, members_at
 from sb_grpo.collect.beside import Beside, spaces_beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.masks import APART, UNTOLD, masks_of_the_evaluated
@@ -29,6 +29,7 @@ from sb_grpo.extras.exploration import Place, make_bonus
 from sb_grpo.extras.group_weights import GroupWeights
 from sb_grpo.extras.grouping import make_grouping
 from sb_grpo.given import Options, check_as_read, read_once
+from sb_grpo.group_arguments import obstacle_to_pairs
 from sb_grpo.learn.captured import Captured, rollout_obstacle, update_obstacle
 from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
 from sb_grpo.learn.losses import Loss
@@ -39,13 +40,17 @@ from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy,
 from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policy_arguments import check_memory, check_policy_kwargs, check_policy_name, check_routing
 from sb_grpo.profiles import arguments_of
+from sb_grpo.rules import steps_per_env
 from sb_grpo.slotted import SlottedAlgorithm
 
 SelfGrouped = TypeVar("SelfGrouped", bound="GroupedAlgorithm")
 #: Defaults that follow from other arguments: of a loaded model they are found anew where one of those is replaced.
 FOLLOWS_FROM = {
-    "gamma": {"advantage"}, "normalize_advantage": {"advantage", "multitask"}, "n_steps": {"n_envs", "n_groups"},
-}  # fmt: skip
+    "gamma": {"advantage"},
+    "normalize_advantage": {"advantage", "multitask"},
+    "group_size": {"advantage", "advantage_kwargs", "normalize_advantage", "multitask", "group_kwargs", "n_envs", "n_steps"},
+    "n_steps": {"n_envs", "n_groups"},
+}
 
 
 class GroupedAlgorithm(SlottedAlgorithm):
@@ -179,6 +184,21 @@ class GroupedAlgorithm(SlottedAlgorithm):
             self._derived["normalize_advantage"] = self.normalize_advantage
         elif isinstance(self.normalize_advantage, bool):  # PPO's way to say it
             self.normalize_advantage = "group" if self.normalize_advantage else "none"
+        if self.group_size is None:
+            compares = self.normalize_advantage == "group" or self.options.multitask.grouping != "seed"
+            n_envs = getattr(self, "n_envs", 1) * ranks.place().n
+            limit = time_limit(self.env) if self.env is not None else None
+            obstacle = self._obstacle_to_pairs()
+            self.group_size = default_group_size(
+                self.options.estimator, compares, obstacle, n_envs, steps_per_env(self.n_steps, n_envs), limit
+            )
+            self._derived["group_size"] = self.group_size
+
+    def _obstacle_to_pairs(self) -> str | None:
+        """The reason why members of a group of two or more cannot be paired; None: they can."""
+        if not self.options.groups.shared_noise:
+            return "shared_noise=False gives every member luck of its own"
+        return obstacle_to_pairs(2, self.options.multitask.grouping, self.env)
 
     def _setup_learn(self, *args: Any, **kwargs: Any) -> tuple[int, BaseCallback]:
         self._check_as_read()
@@ -233,6 +253,9 @@ class GroupedAlgorithm(SlottedAlgorithm):
         n_tasks = len(self.grouper.names) if self.grouper.by_task else 1
         n_objectives = len(rewards.objectives or {}) if rewards.normalization == "each" else 1
         estimator = self.options.estimator
+        if getattr(estimator, "paired", False) is None:
+            largest = max(members_at(self.group_size, progress) for progress in (1.0, 0.0))
+            estimator = replace(estimator, paired=largest > 1 and self._obstacle_to_pairs() is None)
         build = getattr(estimator, "build", None)
         self.estimator = estimator if build is None else build(self.policy.features_dim, n_tasks, n_objectives)
         if isinstance(self.estimator, th.nn.Module):

@@ -112,7 +112,7 @@ class GRPO(ResumableAlgorithm):
         seed: int | None = None,
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
-        group_size: int | Schedule = 8,
+        group_size: int | Schedule | None = None,
         n_groups: int | None = None,
         group_kwargs: dict[str, Any] | None = None,
         advantage: Any = "state",
@@ -200,6 +200,7 @@ class GRPO(ResumableAlgorithm):
         self._steps_dropped += rollout_buffer.n_idle + rollout_buffer.n_lost
         self.slots.note_starts(rollout)
         rollout = rollout._replace(seed_group=ranks.dealt(rollout.seed_group), max_length=ranks.largest(rollout.max_length))
+        self._note_few_starts(rollout)
         self._prepared = rollout, self._prepare(rollout)
         return True
 
@@ -256,6 +257,9 @@ class GRPO(ResumableAlgorithm):
         troubles = self.interruptions, self.slots.start_mismatches, getattr(self.env, "n_lost", 0)
         counts = log.Counts(self._steps_trained, self._steps_dropped, buffer.n_kept, *troubles, buffer.age)
         self.last_figures = log.of_episodes(self.ep_info_buffer, self.ep_success_buffer)
+        n_starts = self.last_figures.get("rollout/n_starts")
+        if n_starts is not None:
+            self.logger.record("rollout/n_starts", n_starts)
         self._log(log.of_rollout(prepared.rollout, prepared.estimate, prepared.has_signal, counts))
         parts = log.of_parts(prepared.rollout, self.options.multitask.names, list(self.options.rewards.objectives or {}))
         self._log({**parts, **prepared.figures})

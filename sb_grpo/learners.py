@@ -109,7 +109,7 @@ def seen_by_all(before: list[dict[str, Any]], now: deque[dict[str, Any]], steps:
     :param steps: that were taken here
     """
     known = {id(episode) for episode in before}
-    own = [{"r": float(e["r"]), "l": int(e["l"])} for e in now if id(e) not in known]
+    own = [{"r": float(e["r"]), "l": int(e["l"]), "group": e.get("group")} for e in now if id(e) not in known]
     parts = ranks.gathered((own, steps))
     return deque([*before, *(episode for part, _ in parts for episode in part)], now.maxlen), sum(n for _, n in parts)
 

@@ -118,7 +118,7 @@ RANGES: dict[str, dict[str, Rule]] = {
         "seed": integer(0, 2**32 - 1, none=True),
         "device": Rule("must be a device that there is: 'auto', 'cpu', 'cuda', ...", _is_device),
         "_init_setup_model": FLAG,
-        "group_size": integer(1, 100_000, "8 is usual", scheduled=True),
+        "group_size": integer(1, 100_000, "None (derived), or 1 to 8, is usual", none=True, scheduled=True),
         "n_groups": integer(1, 100_000, none=True),
         "kl_coef": number(0, 1e6, "0 to 0.1 is usual"),
         "compile": one_of(False, True, "reduce-overhead"),
@@ -156,8 +156,8 @@ RANGES: dict[str, dict[str, Rule]] = {
         "folds": integer(1, 1000, "4 is usual"),
         "hold_idle": FLAG,
         "paired": Rule(
-            "must be True (the share of luck is fitted), False, or a number in [0, 1] in place of the fitted share",
-            lambda x: FLAG.fine(x) or number(0, 1).fine(x),
+            "must be True (the share of luck is fitted), False, a number in [0, 1] in place of the fitted share, or None",
+            lambda x: x is None or FLAG.fine(x) or number(0, 1).fine(x),
         ),
     },
     "multitask": {

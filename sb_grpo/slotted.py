@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb_grpo import figures as log
 from sb_grpo import learners, ranks
-from sb_grpo.arguments import check_early_reset, check_members, check_rollout_size, members_at
+from sb_grpo.arguments import check_early_reset, check_members, check_rollout_size, members_at, warn_of_few_starts
 from sb_grpo.collect.beside import Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Wanted, make_columns
@@ -23,7 +23,7 @@ from sb_grpo.collect.interruption import give_up, warn_of_interruption
 from sb_grpo.collect.masks import source_of
 from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan
 from sb_grpo.collect.simulators import make_slots
-from sb_grpo.collect.slots import Slots
+from sb_grpo.collect.slots import GroupSlots, Slots
 from sb_grpo.envs.hold import reset_is_over, resetting
 from sb_grpo.envs.installing import time_limit
 from sb_grpo.extras.exploration import Bonus
@@ -75,7 +75,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         self.slots: Slots | None = None
         #: Where action masks come from (sb_grpo.collect.masks); None: there are none.
         self.mask_source: str | None = None
-        self._warned_of_masks = False
+        self._warned_of_masks = self._warned_of_few_starts = False
         self._time_limit: int | None = None
         self._prepared: tuple[Rollout, Prepared] | None = None
         self._derived: dict[str, Any] = {}  # defaults that followed from other arguments
@@ -174,6 +174,21 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         reset_is_over(self.env)  # which SB3 has just made; what callbacks do is their own
         return super()._init_callback(learners.own_callbacks(callback), progress_bar and ranks.place().rank == 0)
+
+    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
+        """Collect episode statistics as SB3 does, with each episode's group, so that different starts can be counted."""
+        if dones is not None and dones.any() and isinstance(self.slots, GroupSlots):
+            groups = ranks.dealt(self.slots.job // self.slots.group_size).tolist()
+            infos = [
+                {**info, "episode": {**info["episode"], "group": group}} if "episode" in info else info
+                for info, group in zip(infos, groups, strict=True)
+            ]
+        super()._update_info_buffer(infos, dones)
+
+    def _note_few_starts(self, rollout: Rollout) -> None:
+        """Warn once where a rollout shows few different starts."""
+        if not self._warned_of_few_starts:
+            self._warned_of_few_starts = warn_of_few_starts(self._arguments(), rollout, self.steps_per_env)
 
     def _share_what_was_seen(self, steps_before: int, episodes_before: list[dict[str, Any]]) -> None:
         """A rollout has ended, or was given up by all: number of steps, running statistics and episodes of all learners.

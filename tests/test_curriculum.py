@@ -16,12 +16,13 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.callbacks import CurriculumCallback
+from sb_grpo.callbacks.curriculum import StartWindow
 from sb_grpo.envs.goal_car import TensorGoalCar, goal_position
 from sb_grpo.envs.native import make_tensor_env
 from tests.helpers import ProbeEnv
 from tests.test_grpo import record
 
-SMALL = dict(n_steps=64, batch_size=32, n_epochs=1, group_size=2, seed=0, device="cpu")
+SMALL = dict(n_steps=64, batch_size=32, n_epochs=1, group_size=1, seed=0, device="cpu")
 
 
 class Ladder(gym.Env):
@@ -79,12 +80,24 @@ def test_worked_out_rates():
         restart_groups=lambda: None,
         get_env=lambda: SimpleNamespace(env_method=lambda *_: None),
     )
-    for successes, level in ((9, 1), (3, 1), (7, 1), (8, 2), (3, 2), (2, 1), (2, 0), (0, 0)):
-        callback._successes.extend([True] * successes + [False] * (10 - successes))
-        if successes == 9:
-            callback._successes.pop()  # nine of nine so far: not enough episodes
+    rounds = enumerate(((9, 1), (3, 1), (7, 1), (8, 2), (3, 2), (2, 1), (2, 0), (0, 0)))
+    for number, (successes, level) in rounds:
+        for start in range(9 if successes == 9 else 10):  # nine of nine so far: not enough starts
+            callback._successes.add(10 * number + start, start < successes)
         callback._on_rollout_end()
         assert callback.level == level, successes
+
+
+def test_members_of_a_group_are_one_start():
+    """Four lucky members of one group do not outvote three starts that failed: (1 + 0 + 0 + 0) / 4."""
+    window = StartWindow(4)
+    for group, success in [(0, True)] * 4 + [(1, False), (2, False), (3, False)]:
+        window.add(group, success)
+    assert len(window) == 4 and window.rate == 0.25
+    window.add(4, True)  # the oldest start leaves
+    assert list(window.by_start) == [1, 2, 3, 4] and window.rate == 0.25
+    window.add(4, False)
+    assert window.rate == 0.125
 
 
 @pytest.mark.parametrize("advantage", ["outcome", "state"])
@@ -99,7 +112,7 @@ def test_no_group_mixes_difficulties(advantage, n_steps):
 
     venv = make_vec_env(lambda: Ladder(length=5), 3)
     model = Recording("MlpPolicy", venv, advantage=advantage, **{**SMALL, "n_steps": n_steps, "group_size": 4})
-    model.learn(3 * n_steps * 6, callback=CurriculumCallback([0, 1, 2, 3], window=10))
+    model.learn(3 * n_steps * 6, callback=CurriculumCallback([0, 1, 2, 3], window=3))
     levels = set()
     for rollout in seen:
         group = rollout.group[rollout.episode]
@@ -197,7 +210,7 @@ def test_a_difficulty_out_of_range(difficulty):
     ("kwargs", "says"),
     [
         (dict(levels=[]), r"levels=\[\] is empty"),
-        (dict(window=0), "window=0 must be at least 1 episode"),
+        (dict(window=0), "window=0 must be at least 1 start"),
         (dict(promote_above=1.2), r"promote_above=1.2 must lie in \[0, 1\]"),
         (dict(promote_above=float("nan")), "promote_above=nan must lie"),
         (dict(demote_below=0.8), r"demote_below=0.8 must lie in \[0, promote_above=0.8\)"),

@@ -79,6 +79,7 @@ PAST = dict(advantage_kwargs=dict(folds=1))  # cross-fitting would see the turn 
 #: By rule: what breaks it, and what does not: env, settings, rollouts.
 CASES = {
     "start_mismatch": ((lambda: target(seeded=False), {}, 2), (target, {}, 2)),
+    "few_groups": ((target, dict(group_size=64), 4), (target, dict(group_size=1), 4)),
     "dead_groups": ((lambda: probe("constant"), OUTCOME, 4), (lambda: probe("action"), OUTCOME, 4)),
     "advantage_spread": ((lambda: target(scale=1e3), RAW, 4), (lambda: target(scale=1e3), {}, 4)),
     "grad_norm": ((lambda: target(scale=1e3), RAW, 4), (lambda: target(scale=1e3), {}, 4)),
@@ -170,7 +171,7 @@ def test_it_is_logged_and_reported(capsys):
     assert [d.get("health/n_broken") for d in dumps] == [None, 0, 0, 1, 1]
     assert all("health/kl" not in d for d in dumps)  # there was no update to look at
     out = capsys.readouterr().out
-    assert "Health after 1280 steps: 1 of 11 rules broken" in out
+    assert "Health after 1280 steps: 1 of 12 rules broken" in out
     assert "dead_groups          BROKEN   group/frac_zero_std 1 to 1, bad in 5 of 5 rollouts" in out
     assert "kl                   -        train/approx_kl was not logged" in out
 

@@ -78,7 +78,7 @@ def test_the_space_is_widened_to_hold_the_entry(env_id, changes):
 def test_widening_by_kind():
     start = {"group_size": 64, "clip_range": 0.57, "net": ENTRY, "learning_rate": 0.0, "n_groups": None, "log2_batch_size": 4}
     space, kept, said = widened(start)
-    assert space["group_size"] == CategoricalDistribution((4, 8, 16, 32, 64)) and ENTRY in space["net"].choices
+    assert space["group_size"] == CategoricalDistribution((1, 2, 4, 8, 16, 32, 64)) and ENTRY in space["net"].choices
     assert space["clip_range"] == FloatDistribution(0.1, 0.6, step=0.05) and kept["clip_range"] == 0.55  # the nearest
     assert space["log2_batch_size"] == IntDistribution(4, 9) and "n_groups" not in kept
     assert "learning_rate" not in kept and "learning_rate 0.0 is none that can be searched" in str(said)

@@ -23,7 +23,7 @@ from sb_grpo.envs.valid_actions import ValidActions
 from .checking import probes
 from .checking.episodes import Episode, play_groups
 from .checking.findings import BROKEN, LOOK, Finding
-from .checking.trial import check_training, fitting_policy
+from .checking.trial import acting, check_training, fitting_policy
 from .common.command_line import BadInput, Parser, Settings, check_seed, default_threads, known_env, one_line, run
 from .common.yaml_files import HYPERPARAMS, read_sections
 from .training.checks import check_settings
@@ -152,15 +152,24 @@ def check(it: Subject, seconds: float, say: Callable[[Finding], object]) -> list
     seeded = note("seeded resets", lambda: probes.check_seeds(groups))
     if seeded:  # else they are no groups, and the rest follows
         note("determinism", lambda: probes.check_determinism(env, other, groups))
-        note("luck", lambda: probes.check_alignment(it.make, speed, seconds / 4))
     note("reward", lambda: probes.check_rewards(episodes))
     sound &= note("time limit", lambda: probes.check_time_limit(env, episodes))
     note("group spread", lambda: probes.check_spread(groups))
-    if seconds > 0 and sound:
-        note("training", lambda: check_training(_silently(lambda: it.model(env)), seconds))
+    models: list[BaseAlgorithm] = []
+    note("training", lambda: _trained(it, env, seconds if sound else 0.0, models))
+    if seeded:  # after the training, as random actions may drown the luck
+        note("luck", lambda: probes.check_alignment(it.make, speed, seconds / 4, acting(models)))
     for one in envs:
         one.close()
     return found
+
+
+def _trained(it: Subject, env: gym.Env[Any, Any], seconds: float, models: list[BaseAlgorithm]) -> list[Finding]:
+    """Findings of a training, whose model is appended to ``models``; none with 0 seconds."""
+    if seconds == 0:
+        return []
+    models.append(_silently(lambda: it.model(env)))
+    return check_training(models[0], seconds)
 
 
 def _silently(make: Callable[[], BaseAlgorithm]) -> BaseAlgorithm:

@@ -109,7 +109,7 @@ class OfFunction:
 
     uses_values: ClassVar[bool] = False
     whole_episodes: ClassVar[bool] = True
-    needs_peers: ClassVar[bool] = False
+    needs_peers: ClassVar[bool | None] = None  # a function does not say
 
     def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Any = None, objective: int = 0) -> Estimate:
         return Estimate(self.function(rollout, options, **self.kwargs))

@@ -36,7 +36,8 @@ class StateSettings:
         and the past (cross-fitting: Chernozhukov et al., 2018, section 3). 1: to the past alone, as in rollouts of more than
         ``fit_rows`` steps, where it is a smaller share that the newest one adds
     :param paired: take out of each residual the luck that the other members of its same-seed group had at the same step
-        (:class:`~sb_grpo.baselines.paired.Pairing`): True with a fitted coefficient, or that coefficient, in [0, 1]
+        (:class:`~sb_grpo.baselines.paired.Pairing`): True with a fitted coefficient, or that coefficient, in [0, 1].
+        None: True where groups have two members or more that share their luck
     :param hold_idle: let advantages be 0 where all that is left in them is errors of the fit: every step so far has paid the
         same, no episode has ended by itself, and the values have come near the level that this leads to
         (:class:`~sb_grpo.baselines.idle.Idle`). Not the default, because in tasks that pay only at a distant goal the policy
@@ -56,7 +57,7 @@ class StateSettings:
     fit_rows: int = 4096
     least_rows: int = 256
     folds: int = 4
-    paired: bool | float = False
+    paired: bool | float | None = None
     hold_idle: bool = False
 
     def __post_init__(self) -> None:

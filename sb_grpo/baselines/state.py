@@ -74,7 +74,9 @@ class StateBaseline(nn.Module):
         self._past: deque[tuple[th.Tensor, th.Tensor]] = deque(maxlen=REFITTED)
         self._fits = 0
         self.idle = Idle() if s.hold_idle else None
-        self.pairing = None if s.paired is False else Pairing(None if s.paired is True else float(s.paired))
+        self.pairing = None
+        if s.paired is not None and s.paired is not False:
+            self.pairing = Pairing(None if s.paired is True else float(s.paired))
 
     def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
         """Advantages of a rollout, and what there is to log of them; see :meth:`advantages`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-from collections import deque
 from collections.abc import Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, cast
@@ -17,6 +16,7 @@ from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.envs.tensor_env import TensorVecEnv
 
 if TYPE_CHECKING:
+    from sb_grpo.collect.slots import GroupSlots
     from sb_grpo.grpo import GRPO
 
 
@@ -31,7 +31,8 @@ class CurriculumCallback(BaseCallback):
     :param levels: values for the method, from easy to hard; a number range is ``np.linspace(0.0, 1.0, 11)``
     :param success: what counts as one: ``"is_success"`` (host envs: ``info["is_success"]`` at the end of the episode),
         ``"terminated"`` (the env ended it, not the time limit: for tasks with a goal), or a number: the least return
-    :param window: finished episodes that the success rate is taken over; it starts empty on every level
+    :param window: different starts (groups) that the success rate is taken over, as members of a group share their luck; the
+        window starts empty on every level
     :param promote_above: success rate, in [0, 1], from which the next level is taken
     :param demote_below: success rate, in [0, promote_above), at or below which the level before is taken; None: never
     :param method: of the envs; a setter that takes effect at the next reset at the latest
@@ -59,14 +60,14 @@ class CurriculumCallback(BaseCallback):
         self._check_arguments()
         self.level = start or 0
         self.moves: list[tuple[int, int]] = []  #: env steps and level of every move
-        self._successes: deque[bool] = deque(maxlen=window)
-        self._of_rollout: list[bool] = []  #: of this learner, not counted yet
+        self._successes = StartWindow(window)
+        self._of_rollout: list[tuple[int, bool]] = []  #: group and success of this learner's episodes, not counted yet
 
     def _check_arguments(self) -> None:
         if not self.levels:
             raise ValueError("levels=[] is empty: pass the values of the difficulty from easy to hard.")
         if self.window < 1:
-            raise ValueError(f"window={self.window} must be at least 1 episode.")
+            raise ValueError(f"window={self.window} must be at least 1 start.")
         if not 0.0 <= self.promote_above <= 1.0:
             raise ValueError(f"promote_above={self.promote_above} must lie in [0, 1]: it is a success rate.")
         if self.demote_below is not None and not 0.0 <= self.demote_below < self.promote_above:
@@ -117,34 +118,37 @@ class CurriculumCallback(BaseCallback):
     def _on_step(self) -> bool:
         if not isinstance(self.training_env, TensorVecEnv):
             dones, infos = self.locals["dones"], self.locals["infos"]
-            self._of_rollout.extend(self._succeeded(infos[slot]) for slot in np.flatnonzero(dones).tolist())
+            slots = cast("GroupSlots", cast("GRPO", self.model).slots)
+            for slot in np.flatnonzero(dones).tolist():
+                group = ranks.dealt(int(slots.job[slot]) // slots.group_size)
+                self._of_rollout.append((group, self._succeeded(infos[slot])))
         return True
 
     def _on_rollout_end(self) -> None:
         buffer = cast("GRPO", self.model).rollout_buffer
         if isinstance(buffer, TensorRolloutBuffer):
-            self._of_rollout.extend(device_successes(buffer, self.success))
+            self._of_rollout.extend(device_successes(buffer, self.success, cast("GRPO", self.model).members))
         self._count()
         self.logger.record("curriculum/level", self.level)
         if isinstance(self.levels[self.level], numbers.Real):
             self.logger.record("curriculum/value", float(self.levels[self.level]))
-        if not self._successes:
+        if len(self._successes) == 0:
             return
-        rate = sum(self._successes) / len(self._successes)
+        rate = self._successes.rate
         self.logger.record("curriculum/success_rate", rate)
         if len(self._successes) == self.window:
             self._move(rate)
 
     def state_dict(self) -> dict[str, Any]:
         """Level, moves, and the episodes that the success rate is taken over."""
-        return {"level": self.level, "moves": self.moves, "successes": self._successes}
+        return {"level": self.level, "moves": self.moves, "successes": list(self._successes.by_start.items())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with another one's level."""
         self._check_level(state["level"], "The level of the run")
         self._set_level(state["level"])
         self.moves = state["moves"]
-        self._successes.extend(state["successes"])
+        self._successes.by_start.update((group, tuple(counts)) for group, counts in state["successes"])
 
     # ---------------------------------------------------------------- levels
 
@@ -161,7 +165,10 @@ class CurriculumCallback(BaseCallback):
     def _count(self) -> None:
         """Successes of a rollout; of several learners all of them, so that these stay on one level."""
         of_all = zip_longest(*ranks.gathered(self._of_rollout))  # side by side: none is the newest by its rank
-        self._successes.extend(success for found in of_all for success in found if success is not None)
+        for found in of_all:
+            for episode in found:
+                if episode is not None:
+                    self._successes.add(*episode)
         self._of_rollout = []
 
     def _set_level(self, level: int) -> None:
@@ -194,12 +201,42 @@ class CurriculumCallback(BaseCallback):
         return bool(info["episode"]["r"] >= float(self.success))
 
 
-def device_successes(buffer: TensorRolloutBuffer, success: str | float) -> list[bool]:
-    """Whether the episodes that ended in a rollout of tensor envs were successes, oldest first; one transfer.
+class StartWindow:
+    """Success rate over the last different starts; members of one group count as one start.
+
+    :param size: number of starts
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.by_start: dict[int, tuple[int, int]] = {}  #: group -> successes and episodes, oldest first
+
+    def __len__(self) -> int:
+        return len(self.by_start)
+
+    def add(self, group: int, success: bool) -> None:
+        """Count an episode."""
+        successes, episodes = self.by_start.get(group, (0, 0))
+        self.by_start[group] = successes + success, episodes + 1
+        if len(self.by_start) > self.size:
+            del self.by_start[next(iter(self.by_start))]
+
+    def clear(self) -> None:
+        """Forget all starts."""
+        self.by_start.clear()
+
+    @property
+    def rate(self) -> float:
+        """Mean of the starts' shares of successes."""
+        return sum(successes / episodes for successes, episodes in self.by_start.values()) / len(self.by_start)
+
+
+def device_successes(buffer: TensorRolloutBuffer, success: str | float, group_size: int) -> list[tuple[int, bool]]:
+    """Group and success of the episodes that ended in a rollout of tensor envs, oldest first; one transfer.
 
     :param success: ``"terminated"`` or a least return
     """
     ends = buffer.flat("ends")
     good = ends == 1 if success == "terminated" else buffer.flat("finished_return") >= float(success)
-    result: list[bool] = good[ends > 0].tolist()
-    return result
+    groups = ranks.dealt(buffer.flat("jobs")[ends > 0] // group_size)
+    return list(zip(groups.tolist(), good[ends > 0].tolist(), strict=True))

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sb_grpo.arguments import FEW_STARTS
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -74,6 +76,14 @@ RULES: tuple[Rule, ...] = (
         "Above one half most of what was collected is thrown away; where returns have grown, a solved task looks the same.",
         high=0.5,
         excused_by="group/baseline",
+    ),
+    Rule(
+        "few_groups",
+        "group/n_starts",
+        "A rollout shows only {value:.0f} different starts, so the policy learns their luck: lower group_size (None derives "
+        "one), or raise n_envs or n_steps (n_groups where that is set).",
+        "A mean over fewer than 8 starts says more of their luck than of the policy.",
+        low=FEW_STARTS,
     ),
     Rule(
         "advantage_spread",

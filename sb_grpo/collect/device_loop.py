@@ -9,6 +9,7 @@ from typing import Any
 import torch as th
 from gymnasium import spaces
 
+from sb_grpo import ranks
 from sb_grpo.collect.columns import Column
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.collect.interruption import check_hopeless
@@ -229,10 +230,12 @@ def check_tasks(buffer: TensorRolloutBuffer, names: tuple[str, ...]) -> None:
         )
 
 
-def record_episodes(ep_info_buffer: deque[dict[str, Any]] | None, buffer: TensorRolloutBuffer) -> None:
-    """Hand returns and lengths of the episodes that ended to SB3's statistics, in one transfer."""
+def record_episodes(ep_info_buffer: deque[dict[str, Any]] | None, buffer: TensorRolloutBuffer, group_size: int) -> None:
+    """Hand return, length and group of the episodes that ended to SB3's statistics, in one transfer."""
     assert ep_info_buffer is not None and ep_info_buffer.maxlen is not None
     steps = buffer.steps
     ended = (steps["ends"][: buffer.pos] > 0).nonzero()[-ep_info_buffer.maxlen :].unbind(1)
-    returns, lengths = steps["finished_return"][ended].tolist(), (steps["t"][ended] + 1).tolist()
-    ep_info_buffer.extend({"r": r, "l": length} for r, length in zip(returns, lengths, strict=True))
+    returns = steps["finished_return"][ended].tolist()
+    lengths = (steps["t"][ended] + 1).tolist()
+    groups = ranks.dealt(steps["jobs"][ended] // group_size).tolist()
+    ep_info_buffer.extend({"r": r, "l": n, "group": group} for r, n, group in zip(returns, lengths, groups, strict=True))

@@ -58,7 +58,7 @@ def collecting(
             env, actor, buffer, columns, plan, slots, source.stepper, source.autocast, lambda: start_over()[0]
         )
         check_tasks(buffer, tuple(source.task_names))
-        record_episodes(episodes, buffer)
+        record_episodes(episodes, buffer, plan.group_size)
         return
     assert isinstance(slots, GroupSlots)
     with unspoilt(source.vec_normalize), naming_the_dead(env):

@@ -27,6 +27,8 @@ _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
 _PARTS = 64
 #: Seeds whose episodes are played again.
 _REPLAYS = 5
+#: Discount of returns to go.
+GAMMA = 0.99
 
 REMEDIES = {
     "in step": "nothing to mend",
@@ -47,6 +49,7 @@ class Alignment(NamedTuple):
     correlation: np.ndarray  #: of one member's centred reward at t with the other's at t + lag, by lag
     standard_error: np.ndarray  #: of those, over seeds
     common_share: float  #: share of the reward variance that is common at lag 0
+    common_return: float  #: the same for discounted returns to go: luck may reach rewards only steps later
     thirds: tuple[float, float, float]  #: the same in the first, middle and last third of what both members lived through
     starts_equal: bool  #: equal seeds gave equal first observations, each time
     replays: bool  #: equal seeds and equal actions gave equal rewards, each time
@@ -258,7 +261,11 @@ def _judge(
     now = int(np.flatnonzero(lags == 0)[0])
     peak = int(np.argmax(correlation))
     shifted = correlation[peak] - correlation[now] > _Z * np.hypot(error[peak], error[now])
-    shared = correlation[now] > _Z * error[now] or thirds[0] > _Z * thirds_error[0]
+    to_go = returns_to_go(residuals)
+    in_returns, returns_error = correlate(to_go[:, 0], to_go[:, 1])
+    shared = (
+        correlation[now] > _Z * error[now] or thirds[0] > _Z * thirds_error[0] or in_returns > _Z * returns_error > 0.0
+    )
     if shifted and correlation[peak] > _Z * error[peak]:
         verdict = f"out of step by {abs(int(lags[peak]))}"
     elif not (replays and starts_equal):
@@ -275,13 +282,33 @@ def _judge(
         verdict = "in step"
     share, by_third = float(correlation[now]), (float(thirds[0]), float(thirds[1]), float(thirds[2]))
     return Alignment(
-        *(lags, correlation, error, share, by_third, starts_equal, replays, seeds_matter, generator_alike, verdict),
-        sentence=_sentence(verdict, starts_equal, share, by_third, generator_alike),
+        *(lags, correlation, error, share, in_returns, by_third),
+        *(starts_equal, replays, seeds_matter, generator_alike, verdict),
+        sentence=_sentence(verdict, starts_equal, share, in_returns, by_third, generator_alike),
     )
 
 
+def returns_to_go(residuals: np.ndarray) -> np.ndarray:
+    """Discounted sums of the rewards from each step on.
+
+    :param residuals: ``[..., steps]`` rewards, NaN after an episode's end
+    :return: the same shape, NaN at the same places
+    """
+    sums = np.zeros_like(residuals)
+    after = np.zeros(residuals.shape[:-1])
+    for t in range(residuals.shape[-1] - 1, -1, -1):
+        after = np.nan_to_num(residuals[..., t]) + GAMMA * after
+        sums[..., t] = after
+    return np.where(np.isnan(residuals), np.nan, sums)
+
+
 def _sentence(
-    verdict: str, starts_equal: bool, share: float, thirds: tuple[float, float, float], generator_alike: float | None
+    verdict: str,
+    starts_equal: bool,
+    share: float,
+    in_returns: float,
+    thirds: tuple[float, float, float],
+    generator_alike: float | None,
 ) -> str:
     by_third = ", ".join(f"{100 * third:.0f}" for third in thirds)
     generator = "rest after reset" if generator_alike is None else f"agree after {100 * generator_alike:.0f} % of the steps"
@@ -289,5 +316,6 @@ def _sentence(
     proof = f"equal seeds gave unequal {unequal}, " if verdict == "ignores its seed" else ""
     return (
         f"{verdict.capitalize()}: {proof}{100 * share:.0f} % of the reward variance is common at the same step "
-        f"({by_third} % by thirds of an episode), its generators {generator}; {REMEDIES[verdict.partition(' by ')[0]]}."
+        f"({by_third} % by thirds of an episode), and {100 * in_returns:.0f} % of that of returns to go, its generators "
+        f"{generator}; {REMEDIES[verdict.partition(' by ')[0]]}."
     )

@@ -30,13 +30,14 @@ from tests.test_simulator_groups import Together, Unseeded
 
 SMALL: dict[str, Any] = dict(n_steps=64, batch_size=64, n_epochs=2, group_size=2)
 TINY = dict(net_arch=[8])
+GROUPS_OF_8: dict[str, Any] = dict(group_size=8, advantage_kwargs=dict(paired=False))
 
 
 def train(env: Any, steps: int, *, policy: Any = "MlpPolicy", callback: BaseCallback | None = None, **settings: Any) -> GRPO:
     """A model trained with small settings, unless given others; the state baseline is fitted to every rollout by itself."""
     settings = {**SMALL, "policy_kwargs": TINY, **settings}
     if "advantage" not in settings:
-        settings["advantage_kwargs"] = dict(least_rows=1) | settings.get("advantage_kwargs", {})
+        settings["advantage_kwargs"] = dict(least_rows=1, paired=False) | settings.get("advantage_kwargs", {})
     return GRPO(policy, env, seed=0, device="cpu", **settings).learn(steps, callback=callback)
 
 
@@ -88,7 +89,7 @@ GOALS = {"win": 1.0, "cost": 1e-3}
 
 #: Name -> function that trains a model.
 CONFIGURATIONS: dict[str, Callable[[], GRPO]] = {
-    "defaults": lambda: GRPO("MlpPolicy", host("CartPole-v1", 4), seed=0, device="cpu").learn(4096),
+    "defaults": lambda: GRPO("MlpPolicy", host("CartPole-v1", 4), **GROUPS_OF_8, seed=0, device="cpu").learn(4096),
     "outcome": lambda: train(host("CartPole-v1"), 512, advantage="outcome"),
     "outcome_leave_one_out": lambda: train(
         host("CartPole-v1"), 512, advantage="outcome", advantage_kwargs=dict(baseline="leave_one_out")
@@ -154,7 +155,9 @@ CONFIGURATIONS: dict[str, Callable[[], GRPO]] = {
         host("CausalIntervention-v0", env_kwargs=dict(n_variables=3)), 256, policy=InterventionPolicy, policy_kwargs=None
     ),
     "tensor": lambda: train(make_tensor_env("CartPole-v1", 4), 1024),
-    "tensor_defaults": lambda: GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 16), seed=0, device="cpu").learn(4096),
+    "tensor_defaults": lambda: GRPO(
+        "MlpPolicy", make_tensor_env("CartPole-v1", 16), **GROUPS_OF_8, seed=0, device="cpu"
+    ).learn(4096),
     "tensor_step": lambda: train(make_tensor_env("CartPole-v1", 4), 1024, advantage="step"),
     "tensor_gsde": lambda: train(make_tensor_env("Pendulum-v1", 4), 1024, use_sde=True),
     "tensor_tasks": lambda: train(

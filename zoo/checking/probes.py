@@ -102,20 +102,28 @@ def check_determinism(env: gym.Env[Any, Any], other: gym.Env[Any, Any], groups: 
     return [Finding(FINE, "determinism", f"{len(groups)} episodes came out the same, also in a new instance")]
 
 
-def check_alignment(make: Callable[[], gym.Env[Any, Any]], steps_per_second: float, seconds: float) -> list[Finding]:
+def check_alignment(
+    make: Callable[[], gym.Env[Any, Any]],
+    steps_per_second: float,
+    seconds: float,
+    policy: Callable[[Any], Any] | None = None,
+) -> list[Finding]:
     """Whether members of a group live through the same luck at the same step.
 
     :param steps_per_second: of the env
     :param seconds: to spend
+    :param policy: a trained one, from an observation to an action: random actions may drown the luck
     """
     pairs = int(np.clip(seconds * steps_per_second / (2 * PAIR_STEPS), 5, PAIRS))
-    found = noise_alignment(make, n_seeds=pairs, n_steps=PAIR_STEPS)
+    found = noise_alignment(make, n_seeds=pairs, n_steps=PAIR_STEPS, policy=policy)
     if not found.seeds_matter:
         return [Finding(FINE, "luck", f"deterministic: {REMEDIES['deterministic']}")]
     verdict = found.verdict.partition(" by ")[0]
     level = ALIGNMENT.get(verdict, FINE)
+    who = "random actions" if policy is None else "the policy trained above"
+    measured, _, remedy = found.sentence.rpartition("; ")
     advice = REMEDIES[verdict] if level != FINE else ""
-    return [Finding(level, "luck", found.sentence.rpartition("; ")[0] + f" ({pairs} pairs)", advice)]
+    return [Finding(level, "luck", f"{measured}; {remedy} ({pairs} pairs, {who})" if not advice else measured, advice)]
 
 
 def check_rewards(episodes: Sequence[Episode]) -> list[Finding]:

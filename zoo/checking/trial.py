@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
@@ -84,3 +85,25 @@ def _progress(returns: Sequence[float], done: str) -> Finding:
     if last.mean() - first.mean() > _Z * np.hypot(first.std(ddof=1), last.std(ddof=1)) / np.sqrt(n):
         return Finding(FINE, "training", f"learns: {says}")
     return Finding(FINE, "training", f"runs, no rise yet, which proves nothing after so short a time: {says}")
+
+
+def acting(models: Sequence[BaseAlgorithm]) -> Callable[[Any], Any] | None:
+    """Function from an observation of the env to an action of a trained policy, with its noise.
+
+    :param models: the one that was trained on the env, perhaps under VecNormalize; empty: none was
+    :return: None where there is no policy, or it needs more than the env's own observation (stacked frames, masks, a memory)
+    """
+    if not models:
+        return None
+    model = models[0]
+    normalized = model.get_vec_normalize_env()
+    env = model.get_env()
+    stacked = env is None or env.observation_space != env.get_attr("observation_space")[0]
+    if stacked or getattr(model, "mask_source", None) is not None or getattr(model.policy, "memory", None) is not None:
+        return None
+
+    def act(obs: Any) -> Any:
+        seen = obs if normalized is None else normalized.normalize_obs(obs)
+        return model.predict(seen, deterministic=False)[0]
+
+    return act

@@ -23,7 +23,8 @@ SCHEDULES = {"constant": "{}", "linear": "lin_{}", "cosine": "cos_{}"}
 #: The smallest rollout is as large as the largest minibatch, so that no minibatch is larger than its rollout.
 GRPO_SPACE: dict[str, BaseDistribution] = {
     "advantage": CategoricalDistribution(("state", "step", "outcome", "process")),
-    "group_size": CategoricalDistribution((4, 8, 16, 32)),
+    "group_size": CategoricalDistribution((1, 2, 4, 8, 16, 32)),  # 1 becomes 2 where members are compared or paired
+    "paired": CategoricalDistribution((False, True)),
     "n_groups": CategoricalDistribution((1, 2, 4, 8)),
     "log2_rollout": IntDistribution(9, 12),
     "log2_batch_size": IntDistribution(5, 9),
@@ -79,8 +80,17 @@ def grpo_space(
         return fixed.get(name, drawn.get(name))
 
     advantage = search("advantage")
-    for name in ("group_size", "normalize_advantage", "n_epochs", "ent_coef"):
+    for name in ("normalize_advantage", "n_epochs", "ent_coef"):
         search(name)
+    paired = False
+    if advantage == "state":
+        kwargs = search("advantage_kwargs", lambda: {**(base.get("advantage_kwargs") or {}), "paired": draw_from("paired")})
+        paired = (kwargs or {}).get("paired", False) is not False
+    elif base.get("advantage_kwargs"):
+        drawn["advantage_kwargs"] = None  # they belong to "state", and are refused elsewhere
+    normalize = fixed.get("normalize_advantage", drawn.get("normalize_advantage"))
+    fewest = 2 if paired or advantage != "state" or normalize == "group" else 1
+    search("group_size", lambda: max(draw_from("group_size"), fewest))
     search("learning_rate", lambda: _learning_rate(draw_from))
     search("gamma", lambda: rounded(1.0 - draw_from("one_minus_gamma")))
     rows = fixed["n_steps"] * base.get("n_envs", 1) if fixed.get("n_steps") else math.inf
@@ -90,8 +100,6 @@ def grpo_space(
         search("loss_kwargs", lambda: with_clip_range_high(base, rounded(low + draw_from("clip_range_extra"))))
     if advantage == "state":
         search("gae_lambda", lambda: rounded(1.0 - draw_from("one_minus_lambda")))
-    elif base.get("advantage_kwargs"):
-        drawn["advantage_kwargs"] = None  # they belong to "state", and are refused elsewhere
     if not fixed.keys() & {"n_steps", "n_groups"}:
         drawn.update(_rollout(draw_from, advantage, base.get("n_envs", 1), fixed.get("batch_size", 1)))
     if "policy_kwargs" not in fixed:

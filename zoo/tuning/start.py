@@ -26,7 +26,9 @@ def grpo_start(model: GRPO, base: dict[str, Any]) -> dict[str, Any]:
     low, high = FloatSchedule(model.clip_range)(1.0), model.options.loss.clip_range_high
     clip_high = low if high is None else FloatSchedule(high)(1.0)
     start = {name: getattr(model, name) for name in ("advantage", "group_size", "n_groups", "n_epochs", "normalize_advantage")}
+    paired = getattr(model.options.estimator, "paired", None)
     return start | {
+        "paired": None if paired is None else paired is not False,
         "log2_rollout": round(math.log2(model.steps_per_env * model.n_envs)),
         "log2_batch_size": round(math.log2(model.batch_size)),
         "learning_rate": float(numbers[0] if numbers else kind),
