@@ -54,7 +54,7 @@ def shared_tensor(policy: th.nn.Module, other: th.nn.Module) -> str | None:
     """Name of a parameter or buffer whose memory two modules share; None where they share nothing."""
 
     def memory(x: th.Tensor) -> int:
-        found: int = StorageWeakRef(x.untyped_storage()).cdata
+        found: int = StorageWeakRef(x.untyped_storage()).cdata  # type: ignore[no-untyped-call]
         return found
 
     theirs = {memory(x) for x in (*other.parameters(), *other.buffers())}
