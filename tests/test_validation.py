@@ -1,5 +1,6 @@
 """Bad input: a ValueError that names value, rule and remedy, before the first step."""
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -237,6 +238,23 @@ def test_a_policy_that_is_frozen_as_a_whole_is_named():
         model.learn(32)
     model.policy.action_net.requires_grad_(True)
     model.learn(32)
+
+
+@pytest.mark.parametrize(
+    "value", [None, "1000", -1, -0.5, math.nan, -math.inf, True, [64], {}, 10**400, 1j, th.zeros(2)], ids=repr
+)
+def test_a_number_of_steps_that_is_none_is_refused_before_anything_moves(value):
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=32, device="cpu")
+    with pytest.raises(ValueError, match=r"total_timesteps=.* must be a number in \[0, inf\]; pass the number of env steps"):
+        model.learn(value)
+    assert model.num_timesteps == 0 and model.slots is None
+
+
+@pytest.mark.parametrize(("value", "steps"), [(0, 0), (33.5, 64), (np.int64(64), 64), (th.tensor(32), 32), (math.inf, 40)])
+def test_a_number_of_steps_may_be_of_any_kind(value, steps):
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=32, device="cpu")
+    model.learn(value, callback=lambda *_: model.num_timesteps < 40 or value != math.inf)
+    assert model.num_timesteps == steps
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.5, True, "1"])
