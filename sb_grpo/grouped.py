@@ -38,6 +38,7 @@ from sb_grpo.maths.schedules import scaled
 from sb_grpo.moved import DEFAULTS_0_1, MOVED, modern
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, RoutedPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
+from sb_grpo.policies.weights import made_apart
 from sb_grpo.policy_arguments import check_memory, check_policy_kwargs, check_policy_name, check_routing
 from sb_grpo.profiles import arguments_of
 from sb_grpo.rules import steps_per_env
@@ -116,7 +117,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         check_memory(self.policy_class, self.policy_kwargs, self.options.update.sequence_length, whole, limit)
         check_policy_kwargs(self.policy_class, self.policy_kwargs)
         check_routing(self.policy_kwargs, self.options.multitask.names)
-        self.policy = self._make_policy()
+        self.policy = self._make_policy(self.policy_kwargs)
         self._maybe_recommend_cpu()
         self._find_masks()
         self._make_buffer()
@@ -290,9 +291,9 @@ class GroupedAlgorithm(SlottedAlgorithm):
         return self.ref_policy is None or started_elsewhere
 
     def _sync_reference(self) -> None:
-        """The reference policy becomes a frozen copy of the policy (gSDE's distribution object cannot be deep-copied)."""
+        """Make the reference policy a frozen copy of the policy. It is built anew, as gSDE's distribution cannot be copied."""
         if self.ref_policy is None:
-            self.ref_policy = self._make_policy()
+            self.ref_policy = made_apart(self.policy, self._make_policy, self.policy_kwargs)
             self.ref_policy.requires_grad_(False)
             self.ref_policy.set_training_mode(False)
             del self.ref_policy.optimizer
@@ -320,10 +321,10 @@ class GroupedAlgorithm(SlottedAlgorithm):
         if self.ref_policy is not None and not self._given_reference:  # the policy moves the KL, not its view of observations
             self.ref_policy.obs_normalizer.load_state_dict(self.policy.obs_normalizer.state_dict())
 
-    def _make_policy(self) -> ActorPolicy:
+    def _make_policy(self, kwargs: dict[str, Any]) -> ActorPolicy:
         policy_class: Any = self.policy_class
         policy: ActorPolicy = policy_class(
-            self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **self.policy_kwargs
+            self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **kwargs
         ).to(self.device)
         return policy
 

@@ -22,6 +22,7 @@ from sb_grpo.learn.losses import Loss, Objective
 from sb_grpo.learn.updater import UpdatePlan, Updater
 from sb_grpo.options import Multitask, Rewards
 from sb_grpo.policies import ActorPolicy
+from sb_grpo.policies.weights import check_apart
 from sb_grpo.preparing import Preparation, Prepared
 from sb_grpo.ranges import CHANGEABLE, RANGES
 from sb_grpo.resumable import ResumableAlgorithm
@@ -287,6 +288,8 @@ class GRPO(ResumableAlgorithm):
         due = loss.ref_sync_interval and self._n_rollouts % loss.ref_sync_interval == 0
         if self.kl_coef > 0 and (due or self._lacks_reference):
             self._sync_reference()
+        if self.kl_coef > 0 and self.ref_policy is not None:
+            check_apart(self.policy, self.ref_policy)
         rows_of_all = ranks.count(len(batch.advantages))
         if rows_of_all == 0:  # no group had a spread: nothing to learn from
             self.last_update = log.nothing_to_learn(self.last_figures)

@@ -24,7 +24,7 @@ from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.learn.known import Known
 from sb_grpo.normalization import put_running_state, running_state
-from sb_grpo.rules import check_values, integer
+from sb_grpo.rules import check_values, integer, number, plain
 from sb_grpo.run_files import RUN, check_facts, facts_of, logged, put_logged, read_run, run_to_bytes
 from sb_grpo.saving import lr_schedule_in, with_entries, write_zip
 from sb_grpo.state import attributes, put_attributes, put_random_state, put_state, random_state, state_of
@@ -42,8 +42,11 @@ LEARNERS = ("estimator", "grouper", "group_weighting", "bonus")
 
 #: What belongs to a running ``learn()``, as it is where none runs.
 OF_A_LOOP = {"_callback_in_use": None, "_own_loop": None, "rescue": None}
-#: Rollouts from one table to the next; None: none is logged.
-LOG_INTERVAL = integer(1, 1_000_000_000, "1 is usual", none=True)
+OF_LEARN = {
+    "total_timesteps": number(0, float("inf"), "pass the number of env steps, 100_000 for a first try"),
+    #: Rollouts from one table to the next; None: none is logged.
+    "log_interval": integer(1, 1_000_000_000, "1 is usual", none=True),
+}
 
 
 class ResumableAlgorithm(StoredAlgorithm):
@@ -255,9 +258,10 @@ class ResumableAlgorithm(StoredAlgorithm):
     ) -> SelfResumable:
         """As SB3's; a run that was loaded goes on where it stood, unless ``reset_num_timesteps``.
 
-        :raises ValueError: for a ``log_interval`` that is no number of rollouts
+        :raises ValueError: for ``total_timesteps`` or a ``log_interval`` that is no number, or out of range
         """
-        check_values("", {"log_interval": log_interval}, {"log_interval": LOG_INTERVAL})
+        total_timesteps = plain(total_timesteps)
+        check_values("", {"total_timesteps": total_timesteps, "log_interval": log_interval}, OF_LEARN)
         if reset_num_timesteps:
             self._to_resume = None
         total_timesteps, callback = self._setup_learn(

@@ -5,17 +5,20 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.save_util import json_to_data
 from torch import nn
+from torch.optim import Optimizer
 
 from sb_grpo import files
+from sb_grpo.learn.last_good import Snapshot
 from sb_grpo.maths import schedules  # noqa: F401  # their plain form: models of the zoo have them
 from sb_grpo.moved import MOVED
 from sb_grpo.plain import NotPlain, from_plain, to_plain
@@ -99,12 +102,13 @@ def fitting(saved: dict[str, Any] | None, built: dict[str, Any]) -> dict[str, An
     return {name: saved.get(name, entry) for name, entry in built.items()}
 
 
-def with_fitting_modules(saved: Mapping[str, Any], modules: Mapping[str, Any]) -> dict[str, Any]:
-    """Saved states, those of optional modules replaced where they do not fit: what they lack stays as built, except a
-    missing reference policy, which becomes the saved policy.
+def with_fitting_modules(saved: Mapping[str, Any], modules: Mapping[str, Any], given_reference: bool) -> dict[str, Any]:
+    """Replace saved states of optional modules that do not fit: such a module stays as it is, except a reference policy that
+    nobody named, which becomes the saved policy.
 
     :param saved: state by name, ``"policy"`` among them
     :param modules: optional modules by name; what is no module has no state
+    :param given_reference: the reference policy was named
     """
     states = {FORMER_NAMES.get(name, name): state for name, state in saved.items()}
     for name, module in modules.items():
@@ -113,7 +117,7 @@ def with_fitting_modules(saved: Mapping[str, Any], modules: Mapping[str, Any]) -
             continue
         state = fitting(states.get(name), module.state_dict())
         if state is None:
-            state = states["policy"] if name == "ref_policy" else module.state_dict()
+            state = states["policy"] if name == "ref_policy" and not given_reference else module.state_dict()
         states[name] = state
     return states
 
@@ -139,23 +143,44 @@ def check_parameters(given: Mapping[str, Any], needed: Iterable[str], own: Mappi
             f"There are no parameters of {missing[0]!r}, but exact_match=True needs all that get_parameters() gives: add "
             "them, or pass exact_match=False to replace only what is given."
         )
+    unknown = [name for name in given if name not in needed]
+    if unknown:
+        raise ValueError(
+            f"There are parameters of {unknown[0]!r}, which this model does not have: leave them out, or build the model with "
+            "the arguments of the other one."
+        )
 
 
 @contextmanager
-def saying_what_does_not_fit() -> Iterator[None]:
-    """Parameters of other shapes or layers are answered in one line with a remedy.
+def all_or_nothing(modules: Sequence[Any]) -> Iterator[None]:
+    """Leave modules as they were where parameters do not fit, and say so in one line with a remedy.
 
-    :raises ValueError: in the place of torch's list
+    :param modules: that parameters go into; what is no module is left aside
+    :raises ValueError: in the place of what SB3, torch or an optimiser raise
     """
+    before = Snapshot(modules)
     try:
         yield
-    except RuntimeError as error:
-        if "loading state_dict" not in str(error):
+    except BaseException as error:
+        before.put_back()
+        of_torch = isinstance(error, RuntimeError) and "loading state_dict" not in str(error)  # memory, devices
+        if of_torch or not isinstance(error, RuntimeError | ValueError | TypeError | AttributeError | KeyError):
             raise
         raise ValueError(
             f"These parameters do not fit the model: {' '.join(str(error).split())} Give both models the same spaces and "
             "policy_kwargs, or load the other one with GRPO.load(path)."
         ) from error
+
+
+def check_moments(optimizer: Optimizer) -> None:
+    """Check that an optimiser's state has the shapes of its parameters, which torch leaves to its next step.
+
+    :raises ValueError: naming a moment that does not
+    """
+    for parameter, state in optimizer.state.items():
+        for name, moment in state.items():
+            if isinstance(moment, th.Tensor) and moment.dim() > 0 and moment.shape != parameter.shape:
+                raise ValueError(f"{name} of the optimizer is {tuple(moment.shape)} for weights {tuple(parameter.shape)}.")
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from sb_grpo.export import export_policy
 from sb_grpo.grouped import GroupedAlgorithm
 from sb_grpo.moved import check_names
 from sb_grpo.rules import constructor_of, from_config
+from sb_grpo.state import copied
 
 SelfStored = TypeVar("SelfStored", bound="StoredAlgorithm")
 
@@ -88,6 +89,7 @@ class StoredAlgorithm(GroupedAlgorithm):
             custom_objects = {**own, **objects}
         if replaced:
             kwargs["_replaced"] = replaced
+        kwargs["_of_file"] = True
         kwargs["_statistics"] = saving.entry_of(path, saving.STATISTICS)
         with saving.saying_what_moved(path):
             return super().load(source, env, device, custom_objects, *args, **kwargs)  # type: ignore[no-any-return]
@@ -109,22 +111,35 @@ class StoredAlgorithm(GroupedAlgorithm):
         if trouble is not None:
             warnings.warn(trouble, UserWarning, stacklevel=3)
 
+    def get_parameters(self) -> dict[str, dict[str, Any]]:
+        """As SB3's, as copies: :meth:`set_parameters` takes a model back to them after further training."""
+        return {name: copied(state) for name, state in super().get_parameters().items()}
+
     def set_parameters(
         self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
-        """As SB3's; a saved model may be loaded with another ``advantage``, ``kl_coef`` or ``grouping``: what it lacks stays
-        as built, except a missing reference policy, which becomes the loaded policy. ``ref_policy`` goes before the file's.
+        """Replace the weights, as SB3's does. A refused call changes nothing.
 
+        A dict keeps to ``exact_match`` for all its modules. A file may be of a model with another ``advantage``, ``kl_coef``
+        or ``grouping``: modules that it lacks stay as they are, except a reference policy that nobody named, which becomes
+        the loaded policy.
+
+        :param load_path_or_dict: of a saved model, or states by name, as :meth:`get_parameters` returns them
+        :param exact_match: a dict must hold the whole state of every module; False: it may hold parts
+        :param device: of tensors that are read from a file
         :raises ValueError: for parameters that are missing, do not fit, or are of a policy with a critic
         """
+        of_file = vars(self).pop("_of_file", False)  # SB3's load() passes on a dict, too
         if not isinstance(load_path_or_dict, dict):
             saving.check_is_grpo(load_path_or_dict, saving.attributes_in(load_path_or_dict))
             load_path_or_dict = load_from_zip_file(load_path_or_dict, load_data=False, device=device)[1]
-        if "policy" in load_path_or_dict:
-            modules = {name: getattr(self, name) for name in saving.OPTIONAL_MODULES}
-            load_path_or_dict = saving.with_fitting_modules(load_path_or_dict, modules)
+            of_file = True
+        modules = {name: getattr(self, name) for name in saving.OPTIONAL_MODULES}
+        if of_file and "policy" in load_path_or_dict:
+            load_path_or_dict = saving.with_fitting_modules(load_path_or_dict, modules, self._given_reference)
         if exact_match:
             saving.check_parameters(load_path_or_dict, self._get_torch_save_params()[0], self.policy.state_dict())
-        with saving.saying_what_does_not_fit():
+        with saving.all_or_nothing([self.policy, *modules.values()]):
             super().set_parameters(load_path_or_dict, exact_match, device)
+            saving.check_moments(self.policy.optimizer)
         self._use_given_reference()

@@ -147,20 +147,11 @@ def warmed_up(model: Any) -> tuple[Any, float]:
     :return: the model, and the seconds that took
     """
     start, parameters = time.perf_counter(), model.get_parameters()
-    saved = {name: _copied(state) for name, state in parameters.items()}
     model.learn(1)
-    model.set_parameters(saved)
+    model.set_parameters(parameters)
     if model.estimator is not None:
         model.estimator._moments = None
     return model, time.perf_counter() - start
-
-
-def _copied(state: Any) -> Any:
-    if isinstance(state, th.Tensor):
-        return state.clone()
-    if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
-    return [_copied(x) for x in state] if isinstance(state, list) else state
 
 
 def floors(model: Any, n_kernels: int, flops_per_s: float, bytes_per_s: float) -> dict[str, float]:

@@ -174,11 +174,11 @@ class BrokenEnv(ProbeEnv):
 
 
 class Fragile(gym.Env):
-    """Episodes of 6 steps, a random start, masks, and a switch that kills the process at the next step."""
+    """Episodes of 6 steps, a random start, masks, and a switch that kills the process at the next step, or lets it hang."""
 
     def __init__(self) -> None:
         self.observation_space, self.action_space = spaces.Box(-9.0, 9.0, (2,), np.float32), spaces.Discrete(2)
-        self.render_mode, self.level, self.doomed = None, 0, False
+        self.render_mode, self.level, self.doomed, self.hanging = None, 0, False, False
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)
@@ -191,11 +191,16 @@ class Fragile(gym.Env):
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
         if self.doomed:
             os.kill(os.getpid(), signal.SIGKILL)
+        while self.hanging:
+            time.sleep(1.0)
         self.t += 1
         return self._obs(), float(action) + 0.1 * self.start, self.t == 6, False, {"level": self.level}
 
     def doom(self) -> None:
         self.doomed = True
+
+    def hang(self) -> None:
+        self.hanging = True
 
     def fail(self) -> None:
         raise ZeroDivisionError("of the env")

@@ -26,6 +26,7 @@ from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.maths.estimators import to_one_scale
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.types import AdvantageOptions, Rollout, select_episodes
+from tests.helpers import ProbeEnv
 
 N_ENVS, GROUP = 16, 4  #: of all learners together
 OPTIONS = AdvantageOptions(0.97, 0.9, "batch")
@@ -190,6 +191,39 @@ def masked_memories() -> dict[str, th.Tensor]:
     return found
 
 
+class Pays(ProbeEnv):
+    """Pays for action 1 on the last rank; elsewhere, and everywhere where ``silent``, each step the same."""
+
+    silent = False
+
+    def __init__(self) -> None:
+        super().__init__("constant" if self.silent or ranks.announced().rank + 1 < ranks.announced().n else "action")
+
+
+class PaysNothing(Pays):
+    silent = True
+
+
+def silent() -> dict[str, th.Tensor]:
+    """Rollouts of which one rank, or none, has rows with a signal; every rank ends with the same weights."""
+    found = {}
+    for env in (Pays, PaysNothing):
+        for aggregation, more in (
+            ("step", dict(policy_kwargs=dict(memory="gru", net_arch=[8]))),
+            ("episode", dict(update_kwargs=dict(micro_batch_size=4))),
+            ("constant", dict(ent_coef=0.01)),
+        ):
+            model = GRPO(
+                "MlpPolicy", make_vec_env(env, 4), group_size=2, n_steps=8, advantage="outcome", n_epochs=2, seed=0,
+                device="cpu", loss_kwargs=dict(aggregation=aggregation), **more,
+            ).learn(128)  # fmt: skip
+            sums = [float(x.double().sum()) for x in model.policy.state_dict().values()]
+            everyone = ranks.gathered(sums)
+            assert all(other == everyone[0] for other in everyone), everyone
+            found[f"{env.__name__}.{aggregation}"] = th.tensor(model._n_gradient_steps)
+    return found
+
+
 class Stops(BaseCallback):
     """The last rank has enough in the middle of its fourth rollout."""
 
@@ -273,6 +307,7 @@ JOBS: dict[str, Callable[..., Any]] = {
         cartpole,
         curves,
         masked_memories,
+        silent,
         curriculum,
         dies,
         resumes,

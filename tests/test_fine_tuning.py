@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import A2C, PPO
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import DummyVecEnv
 from torch import nn
 
 from sb_grpo import GRPO, Clipped
 from sb_grpo.policies import load_actor
+from sb_grpo.policies.weights import shared_tensor
 from tests.helpers import ProbeEnv, SpaceEnv
 
 BOX = spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -150,6 +154,77 @@ def test_the_reference_is_the_policy_as_it_is_before_the_first_update(given: boo
     other = GRPO("MlpPolicy", env, **SMALL, kl_coef=0.5)
     other.set_parameters(model.get_parameters())
     assert same(other.learn(16).ref_policy, model.ref_policy)
+
+
+class Pretrained(BaseFeaturesExtractor):
+    """In front of the policy network stands one that somebody else has made."""
+
+    held: Any = None
+
+    def __init__(self, space: spaces.Box, backbone: nn.Module | None = None) -> None:
+        super().__init__(space, 8)
+        self.backbone = backbone or self.held
+
+    def forward(self, obs: th.Tensor) -> th.Tensor:
+        return self.backbone(obs)
+
+
+class Uncopied(nn.Linear):
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise TypeError("no copies")
+
+
+def pretrained(way: str, backbone: nn.Module) -> dict[str, Any]:
+    """Arguments of a policy with a network, handed over by name, or held by the class of the extractor."""
+    kwargs = dict(features_extractor_kwargs=dict(backbone=backbone)) if way == "argument" else {}
+    kind = type("Holding", (Pretrained,), {"held": None if kwargs else backbone})
+    return dict(features_extractor_class=kind, net_arch=[8], **kwargs)
+
+
+def backbone() -> nn.Module:
+    return nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Tanh())
+
+
+@pytest.mark.parametrize("way", ["argument", "class"])
+@pytest.mark.parametrize("when", ["built", "by hand", "copied", "loaded"])
+def test_a_network_that_was_handed_over_learns_beside_its_reference(way: str, when: str, tmp_path: Path):
+    """The reference has a copy of it from before the first update, wherever the model comes from."""
+    net = backbone()
+    env, settings = DummyVecEnv([lambda: ProbeEnv("action")] * 2), {**SMALL, "policy_kwargs": pretrained(way, net)}
+    model = GRPO("MlpPolicy", env, **settings, kl_coef=0.0 if when in ("by hand", "loaded") else 0.1)
+    assert model.policy.features_extractor.backbone is net
+    if when == "copied":
+        model = copy.deepcopy(model)
+    elif when == "loaded":
+        model.save(tmp_path / "model")
+        model = GRPO.load(tmp_path / "model", env, custom_objects={"policy_kwargs": settings["policy_kwargs"]}, kl_coef=0.1)
+    model.kl_coef = 0.1
+    before = model.policy.features_extractor.backbone[0].weight.detach().clone()
+    model.learn(64)
+    own, reference = (policy.features_extractor.backbone for policy in (model.policy, model.ref_policy))
+    assert shared_tensor(model.policy, model.ref_policy) is None
+    assert not th.equal(own[0].weight, before) and th.equal(reference[0].weight, before)
+    assert all(p.requires_grad for p in own.parameters()) and not any(p.requires_grad for p in reference.parameters())
+
+
+@pytest.mark.parametrize("way", ["argument", "class"])
+def test_naming_a_reference_leaves_the_policys_own_network_alone(way: str):
+    env, nets = ProbeEnv("action"), (backbone(), backbone())
+    teacher, kwargs = (dict(pretrained(way, net), ortho_init=False) for net in nets)
+    given, before = GRPO("MlpPolicy", env, **SMALL, policy_kwargs=teacher), nets[1][0].weight.detach().clone()
+    model = GRPO("MlpPolicy", env, **SMALL, policy_kwargs=kwargs, kl_coef=0.1, loss_kwargs=dict(ref_policy=given))
+    assert th.equal(nets[1][0].weight, before) and same(model.ref_policy, given.policy)
+
+
+def test_two_policies_with_one_network_are_refused():
+    """One that cannot be copied before the training, one that was put there by hand before the next update."""
+    env, said = ProbeEnv("action"), "belongs to the reference policy of kl_coef, too.* Pass the network in policy_kwargs"
+    with pytest.raises(ValueError, match=f"features_extractor.backbone.weight of the policy {said}"):
+        GRPO("MlpPolicy", env, **SMALL, policy_kwargs=pretrained("argument", Uncopied(2, 8)), kl_coef=0.1)
+    model = GRPO("MlpPolicy", env, **SMALL, kl_coef=0.1)
+    model.ref_policy = model.policy
+    with pytest.raises(ValueError, match=said):
+        model.learn(16)
 
 
 @pytest.mark.parametrize("sync", [None, 3])

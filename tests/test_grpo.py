@@ -505,6 +505,17 @@ def test_rollouts_without_any_spread_do_not_move_the_policy():
     assert all(d["group/frac_zero_std"] == 1.0 for d in dumps)
 
 
+@pytest.mark.parametrize("aggregation", ["step", "episode", "constant"])
+@pytest.mark.parametrize("more", [{}, dict(micro_batch_size=2)], ids=["whole", "in-parts"])
+@pytest.mark.parametrize("env", ["host", "tensor"])
+def test_rollouts_without_any_signal_go_by_with_every_aggregation(aggregation, more, env):
+    """Nothing is left to weigh; MountainCar's members all return -200."""
+    envs = make_vec_env(lambda: ProbeEnv("constant"), 2) if env == "host" else make_tensor_env("MountainCar-v0", 2)
+    settings = dict(loss_kwargs=dict(aggregation=aggregation), update_kwargs=more)
+    model = GRPO("MlpPolicy", envs, n_steps=8, group_size=2, advantage="outcome", n_epochs=1, **settings).learn(16)
+    assert model._n_gradient_steps == 0 and model.last_update.n_gradient_steps == 0
+
+
 def test_parameters_of_a_saved_model_go_into_one_without_a_baseline(tmp_path):
     model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL).learn(128)
     model.save(tmp_path / "model")

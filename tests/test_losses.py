@@ -52,6 +52,8 @@ def test_step_weights_of_the_three_aggregations():
     assert float((losses.step_weights(episode, "step", 5) * loss).mean()) == 4.0
     assert float((losses.step_weights(episode, "episode", 5) * loss).mean()) == pytest.approx((2 + 10) / 2)
     assert float((losses.step_weights(episode, "constant", 5) * loss).mean()) == pytest.approx((6 / 5 + 10 / 5) / 2)
+    for aggregation in ("step", "episode", "constant"):  # no group has a signal
+        assert losses.step_weights(episode[:0], aggregation, 5).shape == (0,)
 
 
 def test_episode_ratio_is_the_geometric_mean():

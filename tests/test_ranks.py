@@ -92,6 +92,12 @@ def test_ranks_with_unequal_rollouts_stay_one_model(n, tmp_path):
     assert abs(float(result["seen"]) - (float(result["steps"]) + 8)) < 0.01  # VecNormalize: every step and 8 resets
 
 
+def test_a_rank_without_signal_learns_along(tmp_path):
+    """With every aggregation; the job compares the weights of all ranks. Without any signal no step is taken."""
+    steps = {name: int(n) for name, n in found(2, "silent", tmp_path).items()}
+    assert all(bool(n) == name.startswith("Pays.") for name, n in steps.items()) and len(steps) == 6
+
+
 @pytest.mark.slow
 def test_two_learners_solve_cartpole(tmp_path):
     result = found(2, "cartpole", tmp_path)

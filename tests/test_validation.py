@@ -1,6 +1,9 @@
 """Bad input: a ValueError that names value, rule and remedy, before the first step."""
 
+import math
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -16,7 +19,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy as PPOPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import FloatSchedule
 
-from sb_grpo import GRPO, CountBonus, MlpPolicy
+from sb_grpo import GRPO, CountBonus, MlpPolicy, RNDBonus
 from sb_grpo.given import READ_ONCE
 from sb_grpo.policy_arguments import NEVER_CALLED
 from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
@@ -154,11 +157,78 @@ def test_parameters_that_are_missing_or_do_not_fit_are_named():
     with pytest.raises(ValueError, match=r"no parameters of 'policy.optimizer', .*exact_match=False"):
         model.set_parameters({"policy": own["policy"]})
     model.set_parameters({"policy": own["policy"]}, exact_match=False)
-    model.set_parameters({name: state for name, state in own.items() if name != "estimator"})  # may come and go
+    with pytest.raises(ValueError, match=r"no parameters of 'estimator', .*exact_match=False"):
+        model.set_parameters({name: state for name, state in own.items() if name != "estimator"})
+    with pytest.raises(ValueError, match="parameters of 'ref_policy', which this model does not have: leave them out"):
+        model.set_parameters({**own, "ref_policy": own["policy"]})
     other = GRPO("MlpPolicy", "CartPole-v1", device="cpu", policy_kwargs=dict(net_arch=[8])).get_parameters()
     for exact in (True, False):
         with pytest.raises(ValueError, match=r"do not fit the model: .*size mismatch.* same spaces and policy_kwargs"):
             model.set_parameters(other, exact_match=exact)
+
+
+def everything(model: GRPO) -> dict[str, th.Tensor]:
+    """Copies of all tensors of ``get_parameters()``, moments included."""
+    flat: dict[str, th.Tensor] = {}
+
+    def take(name: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            [take(f"{name}.{key}", part) for key, part in value.items()]
+        elif isinstance(value, th.Tensor):
+            flat[name] = value.detach().clone()
+
+    take("", model.get_parameters())
+    return flat
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("name", ["estimator", "ref_policy", "policy.optimizer", "bonus", "no_such_module", "kl_coef"])
+def test_parameters_that_are_refused_change_nothing(name, exact):
+    """What does not fit comes last, when all else has been loaded: of another size, no dict, or unknown."""
+    kwargs = dict(n_steps=64, n_epochs=1, device="cpu", kl_coef=0.1, rewards=dict(bonus=RNDBonus()))
+    model, other = (GRPO("MlpPolicy", "CartPole-v1", seed=seed, **kwargs).learn(64) for seed in (0, 1))
+    others, before = other.get_parameters(), everything(model)
+    wrong: list[Any] = [3, None, [1]]
+    if name == "policy.optimizer":
+        moments = {k: {**v, "exp_avg": th.zeros(3)} for k, v in others[name]["state"].items()}
+        wrong += [{}, {**others[name], "state": moments}]
+    elif name in others:
+        wrong.append({key: th.zeros(5, 5, 5) for key in others[name]})
+        if exact:
+            wrong += [{}, {"no_such_name": th.zeros(2)}, {**others[name], "no_such_name": th.zeros(2)}]
+    for state in wrong:
+        with pytest.raises(ValueError, match=r"do not fit the model|which this model does not have"):
+            model.set_parameters({**{key: x for key, x in others.items() if key != name}, name: state}, exact)
+        now = everything(model)
+        assert now.keys() == before.keys() and all(th.equal(now[key], before[key]) for key in before)
+    model.set_parameters(others)
+    assert all(th.equal(x, everything(other)[key]) for key, x in everything(model).items())
+
+
+@pytest.mark.parametrize("beside", [(), ("policy",)])
+def test_a_part_of_a_module_is_taken_and_the_others_are_left_alone(beside):
+    """The reference policy that nobody named among them."""
+    kwargs = dict(n_steps=64, device="cpu", kl_coef=0.1)
+    model, other = (GRPO("MlpPolicy", "CartPole-v1", seed=seed, **kwargs) for seed in (0, 1))
+    whole, before = other.get_parameters(), everything(model)
+    ridge = whole["estimator"]["ridge"] + 1
+    model.set_parameters({**{name: whole[name] for name in beside}, "estimator": {"ridge": ridge}}, exact_match=False)
+    now = everything(model)
+    moved = {name for name in before if not th.equal(now[name], before[name])}
+    assert th.equal(now[".estimator.ridge"], ridge) and ".estimator.ridge" in moved
+    assert all(name.startswith((".estimator.ridge", *(f".{part}." for part in beside))) for name in moved)
+    assert len(moved) > len(beside)
+
+
+def test_a_file_without_a_reference_leaves_one_that_was_named(tmp_path):
+    kwargs = dict(n_steps=64, device="cpu")
+    saved, teacher = (GRPO("MlpPolicy", "CartPole-v1", seed=seed, **kwargs) for seed in (0, 1))
+    saved.save(tmp_path / "model")
+    for loss_kwargs, expected in ((None, saved), (dict(ref_policy=teacher), teacher)):
+        model = GRPO("MlpPolicy", "CartPole-v1", seed=2, kl_coef=0.1, loss_kwargs=loss_kwargs, **kwargs)
+        model.set_parameters(tmp_path / "model")
+        found, wanted = model.ref_policy.state_dict(), expected.policy.state_dict()
+        assert all(th.equal(found[name], wanted[name]) for name in wanted)
 
 
 def test_a_policy_that_is_frozen_as_a_whole_is_named():
@@ -168,6 +238,23 @@ def test_a_policy_that_is_frozen_as_a_whole_is_named():
         model.learn(32)
     model.policy.action_net.requires_grad_(True)
     model.learn(32)
+
+
+@pytest.mark.parametrize(
+    "value", [None, "1000", -1, -0.5, math.nan, -math.inf, True, [64], {}, 10**400, 1j, th.zeros(2)], ids=repr
+)
+def test_a_number_of_steps_that_is_none_is_refused_before_anything_moves(value):
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=32, device="cpu")
+    with pytest.raises(ValueError, match=r"total_timesteps=.* must be a number in \[0, inf\]; pass the number of env steps"):
+        model.learn(value)
+    assert model.num_timesteps == 0 and model.slots is None
+
+
+@pytest.mark.parametrize(("value", "steps"), [(0, 0), (33.5, 64), (np.int64(64), 64), (th.tensor(32), 32), (math.inf, 40)])
+def test_a_number_of_steps_may_be_of_any_kind(value, steps):
+    model = GRPO("MlpPolicy", "CartPole-v1", n_steps=32, device="cpu")
+    model.learn(value, callback=lambda *_: model.num_timesteps < 40 or value != math.inf)
+    assert model.num_timesteps == steps
 
 
 @pytest.mark.parametrize("value", [0, -1, 0.5, True, "1"])

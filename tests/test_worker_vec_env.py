@@ -1,12 +1,14 @@
 """Envs in processes and Ray actors: the same episodes as in this process, whoever dies on the way."""
 
 import contextlib
+import math
 import os
 import secrets
 import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from functools import partial
@@ -140,6 +142,58 @@ def test_a_worker_that_dies_is_replaced_and_its_episodes_end(kind):
     assert np.array_equal(obs[0], alone.reset(seed=11)[0])
     assert env.step(np.ones(5, dtype=int))[3][1]["level"] == 2
     assert (env.n_restarts, env.n_lost) == (1, 3)
+    env.close()
+
+
+def test_a_worker_that_hangs_is_replaced_and_its_episodes_are_lost(kind):
+    """In a training: it is killed after the timeout, and the rest is as for any worker that died."""
+    env = make(kind, [Fragile] * 4, restart_workers=True, timeout=3.0)
+    model = grpo(env, advantage="outcome")
+
+    def look(local: dict, _: dict) -> bool:
+        if model.num_timesteps == 4 * 9:
+            env.env_method("hang", indices=[3])
+        return True
+
+    says = r"with envs 2 to 3 \(of 4\) died: step\(\) had not returned after timeout=3 s, so it was killed. Another takes"
+    start = time.monotonic()
+    with pytest.warns(UserWarning, match=says):
+        model.learn(200, callback=look)
+    assert time.monotonic() - start < (60 if kind == "ray" else 20)
+    assert (env.n_restarts, env.n_lost, model.last_figures["rollout/episodes_lost"]) == (1, 2, 2)
+    assert 0 < model._steps_dropped <= 2 * 6 and model.slots.start_mismatches == 0
+    env.close()
+
+
+def test_without_leave_to_replace_it_a_hanging_worker_is_named_and_nothing_waits_for_it(kind):
+    """The next call says that it is dead, and close() is over at once."""
+    env = make(kind, [Fragile] * 5, restart_workers=False, timeout=2.0)
+    env.reset()
+    env.env_method("hang", indices=[4])
+    with pytest.raises(RuntimeError, match=r"with envs 3 to 4 \(of 5\) died: step\(\) had not returned after timeout=2 s"):
+        env.step(np.zeros(5, dtype=int))
+    start = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"with envs 3 to 4 \(of 5\) died: "):
+        env.get_attr("level")
+    env.close()
+    assert time.monotonic() - start < (15 if kind == "ray" else 1.5)
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, math.nan, math.inf, "5", True])
+def test_a_timeout_is_a_positive_number(timeout):
+    with pytest.raises(ValueError, match=r"timeout=.* must be a positive number up to 1e\+06, or None; .*None waits"):
+        ProcessVecEnv([Fragile], timeout=timeout)
+
+
+class SlowToStart(Fragile):
+    def __init__(self) -> None:
+        super().__init__()
+        time.sleep(1.5)
+
+
+def test_the_making_of_the_envs_may_take_longer_than_a_call():
+    env = ProcessVecEnv([SlowToStart], restart_workers=True, timeout=1.0)
+    assert env.reset().shape == (1, 2) and env.n_restarts == 0
     env.close()
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -81,6 +82,8 @@ class ProcessVecEnv(WorkerVecEnv):
     :param start_method: of ``multiprocessing``; None: forkserver where there is one, else spawn
     :param preload: modules that the fork server imports, once, in place of each worker: torch and SB3 take seconds. It counts
         where no server runs yet; None: what ``multiprocessing.set_forkserver_preload`` has been told
+    :param timeout: seconds after which a process that does not answer a call (a step, a reset) is killed, and so has died:
+        it is named, or replaced. None: it is waited for without end
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class ProcessVecEnv(WorkerVecEnv):
         threaded: bool = False,
         start_method: str | None = None,
         preload: Sequence[str] | None = ("sb_grpo.envs.preloaded",),
+        timeout: float | None = None,
     ) -> None:
         usual = "forkserver" if "forkserver" in mp.get_all_start_methods() else "spawn"
         self.threaded = threaded
@@ -100,7 +104,8 @@ class ProcessVecEnv(WorkerVecEnv):
             self._context.set_forkserver_preload(["__main__", *preload])
         self._pipes: dict[int, Connection] = {}
         self.processes: dict[int, Any] = {}  #: by number of the worker
-        super().__init__(env_fns, len(env_fns) if n_workers is None else n_workers, restart_workers, max_restarts)
+        n_workers = len(env_fns) if n_workers is None else n_workers
+        super().__init__(env_fns, n_workers, restart_workers, max_restarts, timeout)
 
     def _start(self, worker: int, env_fns: list[Callable[[], gym.Env]]) -> None:
         self._pipes[worker], far = self._context.Pipe()
@@ -110,17 +115,19 @@ class ProcessVecEnv(WorkerVecEnv):
         self.processes[worker] = process
 
     def _ask(self, worker: int, method: str, *args: Any) -> Any:
-        try:
+        with suppress(*BROKEN):  # it will not answer
             self._pipes[worker].send((method, args))
-        except BROKEN:
-            return worker  # which will not answer
-        return worker
+        return worker, method, self._deadline(worker)
 
     def _answer(self, ticket: Any) -> Any:
+        worker, method, deadline = ticket
         try:
-            well, answer = self._pipes[ticket].recv()
+            if deadline is not None and not self._pipes[worker].poll(max(deadline - time.monotonic(), 0.0)):
+                self.processes[worker].kill()
+                raise self._overdue(method)
+            well, answer = self._pipes[worker].recv()
         except BROKEN as error:
-            raise WorkerDied(self._cause(ticket)) from error
+            raise WorkerDied(self._cause(worker)) from error
         if not well:
             raise answer
         return answer

@@ -6,6 +6,7 @@ import logging
 import os
 import pickle
 import socket
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -20,7 +21,7 @@ from sb_grpo.envs.worker_vec_env import WorkerDied, WorkerVecEnv
 
 #: Seconds in which a cluster's address must answer; Ray itself would wait for minutes.
 PATIENCE_S = 5.0
-#: Seconds that actors may take to start before something is said, and then until it is given up.
+#: Seconds that actors may wait for cores before something is said, and then until it is given up.
 SILENT_S, START_S = 10.0, 120.0
 #: Of Ray's compiled graphs: wait as long as it takes.
 FOR_EVER = -1
@@ -129,6 +130,8 @@ class RayVecEnv(WorkerVecEnv):
     :param restart_workers: replace an actor that died; False: raise
     :param max_restarts: replacements in all
     :param threaded: step the envs of one at the same time, in threads: for envs that wait, or let go of the GIL
+    :param timeout: seconds after which an actor that does not answer a call (a step, a reset) is killed, and so has died.
+        None: it is waited for without end
     :raises ImportError: if Ray is not installed
     :raises ValueError: if no cluster is at the address, or has no room for the actors, or others hold its cores
     """
@@ -142,6 +145,7 @@ class RayVecEnv(WorkerVecEnv):
         restart_workers: bool = True,
         max_restarts: int = 100,
         threaded: bool = False,
+        timeout: float | None = None,
     ) -> None:
         if cpus_per_actor < 0:
             raise ValueError(f"cpus_per_actor={cpus_per_actor} must be a number from 0 on.")
@@ -159,7 +163,7 @@ class RayVecEnv(WorkerVecEnv):
         self._actors: dict[int, Any] = {}
         self._lines: dict[int, Any] = {}  #: worker -> its standing call
         self._by_client = import_module("ray.util.client").ray.is_connected()  #: through a ``ray://``, where no call stands
-        super().__init__(env_fns, n_actors, restart_workers, max_restarts)
+        super().__init__(env_fns, n_actors, restart_workers, max_restarts, timeout)
 
     def _start(self, worker: int, env_fns: list[Callable[[], gym.Env]]) -> None:
         self._actors[worker] = self._actor_class.remote(env_fns, self.threaded)
@@ -196,20 +200,27 @@ class RayVecEnv(WorkerVecEnv):
 
     def _ask(self, worker: int, method: str, *args: Any) -> Any:
         dumps = pickle.dumps if method == "step" else cloudpickle.dumps  # a step sends an array, others anything
-        call = dumps((method, args))
+        call, answer = dumps((method, args)), None
         try:
-            return worker, self._actors[worker].answer.remote(call) if self._by_client else self._line(worker).execute(call)
+            answer = self._actors[worker].answer.remote(call) if self._by_client else self._line(worker).execute(call)
         except self._ray.exceptions.RayError as error:
-            return worker, error  # which will not answer
+            answer = error  # it will not answer
+        return worker, method, self._deadline(worker), answer
 
     def _answer(self, ticket: Any) -> Any:
-        worker, answer = ticket
+        worker, method, deadline, answer = ticket
+        left: float | None = None if self._by_client else FOR_EVER
+        if deadline is not None:
+            left = max(deadline - time.monotonic(), 0.0)
         try:
             if isinstance(answer, Exception):
                 raise answer
-            return pickle.loads(self._ray.get(answer, timeout=None if self._by_client else FOR_EVER))
+            return pickle.loads(self._ray.get(answer, timeout=left))
         except self._ray.exceptions.RayTaskError:
             raise  # of the env
+        except (self._ray.exceptions.GetTimeoutError, self._ray.exceptions.RayChannelTimeoutError) as error:
+            self._ray.kill(self._actors[worker])
+            raise self._overdue(method) from error
         except self._ray.exceptions.RayError as error:
             raise WorkerDied(self._cause(worker, error)) from error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -13,8 +14,13 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.envs.env_batch import EPISODE_LOST
+from sb_grpo.rules import check_values, number
 from sb_grpo.types import map_obs
 
+#: Seconds that workers may take to start: they import torch, and make their envs, before they answer for the first time.
+START_S = 120.0
+#: Seconds that a call may take.
+TIMEOUT = number(0, 1e6, "a few times what the slowest reset takes is usual, None waits without end", above=True, none=True)
 #: Calls that decide on the seed of a slot's next reset; a worker that takes over must know the last one.
 SEEDING = ("set_next_seed", "withdraw_seed")
 
@@ -35,15 +41,24 @@ class WorkerVecEnv(VecEnv):
     :param n_workers: workers; slots are dealt out in order, as evenly as they go
     :param restart_workers: replace a worker that died; False: raise, naming it
     :param max_restarts: replacements in all; what kills more of them is the env itself
-    :raises ValueError: for no envs, or workers that no env is left for
+    :param timeout: seconds after which a worker that does not answer a call is killed, and so has died; the first call may
+        take :data:`START_S` longer, as the envs are made in it. None: it is waited for without end
+    :raises ValueError: for no envs, workers that no env is left for, or a timeout that is no positive number
     """
 
     def __init__(
-        self, env_fns: Sequence[Callable[[], gym.Env]], n_workers: int, restart_workers: bool, max_restarts: int
+        self,
+        env_fns: Sequence[Callable[[], gym.Env]],
+        n_workers: int,
+        restart_workers: bool,
+        max_restarts: int,
+        timeout: float | None,
     ) -> None:
+        check_values("", {"timeout": timeout}, {"timeout": TIMEOUT})
         if not 1 <= n_workers <= len(env_fns):
             raise ValueError(f"{n_workers} workers for {len(env_fns)} envs: choose a number from 1 to that of the envs.")
         self.restart_workers, self.max_restarts = restart_workers, max_restarts
+        self.timeout = timeout
         self.n_restarts = 0  #: workers that have been replaced
         self.n_lost = 0  #: episodes that ended with their worker
         self._fns = list(env_fns)
@@ -56,6 +71,7 @@ class WorkerVecEnv(VecEnv):
         self._pending: list[tuple[Any, Any]] | None = None
         self._closed = False
         self._everywhere = range(n_workers)
+        self._starting = set(self._everywhere)  #: workers that have not been called yet
         for worker in self._everywhere:
             self._start(worker, [self._fns[slot] for slot in self._slots[worker]])
         self._await_start()
@@ -92,6 +108,16 @@ class WorkerVecEnv(VecEnv):
     @abstractmethod
     def _name(self, worker: int) -> str:
         """What a worker is called in messages."""
+
+    def _deadline(self, worker: int) -> float | None:
+        """Time by :func:`time.monotonic` at which the answer to a call that is made now is overdue; None: never."""
+        extra = START_S if worker in self._starting else 0.0
+        self._starting.discard(worker)
+        return None if self.timeout is None else time.monotonic() + self.timeout + extra
+
+    def _overdue(self, method: str) -> WorkerDied:
+        """The end of a worker that was killed because it did not answer."""
+        return WorkerDied(f"{method}() had not returned after timeout={self.timeout:g} s, so it was killed")
 
     # ------------------------------------------------------------ calls, and what follows when nobody answers
 
@@ -142,6 +168,7 @@ class WorkerVecEnv(VecEnv):
         )
         slots = self._slots[worker]
         self._stop(worker)
+        self._starting.add(worker)
         self._start(worker, [self._fns[slot] for slot in slots])
         renew = [self._given[slot] for slot in slots], [self._queued[slot] for slot in slots]
         try:

@@ -73,7 +73,7 @@ def kl_k3(log_prob: th.Tensor, other_log_prob: th.Tensor) -> th.Tensor:
 def step_weights(episode: th.Tensor, aggregation: str, horizon: int) -> th.Tensor:
     """Weight of each row, so that the mean of weight * loss over rows aggregates as asked.
 
-    :param episode: ``[M]`` ascending episode numbers
+    :param episode: ``[M]`` ascending episode numbers; M is 0 where no group of the rollout has a signal
     :param aggregation: ``"step"``: all steps equal; ``"episode"``: mean per episode first (DeepSeekMath's 1/|o_i|);
         ``"constant"``: sum per episode divided by ``horizon`` (Dr. GRPO, arXiv 2503.20783), no length bias
     :param horizon: steps of the longest episode possible (``"constant"`` only)
@@ -84,6 +84,6 @@ def step_weights(episode: th.Tensor, aggregation: str, horizon: int) -> th.Tenso
     _, row, length = th.unique_consecutive(episode, return_inverse=True, return_counts=True)
     rows, episodes = ranks.count(len(episode)), ranks.count(len(length))
     if aggregation == "constant":
-        return th.full((len(episode),), rows / (episodes * horizon), device=episode.device)
+        return th.full((len(episode),), rows / (max(episodes, 1) * horizon), device=episode.device)
     weights: th.Tensor = rows / (episodes * length.float())
     return weights[row]

@@ -118,6 +118,8 @@ class Memory(nn.Module):
         :param sequence: ``[batch]`` the stretch that a row belongs to
         :return: ``[batch, size]``
         """
+        if len(x) == 0:  # one of several learners may have no rows
+            return self.step(x, state)[0]
         _, stretch, lengths = th.unique_consecutive(sequence, return_inverse=True, return_counts=True)
         first = lengths.cumsum(0) - lengths
         place = th.arange(len(x), device=x.device) - first[stretch]

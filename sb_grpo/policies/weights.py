@@ -1,4 +1,4 @@
-"""load_actor: start from, or measure the KL to, a policy that is there already: GRPO's, or the actor of SB3's PPO and A2C.
+"""Weights of other policies: load_actor starts from GRPO's or the actor of SB3's PPO and A2C; references share no weights.
 
 The actor of an SB3 ``ActorCriticPolicy`` has the same layers as :class:`ActorPolicy` under other names, beside those of its
 critic. With the same weights, observations and activation its deterministic actions are the same.
@@ -6,14 +6,17 @@ critic. With the same weights, observations and activation its deterministic act
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch as th
 from stable_baselines3.common.save_util import load_from_zip_file
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from sb_grpo.policies.actor import ActorPolicy
+from sb_grpo.state import copied
 
 #: Beginnings of names in an actor-critic, and what an actor calls them; the first that is there is taken.
 ACTOR = (("mlp_extractor.policy_net.", "policy_net."), ("pi_features_extractor.", "features_extractor."))
@@ -45,6 +48,55 @@ def load_actor(policy: ActorPolicy, source: Any) -> None:
     _check_fits(found, wanted)
     policy.load_state_dict(found)
     policy.newly_loaded = True
+
+
+def shared_tensor(policy: th.nn.Module, other: th.nn.Module) -> str | None:
+    """Name of a parameter or buffer whose memory two modules share; None where they share nothing."""
+
+    def memory(x: th.Tensor) -> int:
+        found: int = StorageWeakRef(x.untyped_storage()).cdata  # type: ignore[no-untyped-call]
+        return found
+
+    theirs = {memory(x) for x in (*other.parameters(), *other.buffers())}
+    own = (*policy.named_parameters(), *policy.named_buffers())
+    return next((name for name, x in own if memory(x) in theirs), None)
+
+
+def check_apart(policy: th.nn.Module, reference: th.nn.Module) -> None:
+    """Check that a policy and its reference have no network in common: it would be frozen, and take the reference's weights.
+
+    :raises ValueError: naming a tensor that belongs to both
+    """
+    name = shared_tensor(policy, reference)
+    if name is not None:
+        raise ValueError(
+            f"{name} of the policy belongs to the reference policy of kl_coef, too, so it would be frozen. Pass the network "
+            "in policy_kwargs in a form that copy.deepcopy() can copy (the reference is built from a copy), or set kl_coef=0."
+        )
+
+
+def made_apart(policy: ActorPolicy, make: Callable[[Any], ActorPolicy], kwargs: Any) -> ActorPolicy:
+    """Build a second policy that shares no parameter or buffer with the first.
+
+    :param policy: the first
+    :param make: builds one from keyword arguments; a network among these is copied before
+    :param kwargs: those that the first was built of
+    :raises ValueError: where neither arguments nor policy can be copied
+    """
+    before = copied(policy.state_dict())
+    second = make(_copy_of(kwargs))
+    if shared_tensor(policy, second) is not None:  # its class holds a network itself, and may have initialised it once more
+        policy.load_state_dict(before)
+        second = _copy_of(policy)
+    check_apart(policy, second)
+    return second
+
+
+def _copy_of(value: Any) -> Any:
+    try:
+        return deepcopy(value)
+    except Exception:  # of any object in it; where it matters, check_apart says so
+        return value
 
 
 def actor_weights(weights: Mapping[str, th.Tensor]) -> dict[str, th.Tensor]:
