@@ -80,8 +80,6 @@ UPWARD: set[tuple[str, str]] = set()
 CIRCLE: set[str] = set()
 #: Pairs of layers in one line that import each other.
 BESIDE: set[tuple[str, str]] = set()
-#: Modules above 350 lines, and how many they may have.
-LONG: dict[str, int] = {}
 #: Functions that take the model.
 TAKES_MODEL: set[str] = set()
 #: Private members of other objects of ours: (function, expression).
@@ -102,7 +100,6 @@ OF_LIBRARIES = {
     ("learn.gradients.clip_gradients", "th._foreach_norm"),
 }
 
-MOST_LINES, USUAL_LINES = 350, 20
 #: Public in spite of the underscore: a NamedTuple's methods.
 NAMED_TUPLE = {"_replace", "_asdict", "_fields", "_make", "_field_defaults"}
 
@@ -205,12 +202,6 @@ def functions(tree: ast.AST, prefix: str) -> Iterator[tuple[str, Function]]:
             yield from functions(node, prefix)
 
 
-def body_lines(function: Function) -> int:
-    """Lines of a function's body, its docstring not counted."""
-    body = function.body[1:] if ast.get_docstring(function, clean=False) is not None else function.body
-    return (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
-
-
 def takes_model(function: Function) -> bool:
     """A parameter is called ``model``, or its annotation names GRPO, also within a union or as a string."""
     arguments = function.args
@@ -269,22 +260,6 @@ def test_layers_beside_each_other_are_in_no_circle() -> None:
     assert {(a, b) for a, b in sideways if a in circle and b in circle} == BESIDE
 
 
-def test_modules_are_short() -> None:
-    lines = {module_name(path): len(path.read_text().splitlines()) for path in ROOT.rglob("*.py")}
-    assert {module for module, n in lines.items() if n > MOST_LINES} == set(LONG)
-    assert {module: lines[module] for module in LONG if lines[module] > LONG[module]} == {}
-
-
-def test_modules_of_the_zoo_are_short() -> None:
-    lines = {path.name: len(path.read_text().splitlines()) for path in (ROOT.parent / "zoo").rglob("*.py")}
-    assert {name: n for name, n in lines.items() if n > MOST_LINES} == {}
-
-
-def test_functions_are_short() -> None:
-    lengths = sorted(body_lines(function) for _, _, function in all_functions())
-    assert lengths[int(0.95 * len(lengths))] <= USUAL_LINES
-
-
 def test_functions_take_values_and_not_the_model() -> None:
     found = {name for module, name, function in all_functions() if not knows_the_model(module) and takes_model(function)}
     assert found == TAKES_MODEL
@@ -338,7 +313,7 @@ class A:
 '''
     tree = ast.parse(code)
     found = dict(functions(tree, "m"))
-    assert list(found) == ["m.A.f", "m.A.f.g"] and [body_lines(f) for f in found.values()] == [2, 1]
+    assert list(found) == ["m.A.f", "m.A.f.g"]
     assert takes_model(found["m.A.f"]) and takes_model(found["m.A.f.g"])
     assert set(private_uses(tree, "m")) == {("m.A.f.g", "model._a"), ("m.A.f", "x._replace()._d")}
 
