@@ -199,7 +199,8 @@ class GRPO(ResumableAlgorithm):
         assert rollout is not None, "a rollout ends with a complete group"
         self._steps_dropped += rollout_buffer.n_idle + rollout_buffer.n_lost
         self.slots.note_starts(rollout)
-        rollout = rollout._replace(seed_group=ranks.dealt(rollout.seed_group), max_length=ranks.largest(rollout.max_length))
+        max_length = int(ranks.largest(rollout.max_length)[0])
+        rollout = rollout._replace(seed_group=ranks.dealt(rollout.seed_group), max_length=max_length)
         self._prepared = rollout, self._prepare(rollout)
         return True
 

@@ -38,7 +38,6 @@ LAYERS = {
     "options": "types",
     "ranges": "types",
     "ranks": "types",
-    "neighbours": "types",
     "rules": "types",
     "files": "types",
     "plain": "types",
