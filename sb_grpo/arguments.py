@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -22,7 +22,6 @@ from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.given import Arguments
 from sb_grpo.group_arguments import check_comparable, check_groups
 from sb_grpo.learn.losses import Clipped
-from sb_grpo.moved import check_names
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.policy_arguments import warn_of_overrides
@@ -33,6 +32,30 @@ P = ParamSpec("P")
 R = TypeVar("R")
 #: As they are when the model has been set up, which is another form than the one they were given in.
 NOT_AGAIN = ("device", "normalize_advantage", "policy")
+
+_OF_A_CRITIC = "a setting of PPO's critic, and here there is no critic. Leave it out."
+_OF_TRPO = "a setting of TRPO's step, and here steps are PPO's. Leave it out; target_kl=0.01 bounds an update."
+_OF_A2C = (
+    "a setting of A2C's optimiser. Leave it out, or pass policy_kwargs=dict(optimizer_class=torch.optim.RMSprop, "
+    "optimizer_kwargs=dict(alpha=0.99, eps=1e-5))."
+)
+#: Arguments of PPO, A2C and TRPO that GRPO does not have: a description, and the remedy.
+OF_OTHERS = {
+    **dict.fromkeys(("vf_coef", "clip_range_vf", "n_critic_updates"), _OF_A_CRITIC),
+    **dict.fromkeys(("cg_max_steps", "cg_damping", "sub_sampling_factor"), _OF_TRPO),
+    **dict.fromkeys(("line_search_shrinking_factor", "line_search_max_iter"), _OF_TRPO),
+    **dict.fromkeys(("use_rms_prop", "rms_prop_eps"), _OF_A2C),
+}
+
+
+def check_names(given: Mapping[str, Any]) -> None:
+    """Check that no argument is one that only PPO, A2C or TRPO have.
+
+    :param given: values by name
+    :raises TypeError: naming the argument and the remedy
+    """
+    for name in OF_OTHERS.keys() & given.keys():
+        raise TypeError(f"GRPO got an unexpected keyword argument {name!r}: {name}={shown(given[name])} is {OF_OTHERS[name]}")
 
 
 def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:

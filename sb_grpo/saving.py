@@ -17,7 +17,6 @@ from torch import nn
 
 from sb_grpo import files
 from sb_grpo.maths import schedules  # noqa: F401  # their plain form: models of the zoo have them
-from sb_grpo.moved import MOVED
 from sb_grpo.plain import NotPlain, from_plain, to_plain
 
 #: What is built anew after loading.
@@ -29,12 +28,10 @@ NOT_SAVED = (
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
 OPTIONAL_MODULES = ("estimator", "ref_policy", "grouper", "group_weighting", "bonus")
-#: What version 0.1 called some of them.
-FORMER_NAMES = {"state_baseline": "estimator"}
 #: What a training begins anew, or the model makes of its arguments: not needed from a file that is not trusted.
 MADE_ANEW = (
     "_last_obs", "_last_episode_starts", "_last_original_obs", "ep_info_buffer", "ep_success_buffer", "lr_schedule",
-    "_clip_range_schedule", "_clip_range_high_schedule", "action_noise", "tensorboard_log",
+    "action_noise", "tensorboard_log",
 )  # fmt: skip
 #: Arguments that no file decides: ``env="module:Id"`` would be imported.
 NOT_FROM_FILES = ("env", "device")
@@ -106,7 +103,7 @@ def with_fitting_modules(saved: Mapping[str, Any], modules: Mapping[str, Any]) -
     :param saved: state by name, ``"policy"`` among them
     :param modules: optional modules by name; what is no module has no state
     """
-    states = {FORMER_NAMES.get(name, name): state for name, state in saved.items()}
+    states = dict(saved)
     for name, module in modules.items():
         if not isinstance(module, nn.Module):
             states.pop(name, None)
@@ -155,26 +152,6 @@ def saying_what_does_not_fit() -> Iterator[None]:
         raise ValueError(
             f"These parameters do not fit the model: {' '.join(str(error).split())} Give both models the same spaces and "
             "policy_kwargs, or load the other one with GRPO.load(path)."
-        ) from error
-
-
-@contextmanager
-def saying_what_moved(path: Any) -> Iterator[None]:
-    """A saved object whose class has moved since is named, with the way to load all the same.
-
-    :param path: of the zip, for the message
-    :raises ValueError: in the place of pickle's complaint
-    """
-    try:
-        yield
-    except (ModuleNotFoundError, AttributeError) as error:
-        module = getattr(error, "name", None) or ""
-        if not isinstance(error, ModuleNotFoundError) or not module.startswith("sb_grpo"):
-            raise
-        raise ValueError(
-            f"{path} was saved by sb_grpo 0.1: it holds an object of {module}, which has moved (CHANGELOG.md). Make "
-            "that object anew and pass it as custom_objects={argument: object}, for example GRPO.load(path, "
-            "custom_objects={'exploration_bonus': RNDBonus()}); weights and all else are loaded from the file."
         ) from error
 
 
@@ -280,7 +257,7 @@ def without_pickle(
     """
     source = _opened(path)
     data = json.loads(read_entry(source, "data") or b"{}")
-    known = {name: data[name] for name in data if name in {*arguments, *STATE, *MADE_ANEW, *MOVED} - {*NOT_FROM_FILES}}
+    known = {name: data[name] for name in data if name in {*arguments, *STATE, *MADE_ANEW} - {*NOT_FROM_FILES}}
     if (known.get("rollout_buffer_class") or {}).get("__module__") == __name__:  # OnlyForGRPO: none was given
         known["rollout_buffer_class"] = None
     plain = json.loads(read_entry(source, PLAIN) or b"{}")

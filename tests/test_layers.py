@@ -34,7 +34,6 @@ ORDER = (
 LAYERS = {
     "": "package",
     "types": "types",
-    "moved": "types",
     "options": "types",
     "ranges": "types",
     "ranks": "types",

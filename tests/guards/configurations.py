@@ -104,7 +104,7 @@ CONFIGURATIONS: dict[str, Callable[[], GRPO]] = {
     "state_options": lambda: train(
         host("Pendulum-v1"),
         1024,
-        advantage_kwargs=dict(memory=0.5, follow_level=True, with_time=True, fit_rows=100, n_features=32, folds=2),
+        advantage_kwargs=dict(memory=0.5, follow_level=True, fit_rows=100, n_features=32, folds=2),
     ),
     "small_rollouts_together": lambda: train(host("CartPole-v1"), 1536, advantage_kwargs=dict(least_rows=256)),
     "horizons": lambda: train(host("CartPole-v1"), 1024, advantage_kwargs=dict(horizons=True)),
@@ -199,25 +199,3 @@ def tensors(state: dict[str, Any]) -> list[th.Tensor]:
 def logged(model: GRPO) -> Iterable[str]:
     """Keys of what the last rollout and the update after it logged."""
     return model.last_figures
-
-
-#: Small models for ``tests/guards/zips.zip``: models of one version, to be loaded by all that follow.
-ZIPPED: dict[str, Callable[[], GRPO]] = {
-    "cartpole": lambda: train(host("CartPole-v1"), 256),
-    "pendulum_gsde": lambda: train(host("Pendulum-v1"), 256, use_sde=True),
-    "outcome": lambda: train(host("CartPole-v1"), 256, advantage="outcome", n_steps=None, n_groups=4),
-    "tasks": lambda: train(
-        host("CartPoleTasks-v0", 2),
-        256,
-        multitask=dict(tasks=4, grouping="task", weights="adaptive", surgery=True),
-        advantage_kwargs=dict(n_features=16),
-    ),
-    "objectives_each": lambda: train(goals(dict), 256, rewards=dict(objectives=GOALS, normalization="each")),
-    "tensor": lambda: train(make_tensor_env("CartPole-v1", 4), 256),
-    "kl_reference": lambda: train(host("CartPole-v1"), 256, kl_coef=0.1),
-    "horizons": lambda: train(host("CartPole-v1"), 256, advantage_kwargs=dict(horizons=True, n_features=16)),
-    "learn_metric": lambda: train(host("CartPole-v1"), 512, advantage_kwargs=dict(learn_metric=True, n_features=16)),
-    "rnd_bonus": lambda: train(host("CartPole-v1"), 256, rewards=dict(bonus=RNDBonus(hidden=8, outputs=4))),
-    "dict_observations": lambda: train(of_spaces(mixed), 256, policy="MultiInputPolicy"),
-    "vec_normalize": lambda: train(VecNormalize(host("CartPole-v1")), 256),
-}
