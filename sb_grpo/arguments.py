@@ -155,8 +155,6 @@ def check_arguments(given: Arguments) -> None:
         raise ValueError(f"use_sde=True is for Box actions, not {given.action_space}: leave it out.")
     _check_buffer(given)
     check_groups(given)
-    if given.groups.restart == "branch":
-        _check_branching(given)
     check_members(given)
     _check_sizes(given)
     _check_without_effect(given)
@@ -190,16 +188,6 @@ def _check_grouping(given: Arguments, env: TensorVecEnv) -> None:
             f"num_envs={env.num_envs} is no multiple of group_size={given.group_size}, but in a {type(env).__name__} "
             f"(grouping={env.grouping!r}) {_FIXED_GROUPS[env.grouping]}. Make it with num_envs="
             f"{-(-env.num_envs // given.group_size) * given.group_size}, or choose a group_size that divides {env.num_envs}."
-        )
-
-
-def _check_branching(given: Arguments) -> None:
-    env: Any = given.env
-    copies = isinstance(env, TensorVecEnv) and type(env).snapshot is not TensorVecEnv.snapshot
-    if env is not None and not (copies and env.grouping in ("seeds", "state")):
-        raise ValueError(
-            f"group_kwargs: restart='branch' copies states between slots, which {type(env).__name__} cannot. Use a tensor env "
-            "with snapshot and restore, such as sb_grpo.envs.native.make_tensor_env(...), or restart='reset'."
         )
 
 

@@ -248,7 +248,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self.shared_statistics = learners.SharedStatistics(self._vec_normalize_env)
         self.captured = Captured(
             self.compile,
-            rollout_obstacle(self.env, options.groups.restart == "branch", self.use_sde),
+            rollout_obstacle(self.env, self.use_sde),
             update_obstacle(
                 self.policy.optimizer, self.device, options.loss.importance_level, options.update.micro_batch_size,
                 options.multitask.surgery, self.use_sde, self.policy.memory is not None, ranks.place().n,

@@ -91,7 +91,6 @@ OF_LIBRARIES = {
     ("learn.captured.Graph.__init__", "th._inductor"),
     ("envs.brax.make_brax_env", "envs._envs"),
     ("grouped.GroupedAlgorithm._wrap_env", "OnPolicyAlgorithm._wrap_env"),
-    ("learn.onednn.tall_product", "th.ops.mkldnn._linear_pointwise"),
     ("policies.heads.StateDependentNoiseHead.distribution", "dist._latent_sde"),
     ("learn.gradients.clip_gradients", "th._foreach_mul_"),
     *(("policies.layers.hooked", f"layer.{name}") for name in HOOKS),

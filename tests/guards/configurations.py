@@ -22,7 +22,7 @@ from sb_grpo import GRPO, CountBonus, RNDBonus, SeededResetWrapper
 from sb_grpo.callbacks import CurriculumCallback, GammaCallback
 from sb_grpo.envs.causal.policy import InterventionPolicy
 from sb_grpo.envs.goal_car import TensorGoalCar
-from sb_grpo.envs.native import CartPole, make_tensor_env
+from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.maths.estimators import outcome
 from tests.helpers import SpaceEnv
 from tests.test_objectives import TensorGoals, TwoGoals
@@ -108,7 +108,6 @@ CONFIGURATIONS: dict[str, Callable[[], GRPO]] = {
     ),
     "small_rollouts_together": lambda: train(host("CartPole-v1"), 1536, advantage_kwargs=dict(least_rows=256)),
     "horizons": lambda: train(host("CartPole-v1"), 1024, advantage_kwargs=dict(horizons=True)),
-    "learn_metric": lambda: train(host("CartPole-v1"), 1024, advantage_kwargs=dict(learn_metric=True)),
     "kl_reference": lambda: train(
         host("CartPole-v1"), 768, kl_coef=0.3, loss_kwargs=dict(ref_sync_interval=2), ent_coef=0.01, target_kl=0.02
     ),
@@ -164,7 +163,6 @@ CONFIGURATIONS: dict[str, Callable[[], GRPO]] = {
     ),
     "tensor_objectives": lambda: train(TensorGoals(4), 768, rewards=dict(objectives=GOALS, normalization="each")),
     "tensor_rnd_bonus": lambda: train(make_tensor_env("CartPole-v1", 4), 768, rewards=dict(bonus=RNDBonus())),
-    "tensor_branch": lambda: train(CartPole(4), 1024, group_kwargs=dict(restart="branch")),
     "tensor_copied_states": lambda: train(Unseeded(4), 1024),
     "tensor_synchronous": lambda: train(Together(4), 1024, advantage="outcome"),
     "tensor_curriculum": lambda: train(
