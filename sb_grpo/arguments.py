@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
 
@@ -23,7 +23,6 @@ from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.given import Arguments
 from sb_grpo.group_arguments import check_comparable, check_groups
 from sb_grpo.learn.losses import Clipped
-from sb_grpo.moved import check_names
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.policy_arguments import warn_of_overrides
@@ -35,6 +34,30 @@ P = ParamSpec("P")
 R = TypeVar("R")
 #: As they are when the model has been set up, which is another form than the one they were given in.
 NOT_AGAIN = ("device", "normalize_advantage", "policy")
+
+_OF_A_CRITIC = "a setting of PPO's critic, and here there is no critic. Leave it out."
+_OF_TRPO = "a setting of TRPO's step, and here steps are PPO's. Leave it out; target_kl=0.01 bounds an update."
+_OF_A2C = (
+    "a setting of A2C's optimiser. Leave it out, or pass policy_kwargs=dict(optimizer_class=torch.optim.RMSprop, "
+    "optimizer_kwargs=dict(alpha=0.99, eps=1e-5))."
+)
+#: Arguments of PPO, A2C and TRPO that GRPO does not have: a description, and the remedy.
+OF_OTHERS = {
+    **dict.fromkeys(("vf_coef", "clip_range_vf", "n_critic_updates"), _OF_A_CRITIC),
+    **dict.fromkeys(("cg_max_steps", "cg_damping", "sub_sampling_factor"), _OF_TRPO),
+    **dict.fromkeys(("line_search_shrinking_factor", "line_search_max_iter"), _OF_TRPO),
+    **dict.fromkeys(("use_rms_prop", "rms_prop_eps"), _OF_A2C),
+}
+
+
+def check_names(given: Mapping[str, Any]) -> None:
+    """Check that no argument is one that only PPO, A2C or TRPO have.
+
+    :param given: values by name
+    :raises TypeError: naming the argument and the remedy
+    """
+    for name in OF_OTHERS.keys() & given.keys():
+        raise TypeError(f"GRPO got an unexpected keyword argument {name!r}: {name}={shown(given[name])} is {OF_OTHERS[name]}")
 
 
 def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:
@@ -134,8 +157,6 @@ def check_arguments(given: Arguments) -> None:
         raise ValueError(f"use_sde=True is for Box actions, not {given.action_space}: leave it out.")
     _check_buffer(given)
     check_groups(given)
-    if given.groups.restart == "branch":
-        _check_branching(given)
     check_members(given)
     _check_sizes(given)
     _check_without_effect(given)
@@ -169,16 +190,6 @@ def _check_grouping(given: Arguments, env: TensorVecEnv) -> None:
             f"num_envs={env.num_envs} is no multiple of group_size={given.group_size}, but in a {type(env).__name__} "
             f"(grouping={env.grouping!r}) {_FIXED_GROUPS[env.grouping]}. Make it with num_envs="
             f"{-(-env.num_envs // given.group_size) * given.group_size}, or choose a group_size that divides {env.num_envs}."
-        )
-
-
-def _check_branching(given: Arguments) -> None:
-    env: Any = given.env
-    copies = isinstance(env, TensorVecEnv) and type(env).snapshot is not TensorVecEnv.snapshot
-    if env is not None and not (copies and env.grouping in ("seeds", "state")):
-        raise ValueError(
-            f"group_kwargs: restart='branch' copies states between slots, which {type(env).__name__} cannot. Use a tensor env "
-            "with snapshot and restore, such as sb_grpo.envs.native.make_tensor_env(...), or restart='reset'."
         )
 
 

@@ -130,7 +130,7 @@ def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, coun
     )
     variances = ranks.variances(returns, rollout.rewards, advantages, known=(mean_return, reward, advantage))
     spreads = [math.sqrt(variance) for variance in variances]
-    age_max, reward_max = ranks.each_largest(float(counts.age.max()), rollout.rewards.abs().max().item())
+    age_max, reward_max = ranks.largest(float(counts.age.max()), rollout.rewards.abs().max().item())
     figures = {
         "rollout/useful_fraction": counts.trained / (counts.trained + counts.dropped),
         "rollout/pending_steps": counts.pending,

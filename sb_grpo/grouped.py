@@ -35,7 +35,6 @@ from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
 from sb_grpo.learn.losses import Loss
 from sb_grpo.maths.discount import discount_for
 from sb_grpo.maths.schedules import scaled
-from sb_grpo.moved import DEFAULTS_0_1, MOVED, modern
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, RoutedPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policies.weights import made_apart
@@ -96,8 +95,6 @@ class GroupedAlgorithm(SlottedAlgorithm):
         return venv
 
     def _setup_model(self) -> None:
-        former = {name: self.__dict__.pop(name) for name in MOVED if name in self.__dict__}
-        self.__dict__.update(modern({**self.__dict__, **former}, DEFAULTS_0_1) if former else {})  # a zip of version 0.1
         if self.rollout_buffer_class is saving.OnlyForGRPO:  # type: ignore[comparison-overlap]
             self.rollout_buffer_class = None
         self.options, self._as_read = Options.read(self.__dict__), None
@@ -275,7 +272,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self.shared_statistics = learners.SharedStatistics(self._vec_normalize_env)
         self.captured = Captured(
             self.compile,
-            rollout_obstacle(self.env, options.groups.restart == "branch", self.use_sde),
+            rollout_obstacle(self.env, self.use_sde),
             update_obstacle(
                 self.policy.optimizer, self.device, options.loss.importance_level, options.update.micro_batch_size,
                 options.multitask.surgery, self.use_sde, self.policy.memory is not None, ranks.place().n,

@@ -81,8 +81,8 @@ class GRPO(ResumableAlgorithm):
     :param multitask: tasks, grouping, weights and surgery: a dict, or :class:`~sb_grpo.options.Multitask`
     :param rewards: objectives, scaling and bonus: a dict, or :class:`~sb_grpo.options.Rewards`
     :param update_kwargs: memory and precision of an update: :class:`~sb_grpo.options.UpdateOptions`
-    :param compile: capture the step loop (tensor envs) and the gradient step as graphs: True (``torch.compile``) or
-        ``"reduce-overhead"`` (with CUDA graphs). Compiling takes 10 to 70 s; what cannot be captured is named and stays eager
+    :param compile: capture the step loop (tensor envs) and the gradient step as graphs: ``torch.compile``.
+        Compiling takes 10 to 70 s; what cannot be captured is named and stays eager
     :raises ValueError: for arguments out of range or at odds with each other or the env
     """
 
@@ -124,7 +124,7 @@ class GRPO(ResumableAlgorithm):
         multitask: Multitask | Mapping[str, Any] | None = None,
         rewards: Rewards | Mapping[str, Any] | None = None,
         update_kwargs: dict[str, Any] | None = None,
-        compile: bool | str = False,
+        compile: bool = False,
     ) -> None:
         super().__init__(
             policy,  # type: ignore[arg-type]
@@ -200,7 +200,8 @@ class GRPO(ResumableAlgorithm):
         assert rollout is not None, "a rollout ends with a complete group"
         self._steps_dropped += rollout_buffer.n_idle + rollout_buffer.n_lost
         self.slots.note_starts(rollout)
-        rollout = rollout._replace(seed_group=ranks.dealt(rollout.seed_group), max_length=ranks.largest(rollout.max_length))
+        max_length = int(ranks.largest(rollout.max_length)[0])
+        rollout = rollout._replace(seed_group=ranks.dealt(rollout.seed_group), max_length=max_length)
         self._note_few_starts(rollout)
         self._prepared = rollout, self._prepare(rollout)
         return True

@@ -17,9 +17,6 @@ class GroupOptions:
 
     #: False: members share the start state but not the noise that ``step`` draws.
     shared_noise: bool = True
-    #: Where groups start: ``"reset"``, or ``"branch"`` (experimental; tensor envs that can copy states): half of them in a
-    #: state that the policy is visiting. Episode statistics then count branched episodes from there on.
-    restart: str = "reset"
 
 
 @dataclass(frozen=True)

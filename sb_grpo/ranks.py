@@ -1,8 +1,9 @@
-"""Several learners of one model: what each of them has found, added up (docs/scale.md).
+"""Sums over several learners of one model, by torch.distributed: gloo on the CPU, nccl on GPUs (docs/scale.md).
 
-``torchrun`` starts the same script N times and tells each process its rank. Each has its own envs and its own groups, and all
-have the same weights, because whatever changes them is made of sums over all ranks. In a single process every function here
-gives back what it was given, so that who calls them need not know how many there are.
+``torchrun`` starts the same script N times and tells each process its rank. Each rank has its own envs and its own groups.
+All have the same weights, because only sums over all ranks change them. In a single process every function returns its
+argument unchanged, so callers need not know the number of ranks. A function that communicates raises :class:`RankLost` when
+another rank has ended.
 """
 
 from __future__ import annotations
@@ -10,47 +11,43 @@ from __future__ import annotations
 import atexit
 import importlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch as th
 import torch.distributed as dist
 
-from sb_grpo.neighbours import Neighbours, meet
-
 T = TypeVar("T")
-Number = TypeVar("Number", int, float)
 
 
 class Place(NamedTuple):
-    """Which of how many learners this process is."""
+    """Rank of this process, and the number of ranks."""
 
     rank: int
     n: int
 
 
 class RankLost(SystemExit):
-    """Another learner has ended before its time, so the sums that this one waits for will never come.
+    """Another rank has ended too early, so the sums that this one waits for will never come.
 
-    A script that does not catch it ends with its sentence, without a traceback.
+    A script that does not catch it ends with the message, without a traceback.
     """
 
 
 _place = Place(0, 1)
-#: The way between the learners of one machine for what is on the CPU; None: gloo.
-_near: Neighbours | None = None
 
 
 def place() -> Place:
-    """Which of how many learners this process is; 0 of 1 before :func:`join`, and where there is but one."""
+    """Rank of this process, and the number of ranks; 0 and 1 before :func:`join` and in a single process."""
     return _place
 
 
 def announced() -> Place:
-    """What torchrun has said in the environment, whether or not the process has joined.
+    """Rank and number of ranks from torchrun's environment variables, also before :func:`join`.
 
-    :raises ValueError: for variables that say what cannot be
+    :raises ValueError: for variables that are no rank and number
     """
     names = ("RANK", "WORLD_SIZE")
     if any(name not in os.environ for name in names):
@@ -65,13 +62,13 @@ def announced() -> Place:
 
 
 def join(device: th.device | str) -> th.device | str:
-    """Meet the other learners that torchrun has started, once per process; alone, nothing happens.
+    """Join the process group of torchrun, once per process; without torchrun nothing happens.
 
-    :param device: that the user asked for
-    :return: the device to use: on CUDA the GPU of this process's own
-    :raises ValueError: for a rank without a GPU where the ranks run on GPUs
+    :param device: the user's choice
+    :return: the device to use: on CUDA this process's own GPU
+    :raises ValueError: for a rank without a GPU of its own
     """
-    global _place, _near
+    global _place
     joined = dist.is_available() and dist.is_initialized()  # by an earlier model, or by the user
     if not joined and announced().n == 1:
         return device
@@ -79,15 +76,12 @@ def join(device: th.device | str) -> th.device | str:
     if not joined:
         if on_cuda:
             th.cuda.set_device(_own_gpu())
-        # Defaults of its functions are the group that there is when it is imported, and keep that group's threads alive: to
-        # the end of the process, which they then abort now and then. Imported before, it keeps nothing.
+        # Default arguments of this module hold the group that exists when it is imported. They would keep the threads of
+        # that group alive to the end of the process, and such threads sometimes abort it. Imported now, it holds none.
         importlib.import_module("torch.distributed.nn.functional")
-        # Counts and settings travel between the hosts, what is on a GPU between the GPUs.
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
         atexit.register(_leave)
     _place = Place(dist.get_rank(), dist.get_world_size())
-    if _near is None and _place.n > 1:
-        _near = meet(_place.rank, gathered)
     return f"cuda:{th.cuda.current_device()}" if on_cuda and _place.n > 1 else device
 
 
@@ -106,21 +100,35 @@ def _leave() -> None:
         dist.destroy_process_group()
 
 
+@contextmanager
+def _alive() -> Iterator[None]:
+    """Turn the errors of torch.distributed into :class:`RankLost`."""
+    try:
+        yield
+    except (RuntimeError, OSError) as error:
+        raise RankLost(
+            f"Rank {_place.rank} of {_place.n} stops, because another rank has ended: torchrun's report says which, and that "
+            "one's messages why. What has been saved is whole; go on from the last checkpoint."
+        ) from error
+
+
 # ---------------------------------------------------------------- sums
 
 
-def total(values: th.Tensor) -> th.Tensor:
-    """Sum over the ranks of a tensor that has the same shape on all of them.
+def _reduce(values: th.Tensor, operation: Any) -> th.Tensor:
+    result = values.clone(memory_format=th.contiguous_format)
+    with _alive():
+        dist.all_reduce(result, operation)
+    return result
 
-    :raises RankLost: if one of them has ended
-    """
-    if _place.n == 1:
-        return values
-    return _reduce(values, dist.ReduceOp.SUM)
+
+def total(values: th.Tensor) -> th.Tensor:
+    """Sum over the ranks of a tensor that has the same shape on all of them."""
+    return values if _place.n == 1 else _reduce(values, dist.ReduceOp.SUM)
 
 
 def totals(*parts: th.Tensor) -> list[th.Tensor]:
-    """:func:`total` of several tensors of one type, in one reduction."""
+    """Sums of several tensors of one type as :func:`total`, in one reduction."""
     if _place.n == 1:
         return [*parts]
     flat = total(th.cat([part.flatten() for part in parts]))
@@ -137,27 +145,21 @@ def count(n: int) -> int:
     return counts(n)[0]
 
 
-def largest(x: Number) -> Number:
-    """The largest of the ranks' numbers."""
-    return type(x)(each_largest(x)[0])
-
-
-def each_largest(*numbers: float) -> list[float]:
-    """The largest of the ranks' numbers, of several at once."""
+def largest(*numbers: float) -> list[float]:
+    """The largest of the ranks' values for each of several numbers, in one reduction."""
     if _place.n == 1:
         return [*numbers]
-    found: list[float] = _reduce(th.tensor(numbers, dtype=th.float64), dist.ReduceOp.MAX).tolist()
-    return found
+    return _reduce(th.tensor(numbers, dtype=th.float64), dist.ReduceOp.MAX).tolist()  # type: ignore[no-any-return]
 
 
 def every(flag: bool) -> bool:
-    """Whether it is so on all ranks."""
+    """Whether the flag is set on all ranks."""
     return flag if _place.n == 1 else count(not flag) == 0
 
 
 def some(flag: bool) -> bool:
-    """Whether it is so on at least one rank."""
-    return flag if _place.n == 1 else count(flag) > 0
+    """Whether the flag is set on at least one rank."""
+    return not every(not flag)
 
 
 def mean(rows: th.Tensor) -> th.Tensor:
@@ -223,25 +225,6 @@ def _summed(rows: th.Tensor) -> tuple[th.Tensor, int]:
     return (sums[:-1] / sums[-1]).view(rows.shape[1:]), int(sums[-1])
 
 
-def _reduce(values: th.Tensor, how: Any) -> th.Tensor:
-    """Of all ranks."""
-    try:
-        if _near is not None and not values.is_cuda:
-            return _near.combined(values, th.add if how is dist.ReduceOp.SUM else th.maximum)
-        result = values.clone(memory_format=th.contiguous_format)
-        dist.all_reduce(result, how)
-    except (RuntimeError, OSError) as error:
-        raise _lost() from error
-    return result
-
-
-def _lost() -> RankLost:
-    return RankLost(
-        f"Rank {_place.rank} of {_place.n} stops, because another rank has ended: torchrun's report says which, and that "
-        "one's messages why. What has been saved is whole; go on from the last checkpoint."
-    )
-
-
 # ---------------------------------------------------------------- weights
 
 
@@ -267,24 +250,18 @@ def broadcast(tensors: Iterable[th.Tensor]) -> None:
         return
     for tensor in tensors:
         whole = tensor.contiguous()
-        try:
+        with _alive():
             dist.broadcast(whole, 0)
-        except RuntimeError as error:
-            raise _lost() from error
         tensor.copy_(whole)
 
 
 def gathered(value: T) -> list[T]:
-    """The picklable values of all ranks, in their order."""
+    """Picklable values of all ranks, in the order of the ranks."""
     if _place.n == 1:
         return [value]
     values: list[Any] = [None] * _place.n
-    try:
-        if _near is not None:
-            return _near.gathered(value)
+    with _alive():
         dist.all_gather_object(values, value)
-    except (RuntimeError, OSError) as error:
-        raise _lost() from error
     return values
 
 

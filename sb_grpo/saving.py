@@ -20,7 +20,6 @@ from torch.optim import Optimizer
 from sb_grpo import files
 from sb_grpo.learn.last_good import Snapshot
 from sb_grpo.maths import schedules  # noqa: F401  # their plain form: models of the zoo have them
-from sb_grpo.moved import MOVED
 from sb_grpo.plain import NotPlain, from_plain, to_plain
 
 #: What is built anew after loading.
@@ -32,12 +31,10 @@ NOT_SAVED = (
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
 OPTIONAL_MODULES = ("estimator", "ref_policy", "grouper", "group_weighting", "bonus")
-#: What version 0.1 called some of them.
-FORMER_NAMES = {"state_baseline": "estimator"}
 #: What a training begins anew, or the model makes of its arguments: not needed from a file that is not trusted.
 MADE_ANEW = (
     "_last_obs", "_last_episode_starts", "_last_original_obs", "ep_info_buffer", "ep_success_buffer", "lr_schedule",
-    "_clip_range_schedule", "_clip_range_high_schedule", "action_noise", "tensorboard_log",
+    "action_noise", "tensorboard_log",
 )  # fmt: skip
 #: Arguments that no file decides: ``env="module:Id"`` would be imported.
 NOT_FROM_FILES = ("env", "device")
@@ -110,7 +107,7 @@ def with_fitting_modules(saved: Mapping[str, Any], modules: Mapping[str, Any], g
     :param modules: optional modules by name; what is no module has no state
     :param given_reference: the reference policy was named
     """
-    states = {FORMER_NAMES.get(name, name): state for name, state in saved.items()}
+    states = dict(saved)
     for name, module in modules.items():
         if not isinstance(module, nn.Module):
             states.pop(name, None)
@@ -181,26 +178,6 @@ def check_moments(optimizer: Optimizer) -> None:
         for name, moment in state.items():
             if isinstance(moment, th.Tensor) and moment.dim() > 0 and moment.shape != parameter.shape:
                 raise ValueError(f"{name} of the optimizer is {tuple(moment.shape)} for weights {tuple(parameter.shape)}.")
-
-
-@contextmanager
-def saying_what_moved(path: Any) -> Iterator[None]:
-    """A saved object whose class has moved since is named, with the way to load all the same.
-
-    :param path: of the zip, for the message
-    :raises ValueError: in the place of pickle's complaint
-    """
-    try:
-        yield
-    except (ModuleNotFoundError, AttributeError) as error:
-        module = getattr(error, "name", None) or ""
-        if not isinstance(error, ModuleNotFoundError) or not module.startswith("sb_grpo"):
-            raise
-        raise ValueError(
-            f"{path} was saved by sb_grpo 0.1: it holds an object of {module}, which has moved (CHANGELOG.md). Make "
-            "that object anew and pass it as custom_objects={argument: object}, for example GRPO.load(path, "
-            "custom_objects={'exploration_bonus': RNDBonus()}); weights and all else are loaded from the file."
-        ) from error
 
 
 def with_entries(content: bytes, entries: Mapping[str, bytes]) -> bytes:
@@ -305,7 +282,7 @@ def without_pickle(
     """
     source = _opened(path)
     data = json.loads(read_entry(source, "data") or b"{}")
-    known = {name: data[name] for name in data if name in {*arguments, *STATE, *MADE_ANEW, *MOVED} - {*NOT_FROM_FILES}}
+    known = {name: data[name] for name in data if name in {*arguments, *STATE, *MADE_ANEW} - {*NOT_FROM_FILES}}
     if (known.get("rollout_buffer_class") or {}).get("__module__") == __name__:  # OnlyForGRPO: none was given
         known["rollout_buffer_class"] = None
     plain = json.loads(read_entry(source, PLAIN) or b"{}")

@@ -54,7 +54,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     clip_range: Any
     kl_coef: float
     target_kl: float | None
-    compile: bool | str
+    compile: bool
     n_groups: int | None
     advantage: Any
 
@@ -232,8 +232,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         assert self._base_seed is not None and self.env is not None
         self.slots = make_slots(
             self.env, self.members, self._base_seed, ranks.own_from(self._next_group), self.device,
-            shared_noise=self.options.groups.shared_noise, branch=self.options.groups.restart == "branch",
-            whole_episodes=self.whole_episodes,
+            shared_noise=self.options.groups.shared_noise, whole_episodes=self.whole_episodes,
         )  # fmt: skip
         return self.slots
 

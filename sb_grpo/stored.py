@@ -12,10 +12,10 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 
 from sb_grpo import normalization, ranks, saving
+from sb_grpo.arguments import check_names
 from sb_grpo.collect.masks import APART
 from sb_grpo.export import export_policy
 from sb_grpo.grouped import GroupedAlgorithm
-from sb_grpo.moved import check_names
 from sb_grpo.rules import constructor_of, from_config
 from sb_grpo.state import copied
 
@@ -77,7 +77,7 @@ class StoredAlgorithm(GroupedAlgorithm):
 
         :param trusted: False: nothing in the file is unpickled, so that none of it can run; what has no plain form is named,
             and taken from ``custom_objects`` or the further arguments (docs/security.md)
-        :raises ValueError: for what cannot be had without unpickling, and for objects whose class has moved
+        :raises ValueError: for what cannot be had without unpickling
         """
         check_names(kwargs)
         saving.check_is_grpo(path, saving.attributes_in(path))
@@ -91,8 +91,7 @@ class StoredAlgorithm(GroupedAlgorithm):
             kwargs["_replaced"] = replaced
         kwargs["_of_file"] = True
         kwargs["_statistics"] = saving.entry_of(path, saving.STATISTICS)
-        with saving.saying_what_moved(path):
-            return super().load(source, env, device, custom_objects, *args, **kwargs)  # type: ignore[no-any-return]
+        return super().load(source, env, device, custom_objects, *args, **kwargs)  # type: ignore[no-any-return]
 
     def _setup_model(self) -> None:
         super()._setup_model()

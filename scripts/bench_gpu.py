@@ -2,7 +2,7 @@
 
 usage: python scripts/bench_gpu.py [--device cuda] [--n-envs 4096 16384 65536] [--rejax PYTHON] [--brax NAME] [--json FILE]
 
-CartPole-v1, 64-64 net, 32 steps per env, 8 minibatches, 4 epochs. Eager and captured (compile="reduce-overhead") models train
+CartPole-v1, 64-64 net, 32 steps per env, 8 minibatches, 4 epochs. Eager and captured (compile=True) models train
 in turn, and rejax's PPO beside them where a Python that has it is given (see scripts/peer_rejax.py). With ``--device cpu`` and
 ``--n-envs 64`` the same code runs on a CPU, to see that it works.
 """
@@ -29,7 +29,7 @@ H200 = (67e12, 4.8e12)
 N_STEPS, N_MINIBATCHES, N_EPOCHS = 32, 8, 4
 
 
-def make_model(n_envs: int, device: str, compile: bool | str, env: Any = None, seed: int = 0, **settings: Any) -> GRPO:
+def make_model(n_envs: int, device: str, compile: bool, env: Any = None, seed: int = 0, **settings: Any) -> GRPO:
     """A model with the benchmark's settings."""
     batch_size = n_envs * N_STEPS // N_MINIBATCHES
     env = make_tensor_env("CartPole-v1", n_envs, device) if env is None else env
@@ -42,7 +42,7 @@ def compare(n_envs: int, device: str, rounds: int, rejax: str | None) -> dict[st
     n_timesteps = 8 * n_envs * N_STEPS
     loops: dict[str, Any] = {
         "eager": Ours(lambda: make_model(n_envs, device, False), n_timesteps),
-        "captured": Ours(lambda: make_model(n_envs, device, "reduce-overhead"), n_timesteps),
+        "captured": Ours(lambda: make_model(n_envs, device, True), n_timesteps),
     }
     if rejax is not None:
         batch_size = n_envs * N_STEPS // N_MINIBATCHES
@@ -70,7 +70,7 @@ def solve(n_envs: int, device: str, seeds: range) -> list[dict[str, Any]]:
     runs = []
     for seed in seeds:
         settings = dict(seed=seed, learning_rate=2e-3, gamma=0.99, gae_lambda=0.98)
-        model, compile_s = warmed_up(make_model(n_envs, device, "reduce-overhead", **settings))
+        model, compile_s = warmed_up(make_model(n_envs, device, True, **settings))
         runs.append({"seed": seed, "compile_s": compile_s, **time_to_solve(model, 200 * n_envs * N_STEPS)})
         print(f"seed {seed}: {runs[-1]}", flush=True)
     return runs

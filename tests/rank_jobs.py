@@ -33,12 +33,12 @@ OPTIONS = AdvantageOptions(0.97, 0.9, "batch")
 #: Every part of the baseline that adds up over rows or episodes, in one of them at least.
 BASELINES: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "metric": dict(learn_metric=True, follow_level=True, n_features=64),
+    "level": dict(follow_level=True, n_features=64),
     "two_layers": dict(horizons=True, n_features=64),
     "paired": dict(paired=True, n_features=64),
-    "few_rows": dict(fit_rows=150, with_time=True, n_features=64),
+    "few_rows": dict(fit_rows=150, n_features=64),
     "no_folds": dict(folds=1, n_features=64),
-    "waiting": dict(least_rows=1000, n_features=64, with_time=True, paired=True),
+    "waiting": dict(least_rows=1000, n_features=64, paired=True),
 }
 
 

@@ -5,7 +5,6 @@ Record anew, which is right only for a change that is meant to alter what is lea
     OMP_NUM_THREADS=1 python -m tests.record_guards                 all configurations
     OMP_NUM_THREADS=1 python -m tests.record_guards defaults gsde   these only
     OMP_NUM_THREADS=1 python -m tests.record_guards --check         two runs, each in its own process: are they one to the bit?
-    OMP_NUM_THREADS=1 python -m tests.record_guards --zips FOLDER   save the small models that later versions must load
 
 A hash holds for one kind of machine: other vector instructions, another CPU or another torch sum in another order. So each
 record names the machine that made it (:func:`machine`), and on any other one the sample is compared instead.
@@ -26,10 +25,9 @@ from typing import Any
 
 import torch as th
 
-from tests.guards.configurations import CONFIGURATIONS, SLOW, ZIPPED, learnt, logged
+from tests.guards.configurations import CONFIGURATIONS, SLOW, learnt, logged
 
 FOLDER = Path(__file__).parent / "guards"
-ZIPS = FOLDER / "zips.zip"  # what --zips has made, in one archive
 RECORDS = FOLDER / "records.jsonl"
 SAMPLE = 16
 #: Variables that make the libraries choose other kernels than the CPU allows.
@@ -121,44 +119,16 @@ def check(names: list[str]) -> int:
     return len(differing)
 
 
-def save_zips(folder: Path) -> None:
-    """Each model with the action that it takes and the hashes of what it has learnt; statistics of VecNormalize beside it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    expected = {}
-    for name, train in ZIPPED.items():
-        model = train()
-        model.save(folder / name)
-        normalizer = model.get_vec_normalize_env()
-        if normalizer is not None:
-            normalizer.save(str(folder / f"{name}.pkl"))
-        observation = fixed_observation(model.observation_space)
-        expected[name] = dict(
-            action=model.predict(observation, deterministic=True)[0].tolist(),
-            env_steps=model.num_timesteps,
-            sha256={part: digest(tensors) for part, tensors in learnt(model).items()},
-        )
-    (folder / "expected.json").write_text(json.dumps(expected, indent=1) + "\n")
-
-
-def fixed_observation(space: Any) -> Any:
-    """The same observation of a space wherever it is drawn."""
-    space.seed(0)
-    return space.sample()
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[*CONFIGURATIONS, []], metavar="configuration")
     what = parser.add_mutually_exclusive_group()
     what.add_argument("--check", action="store_true", help="compare two runs and record nothing")
     what.add_argument("--print", action="store_true", help="print the records and write nothing")
-    what.add_argument("--zips", type=Path, help="save the small models into this folder, and record no weights")
     args = parser.parse_args()
     th.set_num_threads(1)
     names = args.names or list(CONFIGURATIONS)
-    if args.zips:
-        save_zips(args.zips)
-    elif args.check:
+    if args.check:
         return min(check(names), 1)
     elif args.print:
         print(json.dumps({name: measure(name) for name in names}))

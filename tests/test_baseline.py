@@ -45,18 +45,6 @@ def test_shifting_or_scaling_rewards_shifts_or_scales_the_baseline():
     th.testing.assert_close(results[0], results[2], atol=2e-2, rtol=1e-2)
 
 
-def test_time_tells_apart_what_the_state_does_not():
-    """Constant observation, reward 1 per step, 6 steps: only t predicts the reward-to-go."""
-    rewards = [[1.0] * 6 for _ in range(80)]
-    rollout = make_rollout(rewards, [i // 8 for i in range(80)])
-    baseline, features = StateBaseline(1, with_time=True), th.zeros(480, 1)
-    for _ in range(6):
-        advantages, explained = baseline.advantages(
-            rollout, AdvantageOptions(gamma=1.0, normalize="none"), features, th.zeros(80, 1)
-        )
-    assert explained > 0.99 and float(advantages.abs().max()) < 0.2
-
-
 def test_a_saved_baseline_predicts_the_same():
     th.manual_seed(0)
     baseline = StateBaseline(2)
@@ -189,7 +177,7 @@ def test_episodes_that_grow_longer_do_not_change_what_a_state_is_worth():
     assert worst[3] < 1.5 * worst[2] + 0.1
 
 
-@pytest.mark.parametrize("settings", [{}, dict(horizons=True), dict(with_time=True), dict(learn_metric=True)])
+@pytest.mark.parametrize("settings", [{}, dict(horizons=True)])
 def test_small_rollouts_wait_and_are_fitted_as_one(settings):
     """Rollouts of 40 steps in twos: the fits are those to rollouts of 80, and the second of two is judged by them."""
     th.manual_seed(0)

@@ -180,7 +180,7 @@ IMAGE = spaces.Box(0, 255, (36, 36, 1), np.uint8)
 PARTS = spaces.Dict({"a": BOX, "b": spaces.Discrete(3)})
 TASKS = dict(tasks=["even", "odd"])
 BY_EPISODE = dict(importance_level="episode")
-STATE = dict(learn_metric=True, horizons=True, paired=True, with_time=True, follow_level=True)
+STATE = dict(horizons=True, paired=True, follow_level=True)
 PENDULUM, CART = native("Pendulum-v1"), native("CartPole-v1")
 #: Envs by device, and arguments: every head, grouping, estimator, loss and extra.
 TRAININGS: dict[str, tuple[Callable[[str], Any], dict[str, Any]]] = {
@@ -199,7 +199,6 @@ TRAININGS: dict[str, tuple[Callable[[str], Any], dict[str, Any]]] = {
     "groups by state": (lambda device: Unseeded(8, device), {}),
     "groups by stream": (lambda device: Streams(8, device), dict(advantage="outcome")),
     "groups together": (lambda device: Together(8, device), dict(advantage="outcome")),
-    "branches": (CART, dict(group_kwargs=dict(restart="branch"))),
     "outcome": (choosing(MOVES), dict(advantage="outcome", n_groups=8, n_steps=None, loss_kwargs=dict(aggregation="episode"))),
     "process": (CART, dict(advantage="process", normalize_advantage="batch")),
     "step": (CART, dict(advantage="step")),
@@ -270,7 +269,6 @@ SENT_BEFORE = {"collect.device_loop.env_actions.<locals>.<genexpr>"}
 IN_THE_LOOP = {
     "groups by state": COPIES,
     "groups together": {"collect.simulators.SynchronousSlots._restart"},
-    "branches": {"collect.simulators.BranchSlots._restart", "collect.simulators.StateSlots._start"},
 }
 
 

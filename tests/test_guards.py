@@ -1,4 +1,4 @@
-"""What a reshaping of the code must not change: trained weights to the bit, what is logged, and the zips of earlier versions.
+"""What a reshaping of the code must not change: trained weights to the bit, and the keys that are logged.
 
 ``python -m tests.record_guards`` records the weights anew; its docstring says when that is right.
 """
@@ -6,19 +6,15 @@
 from __future__ import annotations
 
 import json
-import zipfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch as th
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 
-from sb_grpo import GRPO, RNDBonus
 from tests import record_guards
-from tests.guards.configurations import CONFIGURATIONS, SLOW, ZIPPED, host, learnt
-from tests.record_guards import ZIPS, digest, fixed_observation, machine, measure, read_records, summary
+from tests.guards.configurations import CONFIGURATIONS, SLOW
+from tests.record_guards import digest, machine, measure, read_records, summary
 
 #: On a machine that rounds otherwise: largest deviation of a sampled weight w, in units of 1 + abs(w). With other vector
 #: instructions (ATEN_CPU_CAPABILITY=default and avx2) 4e-6 was the largest of any policy, except after the 640 gradient steps
@@ -27,12 +23,6 @@ TOLERANCE = {"state_baseline": 2e-2}
 POLICY_TOLERANCE = {"defaults": 1e-3, "tensor_defaults": 1e-3}
 #: The same for norms, relative: 1.5e-4 for the baseline and 5e-7 for all else were the largest.
 NORM_TOLERANCE = {"state_baseline": 1e-3}
-
-#: Zip -> part of the ValueError with which it is refused, which must name the version that wrote it and the remedy; the empty
-#: text: it loads. All were written by 0.1.0 as it was at commit 2ab7612.
-REFUSED: dict[str, str] = {name: "" for name in ZIPPED} | {"rnd_bonus": "saved by sb_grpo 0.1: .* custom_objects="}
-#: What is passed as ``custom_objects`` where a saved object's class has moved.
-ANEW: dict[str, dict[str, Any]] = {"rnd_bonus": {"exploration_bonus": RNDBonus(hidden=8, outputs=4)}}
 
 
 def recorded(name: str) -> dict[str, Any]:
@@ -103,54 +93,3 @@ def test_other_kernels_are_another_machine(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.undo()
     monkeypatch.setenv("MKL_DEBUG_CPU_TYPE", "5")
     assert machine(False) != here
-
-
-@pytest.fixture(scope="module")
-def zips(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("zips")
-    with zipfile.ZipFile(ZIPS) as archive:
-        archive.extractall(folder)
-    return folder
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_zips_of_earlier_versions_load_or_say_why_not(name: str, zips: Path) -> None:
-    path = zips / f"{name}.zip"
-    if REFUSED[name]:
-        with pytest.raises(ValueError, match=REFUSED[name]):
-            GRPO.load(path, device="cpu")
-    expected = json.loads((zips / "expected.json").read_text())[name]
-    model = GRPO.load(path, device="cpu", custom_objects=ANEW.get(name))
-    assert {part: digest(tensors) for part, tensors in learnt(model).items()} == expected["sha256"]
-    action = model.predict(fixed_observation(model.observation_space), deterministic=True)[0]
-    np.testing.assert_allclose(action, expected["action"], rtol=1e-5)
-    assert model.num_timesteps == expected["env_steps"]
-
-
-def test_a_training_goes_on_from_a_zip_of_an_earlier_version(zips: Path) -> None:
-    model = GRPO.load(zips / "kl_reference.zip", env=host("CartPole-v1"), device="cpu")
-    before = [tensor.clone() for tensor in learnt(model)["policy"]]
-    model.learn(128, reset_num_timesteps=False)
-    assert model.num_timesteps == 256 + 128
-    assert any((a != b).any() for a, b in zip(learnt(model)["policy"], before, strict=True))
-
-
-def test_statistics_of_an_earlier_vec_normalize_load(zips: Path) -> None:
-    env = VecNormalize.load(str(zips / "vec_normalize.pkl"), host("CartPole-v1"))
-    assert isinstance(env.venv, DummyVecEnv) and env.obs_rms.count > 256
-    GRPO.load(zips / "vec_normalize.zip", env=env, device="cpu").learn(128)
-
-
-def test_zips_are_small_and_each_is_expected(zips: Path) -> None:
-    names = {path.stem for path in zips.glob("*.zip")}
-    assert names == set(REFUSED) == set(json.loads((zips / "expected.json").read_text()))
-    assert all(path.stat().st_size < 60_000 for path in zips.iterdir())
-
-
-def test_what_a_zip_says_of_its_writer(zips: Path) -> None:
-    """Neither SB3's note of the system nor the data name sb_grpo's version: the stored arguments tell versions apart."""
-    with zipfile.ZipFile(zips / "cartpole.zip") as archive:
-        assert set(archive.namelist()) >= {"data", "system_info.txt", "_stable_baselines3_version", "policy.pth"}
-        assert "sb_grpo" not in archive.read("system_info.txt").decode()
-        data = json.loads(archive.read("data"))
-    assert "baseline_kwargs" in data and "sb_grpo" not in data

@@ -27,7 +27,6 @@ SIZES = (
 SETTINGS: dict[str, dict[str, Any]] = {
     "state": {},
     "horizons": dict(advantage_kwargs=dict(horizons=True)),
-    "learn_metric": dict(advantage_kwargs=dict(learn_metric=True)),
     "paired": dict(advantage_kwargs=dict(paired=True)),
     "normalize_obs": dict(policy_kwargs=dict(normalize_obs=True), advantage="step", normalize_advantage="batch"),
     "rnd": dict(rewards=dict(bonus=RNDBonus())),
@@ -87,7 +86,7 @@ def learnt(model: GRPO) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for part, top in parts.items():
         for where, module in top.named_modules() if isinstance(top, th.nn.Module) else ():
-            own = {k: v for k, v in vars(module).items() if k in ("_moments", "_past", "_fits", "_met", "_waiting")}
+            own = {k: v for k, v in vars(module).items() if k in ("_moments", "_met", "_waiting")}
             tensors = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
             found |= {f"{part}.{where}.{name}": copy.deepcopy(value) for name, value in {**own, **tensors}.items()}
     return found

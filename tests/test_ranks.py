@@ -7,11 +7,8 @@ are the same because every rank draws the random numbers of all envs (``tests.ra
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +20,6 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 
 from sb_grpo import GRPO, learners, ranks
 from sb_grpo.callbacks import HealthCallback
-from sb_grpo.neighbours import AT_ONCE, Neighbours, meet
 from sb_grpo.ranks import Place
 from tests.helpers import wait_for
 from zoo.training.checkpoints import Checkpoints
@@ -214,46 +210,10 @@ def second_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "_place", Place(1, 3))
 
 
-@pytest.fixture
-def three() -> Iterator[list[Neighbours]]:
-    """Three learners of one process, each two of which have a socket."""
-    sockets: list[dict[int, socket.socket]] = [{}, {}, {}]
-    for one, other in ((0, 1), (0, 2), (1, 2)):
-        sockets[one][other], sockets[other][one] = socket.socketpair()
-    yield [Neighbours(rank, found) for rank, found in enumerate(sockets)]
-    for found in sockets:
-        for connection in found.values():
-            connection.close()
-
-
-@pytest.mark.parametrize("size", [0, 1, AT_ONCE // 4, AT_ONCE])
-def test_neighbours_add_up_in_the_order_of_the_ranks(size, three):
-    """Powers of two, so that the sum tells who has been added; with more than fits into a socket nobody waits for ever."""
-    parts = [th.full((size, 2), 2.0**rank, dtype=th.float64) for rank in range(3)]
-    with ThreadPoolExecutor(3) as threads:
-        sums = [*threads.map(lambda one, part: one.combined(part, th.add), three, parts)]
-        largest = [*threads.map(lambda one, part: one.combined(part, th.maximum), three, parts)]
-        values = [*threads.map(lambda one, rank: one.gathered("x" * size * rank), three, range(3))]
-    assert all(th.equal(x, th.full_like(x, 7.0)) for x in sums) and all(th.equal(x, parts[2]) for x in largest)
-    assert all([len(text) for text in found] == [0, size, 2 * size] for found in values)
-
-
-def test_a_neighbour_that_has_ended_is_noticed_at_once(three):
-    for connection in three[2].sockets.values():
-        connection.close()
-    with pytest.raises(OSError):  # the system's own words
-        three[0].combined(th.ones(1), th.add)
-
-
-def test_learners_of_several_machines_are_no_neighbours(tmp_path):
-    """A path that is not here belongs to another machine."""
-    elsewhere = str(tmp_path / "learner")
-    assert meet(0, lambda value: [value, elsewhere if isinstance(value, str) else True]) is None
-
-
 def test_a_single_learner_reduces_nothing():
     values = th.rand(5, 2)
-    assert ranks.place() == (0, 1) and ranks.total(values) is values and ranks.count(3) == 3 and ranks.largest(0.5) == 0.5
+    assert ranks.place() == (0, 1) and ranks.total(values) is values
+    assert ranks.count(3) == 3 and ranks.largest(0.5, 2) == [0.5, 2]
     assert ranks.dealt(7) == ranks.own_from(7) == ranks.first_undealt(7) == 7 and ranks.gathered("x") == ["x"]
     assert th.equal(ranks.mean(values), values.mean(0)) and ranks.every(False) is ranks.some(False) is False
 

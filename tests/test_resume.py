@@ -207,7 +207,6 @@ TENSOR: dict[str, tuple[Callable[[], Any], Callbacks, dict[str, Any]]] = {
     "normalised, gSDE, schedule": (
         tensor_env("Pendulum-v1"), none, dict(policy_kwargs=NORMALIZED, use_sde=True, learning_rate=lambda p: 1e-2 * p)
     ),
-    "branches": (tensor_env("Pendulum-v1"), none, dict(group_kwargs=dict(restart="branch"))),
     "RND, reference": (tensor_env(), none, dict(rewards=dict(bonus=RNDBonus()), kl_coef=0.1)),
     "counts": (tensor_env("MountainCar-v0"), none, dict(rewards=dict(bonus=CountBonus()))),
     "clusters": (tensor_env(), none, dict(advantage="outcome", multitask=dict(grouping="auto", weights="adaptive"))),

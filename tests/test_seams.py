@@ -23,7 +23,6 @@ from sb_grpo.collect.columns import Column, HostStep, Wanted
 from sb_grpo.envs import make_tensor_env
 from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.returns import gae
-from sb_grpo.moved import MOVED
 
 SMALL: dict[str, Any] = dict(n_steps=64, batch_size=64, n_epochs=2, group_size=2, seed=0, device="cpu")
 
@@ -369,14 +368,6 @@ def test_the_constructor_can_be_held() -> None:
     parameters = inspect.signature(GRPO).parameters
     assert len(parameters) == 36
     assert all(p.kind is p.POSITIONAL_OR_KEYWORD for p in parameters.values())
-    assert not set(parameters) & set(MOVED) and {argument for argument, _ in MOVED.values()} <= set(parameters)
-
-
-@pytest.mark.parametrize("name", MOVED)
-def test_old_names_say_where_they_have_gone(name: str) -> None:
-    argument, key = MOVED[name]
-    with pytest.raises(ValueError, match=f"^{name} is {argument}" + (f"=dict.{key}=" if key else " now")):
-        GRPO("MlpPolicy", "CartPole-v1", **{name: None})
 
 
 def test_unknown_keys_get_the_nearest_name() -> None:

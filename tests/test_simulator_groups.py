@@ -6,7 +6,7 @@ import pytest
 import torch as th
 
 from sb_grpo import GRPO
-from sb_grpo.collect.simulators import BranchSlots, StateSlots, StreamSlots, SynchronousSlots
+from sb_grpo.collect.simulators import StateSlots, StreamSlots, SynchronousSlots
 from sb_grpo.envs import check_tensor_env
 from sb_grpo.envs.native import CartPole, Pendulum
 from sb_grpo.envs.random import group_seeds
@@ -70,49 +70,6 @@ def test_members_get_their_leaders_state_within_a_step_and_across_steps():
     lone = env.state[0].clone()
     slots.step(env, ended(7, 6))
     assert (env.state[6] == lone).all()
-
-
-def test_half_of_the_groups_branch_off_from_running_slots():
-    th.manual_seed(0)
-    env = CartPole(400)
-    slots = BranchSlots(400, 2, 0, first_group=0, device=CPU)
-    slots.started_all(env)
-    assert (env.state[::2] == env.state[1::2]).all()  # the first groups all start from resets
-    for _ in range(5):
-        env.step_tensor(th.randint(2, (400,)))
-    running = env.state[200:].clone()
-    slots.step(env, ended(400, *range(200)))
-    starts, resets = env.state[:200], env.initial_state(group_seeds(0, slots.job // 2))[:200]
-    assert (starts[::2] == starts[1::2]).all() and (env.state[200:] == running).all()
-    branched = (starts != resets).any(dim=1)
-    assert 60 < int(branched.sum()) < 140
-    same = (starts[branched].unsqueeze(1) == running.unsqueeze(0)).all(dim=2)
-    assert same.any(dim=1).all()  # and where they do not start from a reset, they do from a running slot
-    assert (env.elapsed[:200][branched] == 5).all() and (env.elapsed[:200][~branched] == 0).all()
-
-
-@pytest.mark.parametrize("advantage", ["outcome", "state"])
-def test_branching_trains_on_whole_groups(advantage):
-    env = Unseeded(8) if advantage == "state" else CartPole(8)
-    model = GRPO(
-        "MlpPolicy",
-        env,
-        group_kwargs=dict(restart="branch"),
-        advantage=advantage,
-        group_size=4,
-        n_steps=64,
-        batch_size=64,
-        seed=0,
-    )
-    model.learn(4000)
-    assert model._n_gradient_steps > 0 and model.slots.start_mismatches == 0
-    assert model._steps_trained + model.rollout_buffer.n_kept == model.num_timesteps
-
-
-def test_branching_needs_states_that_can_be_copied():
-    for env in ("CartPole-v1", Together(4)):
-        with pytest.raises(ValueError, match=r"restart='branch' copies states between slots, which .* cannot"):
-            GRPO("MlpPolicy", env, group_kwargs=dict(restart="branch"), group_size=4)
 
 
 def test_streams_keep_their_slots():

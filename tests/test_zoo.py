@@ -21,7 +21,6 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-import zoo.schedules
 from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, run_command, wait_for
 from zoo.__main__ import COMMANDS
@@ -278,8 +277,6 @@ def test_bad_input_of_the_real_command(tmp_path):
         ({"learning_rate": "3e-4"}, "YAML takes 3e-4 for text: write 0.0003 or !!float 3e-4"),
         ({"learning_rate": "step_3"}, "'step_3' is no schedule"),
         ({"clip_range": [0.2]}, "clip_range=[0.2] is list, but must be a number, lin_3e-4"),
-        ({"baseline_kwargs": {"paired": True}}, "baseline_kwargs is advantage_kwargs now"),
-        ({"clip_range_high": 0.3}, "clip_range_high is loss_kwargs: {clip_range_high: ...} now"),
         ({"gamma": "high"}, "gamma='high' is str, but must be a number"),
         ({"n_steps": 12.5}, "n_steps=12.5 is float, but must be an integer or null"),
         ({"use_sde": 1}, "use_sde=1 is int, but must be True or False"),
@@ -409,9 +406,8 @@ def test_every_entry_of_the_yaml_builds_a_model(tmp_path):
 
 
 def test_saved_models_find_their_schedule_from_a_checkout_and_from_a_wheel():
-    """Models name its function by module: one that both have. The name in models saved before 0.2 stays as well."""
+    """Models name its function by module: one that both have."""
     assert make_schedule("cos_3e-4").func.__module__ == "sb_grpo.maths.schedules"
-    assert zoo.schedules.warm_up_cosine is make_schedule("cos_3e-4").func
 
 
 def test_a_time_limit_outside_monitor_ends_the_final_evaluation_too(tmp_path):

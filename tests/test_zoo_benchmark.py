@@ -495,12 +495,3 @@ def test_a_sweep_makes_labelled_variants_of_the_product(tmp_path, capsys):
             make_specs([*base, "--algos", "grpo", "--sweep", wrong])
     with pytest.raises(BadInput, match="random has no settings"):
         make_specs([*base, "--algos", "random", "--sweep", "gamma=0.9,0.99"])
-
-
-def test_runs_of_version_0_1_count_as_done_under_the_new_names():
-    settings = {"advantage_kwargs": {"paired": True}, "rewards": {"clip": 5.0}}
-    before = {"baseline_kwargs": {"paired": True}, "reward_clip": 5.0}
-    now = Spec("CartPole-v1", "a", "grpo", 0, 100, 1, 1, 1, settings, "here")
-    recorded = json.loads(json.dumps(now.__dict__))
-    assert now.difference({**recorded, "hyperparams": before}) == ""
-    assert "rewards" in now.difference({**recorded, "hyperparams": {**before, "reward_clip": 4.0}})

@@ -77,7 +77,7 @@ def test_training_goes_on_with_the_statistics_of_the_weights(trained, tmp_path, 
 
 
 def test_weights_without_their_statistics_are_refused(trained, tmp_path, capsys, no_arguments):
-    """As rl_zoo3 and earlier versions left them, for a checkpoint and a best model."""
+    """A checkpoint as rl_zoo3 leaves it."""
     model = tmp_path / "rl_model_256_steps.zip"
     settings = tmp_path / "CartPole-v1"
     settings.mkdir()

@@ -1,7 +1,4 @@
-"""Schedules that a YAML or the command line can name: ``lin_3e-4``, ``cos_3e-4``, ``cos_3e-4_0.05``.
-
-Models that were saved before 0.2 name ``zoo.schedules.warm_up_cosine``, so that name stays here.
-"""
+"""Schedules that a YAML or the command line can name: ``lin_3e-4``, ``cos_3e-4``, ``cos_3e-4_0.05``."""
 
 from __future__ import annotations
 
@@ -11,12 +8,12 @@ from typing import Any
 from rl_zoo3.utils import SimpleLinearSchedule
 from stable_baselines3.common.type_aliases import Schedule
 
-from sb_grpo.maths.schedules import SYNTAX, linear, named, warm_up_cosine
+from sb_grpo.maths.schedules import SYNTAX, linear, named
 from sb_grpo.plain import FORMS, attributes
 
 FORMS["SimpleLinearSchedule"] = attributes(SimpleLinearSchedule, "initial_value")
 
-__all__ = ["SCHEDULED", "SYNTAX", "make_schedule", "warm_up_cosine"]
+__all__ = ["SCHEDULED", "SYNTAX", "make_schedule"]
 
 #: Hyperparameters that may be a schedule.
 SCHEDULED = ("learning_rate", "clip_range", "clip_range_vf", "delta_std")

@@ -42,7 +42,7 @@ class Horizons(nn.Module):
     def __init__(self, input_dim: int, seed: int, fit_rows: int) -> None:
         super().__init__()
         self.fit_rows = fit_rows
-        self.phi = KernelFeatures(input_dim, usual_n_features(input_dim), 1.0, False, seed)
+        self.phi = KernelFeatures(input_dim, usual_n_features(input_dim), 1.0, seed)
         self.register_buffer("weights", th.zeros(self.phi.size, self.size))
         self._moments: tuple[th.Tensor, th.Tensor] | None = None
 

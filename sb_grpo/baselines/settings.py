@@ -12,10 +12,7 @@ class StateSettings:
     """What there is to choose of a :class:`~sb_grpo.baselines.state.StateBaseline`.
 
     :param n_features: number of random Fourier features; by default 32 per input, between 128 and 512
-        (256 with ``learn_metric``)
-    :param scale: length scale of the kernel, in standard deviations per input, on average over the directions
-    :param learn_metric: let the kernel become narrow in the directions in which the fit changes most and wide in the others
-        (:meth:`KernelFeatures.follow <sb_grpo.baselines.kernel.KernelFeatures.follow>`); up to 512 inputs
+    :param scale: length scale of the kernel, in standard deviations per input
     :param horizons: fit the predictions of :class:`~sb_grpo.baselines.horizons.Horizons` in place of the features themselves:
         a second layer, whose inputs the values have shaped
     :param memory: weight of the rollouts before relative to the newest one, per rollout of age; in [0, 1)
@@ -25,8 +22,6 @@ class StateSettings:
     :param anchor: share of the weights before that the ridge pulls towards; in [0, 1]
     :param sweeps: times that a rollout is fitted; from the second on, its lambda-returns bootstrap from the fit just
         made (fitted value iteration). Rollouts of more than ``fit_rows`` steps are fitted once
-    :param with_time: let the step number be one more input. Where episodes get longer as the policy learns, it lies outside
-        what the fit has seen, so only for envs whose observation hides the time and whose rewards depend on it
     :param seed: of the random projection; the same in every run, so there is nothing to save
     :param fit_rows: a rollout of more steps is fitted on that many of them, evenly spaced over its episodes
     :param least_rows: rollouts of fewer steps wait until they are that many together, and are then fitted as one; until then
@@ -38,27 +33,20 @@ class StateSettings:
     :param paired: take out of each residual the luck that the other members of its same-seed group had at the same step
         (:class:`~sb_grpo.baselines.paired.Pairing`): True with a fitted coefficient, or that coefficient, in [0, 1].
         None: True where groups have two members or more that share their luck
-    :param hold_idle: let advantages be 0 where all that is left in them is errors of the fit: every step so far has paid the
-        same, no episode has ended by itself, and the values have come near the level that this leads to
-        (:class:`~sb_grpo.baselines.idle.Idle`). Not the default, because in tasks that pay only at a distant goal the policy
-        that drifts under such errors finds the goal sooner than one that stands still
     """
 
     n_features: int | None = None
     scale: float = 1.0
-    learn_metric: bool = False
     horizons: bool = False
     memory: float = 0.25
     follow_level: bool = False
     anchor: float = 0.9
     sweeps: int = 4
-    with_time: bool = False
     seed: int = 0
     fit_rows: int = 4096
     least_rows: int = 256
     folds: int = 4
     paired: bool | float | None = None
-    hold_idle: bool = False
 
     def __post_init__(self) -> None:
         check_settings("advantage_kwargs", self)

@@ -2,14 +2,13 @@
 
 b(s) is a ridge regression of lambda-returns on fixed features of the state, anchored at the fit before. What an episode
 is compared with is fitted to the rollouts before and to the other episodes of its own (cross-fitting), so never to itself;
-there is no critic network, no optimiser, and little to save: weights, the statistics that standardise the inputs and, where
-the features follow the fit, one matrix, or with a second layer its weights. The memory of data is not saved: a loaded model
+there is no critic network, no optimiser, and little to save: weights, the statistics that standardise the inputs and, with
+a second layer, its weights. The memory of data is not saved: a loaded model
 begins with the weights.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +17,6 @@ from torch import nn
 
 from sb_grpo import ranks
 from sb_grpo.baselines.horizons import Horizons
-from sb_grpo.baselines.idle import Idle
 from sb_grpo.baselines.kernel import KernelFeatures, usual_n_features
 from sb_grpo.baselines.paired import Pairing
 from sb_grpo.baselines.settings import StateSettings
@@ -30,8 +28,6 @@ from sb_grpo.types import AdvantageOptions, Estimate, Features, Rollout, join_ro
 
 RIDGE_RANGE = (0.1, 1000.0)
 RIDGE_FACTORS = (0.1, 1.0, 10.0)
-#: Rollouts from one change of the metric to the next, and how many of the past are then fitted anew.
-METRIC_EVERY, REFITTED = 4, 4
 
 Predict = Callable[[th.Tensor], th.Tensor]
 
@@ -59,21 +55,17 @@ class StateBaseline(nn.Module):
         super().__init__()
         s = StateSettings(**settings)
         dim = Horizons.size if s.horizons else input_dim
-        n_features = usual_n_features(dim, 256 if s.learn_metric else 512) if s.n_features is None else s.n_features
+        n_features = usual_n_features(dim) if s.n_features is None else s.n_features
         self.memory, self.anchor, self.follow_level = s.memory, s.anchor, s.follow_level
-        self.sweeps, self.with_time, self.folds = s.sweeps, s.with_time, s.folds
+        self.sweeps, self.folds = s.sweeps, s.folds
         self.fit_rows, self.least_rows = s.fit_rows, s.least_rows
         self.horizons = Horizons(input_dim, s.seed + 1, s.fit_rows) if s.horizons else None
-        self.phi = KernelFeatures(dim + s.with_time, n_features, s.scale, s.learn_metric, s.seed)
+        self.phi = KernelFeatures(dim, n_features, s.scale, s.seed)
         self.register_buffer("ridge", th.tensor(100.0))
         self.register_buffer("weights", th.zeros(self.phi.size, len(RIDGE_FACTORS)))
         self._moments: tuple[th.Tensor, th.Tensor] | None = None
         #: A :class:`~sb_grpo.types.Rollout` of the steps since the last fit; its observations are the policy's features.
         self._waiting: tuple[Any, ...] | None = None
-        #: Inputs and targets of the rollouts before, oldest first: what the moments are made of.
-        self._past: deque[tuple[th.Tensor, th.Tensor]] = deque(maxlen=REFITTED)
-        self._fits = 0
-        self.idle = Idle() if s.hold_idle else None
         self.pairing = None
         if s.paired is not None and s.paired is not False:
             self.pairing = Pairing(None if s.paired is True else float(s.paired))
@@ -93,26 +85,14 @@ class StateBaseline(nn.Module):
         :param final_features: ``[E, input_dim]`` of the observation after each episode's last step
         :return: ``[M]`` advantages, and the explained variance of the baseline that they were computed with
         """
-        if self.idle is not None:
-            self.idle.look(rollout, first=self._waiting is None and bool(self.phi.normalizer.count == 0))
         residuals, values, target = self._judged(rollout, options, features, final_features)
         advantages = residuals.own if self.pairing is None else self.pairing(residuals, rollout)
-        if self.idle is not None and self.idle.is_noise(target, options.gamma):
-            advantages = th.zeros_like(advantages)
         return centre_and_scale(advantages, target, rollout, options), explained_variance(values, target)
 
     @property
     def figures(self) -> dict[str, float]:
         """What the last rollout is to log beside the explained variance."""
         return {} if self.pairing is None else self.pairing.figures
-
-    def _with_time(self, rollout: Rollout, x: th.Tensor, x_final: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """What the regression is on, ``[M, d]`` and ``[E, d]``, with the step number where it is an input."""
-        if self.with_time:
-            last_t = th.zeros_like(rollout.group).scatter_reduce(0, rollout.episode, rollout.t, "amax")
-            x = th.cat([x, rollout.t.unsqueeze(1).to(x.dtype)], dim=1)
-            x_final = th.cat([x_final, (last_t + 1).unsqueeze(1).to(x.dtype)], dim=1)
-        return x, x_final
 
     def _judged(
         self, rollout: Rollout, options: AdvantageOptions, features: th.Tensor, final_features: th.Tensor
@@ -130,8 +110,8 @@ class StateBaseline(nn.Module):
         self._waiting = tuple(whole)
         if self.horizons is not None:
             features, final_features = self.horizons(features), self.horizons(final_features)
-        inputs = self._with_time(rollout, features, final_features)
-        values, final_values = (self.predict(x)[:, 1:2] for x in inputs)
+        values = self.predict(features)[:, 1:2]
+        final_values = self.predict(final_features)[:, 1:2]
         fold = th.zeros_like(rollout.group)
         residuals = residuals_of(Gae(rollout, options.gamma, options.gae_lambda), values, final_values, fold)
         return residuals, values[:, 0], residuals.own + values[:, 0]
@@ -150,7 +130,6 @@ class StateBaseline(nn.Module):
         assert isinstance(x, th.Tensor) and isinstance(x_final, th.Tensor)
         if self.horizons is not None:
             x, x_final = self.horizons.learn(rollout, options, x, x_final)
-        x, x_final = self._with_time(rollout, x, x_final)
         first = bool(self.phi.normalizer.count == 0)
         rows = evenly_spaced_steps(rollout, self.fit_rows, n_steps)
         x_fit = x[rows]
@@ -169,7 +148,6 @@ class StateBaseline(nn.Module):
         phi, before = self.phi(x_fit), self.weights[:, best].clone()
         if not isinstance(rows, slice):
             self.weights.copy_(self._regression(phi, before)(target[rows]))
-            self._remember(x_fit, target[rows], phi, before)
             return residuals, values[:, 0], target
         phi_final, own_values = self.phi(x_final), values[:, 0]
         gram = None
@@ -183,8 +161,7 @@ class StateBaseline(nn.Module):
                 fold = th.zeros_like(fold)
             residuals = residuals_of(under, values, final_values, fold)
             target = residuals.own + own_values
-        fit_target = self._sweep(under, phi, phi_final, target, self._regression(phi, before, gram))
-        self._remember(x_fit, fit_target, phi, before)
+        self._sweep(under, phi, phi_final, target, self._regression(phi, before, gram))
         return residuals, own_values, target
 
     def _begin(self, x: th.Tensor, returns: th.Tensor) -> None:
@@ -200,18 +177,16 @@ class StateBaseline(nn.Module):
         phi_final: th.Tensor,
         target: th.Tensor,
         solve: Callable[..., th.Tensor],
-    ) -> th.Tensor:
+    ) -> None:
         """Fit the weights to a rollout, several times: from the second on, lambda-returns bootstrap from the fit just made.
 
         :param solve: of :meth:`_regression`
-        :return: ``[M]`` the last of them
         """
         for _ in range(self.sweeps - 1):
             middle = solve(target, slice(1, 2)).squeeze(1)
             values = phi @ middle
             target = under(values, phi_final @ middle) + values
         self.weights.copy_(solve(target))
-        return target
 
     def _folds(self, rollout: Rollout) -> th.Tensor:
         """``[E]``: the episodes of all ranks are dealt into the folds in turn."""
@@ -248,7 +223,7 @@ class StateBaseline(nn.Module):
     def predict(self, x: th.Tensor) -> th.Tensor:
         """The baseline under each ridge.
 
-        :param x: as :meth:`phi` takes them: features of the policy, or with ``horizons`` their predictions; then the time
+        :param x: as :meth:`phi` takes them: features of the policy, or with ``horizons`` their predictions
         :return: ``[M, 3]``
         """
         values: th.Tensor = self.phi(x) @ self.weights
@@ -302,39 +277,3 @@ class StateBaseline(nn.Module):
             return moment
         rise = (target_sum - (sums @ before).unsqueeze(-1)) / sums[..., :1]
         return moment + rise * gram[0]
-
-    def _remember(self, x: th.Tensor, target: th.Tensor, phi: th.Tensor, before: th.Tensor) -> None:
-        """Keep a fitted rollout; every few of them let the metric follow the fit, and express the past in the new features.
-
-        :param x: ``[M, dim]`` inputs
-        :param target: ``[M]`` that the weights were fitted to
-        :param phi: ``[M, size]`` features of the inputs
-        :param before: ``[size]`` weights before the fit
-        """
-        if self.phi.metric is None:
-            return
-        if self.follow_level:
-            rise = ranks.mean(target - phi @ before)
-            self._past = deque(((past_x, past_target + rise) for past_x, past_target in self._past), REFITTED)
-        self._past.append((x, target))
-        self._fits += 1
-        if self._fits % METRIC_EVERY:
-            return
-        predicted = [self.predict(past_x) for past_x, _ in self._past]
-        if not self.phi.follow(x, self.weights[:, 1]):
-            return
-        size = self.phi.size
-        gram, moment = phi.new_zeros(size, size), phi.new_zeros(size)
-        whole, values = th.zeros_like(gram), th.zeros_like(self.weights)
-        for (past_x, past_target), known in zip(self._past, predicted, strict=True):
-            phi = self.phi(past_x)
-            gram_of_one = phi.T @ phi
-            whole.add_(gram_of_one)
-            values.add_(phi.T @ known)
-            gram.mul_(self.memory).add_(gram_of_one)
-            moment.mul_(self.memory).add_(phi.T @ past_target)
-        whole, values = ranks.total(whole), ranks.total(values)
-        self._moments = ranks.total(gram), ranks.total(moment)
-        # The function stays: the weights are those whose values on all that is kept are what they were.
-        regression = AnchoredRidge(whole.double().unsqueeze(0), whole.new_ones(1, dtype=th.float64), values, 0.0)
-        self.weights.copy_(regression.solve(values))

@@ -63,29 +63,6 @@ class StateSlots(TensorSlots):
         self._last_start = map_snapshot(lambda leaf: leaf[-1:], starts)
 
 
-class BranchSlots(StateSlots):
-    """Half of the groups start where the policy is, not where the env would reset: in a copy of a running slot's state.
-
-    The "vine" of TRPO (arXiv 1502.05477, section 5.2) and of VinePPO (arXiv 2410.01679): what the members' returns then
-    compare are actions from a state in the middle of an episode. The other half starts from resets, so that what an episode
-    begins with is not forgotten. The time limit counts on from where the copied slot was.
-    """
-
-    def _restart(self, env: TensorVecEnv, done: th.Tensor) -> None:
-        slots = done.nonzero().squeeze(1)
-        if len(slots) == 0:
-            return
-        leads = done & (self.job % self.group_size == 0)
-        env.reset_slots(leads, self._seeds())
-        running = (~done).nonzero().squeeze(1)
-        branching = leads.nonzero().squeeze(1)
-        branching = branching[th.rand(len(branching), device=self.device) < 0.5]
-        if len(branching) > 0 and len(running) > 0:
-            donors = running[th.randint(len(running), (len(branching),), device=self.device)]
-            env.restore(branching, env.snapshot(donors))
-        self._start(env, slots)
-
-
 class StreamSlots(TensorSlots):
     """Slot i works for member ``i % group_size`` of stream ``i // group_size``: the k-th episodes of a stream are a group.
 
@@ -164,7 +141,6 @@ def make_slots(
     device: th.device,
     *,
     shared_noise: bool,
-    branch: bool,
     whole_episodes: bool,
 ) -> GroupSlots | TensorSlots:
     """The slots that go with an env.
@@ -175,13 +151,11 @@ def make_slots(
     :param first_group: number of the first group to hand out
     :param device: of tensor envs
     :param shared_noise: of host envs: members share what ``step`` draws
-    :param branch: of tensor envs: half of the groups start in states that the policy is visiting
     :param whole_episodes: the estimator waits for complete groups
     """
     if not isinstance(env, TensorVecEnv):
         return GroupSlots(env.num_envs, group_size, base_seed, first_group, shared_noise)
-    kind = BranchSlots if branch else SLOTS[env.grouping]
-    slots = kind(env.num_envs, group_size, base_seed, first_group, device)
+    slots = SLOTS[env.grouping](env.num_envs, group_size, base_seed, first_group, device)
     if isinstance(slots, StreamSlots) and whole_episodes:
         slots.max_lead = 1  # episodes that wait for their group must not grow old
     return slots

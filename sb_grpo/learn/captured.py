@@ -35,23 +35,18 @@ class Graph:
     """A function that is compiled when it is first called; where that fails it warns once and declines from then on.
 
     :param fn: function of tensors (and of objects that hold tensors)
-    :param mode: True, or ``"reduce-overhead"`` for CUDA graphs
     :param what: its name in the warning
     """
 
-    def __init__(self, fn: Callable[..., Any], mode: bool | str, what: str) -> None:
+    def __init__(self, fn: Callable[..., Any], what: str) -> None:
         from torch._dynamo.exc import TorchDynamoException
 
-        self.fn, self.mode, self.what, self.errors = fn, mode, what, TorchDynamoException
+        self.fn, self.what, self.errors = fn, what, TorchDynamoException
         # Compiled code is kept per code object, a few variants each: with one of its own, models do not crowd each other out.
         own = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__)
-        options: dict[str, Any] = {"triton.cudagraphs": mode == "reduce-overhead"}
+        options: dict[str, Any] = {}
         if FAST_TANH in th._inductor.list_options():
             options[FAST_TANH] = True
-        if th.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-            from sb_grpo.learn.onednn import OneDnnProducts
-
-            options["post_grad_custom_post_pass"] = OneDnnProducts()
         if hasattr(th.compiler, "skip_guard_on_all_nn_modules_unsafe"):
             # A policy's layers stay what they are; its tensors are inputs of the graph, and those are checked at every call.
             options["guard_filter_fn"] = th.compiler.skip_guard_on_all_nn_modules_unsafe
@@ -59,13 +54,12 @@ class Graph:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A copy, pickled ones too, compiles for itself: what is compiled cannot be written down."""
-        return Graph, (self.fn, self.mode, self.what)
+        return Graph, (self.fn, self.what)
 
     def __call__(self, *args: Any) -> Any:
         """What the function returns; None, and nothing done, where it cannot be compiled."""
         if self.compiled is not None:
             try:
-                th.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
                 return self.compiled(*args)
             except self.errors as error:
                 first_line = str(error).strip().splitlines()[0]
@@ -79,10 +73,9 @@ def warn(message: str) -> None:
     warnings.warn(f"compile: {message}.", UserWarning, stacklevel=2)
 
 
-def rollout_obstacle(env: Any, branch: bool, use_sde: bool) -> str | None:
+def rollout_obstacle(env: Any, use_sde: bool) -> str | None:
     """Why the step loop cannot be captured; None where it can.
 
-    :param branch: groups start in states that the policy is visiting
     :param use_sde: gSDE
     """
     if not isinstance(env, TensorVecEnv):
@@ -91,8 +84,6 @@ def rollout_obstacle(env: Any, branch: bool, use_sde: bool) -> str | None:
         return f"{type(env).__name__} is not made of tensor functions (capturable=False)"
     if env.grouping != "seeds":
         return f"slots wait for the device to start groups where {type(env).__name__}.grouping={env.grouping!r}"
-    if branch:
-        return "slots wait for the device to copy states (restart='branch')"
     return "gSDE keeps its noise in an object (use_sde=True)" if use_sde else None
 
 
@@ -142,26 +133,25 @@ class CapturedPredict:
 class Captured:
     """Hands out the hot functions of a training: captured where that was asked for and can be had, eager otherwise.
 
-    :param mode: the argument ``compile``
+    :param wanted: the argument ``compile``
     :param rollout_obstacle: of :func:`rollout_obstacle`
     :param update_obstacle: of :func:`update_obstacle`
     """
 
-    def __init__(self, mode: bool | str, rollout_obstacle: str | None, update_obstacle: str | None) -> None:
-        self.mode = mode
+    def __init__(self, wanted: bool, rollout_obstacle: str | None, update_obstacle: str | None) -> None:
         self._steps: Graph | None = None
         self._update: Graph | None = None
         self._predict: Graph | None = None
         self._objective: Objective | None = None
-        if not self.mode:
+        if not wanted:
             return
-        self._predict = Graph(predict, self.mode, "baseline")
+        self._predict = Graph(predict, "baseline")
         if rollout_obstacle is None:
-            self._steps = Graph(env_steps, self.mode, "rollout")
+            self._steps = Graph(env_steps, "rollout")
         else:
             warn(f"the rollout runs eagerly, because {rollout_obstacle}")
         if update_obstacle is None:
-            self._update = Graph(update, self.mode, "update")
+            self._update = Graph(update, "update")
         else:
             warn(f"the update runs eagerly, because {update_obstacle}")
 
@@ -177,12 +167,7 @@ class Captured:
     def _run_steps(self, policy: Any, env: TensorVecEnv, slots: Any, *args: Any) -> Any:
         assert self._steps is not None
         columns = self._steps(policy, env, slots, *args)
-        if columns is None:
-            return env_steps(policy, env, slots, *args)
-        if self.mode == "reduce-overhead":  # what a CUDA graph returns lives until its next replay only
-            for holder in (env, slots):
-                vars(holder).update({k: v.clone() for k, v in vars(holder).items() if isinstance(v, th.Tensor)})
-        return columns
+        return env_steps(policy, env, slots, *args) if columns is None else columns
 
     def predict(self, baseline: StateBaseline) -> Callable[[th.Tensor], th.Tensor] | None:
         """``StateBaseline.predict`` in one graph; None where nothing is captured."""
@@ -207,7 +192,7 @@ class Captured:
             return eager
         if self._objective is None or self._objective.settings != objective.settings:
             if self._objective is not None:  # its numbers are part of the graph
-                self._update = Graph(update, self.mode, "update")
+                self._update = Graph(update, "update")
             self._objective = objective.looking_at_weights()
         graph, loss, group = self._update, self._objective, objective.policy.optimizer.param_groups[0]
         moments = adam_moments(objective.policy.optimizer, parameters)

@@ -39,7 +39,7 @@ DRIVERS = {
     "state, gamma=0.995": ("state", 0.995),
 }
 #: The baselines that look on, by name: their arguments. The first is the one that drives.
-BASELINES: dict[str, dict[str, Any]] = {"state": {}, "state, learn_metric": {"learn_metric": True}}
+BASELINES: dict[str, dict[str, Any]] = {"state": {}}
 
 
 class Critic(nn.Module):

@@ -1,10 +1,9 @@
 """Learning on tensor envs, variants side by side: IQM over seeds with bootstrap intervals.
 
-usage: python -m scripts.studies.device paths|branching [--seeds 10] [--out docs/studies/data/device]
+usage: python -m scripts.studies.device paths [--seeds 10] [--out docs/studies/data/device]
 
-``paths``: the same settings (zoo/hyperparams/grpo.yml) and seeds on host envs and on tensor envs. ``branching``: groups that
-start from resets, and groups of which half branch off from states that the policy visits. One line per run; what exists is not
-run again. The final evaluation is 20 deterministic episodes of Gymnasium's own env for all.
+``paths``: the same settings (zoo/hyperparams/grpo.yml) and seeds on host envs and on tensor envs. One line per run; what
+exists is not run again. The final evaluation is 20 deterministic episodes of Gymnasium's own env for all.
 """
 
 from __future__ import annotations
@@ -39,11 +38,6 @@ def with_zoo_settings(env_id: str, seed: int, on_device: bool) -> tuple[Any, int
     return model, experiment.n_timesteps
 
 
-def branching(env_id: str, seed: int, **settings: Any) -> tuple[Any, int]:
-    """A model on 16 tensor envs, 200k steps."""
-    return GRPO("MlpPolicy", make_tensor_env(env_id, 16), gamma=0.99, seed=seed, device="cpu", **settings), 200_000
-
-
 Variant = Callable[[str, int], tuple[Any, int]]
 STUDIES: dict[str, tuple[tuple[str, ...], dict[str, Variant]]] = {
     "paths": (
@@ -51,15 +45,6 @@ STUDIES: dict[str, tuple[tuple[str, ...], dict[str, Variant]]] = {
         {
             "host": lambda env_id, seed: with_zoo_settings(env_id, seed, on_device=False),
             "device": lambda env_id, seed: with_zoo_settings(env_id, seed, on_device=True),
-        },
-    ),
-    "branching": (
-        ("CartPole-v1", "Acrobot-v1"),
-        {
-            "outcome": lambda env_id, seed: branching(env_id, seed, advantage="outcome"),
-            "outcome-branch": lambda env_id, seed: branching(env_id, seed, advantage="outcome", restart="branch"),
-            "state": lambda env_id, seed: branching(env_id, seed, advantage="state"),
-            "state-branch": lambda env_id, seed: branching(env_id, seed, advantage="state", restart="branch"),
         },
     ),
 }

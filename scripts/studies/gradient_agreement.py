@@ -45,8 +45,6 @@ FITS: dict[str, dict[str, Any]] = {
     "state, folds=1": {"folds": 1},
     "state, follow_level": {"follow_level": True},
     "state, follow_level, scale=2, sweeps=1": {"follow_level": True, "scale": 2.0, "sweeps": 1},
-    "state, learn_metric": {"learn_metric": True},
-    "state, learn_metric, follow_level, memory=0.6": {"learn_metric": True, "follow_level": True, "memory": 0.6},
 }
 SHARES = (0.06, 0.2, 0.4, 0.6, 0.8, 1.0)  #: of the training, after which the policy is frozen
 FROZEN, LAMBDA = 16, 0.97

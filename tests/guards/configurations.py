@@ -22,7 +22,7 @@ from sb_grpo import GRPO, CountBonus, RNDBonus, SeededResetWrapper
 from sb_grpo.callbacks import CurriculumCallback, GammaCallback
 from sb_grpo.envs.causal.policy import InterventionPolicy
 from sb_grpo.envs.goal_car import TensorGoalCar
-from sb_grpo.envs.native import CartPole, make_tensor_env
+from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.maths.estimators import outcome
 from tests.helpers import SpaceEnv
 from tests.test_objectives import TensorGoals, TwoGoals
@@ -105,11 +105,10 @@ CONFIGURATIONS: dict[str, Callable[[], GRPO]] = {
     "state_options": lambda: train(
         host("Pendulum-v1"),
         1024,
-        advantage_kwargs=dict(memory=0.5, follow_level=True, with_time=True, fit_rows=100, n_features=32, folds=2),
+        advantage_kwargs=dict(memory=0.5, follow_level=True, fit_rows=100, n_features=32, folds=2),
     ),
     "small_rollouts_together": lambda: train(host("CartPole-v1"), 1536, advantage_kwargs=dict(least_rows=256)),
     "horizons": lambda: train(host("CartPole-v1"), 1024, advantage_kwargs=dict(horizons=True)),
-    "learn_metric": lambda: train(host("CartPole-v1"), 1024, advantage_kwargs=dict(learn_metric=True)),
     "kl_reference": lambda: train(
         host("CartPole-v1"), 768, kl_coef=0.3, loss_kwargs=dict(ref_sync_interval=2), ent_coef=0.01, target_kl=0.02
     ),
@@ -167,7 +166,6 @@ CONFIGURATIONS: dict[str, Callable[[], GRPO]] = {
     ),
     "tensor_objectives": lambda: train(TensorGoals(4), 768, rewards=dict(objectives=GOALS, normalization="each")),
     "tensor_rnd_bonus": lambda: train(make_tensor_env("CartPole-v1", 4), 768, rewards=dict(bonus=RNDBonus())),
-    "tensor_branch": lambda: train(CartPole(4), 1024, group_kwargs=dict(restart="branch")),
     "tensor_copied_states": lambda: train(Unseeded(4), 1024),
     "tensor_synchronous": lambda: train(Together(4), 1024, advantage="outcome"),
     "tensor_curriculum": lambda: train(
@@ -202,25 +200,3 @@ def tensors(state: dict[str, Any]) -> list[th.Tensor]:
 def logged(model: GRPO) -> Iterable[str]:
     """Keys of what the last rollout and the update after it logged."""
     return model.last_figures
-
-
-#: Small models for ``tests/guards/zips.zip``: models of one version, to be loaded by all that follow.
-ZIPPED: dict[str, Callable[[], GRPO]] = {
-    "cartpole": lambda: train(host("CartPole-v1"), 256),
-    "pendulum_gsde": lambda: train(host("Pendulum-v1"), 256, use_sde=True),
-    "outcome": lambda: train(host("CartPole-v1"), 256, advantage="outcome", n_steps=None, n_groups=4),
-    "tasks": lambda: train(
-        host("CartPoleTasks-v0", 2),
-        256,
-        multitask=dict(tasks=4, grouping="task", weights="adaptive", surgery=True),
-        advantage_kwargs=dict(n_features=16),
-    ),
-    "objectives_each": lambda: train(goals(dict), 256, rewards=dict(objectives=GOALS, normalization="each")),
-    "tensor": lambda: train(make_tensor_env("CartPole-v1", 4), 256),
-    "kl_reference": lambda: train(host("CartPole-v1"), 256, kl_coef=0.1),
-    "horizons": lambda: train(host("CartPole-v1"), 256, advantage_kwargs=dict(horizons=True, n_features=16)),
-    "learn_metric": lambda: train(host("CartPole-v1"), 512, advantage_kwargs=dict(learn_metric=True, n_features=16)),
-    "rnd_bonus": lambda: train(host("CartPole-v1"), 256, rewards=dict(bonus=RNDBonus(hidden=8, outputs=4))),
-    "dict_observations": lambda: train(of_spaces(mixed), 256, policy="MultiInputPolicy"),
-    "vec_normalize": lambda: train(VecNormalize(host("CartPole-v1")), 256),
-}

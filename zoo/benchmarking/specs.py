@@ -5,15 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import rl_zoo3
-
-from sb_grpo.moved import modern
 
 from ..benchmarking.results import RANDOM, env_folder, seed_file
 from ..common.command_line import BadInput, did_you_mean
@@ -74,15 +72,9 @@ class Spec:
 
 
 def _flat(spec: dict[str, Any]) -> dict[str, Any]:
-    """A spec's fields, each hyperparameter as one of them, by the names of today."""
+    """Fields of a spec, each hyperparameter as one of them."""
     fields = {name: value for name, value in spec.items() if name not in ("source", "hyperparams")}
-    return {**fields, **todays_settings(spec)}
-
-
-def todays_settings(spec: Mapping[str, Any]) -> dict[str, Any]:
-    """The hyperparameters of a recorded spec: those of GRPO's version 0.1 in their new places."""
-    settings = spec.get("hyperparams", {})
-    return modern(settings, {}) if spec.get("algo") == "grpo" else dict(settings)
+    return {**fields, **spec.get("hyperparams", {})}
 
 
 def known_algos() -> list[str]:

@@ -30,8 +30,6 @@ from ..common.strict_json import to_json
 from .tracking import Keep
 
 FACTS = "checkpoint.json"
-#: Folder in a run's settings folder where earlier versions kept the statistics of the best model.
-BEST = "best"
 LAST_STATISTICS = "vecnormalize.pkl"
 
 
@@ -170,7 +168,7 @@ def statistics_of(model: Path, settings_folder: Path, normalized: bool, trusted:
     """The VecNormalize statistics that belong to a model's weights.
 
     :param model: zip of the model
-    :param settings_folder: of its run, where rl_zoo3 and earlier versions keep them
+    :param settings_folder: of its run, where rl_zoo3 keeps them
     :param normalized: the run's settings ask for VecNormalize
     :param trusted: statistics may be unpickled
     :return: what wraps an env in them; None: the model was trained without
@@ -198,9 +196,7 @@ def statistics_of(model: Path, settings_folder: Path, normalized: bool, trusted:
 
 
 def _pickled_statistics(model: Path, settings_folder: Path) -> Path | None:
-    """Where rl_zoo3, SB3's CheckpointCallback and earlier versions of ours put the statistics of a model."""
-    if model.name == "best_model.zip":
-        return settings_folder / BEST / LAST_STATISTICS
+    """File in which rl_zoo3 or SB3's CheckpointCallback keeps the statistics of a model."""
     if model.name.startswith("rl_model_") and model.name.endswith("_steps.zip"):
         return model.with_name(f"rl_model_vecnormalize_{model.stem.split('_')[-2]}_steps.pkl")
     return settings_folder / LAST_STATISTICS if model.stem == settings_folder.name else None

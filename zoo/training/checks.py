@@ -15,7 +15,7 @@ import rl_zoo3
 from gymnasium.envs.registration import load_env_creator
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb_grpo.moved import MOVED, OF_OTHERS
+from sb_grpo.arguments import OF_OTHERS
 
 from ..common.command_line import BadInput, did_you_mean
 from ..schedules import SCHEDULED, SYNTAX, make_schedule
@@ -67,10 +67,6 @@ def check_settings(algo: str, settings: dict[str, Any], where: Callable[[str], s
     for name, value in settings.items():
         if name in OPTIONS:
             raise BadInput(f"{where(name)}: {name} is not a hyperparameter but an option: --{name.replace('_', '-')}.")
-        if algo == "grpo" and name in MOVED:
-            argument, key = MOVED[name]
-            now = argument if key is None else f"{argument}: {{{key}: ...}}"
-            raise BadInput(f"{where(name)}: {name} is {now} now: arguments have moved since version 0.1 (docs/names.md).")
         if algo == "grpo" and name in OF_OTHERS:
             raise BadInput(f"{where(name)}: {name} is {OF_OTHERS[name]}")
         if name not in known:

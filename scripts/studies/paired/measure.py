@@ -56,13 +56,15 @@ def _runs() -> list[Run]:
 def _model(run: Run) -> Any:
     """A run's model, untrained."""
     import sb_grpo  # noqa: F401  registers the tasks
-    from zoo.benchmarking.specs import Spec, todays_settings
+    from zoo.benchmarking.specs import Spec
     from zoo.benchmarking.worker import make_experiment
 
     th.set_num_threads(1)
+    settings = dict(run.spec["hyperparams"])
+    settings["advantage_kwargs"] = settings.pop("baseline_kwargs")  # its name when the runs were recorded
     with tempfile.TemporaryDirectory() as folder:
         built = make_experiment(
-            Spec(**{**run.spec, "hyperparams": todays_settings(run.spec)}), Path(folder), "cpu"
+            Spec(**{**run.spec, "hyperparams": settings}), Path(folder), "cpu"
         ).setup_experiment()
     assert built is not None
     return built[0]
