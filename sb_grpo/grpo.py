@@ -65,8 +65,11 @@ class GRPO(ResumableAlgorithm):
     :param seed: of weights, actions and groups; None: random
     :param device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     :param _init_setup_model: build the networks at once
-    :param group_size: members per group (G), or a function of the remaining progress (1 to 0). A change, also by hand between
-        rollouts, begins new groups: the steps of unfinished ones are dropped and counted
+    :param group_size: members per group (G), or a function of the remaining progress (1 to 0). None derives it: 8 where an
+        estimator compares members, or does not say (``needs_peers``); with ``"state"`` small pairs that leave 8 different
+        starts in a rollout (2 on 8 envs with episodes of 200 steps), or 1 where there is no room
+        (:func:`~sb_grpo.arguments.default_group_size`). A change, also by hand between rollouts, begins new groups: the
+        steps of unfinished ones are dropped and counted
     :param n_groups: complete groups per rollout, in place of ``n_steps``; with it ``"state"`` waits for whole episodes
     :param group_kwargs: how members start: :class:`~sb_grpo.options.GroupOptions`
     :param advantage: ``"outcome"`` and ``"process"`` (DeepSeekMath), ``"step"`` (time-aligned group baseline),
