@@ -29,7 +29,7 @@ from zoo.train import main
 from zoo.training import mlflow_runs
 from zoo.training.callbacks import end_all
 from zoo.training.checkpoints import FACTS, read_facts, statistics_of
-from zoo.training.run_files import Unreadable, check_wrappers, env_kwargs, read_values, write_values
+from zoo.training.run_files import Unreadable, check_settings, env_kwargs, read_run_files, read_values, write_values
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--env", "CartPole-v1", "-tb", "", "--num-threads", "1", "--eval-freq", "-1"]
@@ -371,26 +371,33 @@ def test_settings_are_plain_yaml(tmp_path):
 
 def test_settings_of_rl_zoo3_are_read_without_running_them(tmp_path):
     trap = tmp_path / "trap"
+    (tmp_path / "config.yml").write_text("env_kwargs: {c: 3}\n")
     (tmp_path / "args.yml").write_text(
         "!!python/object/apply:collections.OrderedDict\n- - - env_kwargs\n    - a: 1\n"
         f"      b: !!python/object/apply:os.system ['touch {trap}']\n"
     )
     assert yaml.compose((tmp_path / "args.yml").read_text()) is not None
     with pytest.raises(BadInput, match=r"a Python object as b, object/apply:os\.system.*--env-kwargs b:VALUE"):
-        env_kwargs(tmp_path, {}, {})
-    assert env_kwargs(tmp_path, {"env_kwargs": {"c": 3}}, {"b": 2}) == {"a": 1, "b": 2, "c": 3}
+        env_kwargs(read_run_files(tmp_path), tmp_path, {})
+    assert env_kwargs(read_run_files(tmp_path), tmp_path, {"b": 2}) == {"a": 1, "b": 2, "c": 3}
     assert not trap.exists()
 
 
 @pytest.mark.parametrize(
-    "name", ["os.system", "subprocess.Popen", "gymnasium.wrappers.os", "gymnasium.make", {"a": 1, "b": 2}]
+    "name",
+    [
+        "os.system", "subprocess.Popen", "gymnasium.wrappers.os", "gymnasium.make", {"a": 1, "b": 2},
+        {"gymnasium.wrappers.RecordVideo": {"video_folder": "x"}}, {"gymnasium.wrappers.ArrayConversion": {"env_xp": "evil"}},
+        "gymnasium.wrappers.rendering.RecordVideo", "stable_baselines3.common.monitor.Monitor", 3, ["a"],
+        {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": "/etc/passwd"}},
+    ],
 )
 def test_wrappers_of_strangers_are_refused(name):
-    with pytest.raises(BadInput, match="--untrusted: the run's settings name the wrapper"):
-        check_wrappers({"env_wrapper": [name]})
-    check_wrappers({"env_wrapper": {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 5}}})
-    check_wrappers({"env_wrapper": "rl_zoo3.wrappers.FrameSkip"})
-    check_wrappers({})
+    with pytest.raises(BadInput, match="--untrusted: the run's files have env_wrapper"):
+        check_settings({"env_wrapper": [name]})
+    check_settings({"env_wrapper": {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 5}}})
+    check_settings({"env_wrapper": "rl_zoo3.wrappers.FrameSkip"})
+    check_settings({})
 
 
 def test_another_algorithms_weights_are_named_before_their_statistics(tmp_path, capsys, no_arguments):

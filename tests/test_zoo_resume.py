@@ -108,6 +108,7 @@ def test_it_is_as_silent_as_it_was(of_run, given, found, tmp_path):
         parser.add_argument(f"--{name}", default=default, type=str if default is None else type(default))
     for name in ("progress", "untrusted"):
         parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--gym-packages", nargs="+", default=[])
     options = parser.parse_args(["--resume", str(settings.parent), *given])
     take_up_run(options, parser, not_ours=())
     assert options.verbose == found and options.progress == (of_run == "0") and options.resume == str(settings.parent)

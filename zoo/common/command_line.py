@@ -66,6 +66,19 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {one_line(message)}\n")
 
 
+def add_untrusted(parser: argparse.ArgumentParser) -> None:
+    """The option of every command that reads a run or a model; docs/security.md has a line on each.
+
+    :param parser: of the command
+    """
+    parser.add_argument(
+        "--untrusted",
+        action="store_true",
+        help="files of strangers: nothing in them runs, and nothing outside of their folder is read or written "
+        "(docs/security.md); models: of grpo only",
+    )
+
+
 class Settings(StoreDict):
     """``name:value`` pairs. Values are Python, as in rl_zoo3; a plain word that is none is taken as text."""
 

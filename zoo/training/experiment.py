@@ -209,7 +209,8 @@ class Experiment(Setup):
         if self.algo == "ars":  # rl_zoo3 gives it processes of its own
             super().learn(model)
             return
-        if self.tensorboard_log is not None and self.resumed is None:
+        # The file of a run names a folder, which one that is not trusted may not choose.
+        if self.tensorboard_log is not None and (self.resumed is None or not self.trusted):
             folder = new_folder(Path(self.tensorboard_log), self.tensorboard_name)
             model.set_logger(configure(str(folder), ["stdout", "tensorboard"] if model.verbose else ["tensorboard"]))
         options: dict[str, Any] = {}
