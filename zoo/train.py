@@ -39,6 +39,7 @@ from .common.command_line import (
     one_line,
     run,
 )
+from .common.ending import drop_dead_outputs
 from .common.provenance import without_passwords
 from .common.yaml_files import HYPERPARAMS
 from .training.experiment import HEALTH, Experiment, register
@@ -252,8 +253,10 @@ UNHEALTHY = 3
 
 
 def stop(signum: int, frame: Any) -> None:
-    """What a queue or ``kill`` asks for with SIGTERM is what Ctrl-C asks for; asked twice, the process ends at once."""
+    """Do as Ctrl-C does: SIGTERM comes from a queue or ``kill``, SIGHUP from a terminal that was closed; the second one ends
+    the process at once."""
     signal.signal(signum, signal.SIG_DFL)
+    drop_dead_outputs()
     raise KeyboardInterrupt
 
 
@@ -298,7 +301,9 @@ def main(arguments: Sequence[str]) -> int:
     rl_zoo3.train.StoreDict = Settings  # type: ignore[attr-defined]
     rl_zoo3.train.ExperimentManager = experiment  # type: ignore
     sys.argv = [call("train"), *arguments]
-    before = signal.signal(signal.SIGTERM, stop)
+    # nohup has SIGHUP ignored, which stays so.
+    asked = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in asked}
     try:
         with silence(arguments):
             rl_zoo3.train.train()
@@ -317,7 +322,8 @@ def main(arguments: Sequence[str]) -> int:
             one.let_go()
         if experiments and experiments[-1].args.track:
             finish_tracking()
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     health = experiments[-1].health
     return UNHEALTHY if health is not None and not health.ok else 0
 

@@ -165,8 +165,11 @@ class RunSaves(BaseCallback):
     def stopped(self) -> None:
         """Write what the last whole rollout ended with, unless that has been done."""
         whole = [kept for kept in self.kept if kept.getbuffer().nbytes]
-        if whole:
-            files.write(self.path, whole[-1].getvalue())
+        try:
+            if whole:
+                files.write(self.path, whole[-1].getvalue())
+        except OSError as error:
+            print(f"{self.path} cannot be written ({error.strerror}): it is as it was saved before.")
         if self.path.exists():
             print(f"The run can go on: --resume {self.folder}")
 
