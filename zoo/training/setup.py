@@ -20,7 +20,7 @@ from sb_grpo import GRPO, SeededResetWrapper, ranks
 from sb_grpo.normalization import OtherObservations
 from sb_grpo.saving import attributes_in, check_is_grpo
 
-from ..common.command_line import BadInput
+from ..common.command_line import BadInput, one_line
 from ..common.ending import with_monitor_outside
 from ..common.literals import check_named_classes, without_texts
 from ..schedules import with_schedules
@@ -191,10 +191,15 @@ class Setup(ExperimentManager):
 
     def _load_untrusted(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
         kept = {name: value for name, value in hyperparams.items() if name not in ("policy", "policy_kwargs")}
-        return GRPO.load(
-            self.trained_agent, env, self.device, trusted=False, seed=self.seed, tensorboard_log=self.tensorboard_log,
-            verbose=self.verbose, **kept,
-        )  # fmt: skip
+        try:
+            return GRPO.load(
+                self.trained_agent, env, self.device, trusted=False, seed=self.seed, tensorboard_log=self.tensorboard_log,
+                verbose=self.verbose, **kept,
+            )  # fmt: skip
+        except ValueError:
+            raise
+        except Exception as error:  # torch's reader of tensors raises what it likes
+            raise BadInput(f"cannot load {self.trained_agent}: {one_line(error)}") from error
 
     @property
     def resumed(self) -> Path | None:
