@@ -64,6 +64,40 @@ def test_a_run_with_damaged_settings_is_shown_with_a_note(runs: Path, tmp_path: 
     assert report([str(tmp_path)]) == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("monitor.csv", b'#{"t_start": 1'),
+        ("evaluations.npz", b"PK"),
+        ("evaluations.npz", b""),
+        ("metrics.json", b'{"settings": [1]}'),
+        ("metrics.json", b'{"planned_steps": "many"}'),
+        ("metrics.json", b"[" * 100_000),
+        ("progress.csv", b"a\xff\n"),
+    ],
+)
+def test_a_damaged_file_is_named_and_the_rest_is_shown(tmp_path: Path, capsys: Any, name: str, content: bytes) -> None:
+    for one in ("good", "bad"):
+        (tmp_path / one).mkdir()
+        (tmp_path / one / "0.monitor.csv").write_text('#{"t_start": 1.0}\nr,l,t\n1,2,3\n')
+    (tmp_path / "bad" / name).write_bytes(content)
+    assert report([str(tmp_path)]) == 0 and main([str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1 and f"bad/{name} is left out: it cannot be read" in said.err
+    assert "good: " in said.out and "bad: " in said.out and "1 episode" in said.out
+
+
+def test_returns_that_are_no_numbers_leave_a_page(tmp_path: Path) -> None:
+    (tmp_path / "monitor.csv").write_text('#{"t_start": 1.0}\nr,l,t\n1,2,3\nnan,5,4\ninf,5,5\n')
+    np.savez(tmp_path / "evaluations.npz", timesteps=[1, 2], results=[[1.0], [np.nan]])
+    assert main([str(tmp_path)]) == 0 and read_runs(tmp_path, None)["runs"][0]["episodes"]["n"] == 1
+
+
+def test_no_data_begins_a_tag_in_a_script() -> None:
+    data = {"name": "<!--<script>", "more": ["</SCRIPT >"]}
+    assert "<" not in as_script(data) and json.loads(as_script(data)) == data
+
+
 def test_a_half_written_line_is_passed_over_and_missing_views_are_named(runs: Path, tmp_path: Path) -> None:
     run = page_of(runs / "ppo" / "two", runs, None, runs)
     assert run["episodes"]["mean"] == [1.0, 3.0] and run["episodes"]["steps"] == [2.0, 6.0]

@@ -17,6 +17,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
+from sb_grpo import GRPO
 from sb_grpo.callbacks import HealthWarning
 from sb_grpo.normalization import with_statistics
 from sb_grpo.saving import PLAIN, STATISTICS, read_entry, with_entries
@@ -133,16 +134,38 @@ def test_other_algorithms_have_whole_checkpoints_too(tmp_path, no_arguments):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_like_ctrl_c(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_like_ctrl_c(number, tmp_path):
     command = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), *SMALL, "-n", "10000000"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: any(m.read_text().count("\n") > 10 for m in tmp_path.rglob("0.monitor.csv")))
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, error = process.communicate(timeout=60)
     folder = tmp_path / "grpo" / "CartPole-v1_1"
     steps = json.loads((folder / "metrics.json").read_text())["env_steps"]
     assert process.returncode == 0 and "Traceback" not in error and steps > 0
     assert read_facts(folder / "CartPole-v1.zip")["env_steps"] == steps
+
+
+def test_a_full_disk_is_one_line_and_what_was_saved_stays(tmp_path):
+    """Files of more than 100 KB find no room: the state to go on from does not fit, the models do."""
+    limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
+    limited += "sys.argv = sys.argv[1:]; runpy.run_module(sys.argv[0], run_name='__main__')"
+    options = ["-f", str(tmp_path), *SMALL, "-n", "4096", "--save-freq", "512", "-params", "n_steps:64", "n_envs:2"]
+    command = [sys.executable, "-c", limited, "zoo.train", *options, "policy_kwargs:dict(net_arch=[128])"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1 and result.stderr.startswith("zoo.train: File too large"), result.stderr
+    assert result.stderr.count("\n") == 1
+    for model in tmp_path.rglob("*.zip"):
+        assert GRPO.load(model, device="cpu").num_timesteps > 0
+
+
+def test_outputs_that_nobody_reads_are_dropped():
+    """A process whose pipe has no reader any more can go on printing."""
+    code = "import os, sys; r, w = os.pipe(); os.dup2(w, 1); os.close(r); os.close(w)\n"
+    code += "from zoo.common.ending import drop_dead_outputs; drop_dead_outputs(); print('x' * 10**6, flush=True)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0 and result.stderr == ""
 
 
 def train_in(env, folder, *options):

@@ -174,9 +174,9 @@ def test_a_model_that_cannot_be_written_leaves_the_run_to_go_on_from(tmp_path, c
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(sys, "argv", [])
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+    with monkeypatch.context() as patch:
         patch.setattr(experiment, "save", full)
-        train("--env", "CartPole-v1", "-f", str(tmp_path), *SHORT, "-params", *SMALL)
+        assert train("--env", "CartPole-v1", "-f", str(tmp_path), *SHORT, "-params", *SMALL) == 1
     folder = tmp_path / "grpo" / "CartPole-v1_1"
     assert not (folder / "CartPole-v1.zip").exists()
     assert f"The model could not be saved. Its run can go on: --resume {folder}" in capsys.readouterr().err

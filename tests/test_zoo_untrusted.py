@@ -128,17 +128,19 @@ def test_a_clean_run_is_read(name, here):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_no_field_of_a_run_runs_anything(name, here):
-    """All commands, all fields of both files, all payloads; a harmless run is refused or read, and never a traceback."""
+    """All commands, all fields of both files; over the commands a field gets all payloads. A run is refused or read, and
+    nothing ends in a traceback."""
+    kinds = list(PAYLOADS)
     for file in ("config.yml", "args.yml"):
         fields = SETTINGS if file == "config.yml" else sorted(read_values(here() / "CartPole-v1" / file))
-        for field in fields:
-            for kind, payload in PAYLOADS.items():
-                folder = here()
-                path = folder / "CartPole-v1" / file
-                path.write_text(yaml.safe_dump({**read_values(path), field: payload}))
-                main, arguments = commands(folder)[name]
-                assert run(f"zoo.{name.split()[0]}", main, arguments) in (0, 2), (file, field, kind)
-                check_nothing_ran((file, field, kind))
+        for number, field in enumerate(fields):
+            kind = kinds[(number + NAMES.index(name)) % len(kinds)]
+            folder = here()
+            path = folder / "CartPole-v1" / file
+            path.write_text(yaml.safe_dump({**read_values(path), field: PAYLOADS[kind]}))
+            main, arguments = commands(folder)[name]
+            assert run(f"zoo.{name.split()[0]}", main, arguments) in (0, 2), (file, field, kind)
+            check_nothing_ran((file, field, kind))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -196,7 +196,7 @@ def set_monitors_aside(folder: Path, run: Path, device: str) -> None:
     """
     try:
         state = read_run(run, device)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # RuntimeError: torch knows no such device
         raise BadInput(f"{str(error).rstrip('.')}. Without it: {another_way(folder)}") from error
     try:
         found = [callback["known"] for callback in state["loop"]["callbacks"] if callback["kind"].endswith(RunSaves.__name__)]
