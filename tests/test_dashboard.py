@@ -22,7 +22,7 @@ from zoo.dashboard import main
 from zoo.dashboards.logs import from_csv, quantiles, read_log, thinned
 from zoo.dashboards.messages import health_messages
 from zoo.dashboards.page import as_script
-from zoo.dashboards.runs import ALL_HELD, NO_GROUPS, NO_LOG, curve, notes, read_run, read_runs
+from zoo.dashboards.runs import ALL_HELD, NO_GROUPS, NO_LOG, curve, notes, page_of, read_runs
 from zoo.dashboards.server import make_server
 from zoo.report import main as report
 
@@ -42,11 +42,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_numbers_of_a_real_run(runs: Path) -> None:
-    run = read_run(runs / "grpo" / "one", runs, None, runs)
+    run = page_of(runs / "grpo" / "one", runs, None, runs)
     assert run["log"]["group/n_groups"]["steps"][-1] == run["log"]["time/total_timesteps"]["values"][-1]
     assert run["episodes"]["n"] > 10 and run["name"] == "grpo/one" and NO_LOG not in run["notes"]
     assert f"grpo{'/'}one/progress.csv" in run["files"]
-    json.loads(as_script(read_runs(runs, None)).replace("<\\/", "</"))
+    json.loads(as_script(read_runs(runs, None)))
 
 
 def test_a_run_with_damaged_settings_is_shown_with_a_note(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -64,13 +64,47 @@ def test_a_run_with_damaged_settings_is_shown_with_a_note(runs: Path, tmp_path: 
     assert report([str(tmp_path)]) == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("monitor.csv", b'#{"t_start": 1'),
+        ("evaluations.npz", b"PK"),
+        ("evaluations.npz", b""),
+        ("metrics.json", b'{"settings": [1]}'),
+        ("metrics.json", b'{"planned_steps": "many"}'),
+        ("metrics.json", b"[" * 100_000),
+        ("progress.csv", b"a\xff\n"),
+    ],
+)
+def test_a_damaged_file_is_named_and_the_rest_is_shown(tmp_path: Path, capsys: Any, name: str, content: bytes) -> None:
+    for one in ("good", "bad"):
+        (tmp_path / one).mkdir()
+        (tmp_path / one / "0.monitor.csv").write_text('#{"t_start": 1.0}\nr,l,t\n1,2,3\n')
+    (tmp_path / "bad" / name).write_bytes(content)
+    assert report([str(tmp_path)]) == 0 and main([str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1 and f"bad/{name} is left out: it cannot be read" in said.err
+    assert "good: " in said.out and "bad: " in said.out and "1 episode" in said.out
+
+
+def test_returns_that_are_no_numbers_leave_a_page(tmp_path: Path) -> None:
+    (tmp_path / "monitor.csv").write_text('#{"t_start": 1.0}\nr,l,t\n1,2,3\nnan,5,4\ninf,5,5\n')
+    np.savez(tmp_path / "evaluations.npz", timesteps=[1, 2], results=[[1.0], [np.nan]])
+    assert main([str(tmp_path)]) == 0 and read_runs(tmp_path, None)["runs"][0]["episodes"]["n"] == 1
+
+
+def test_no_data_begins_a_tag_in_a_script() -> None:
+    data = {"name": "<!--<script>", "more": ["</SCRIPT >"]}
+    assert "<" not in as_script(data) and json.loads(as_script(data)) == data
+
+
 def test_a_half_written_line_is_passed_over_and_missing_views_are_named(runs: Path, tmp_path: Path) -> None:
-    run = read_run(runs / "ppo" / "two", runs, None, runs)
+    run = page_of(runs / "ppo" / "two", runs, None, runs)
     assert run["episodes"]["mean"] == [1.0, 3.0] and run["episodes"]["steps"] == [2.0, 6.0]
     assert NO_LOG in run["notes"]
     (tmp_path / "monitor.csv").write_text('#{"t_start": 1.0}\nr,l,t\n1,2,3\n')
     (tmp_path / "progress.csv").write_text("time/total_timesteps,train/loss\n8,0.5\n16")
-    assert read_run(tmp_path, tmp_path, None, tmp_path)["notes"][0] == NO_GROUPS.format(algo=tmp_path.parent.name)
+    assert page_of(tmp_path, tmp_path, None, tmp_path)["notes"][0] == NO_GROUPS.format(algo=tmp_path.parent.name)
     assert from_csv(tmp_path / "progress.csv")["train/loss"] == {"steps": [8.0], "values": [0.5]}
 
 
@@ -85,12 +119,12 @@ def test_settings_and_steps_are_those_of_the_run_and_not_of_its_file(tmp_path: P
     (tmp_path / "X").mkdir()
     (tmp_path / "monitor.csv").write_text('#{"t_start": 1.0}\nr,l,t\n1,2,3\n')
     (tmp_path / "X" / "config.yml").write_text("n_timesteps: 100.0\nlearning_rate: lin_3e-4\n")
-    assert read_run(tmp_path, tmp_path, None, tmp_path)["planned"] == 100.0
+    assert page_of(tmp_path, tmp_path, None, tmp_path)["planned"] == 100.0
     (tmp_path / "X" / "args.yml").write_text("n_timesteps: 5000\n")
-    running = read_run(tmp_path, tmp_path, None, tmp_path)
+    running = page_of(tmp_path, tmp_path, None, tmp_path)
     assert running["planned"] == 5000 and running["settings"] == {"learning_rate": "lin_3e-4"}
     (tmp_path / "metrics.json").write_text('{"planned_steps": 5000, "settings": {"learning_rate": "3e-4", "n_groups": null}}')
-    ended = read_run(tmp_path, tmp_path, None, tmp_path)
+    ended = page_of(tmp_path, tmp_path, None, tmp_path)
     assert ended["planned"] == 5000 and ended["settings"] == {"learning_rate": "3e-4"}
 
 
@@ -207,7 +241,7 @@ def test_the_log_of_a_run_goes_on_with_what_was_written_after_it_was_resumed(tmp
     write("run_1", 1000, range(0, 50, 10), 1.0)
     write("run_1", 1900, range(30, 70, 10), 2.0)
     write("run_2", 1950, range(0, 90, 10), 3.0)
-    found, advantages = read_log(tmp_path / "none", tmp_path, 1005.0)
+    found, advantages = read_log(tmp_path / "none", tmp_path, 1005.0, [])
     assert found["train/loss"] == {"steps": [0, 10, 20, 30, 40, 50, 60], "values": [1.0] * 3 + [2.0] * 4}
     assert advantages is not None and advantages["steps"] == [0, 10, 20, 30, 40, 50, 60]
-    assert read_log(tmp_path / "none", tmp_path, 5000.0) == ({}, None)
+    assert read_log(tmp_path / "none", tmp_path, 5000.0, []) == ({}, None)

@@ -1,5 +1,7 @@
 """Statistics against numbers worked out by hand, by rliable 1.2.0, or by SciPy."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -225,3 +227,40 @@ def test_pairwise_corrects_over_its_pairs():
 
 def test_ranks_share_ties():
     assert statistics.ranks(np.array([[5.0, 1.0], [5.0, 3.0], [9.0, 2.0]])).tolist() == [[2.5, 3], [2.5, 1], [1, 2]]
+
+
+def test_resamples_in_parts_are_those_of_all_at_once(monkeypatch):
+    """Bit by bit, also where tasks and samples are of several sizes."""
+    rng = np.random.default_rng(0)
+    x, y = ([rng.normal(size=n).round(1) for n in sizes] for sizes in ((10, 7, 12), (9, 7, 5)))
+    thresholds, curves = np.array([0.5, -1.0, 0.0]), [rng.normal(size=(6, 9)), rng.normal(size=(5, 9))]
+
+    def all_of_them():
+        yield statistics.interval(statistics.iqm, x)
+        yield statistics.interval(statistics.probability_of_improvement, x, y)
+        yield statistics.interval(lambda s: statistics.performance_profile(s, thresholds), x)
+        yield statistics.curve_interval(curves, statistics.mean)
+
+    at_once = list(all_of_them())
+    monkeypatch.setattr(statistics, "AT_ONCE", 1000)
+    for whole, parts in zip(at_once, all_of_them(), strict=True):
+        assert np.array_equal(whole, parts)
+
+
+def test_counts_are_those_of_every_pair():
+    rng = np.random.default_rng(1)
+    a, b, thresholds = (rng.normal(size=shape).round(1) for shape in ((4, 6), (4, 5), 7))
+    won = (a[:, :, None] > b[:, None]) + 0.5 * (a[:, :, None] == b[:, None])
+    assert np.array_equal(statistics.probability_of_improvement([a], [b]), won.mean((1, 2)))
+    above = (a[:, None] > thresholds[:, None]).mean(-1)
+    assert np.array_equal(statistics.performance_profile([a], thresholds), above)
+
+
+def test_the_memory_of_a_bootstrap_does_not_grow_with_the_runs():
+    """With 1,000 runs a side 5,000 tables of 1,000 x 1,000 took 40 GB."""
+    x, y = (np.random.default_rng(seed).normal(size=1000) for seed in (0, 1))
+    tracemalloc.start()
+    statistics.interval(statistics.probability_of_improvement, [x], [y], resamples=2500)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 300e6

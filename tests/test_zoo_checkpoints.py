@@ -17,6 +17,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 
+from sb_grpo import GRPO
 from sb_grpo.callbacks import HealthWarning
 from sb_grpo.normalization import with_statistics
 from sb_grpo.saving import PLAIN, STATISTICS, read_entry, with_entries
@@ -29,7 +30,7 @@ from zoo.train import main
 from zoo.training import mlflow_runs
 from zoo.training.callbacks import end_all
 from zoo.training.checkpoints import FACTS, read_facts, statistics_of
-from zoo.training.run_files import Unreadable, check_wrappers, env_kwargs, read_values, write_values
+from zoo.training.run_files import Unreadable, check_settings, env_kwargs, read_run_files, read_values, write_values
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--env", "CartPole-v1", "-tb", "", "--num-threads", "1", "--eval-freq", "-1"]
@@ -133,16 +134,38 @@ def test_other_algorithms_have_whole_checkpoints_too(tmp_path, no_arguments):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_like_ctrl_c(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_like_ctrl_c(number, tmp_path):
     command = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), *SMALL, "-n", "10000000"]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: any(m.read_text().count("\n") > 10 for m in tmp_path.rglob("0.monitor.csv")))
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     _, error = process.communicate(timeout=60)
     folder = tmp_path / "grpo" / "CartPole-v1_1"
     steps = json.loads((folder / "metrics.json").read_text())["env_steps"]
     assert process.returncode == 0 and "Traceback" not in error and steps > 0
     assert read_facts(folder / "CartPole-v1.zip")["env_steps"] == steps
+
+
+def test_a_full_disk_is_one_line_and_what_was_saved_stays(tmp_path):
+    """Files of more than 100 KB find no room: the state to go on from does not fit, the models do."""
+    limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
+    limited += "sys.argv = sys.argv[1:]; runpy.run_module(sys.argv[0], run_name='__main__')"
+    options = ["-f", str(tmp_path), *SMALL, "-n", "4096", "--save-freq", "512", "-params", "n_steps:64", "n_envs:2"]
+    command = [sys.executable, "-c", limited, "zoo.train", *options, "policy_kwargs:dict(net_arch=[128])"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 1 and result.stderr.startswith("zoo.train: File too large"), result.stderr
+    assert result.stderr.count("\n") == 1
+    for model in tmp_path.rglob("*.zip"):
+        assert GRPO.load(model, device="cpu").num_timesteps > 0
+
+
+def test_outputs_that_nobody_reads_are_dropped():
+    """A process whose pipe has no reader any more can go on printing."""
+    code = "import os, sys; r, w = os.pipe(); os.dup2(w, 1); os.close(r); os.close(w)\n"
+    code += "from zoo.common.ending import drop_dead_outputs; drop_dead_outputs(); print('x' * 10**6, flush=True)"
+    result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0 and result.stderr == ""
 
 
 def train_in(env, folder, *options):
@@ -371,26 +394,33 @@ def test_settings_are_plain_yaml(tmp_path):
 
 def test_settings_of_rl_zoo3_are_read_without_running_them(tmp_path):
     trap = tmp_path / "trap"
+    (tmp_path / "config.yml").write_text("env_kwargs: {c: 3}\n")
     (tmp_path / "args.yml").write_text(
         "!!python/object/apply:collections.OrderedDict\n- - - env_kwargs\n    - a: 1\n"
         f"      b: !!python/object/apply:os.system ['touch {trap}']\n"
     )
     assert yaml.compose((tmp_path / "args.yml").read_text()) is not None
     with pytest.raises(BadInput, match=r"a Python object as b, object/apply:os\.system.*--env-kwargs b:VALUE"):
-        env_kwargs(tmp_path, {}, {})
-    assert env_kwargs(tmp_path, {"env_kwargs": {"c": 3}}, {"b": 2}) == {"a": 1, "b": 2, "c": 3}
+        env_kwargs(read_run_files(tmp_path), tmp_path, {})
+    assert env_kwargs(read_run_files(tmp_path), tmp_path, {"b": 2}) == {"a": 1, "b": 2, "c": 3}
     assert not trap.exists()
 
 
 @pytest.mark.parametrize(
-    "name", ["os.system", "subprocess.Popen", "gymnasium.wrappers.os", "gymnasium.make", {"a": 1, "b": 2}]
+    "name",
+    [
+        "os.system", "subprocess.Popen", "gymnasium.wrappers.os", "gymnasium.make", {"a": 1, "b": 2},
+        {"gymnasium.wrappers.RecordVideo": {"video_folder": "x"}}, {"gymnasium.wrappers.ArrayConversion": {"env_xp": "evil"}},
+        "gymnasium.wrappers.rendering.RecordVideo", "stable_baselines3.common.monitor.Monitor", 3, ["a"],
+        {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": "/etc/passwd"}},
+    ],
 )
 def test_wrappers_of_strangers_are_refused(name):
-    with pytest.raises(BadInput, match="--untrusted: the run's settings name the wrapper"):
-        check_wrappers({"env_wrapper": [name]})
-    check_wrappers({"env_wrapper": {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 5}}})
-    check_wrappers({"env_wrapper": "rl_zoo3.wrappers.FrameSkip"})
-    check_wrappers({})
+    with pytest.raises(BadInput, match="--untrusted: the run's files have env_wrapper"):
+        check_settings({"env_wrapper": [name]})
+    check_settings({"env_wrapper": {"gymnasium.wrappers.TimeLimit": {"max_episode_steps": 5}}})
+    check_settings({"env_wrapper": "rl_zoo3.wrappers.FrameSkip"})
+    check_settings({})
 
 
 def test_another_algorithms_weights_are_named_before_their_statistics(tmp_path, capsys, no_arguments):

@@ -215,3 +215,15 @@ def test_a_path_may_hold_an_equals_sign(runs, tmp_path, capsys):
     assert {file.stem for file in (tmp_path / "out" / "results").glob("*.jsonl")} == {"grpo", "mine"}
     assert evaluate_here(tmp_path / "rate=0.1" / "none", "--episodes", 2, "--out", tmp_path / "other") == 2
     assert f"{tmp_path / 'rate=0.1' / 'none'}: there is no such run folder." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["metrics.json", "evaluations.npz", "Pendulum-v1.zip", "Pendulum-v1/args.yml"])
+def test_a_damaged_run_is_left_out_of_a_comparison(runs, tmp_path, capsys, name):
+    """Under its own label; its figures would not compare with those of the whole one."""
+    for number in (1, 2):
+        shutil.copytree(runs / "grpo" / f"Pendulum-v1_{number}", tmp_path / "grpo" / f"Pendulum-v1_{number}")
+    (tmp_path / "grpo" / "Pendulum-v1_2" / name).write_bytes(b'{"planned_steps": "many"}')
+    arguments = [str(tmp_path / "grpo"), "--episodes", "2", "--no-figures", "--out", str(tmp_path / "out")]
+    assert compare.main(arguments) == 0
+    assert f"Pendulum-v1_2/{name}" in capsys.readouterr().err
+    assert list(table(tmp_path / "out", "runs")["seed"]) == [0]

@@ -14,7 +14,7 @@ from torch import nn
 
 from zoo import train
 from zoo.common.command_line import run
-from zoo.common.literals import TEXTS, parse, to_text, without_texts
+from zoo.common.literals import TEXTS, check_named_classes, parse, read_text, to_text
 from zoo.tuning.study import open_storage
 
 ROOT = Path(__file__).parents[1]
@@ -72,7 +72,7 @@ def test_everything_else_is_refused(text):
 )
 def test_named_classes_must_be_of_their_kind(settings, says):
     with pytest.raises(ValueError, match=r"^my\.yml: ") as error:
-        without_texts(settings, lambda name: "my.yml")
+        check_named_classes(settings, lambda name: "my.yml")
     assert says in str(error.value)
     fine = {
         "env_wrapper": [
@@ -80,7 +80,23 @@ def test_named_classes_must_be_of_their_kind(settings, says):
             "gymnasium.wrappers.RecordEpisodeStatistics",
         ]
     }
-    assert without_texts(fine, lambda name: "my.yml") == fine
+    check_named_classes(fine, lambda name: "my.yml")
+
+
+def test_text_within_text_is_refused():
+    """rl_zoo3 evaluates whatever is still text."""
+    with pytest.raises(ValueError, match=r"my\.yml: normalize: .* is text within text"):
+        read_text("normalize", repr(PLANTED), "my.yml")
+
+
+def test_settings_are_checked_before_anything_is_imported(tmp_path, monkeypatch):
+    (tmp_path / "planted_wrapper.py").write_text("open('ran', 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    for wrong in ({"callback": 3}, {"env_wrapper": ["planted_wrapper.W", {"planted_wrapper.W": 5}]}):
+        with pytest.raises(ValueError, match=r"^my\.yml: "):
+            check_named_classes({"env_wrapper": "planted_wrapper.W", **wrong}, lambda name: "my.yml")
+    assert not Path("ran").exists()
 
 
 @pytest.mark.parametrize("name", TEXTS)

@@ -108,6 +108,7 @@ def test_it_is_as_silent_as_it_was(of_run, given, found, tmp_path):
         parser.add_argument(f"--{name}", default=default, type=str if default is None else type(default))
     for name in ("progress", "untrusted"):
         parser.add_argument(f"--{name}", action="store_true")
+    parser.add_argument("--gym-packages", nargs="+", default=[])
     options = parser.parse_args(["--resume", str(settings.parent), *given])
     take_up_run(options, parser, not_ours=())
     assert options.verbose == found and options.progress == (of_run == "0") and options.resume == str(settings.parent)
@@ -173,9 +174,9 @@ def test_a_model_that_cannot_be_written_leaves_the_run_to_go_on_from(tmp_path, c
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(sys, "argv", [])
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+    with monkeypatch.context() as patch:
         patch.setattr(experiment, "save", full)
-        train("--env", "CartPole-v1", "-f", str(tmp_path), *SHORT, "-params", *SMALL)
+        assert train("--env", "CartPole-v1", "-f", str(tmp_path), *SHORT, "-params", *SMALL) == 1
     folder = tmp_path / "grpo" / "CartPole-v1_1"
     assert not (folder / "CartPole-v1.zip").exists()
     assert f"The model could not be saved. Its run can go on: --resume {folder}" in capsys.readouterr().err

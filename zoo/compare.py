@@ -14,7 +14,7 @@ import pandas as pd
 from sb_grpo import files
 
 from .benchmarking.results import find_results
-from .common.command_line import BadInput, Parser, check_has_runs, run
+from .common.command_line import BadInput, Parser, add_untrusted, check_has_runs, run
 from .common.folders import check_place
 from .common.yaml_files import read_mapping
 from .comparing import figures, pairs, tables
@@ -98,6 +98,7 @@ def parser() -> Parser:
     add("--threshold", nargs="+", default=[], metavar="ID:VALUE", help="return that solves an env, in place of Gymnasium's")
     add("--references", type=Path, metavar="FILE", help="YAML: env -> [low, high] of normalised scores")
     add("--episodes", type=int, default=50, help="of run folders and models, which are evaluated on common seeds first")
+    add_untrusted(it)
     add("--allow-unequal", action="store_true", help="compare runs with unequal step budgets all the same")
     add("--no-figures", action="store_true", help="report and tables alone, in a fraction of the time")
     add("--track", action="store_true", help="tables and pictures to Weights & Biases, too")
@@ -175,12 +176,13 @@ def _report(comparison: Comparison, broken: Sequence[str], made: dict[str, pd.Da
     return "\n".join(lines) + "\n"
 
 
-def results_of(places: Sequence[str], episodes: int, out: Path) -> list[Path]:
+def results_of(places: Sequence[str], episodes: int, out: Path, untrusted: bool = False) -> list[Path]:
     """Folders of result files: those given, and those that an evaluation of the saved models among them writes.
 
     :param places: of the command line
     :param episodes: per model
     :param out: folder of the report; the evaluation goes into a folder in it
+    :param untrusted: of saved models, as ``zoo.evaluate`` takes it
     """
     unknown = [place for place in places if place.endswith(".zip") or not _has_results(Path(place))]
     if not unknown:
@@ -193,7 +195,7 @@ def results_of(places: Sequence[str], episodes: int, out: Path) -> list[Path]:
         return plain
     from .evaluate import body as evaluate
 
-    evaluate([*saved, "--episodes", str(episodes), "--out", str(out / "evaluation")])
+    evaluate([*saved, "--episodes", str(episodes), "--out", str(out / "evaluation"), *["--untrusted"] * untrusted])
     return [*plain, out / "evaluation" / "results"]
 
 
@@ -212,7 +214,7 @@ def body(arguments: Sequence[str]) -> int:
     if args.track:
         check_wandb()
     thresholds, references = parse_thresholds(args.threshold), read_references(args.references)
-    runs, broken = load(results_of(args.folders, args.episodes, args.out))
+    runs, broken = load(results_of(args.folders, args.episodes, args.out, args.untrusted))
     for line in broken:
         print(f"zoo.compare: broken result file left out: {line}", file=sys.stderr)
     check_has_runs("--envs", args.envs, {run.env for run in runs})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from .common.command_line import BadInput, Parser, run
 from .dashboards.page import title_of, write_page
@@ -27,10 +28,14 @@ def main(arguments: Sequence[str]) -> int:
     if not 0 <= args.port < 65536:
         raise BadInput(f"--port {args.port} must lie in 0 to 65535.")
     if not args.serve:
-        return write_page(args.place, args.out or args.place / "dashboard.html", args.tensorboard)
-    read_runs(args.place, args.tensorboard)  # what is wrong is said now, and not to the browser
+        return write_page(args.place, args.out or args.place / "dashboard.html", args.tensorboard, not args.untrusted)
+
+    def read() -> dict[str, Any]:
+        return read_runs(args.place, args.tensorboard, trusted=not args.untrusted)
+
+    read()  # what is wrong is said now, and not to the browser
     try:
-        server = make_server(lambda: read_runs(args.place, args.tensorboard), title_of(args.place), args.port)
+        server = make_server(read, title_of(args.place), args.port)
     except OSError as error:
         raise BadInput(f"--port {args.port}: {error.strerror}. Choose another one; 0 takes any that is free.") from error
     print(f"http://localhost:{server.server_port} (Ctrl-C ends it)", flush=True)

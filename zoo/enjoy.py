@@ -30,6 +30,7 @@ from .common.command_line import (
     BadInput,
     Parser,
     Settings,
+    add_untrusted,
     check_at_least_1,
     check_seed,
     default_threads,
@@ -57,7 +58,7 @@ def make_parser() -> Parser:
     add("--load-best", action="store_true", help="the best model instead of the last")
     add("--load-checkpoint", type=int, metavar="STEPS", help="the checkpoint of so many steps")
     add("--load-last-checkpoint", action="store_true", help="the checkpoint of most steps")
-    add("--untrusted", action="store_true", help="run nothing that the files hold (docs/security.md); grpo only")
+    add_untrusted(parser)
     add("-n", "--n-timesteps", type=int, default=1000, help="steps to run")
     add("--n-episodes", type=int, help="episodes to run, in place of steps")
     kind = parser.add_mutually_exclusive_group()
@@ -132,7 +133,8 @@ def find_model(folder: Path, env_name: str, args: Any) -> Path:
 
     :raises BadInput: if it is not there, naming what is
     """
-    checkpoints = sorted(folder.glob("rl_model_*_steps.zip"), key=lambda path: int(path.stem.split("_")[-2]))
+    named = [path for path in folder.glob("rl_model_*_steps.zip") if path.stem.split("_")[-2].isdecimal()]
+    checkpoints = sorted(named, key=lambda path: int(path.stem.split("_")[-2]))
     model = folder / f"{env_name}.zip"
     if args.load_best:
         model = folder / "best_model.zip"
@@ -254,11 +256,12 @@ def main(arguments: Sequence[str]) -> int:
     env_name = EnvironmentName(args.env)
     folder = find_run(Path(args.folder), args.algo, env_name, args.exp_id)
     path = find_model(folder, env_name, args)
+    saved = Saved(args.algo, path, folder / env_name, args.env, trusted=not args.untrusted)
+    _ = saved.run  # what is refused is said before a file is opened
     print(f"Loading {path}{_known_of(path)}")
     set_random_seed(args.seed)
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
-    saved = Saved(args.algo, path, folder / env_name, args.env, trusted=not args.untrusted)
     env, model = restored(saved, args)
     deterministic = args.deterministic or not (args.stochastic or saved.draws_actions)
     episodes = play(model, env, deterministic, args)

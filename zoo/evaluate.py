@@ -25,13 +25,14 @@ from matplotlib.figure import Figure
 from sb_grpo import files
 from sb_grpo.evaluation import FIRST_SEED
 
-from .common.command_line import BadInput, Parser, default_threads, how_many, known_env, run
+from .common.command_line import BadInput, Parser, add_untrusted, default_threads, how_many, known_env, run
+from .common.ending import close
 from .common.folders import check_place
 from .common.grids import parse_grid
 from .comparing import figures
 from .comparing.tables import to_markdown
 from .evaluating import records, tables
-from .evaluating.models import Contestant, find
+from .evaluating.models import Contestant, find, say_left_out
 from .evaluating.playing import Played, play_all, variants_of
 from .training.experiment import register
 
@@ -59,7 +60,7 @@ def make_parser() -> Parser:
     add("--first-seed", type=int, default=FIRST_SEED, help="reset seeds count on from here; no training starts there")
     add("--stochastic", action="store_true", help="draw actions (default for Atari and MiniGrid, as in rl_zoo3)")
     add("--n-envs", type=int, default=8, help="envs side by side; changes the time that it takes only")
-    add("--untrusted", action="store_true", help="run nothing that the files hold (docs/security.md); grpo only")
+    add_untrusted(parser)
     add("--device", default="auto", help="of torch")
     add("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
     add("--out", type=Path, default=Path("evaluation"), metavar="FOLDER", help="report.md, tables/, figures/, results/")
@@ -79,6 +80,26 @@ def evaluate(models: Sequence[Contestant], args: Any) -> Played:
     variants = variants_of(envs[0], parse_grid("--env-kwargs-grid", args.env_kwargs_grid))
     seeds = list(range(args.first_seed, args.first_seed + args.episodes))
     return play_all(models, variants, seeds, args.n_envs, args.stochastic, args.device)
+
+
+def loadable(models: Sequence[Contestant], device: str) -> list[Contestant]:
+    """Those whose files are whole; a line says which others are left out.
+
+    :raises BadInput: if there are none
+    """
+    found, refused = [], []
+    for one in models:
+        try:
+            env = one.saved.make_env({})
+            try:
+                one.saved.load(env, device)
+            finally:
+                close(env)
+            found.append(one)
+        except BadInput as error:
+            refused.append(error)
+    say_left_out(found, refused)
+    return found
 
 
 def write(models: Sequence[Contestant], played: Played, out: Path) -> Path:
@@ -149,6 +170,7 @@ def body(arguments: Sequence[str]) -> int:
     if args.num_threads > 0:
         th.set_num_threads(args.num_threads)
     models = find(args.models, args.load_best, args.algo, args.env, trusted=not args.untrusted)
+    models = loadable(models, args.device) if len(models) > 1 else models
     played = evaluate(models, args)
     for note in played.notes:
         print(note)

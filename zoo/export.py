@@ -21,8 +21,9 @@ from sb_grpo.policies import ActorPolicy
 from sb_grpo.saving import STATISTICS as WITHIN
 from sb_grpo.saving import read_entry
 
-from .common.command_line import BadInput, Parser, run
+from .common.command_line import BadInput, Parser, add_untrusted, run
 from .common.folders import check_place
+from .training.run_files import read_run_files, settings_folder_of
 
 STATISTICS = "vecnormalize.pkl"
 OBSERVATIONS = 1000
@@ -39,6 +40,7 @@ def make_parser() -> Parser:
     add("model", type=Path, help="run folder, or a model's .zip")
     add("--load-best", action="store_true", help="of a run folder: the best model instead of the last")
     add("--out", type=Path, default=Path("policy.onnx"), metavar="FILE", help=f"ends in {' or '.join(SUFFIXES)}")
+    add_untrusted(parser)
     add("--vec-normalize", type=Path, metavar="FILE", help="VecNormalize's statistics, where they are not beside the model")
     return parser
 
@@ -98,13 +100,19 @@ def body(arguments: Sequence[str]) -> int:
     path, beside = find_model(args.model, args.load_best) if args.model.is_dir() else (args.model, None)
     if not path.exists():
         raise BadInput(f"{path}: there is no such file.")
+    if args.untrusted:
+        read_run_files(settings_folder_of(path.parent), trusted=False)
+    if args.untrusted and args.vec_normalize is not None:
+        raise BadInput(f"--untrusted: {args.vec_normalize} is pickled: those in the model's zip are arrays.")
     given = read_statistics(args.vec_normalize) if args.vec_normalize is not None else None
     try:
-        model = GRPO.load(path, device="cpu")
+        model = GRPO.load(path, device="cpu", trusted=not args.untrusted)
     except Exception as error:  # a broken zip, another algorithm's model, missing classes
         raise BadInput(f"cannot load {path} as a GRPO model: {error}") from error
     policy, masked = model.policy, model.mask_source in APART
     within = statistics_within(path, policy)
+    if args.untrusted and within is None and beside is not None:
+        raise BadInput(f"--untrusted: the statistics of {path} are pickled, in {beside}.")
     statistics_path = args.vec_normalize or (path if within is not None else beside)
     statistics = given or within or (read_statistics(beside) if beside is not None else None)
     try:

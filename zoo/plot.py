@@ -21,7 +21,7 @@ from stable_baselines3.common.monitor import load_results
 
 from sb_grpo import files
 
-from .common.command_line import BadInput, Parser, check_has_runs, how_many, run
+from .common.command_line import BadInput, Parser, add_untrusted, check_has_runs, how_many, run
 from .common.folders import check_place
 from .comparing import curves as reading
 from .comparing import figures
@@ -110,6 +110,7 @@ def parser() -> Parser:
     add("--by", choices=["run", "setting", "env"], default="setting", help=by)
     add("--tensorboard", nargs="+", type=Path, default=[], metavar="DIR", help="folders with TensorBoard event files")
     add("--tag", nargs="+", default=["rollout/ep_rew_mean"], help="what to draw from event files, a panel each")
+    add_untrusted(it)
     add("--out", type=Path, default=Path("curves"), metavar="FILE", help="FILE.pdf, .png or .svg; else FILE.png and FILE.svg")
     return it
 
@@ -126,7 +127,7 @@ def body(arguments: Sequence[str]) -> int:
         raise BadInput("nothing to draw: give folders, or --tensorboard" if not args.folders else "folders or --tensorboard")
     curves: list[reading.Curve] = []
     for folder in args.folders:
-        found, broken = reading.from_folder(folder, args.y)
+        found, broken = reading.from_folder(folder, args.y, not args.untrusted)
         for line in broken:
             print(f"zoo.plot: broken file left out: {line}", file=sys.stderr)
         curves += [curve for curve in found if args.kind in ("both", curve.kind)]

@@ -12,9 +12,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Protocol
 
-from .common.command_line import BadInput, Parser, one_line, run
+from .common.command_line import BadInput, Parser, add_untrusted, one_line, run
 from .training.card import write_card
-from .training.run_files import is_run_folder
+from .training.run_files import check_links, is_run_folder, read_run_files, settings_folder_of
 
 #: Files of a run that others can use; monitor files, checkpoints and replay buffers stay.
 FILES = ("README.md", "metrics.json", "evaluations.npz", "learning_curve.png", "*.zip", "*/config.yml", "*/vecnormalize.pkl")
@@ -41,6 +41,7 @@ def make_parser() -> Parser:
     add("--private", action="store_true", help="a new repository is not public")
     add("--checkpoints", action="store_true", help="checkpoints too")
     add("--with-command", action="store_true", help="args.yml and command.txt too, which hold paths of this machine")
+    add_untrusted(parser)
     add("--message", default="A run of sb_grpo's zoo", help="of the commit")
     add("--dry-run", action="store_true", help="say what would be uploaded, and upload nothing")
     return parser
@@ -75,8 +76,14 @@ def push(folder: Path, client: Client, args: Any) -> list[Path]:
     """
     if not (folder / "metrics.json").exists() or not is_run_folder(folder):
         raise BadInput(f"{folder} is no folder of a finished run: it lacks metrics.json, or a folder with config.yml.")
+    check_links(folder)  # what a link leads to would be uploaded
+    if args.untrusted:
+        read_run_files(settings_folder_of(folder), trusted=False)
     if not (folder / "README.md").exists():  # the run's own says the command too
-        write_card(folder)
+        try:
+            write_card(folder)
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise BadInput(f"{folder / 'metrics.json'} is not as zoo.train writes it: {one_line(repr(error))}") from error
     allowed, ignored = patterns(args.checkpoints, args.with_command)
     chosen = files_of(folder, allowed, ignored)
     if not any(file.suffix == ".zip" for file in chosen):

@@ -20,7 +20,7 @@ import sb_grpo
 from sb_grpo import GRPO, AdvantageOptions, Rollout
 from sb_grpo.policies.beside import env_part
 
-from .common.command_line import BadInput, Parser, Settings, known_env, run
+from .common.command_line import BadInput, Parser, Settings, add_untrusted, known_env, run
 from .common.folders import check_place
 from .recording import policy_figures as figures
 from .recording.document import FORMAT, VERSION, columns, episodes_of, rounded, write
@@ -48,6 +48,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
     parser.add_argument("--max-steps", type=int, default=200, help="episodes are cut after so many steps")
     parser.add_argument("--seed", type=int, default=0, help="of the training")
     parser.add_argument("--hyperparams", nargs="+", action=Settings, default={}, help="of GRPO, as name:value")
+    add_untrusted(parser)
     args = parser.parse_args(arguments)
     check_place("--out", args.out)
     args.env, _ = known_env(args.env)

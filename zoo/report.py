@@ -26,8 +26,8 @@ def main(arguments: Sequence[str]) -> int:
     if args.out is not None and not args.html:
         raise BadInput(f"--out {args.out} is for a page: add --html.")
     if args.html:
-        return write_page(args.place, args.out or args.place / "report.html", args.tensorboard)
-    print("\n\n".join(summary(one) for one in read_runs(args.place, args.tensorboard)["runs"]))
+        return write_page(args.place, args.out or args.place / "report.html", args.tensorboard, not args.untrusted)
+    print("\n\n".join(summary(one) for one in read_runs(args.place, args.tensorboard, trusted=not args.untrusted)["runs"]))
     return 0
 
 

@@ -30,6 +30,7 @@ from .common.command_line import (
     BadInput,
     Parser,
     Settings,
+    add_untrusted,
     call,
     check_at_least_1,
     check_seed,
@@ -38,13 +39,14 @@ from .common.command_line import (
     one_line,
     run,
 )
+from .common.ending import drop_dead_outputs
 from .common.provenance import without_passwords
 from .common.yaml_files import HYPERPARAMS
 from .training.experiment import HEALTH, Experiment, register
 from .training.followers import Follower, check_learners
 from .training.mlflow_runs import check_mlflow
 from .training.resuming import take_up_run
-from .training.run_files import Unreadable, read_values
+from .training.run_files import Unreadable, read_run_files
 from .training.tracking import finish as finish_tracking
 from .training.tracking import go_on_in, is_of_wandb, not_begun
 
@@ -105,9 +107,7 @@ class TrainParser(Parser):
             metavar="RUN",
             help="folder of a run of grpo that was stopped or killed: it goes on there as if it had not been (docs/saving.md)",
         )
-        self.add_argument(
-            "--untrusted", action="store_true", help="run nothing that --trained-agent or --resume holds (docs/security.md)"
-        )
+        add_untrusted(self)
 
     def add_argument(self, *names: Any, **options: Any) -> Any:
         """Options of a search are known, so that they can be refused, but not shown."""
@@ -158,8 +158,7 @@ def _check_options(given: Any) -> None:
         raise BadInput(f"--trained-agent {given.trained_agent}: there is no such .zip file.")
     if given.continue_run and not given.trained_agent:
         raise BadInput("--continue needs --trained-agent: the model of the run that goes on.")
-    if given.untrusted and (given.algo != "grpo" or not given.trained_agent):
-        raise BadInput("--untrusted says how --trained-agent is read, and only models of grpo can be read like that.")
+    _check_untrusted(given)
     for name in ("profile", "health", "recover"):
         if getattr(given, name) and given.algo != "grpo":
             raise BadInput(f"--{name} {getattr(given, name)} is for grpo, not for {given.algo}.")
@@ -168,6 +167,19 @@ def _check_options(given: Any) -> None:
     if given.trial_id is None and (given.storage or given.study_name) and not given.resume:
         raise BadInput("--storage and --study-name say where the settings of --trial-id are from: give it, or leave them out.")
     _check_tracking(given)
+
+
+def _check_untrusted(given: Any) -> None:
+    """See that there is something that can be read without running any of it.
+
+    :raises BadInput: for other algorithms, and for settings that are a program
+    """
+    if given.untrusted and (given.algo != "grpo" or not (given.trained_agent or given.conf_file)):
+        raise BadInput(
+            "--untrusted says how --trained-agent and --conf-file are read, and only models of grpo can be read like that."
+        )
+    if given.untrusted and given.conf_file and not given.conf_file.endswith((".yml", ".yaml")):
+        raise BadInput(f"--untrusted: --conf-file {given.conf_file} is a program, which would run: pass a .yml file.")
 
 
 def _check_tracking(given: Any) -> None:
@@ -198,7 +210,7 @@ def go_on(given: Any) -> None:
     found = list(folder.glob("*/config.yml"))
     if len(found) != 1:
         raise BadInput(f"--continue: {given.trained_agent} is in no run folder; without --continue a new run begins from it.")
-    settings, options = read_values(found[0]), read_values(found[0].with_name("args.yml"))
+    settings, options = read_run_files(found[0].parent, not given.untrusted)
     if options.get("env", given.env) != given.env or options.get("algo", given.algo) != given.algo:
         raise BadInput(f"--continue: the run is of --algo {options.get('algo')} --env {options.get('env')}: say so.")
     given.hyperparams = {**settings, **(given.hyperparams or {})}
@@ -241,8 +253,10 @@ UNHEALTHY = 3
 
 
 def stop(signum: int, frame: Any) -> None:
-    """What a queue or ``kill`` asks for with SIGTERM is what Ctrl-C asks for; asked twice, the process ends at once."""
+    """Do as Ctrl-C does: SIGTERM comes from a queue or ``kill``, SIGHUP from a terminal that was closed; the second one ends
+    the process at once."""
     signal.signal(signum, signal.SIG_DFL)
+    drop_dead_outputs()
     raise KeyboardInterrupt
 
 
@@ -287,7 +301,9 @@ def main(arguments: Sequence[str]) -> int:
     rl_zoo3.train.StoreDict = Settings  # type: ignore[attr-defined]
     rl_zoo3.train.ExperimentManager = experiment  # type: ignore
     sys.argv = [call("train"), *arguments]
-    before = signal.signal(signal.SIGTERM, stop)
+    # nohup has SIGHUP ignored, which stays so.
+    asked = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in asked}
     try:
         with silence(arguments):
             rl_zoo3.train.train()
@@ -306,7 +322,8 @@ def main(arguments: Sequence[str]) -> int:
             one.let_go()
         if experiments and experiments[-1].args.track:
             finish_tracking()
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     health = experiments[-1].health
     return UNHEALTHY if health is not None and not health.ok else 0
 

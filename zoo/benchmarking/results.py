@@ -159,7 +159,7 @@ def _text(path: Path) -> str:
 def _content(path: Path, text: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BrokenResult(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(content, dict):
         raise BrokenResult(f"{path}: holds no JSON object")
@@ -192,7 +192,7 @@ def _run(path: Path, content: dict[str, Any]) -> Run:
         )
     except KeyError as error:
         raise BrokenResult(f"{path}: {error} is missing") from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:
         raise BrokenResult(f"{path}: a value has the wrong type ({error})") from error
     _check(run)
     return run

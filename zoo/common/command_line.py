@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import errno
 import importlib
 import os
 import re
@@ -19,6 +20,8 @@ PACKAGE = __name__.split(".")[0]
 
 #: Exit code of a command that the user has interrupted.
 INTERRUPTED = 130
+#: Exit code of a command for whose files there is no room.
+NO_ROOM = 1
 
 
 def program(name: str = "") -> str:
@@ -64,6 +67,19 @@ class Parser(argparse.ArgumentParser):
             name, value = found[1].replace("-", "_"), found[2] or "VALUE"
             message += f" (a setting of the algorithm is given as -params {name}:{value})"
         self.exit(2, f"{self.prog}: {one_line(message)}\n")
+
+
+def add_untrusted(parser: argparse.ArgumentParser) -> None:
+    """The option of every command that reads a run or a model; docs/security.md has a line on each.
+
+    :param parser: of the command
+    """
+    parser.add_argument(
+        "--untrusted",
+        action="store_true",
+        help="files of strangers: nothing in them runs, and nothing outside of their folder is read or written "
+        "(docs/security.md); models: of grpo only",
+    )
 
 
 class Settings(StoreDict):
@@ -179,7 +195,7 @@ def known_env(env_id: str, packages: Sequence[str] = ()) -> tuple[str, list[str]
 
 
 def run(name: str, main: Callable[[Sequence[str]], int], arguments: Sequence[str]) -> int:
-    """Call a command's ``main``; bad input becomes one line on stderr and exit code 2.
+    """Call a command's ``main``; bad input becomes one line on stderr and exit code 2, a full disk one line and 1.
 
     :param name: of the command, in front of the message
     :param main: takes the arguments, returns the exit code
@@ -190,3 +206,18 @@ def run(name: str, main: Callable[[Sequence[str]], int], arguments: Sequence[str
     except BadInput as error:
         print(f"{program(name)}: {one_line(error)}", file=sys.stderr)
         return 2
+    except Exception as error:
+        full = full_disk(error)
+        if full is None:
+            raise
+        place = f"{full.filename}: " if full.filename else ""
+        said = f"{place}{full.strerror}. Files that were saved before are whole; make room, and run the command again."
+        print(f"{program(name)}: {said}", file=sys.stderr)
+        return NO_ROOM
+
+
+def full_disk(error: BaseException | None) -> OSError | None:
+    """The error of a full disk that another one comes from; None where there is none."""
+    while error is not None and not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
+        error = error.__cause__ or error.__context__
+    return error

@@ -6,6 +6,8 @@ are closed undoes nothing of what was done in them.
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -70,6 +72,17 @@ class Counting:
                 f"The evaluation cannot count: env {slot} has taken {ENDLESS_STEPS:,} steps without an end. Set a limit with "
                 "gymnasium.wrappers.TimeLimit in env_wrapper, or max_episode_steps at the env's registration."
             )
+
+
+def drop_dead_outputs() -> None:
+    """Let go of a terminal or pipe that nobody reads any more: an error of ``print`` would end what is still to be saved."""
+    for descriptor in (1, 2):
+        poll = select.poll()
+        poll.register(descriptor, 0)  # asks for errors alone
+        if poll.poll(0):
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, descriptor)
+            os.close(nothing)
 
 
 def close(env: Any) -> None:

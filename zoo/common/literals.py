@@ -109,50 +109,72 @@ def to_text(value: Any) -> str:
     return text
 
 
+def read_text(name: str, text: str, where: str) -> Any:
+    """Value of a setting that rl_zoo3 would evaluate, and that is never text itself: rl_zoo3 would evaluate that in its turn.
+
+    :raises BadInput: for a text outside of the grammar
+    """
+    try:
+        value = parse(text)
+        if isinstance(value, str):
+            raise ValueError(f"{text!r} is text within text")
+    except ValueError as error:
+        raise BadInput(
+            f"{where}: {name}: {error}. Files are not evaluated; code of your own goes into a .py file for --conf-file."
+        ) from error
+    return value
+
+
 def without_texts(settings: dict[str, Any], where: Callable[[str], str]) -> dict[str, Any]:
-    """Settings whose texts are read, so that nobody evaluates them, and whose named classes are what they should be.
+    """Settings whose texts are read, so that nobody evaluates them.
 
     :param settings: of a run
     :param where: tells of a name where the user has written it
-    :raises BadInput: for a text outside of the grammar, or a name that is no class of its kind
+    :raises BadInput: for a text outside of the grammar
     """
-    read = dict(settings)
-    for name in TEXTS:
-        if isinstance(read.get(name), str):
-            try:
-                read[name] = parse(read[name])
-            except ValueError as error:
-                raise BadInput(
-                    f"{where(name)}: {name}: {error}. Files are not evaluated; code of your own goes into a .py file for "
-                    "--conf-file."
-                ) from error
-    for name, base in NAMED_CLASSES.items():
-        for path, arguments in named_classes(read.get(name)):
-            if not isinstance(path, str):
-                raise BadInput(
-                    f"{where(name)}: {name}: {path!r} must be a class by its dotted name, such as my_module.MyClass, or a "
-                    "mapping of it to its arguments."
-                )
-            what = f"{where(name)}: {name}: {path}"
-            _check_arguments(_class_at(path, base, what), arguments, [] if base is BaseCallback else ["env"], what)
-    return read
+    texts = {name: settings[name] for name in TEXTS if isinstance(settings.get(name), str)}
+    return {**settings, **{name: read_text(name, text, where(name)) for name, text in texts.items()}}
+
+
+def check_named_classes(settings: dict[str, Any], where: Callable[[str], str]) -> None:
+    """See that named classes are what they should be. It imports their modules, so all other checks come first.
+
+    :param settings: of a run
+    :param where: tells of a name where the user has written it
+    :raises BadInput: for a name that is no class of its kind, and for arguments that it does not take
+    """
+    named = [(key, base, *entry) for key, base in NAMED_CLASSES.items() for entry in named_classes(settings.get(key))]
+    for key, _, path, arguments in named:
+        if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
+            raise BadInput(
+                f"{where(key)}: {key}: {path!r} must be a class by its dotted name, such as my_module.MyClass, or a "
+                "mapping of it to its arguments."
+            )
+        if not isinstance(arguments, dict):
+            raise BadInput(
+                f"{where(key)}: {key}: {path}: its arguments must be a mapping, such as {{name: value}}, not {arguments!r}."
+            )
+    for key, base, path, arguments in named:
+        what = f"{where(key)}: {key}: {path}"
+        _check_arguments(_class_at(path, base, what), arguments, [] if base is BaseCallback else ["env"], what)
 
 
 def named_classes(value: Any) -> Iterator[tuple[Any, Any]]:
     """Dotted names and arguments in a setting of rl_zoo3's form: a name, ``{name: arguments}``, or a list of these."""
     for entry in value if isinstance(value, list) else [value]:
-        name, arguments = next(iter(entry.items()), (None, {})) if isinstance(entry, dict) else (entry, {})
-        if name is not None:
-            yield name, arguments
+        if isinstance(entry, dict) and len(entry) > 1:
+            yield entry, {}  # which is no name
+        elif isinstance(entry, dict):
+            yield from entry.items()
+        elif entry is not None:
+            yield entry, {}
 
 
-def _check_arguments(kind: type, arguments: Any, before: list[str], what: str) -> None:
+def _check_arguments(kind: type, arguments: dict[str, Any], before: list[str], what: str) -> None:
     """See that a class takes what it is to be made with.
 
     :param before: what it is given in front of that
     """
-    if not isinstance(arguments, dict):
-        raise BadInput(f"{what}: its arguments must be a mapping, such as {{name: value}}, not {arguments!r}.")
     signature = inspect.signature(kind)
     try:
         signature.bind(*before, **arguments)

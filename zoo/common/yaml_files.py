@@ -1,4 +1,4 @@
-"""YAML files that the user names: read, or refused in one line."""
+"""YAML files: read as plain values, or refused in one line. Reading runs nothing, however the file was made."""
 
 from __future__ import annotations
 
@@ -11,9 +11,40 @@ from ..common.command_line import BadInput, one_line
 
 #: Settings of GRPO by env.
 HYPERPARAMS = Path(__file__).parents[1] / "hyperparams" / "grpo.yml"
+#: Values that a file may stand for once its aliases are written out.
+MOST_VALUES = 200_000
+#: Errors of PyYAML's constructors on damaged text, beside its own.
+DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
-class EachOnce(yaml.SafeLoader):
+class TooLarge(BadInput):
+    """Refusal of a file whose aliases stand for more than they say; such files are made, not damaged."""
+
+
+class Loader(yaml.SafeLoader):
+    """Bounds the values that aliases stand for: a file of 400 bytes can hold 10^9."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node: yaml.Node | None = super().get_single_node()  # type: ignore[no-untyped-call]
+        if node is not None and _written_out(node, {}) > MOST_VALUES:
+            raise TooLarge(f"its aliases stand for more than {MOST_VALUES:,} values: write them out, or make it smaller.")
+        return node
+
+
+def _written_out(node: yaml.Node, known: dict[int, float]) -> float:
+    """Number of values in a node; infinite where it holds itself.
+
+    :param known: numbers by the identity of a node; filled
+    """
+    if id(node) not in known:
+        known[id(node)] = float("inf")  # until it is known: an alias of a node within itself
+        parts = node.value if isinstance(node, yaml.CollectionNode) else []
+        flat = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
+        known[id(node)] = 1.0 + sum(_written_out(one, known) for one in flat)
+    return known[id(node)]
+
+
+class EachOnce(Loader):
     """Refuses a key that stands twice in one mapping, of which YAML's readers forget the first."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -27,20 +58,23 @@ class EachOnce(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_mapping(path: str | Path, example: str) -> dict[str, Any]:
-    """What a YAML file maps to what.
+def read_mapping(path: str | Path, example: str, loader: type[Loader] = EachOnce) -> dict[str, Any]:
+    """Read a YAML file that holds a mapping.
 
     :param example: of a line, for the message
-    :raises BadInput: if it cannot be read, or holds something else
+    :param loader: that knows the file's tags
+    :raises BadInput: if it cannot be read, holds something else, or is too large
     """
     try:
-        table = yaml.load(Path(path).read_text(), Loader=EachOnce)  # a SafeLoader
+        table = yaml.load(Path(path).read_text(), Loader=loader)  # a SafeLoader
+    except TooLarge as error:
+        raise TooLarge(f"{path}: {error}") from error
     except OSError as error:
         raise BadInput(f"cannot read {path}: {error.strerror}") from error
     except yaml.constructor.ConstructorError as error:
         line = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
         raise BadInput(f"{path}: {line}{one_line(error.problem or error)}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, *DAMAGED) as error:
         raise BadInput(f"{path} is not YAML: {one_line(error)}") from error
     if not isinstance(table, dict):
         raise BadInput(f"{path} must be a mapping, with lines such as '{example}', but is {type(table).__name__}")

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from zipfile import BadZipFile
 
 import numpy as np
 
@@ -19,8 +18,6 @@ from ..comparing import zoo_runs as runs
 
 EVALUATION, TRAINING = "evaluation", "training"
 GRID = 100  # points of the mean over runs that were measured at different steps
-#: What NumPy, pandas and SB3 raise for files that are not in their form.
-DAMAGED = (ValueError, TypeError, KeyError, IndexError, AssertionError, EOFError, BadZipFile)
 WINDOW = 0.1  # of a run's episodes: the running mean of training returns
 
 
@@ -73,15 +70,16 @@ def left_out(what: str, broken: list[str]) -> Iterator[None]:
     """
     try:
         yield
-    except DAMAGED as error:
+    except Exception as error:  # NumPy, pandas, zipfile and zlib raise what they like
         broken.append(f"{what}: {type(error).__name__}: {one_line(error) or 'not in its form'}")
 
 
-def from_folder(folder: Path, y: str = runs.RETURN) -> tuple[list[Curve], list[str]]:
+def from_folder(folder: Path, y: str = runs.RETURN, trusted: bool = True) -> tuple[list[Curve], list[str]]:
     """All curves below a folder; a run and those that went on from it are one.
 
     :param folder: a zoo run, a folder of runs, or results of ``zoo.benchmark``
     :param y: of an episode: a key of :data:`zoo.comparing.zoo_runs.COLUMNS`; result files have returns only
+    :param trusted: False: runs that leave their folders, or name code, are broken
     :return: curves, and a line per broken file
     :raises BadInput: if there are none
     """
@@ -94,16 +92,16 @@ def from_folder(folder: Path, y: str = runs.RETURN) -> tuple[list[Curve], list[s
         if run.algo != RANDOM and y == runs.RETURN
     ]
     kept = {run.path.with_suffix("").resolve(): run for run in found}  # folders of --keep-models beside their result files
-    chains = runs.chains(folder)
-    for chain in _readable(chains, broken):
+    chains = runs.chains(folder, trusted)
+    for chain in _readable(chains, broken, trusted):
         result = next((kept[above] for above in chain[-1].parents if above in kept), None)
         env, label = (runs.env_of(chain[-1]), chain[-1].parent.name) if result is None else (result.env, result.label)
         with left_out(f"evaluations.npz of {chain[-1]}", broken):
-            steps, values, samples = runs.evaluations(chain, y)
+            steps, values, samples = runs.evaluations(chain, y, trusted)
             if len(steps):
                 curves.append(Curve(env, label, EVALUATION, steps, values, samples, chain[-1]))
         with left_out(f"*.monitor.csv of {chain[-1]}", broken):
-            steps, values = runs.training(chain, y, WINDOW)
+            steps, values = runs.training(chain, y, WINDOW, trusted)
             if len(steps):
                 curves.append(Curve(env, label, TRAINING, steps, values, source=chain[-1]))
     if not curves and broken:
@@ -115,12 +113,12 @@ def from_folder(folder: Path, y: str = runs.RETURN) -> tuple[list[Curve], list[s
     return curves, broken
 
 
-def _readable(chains: Sequence[Sequence[Path]], broken: list[str]) -> list[Sequence[Path]]:
+def _readable(chains: Sequence[Sequence[Path]], broken: list[str], trusted: bool) -> list[Sequence[Path]]:
     """Those whose settings say which line they belong to."""
     found = []
     for chain in chains:
         with left_out(f"settings of {chain[-1]}", broken):
-            runs.check_settings(chain)
+            runs.check_settings(chain, trusted)
             found.append(chain)
     return found
 

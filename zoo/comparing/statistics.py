@@ -11,8 +11,9 @@ does not import beside pandas 3 (its dependency ``arch`` below version 8 fails),
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from scipy import stats
 Array = np.ndarray
 Scores = Sequence[Array]
 RESAMPLES = 5000
+AT_ONCE = 2**21  #: resampled scores in memory, of 8 bytes each; the statistics need a few times that
 WILCOXON_PAIRS = 6  # with fewer even equal signs throughout give p = 2 / 2^5 > 0.05
 
 
@@ -85,7 +87,19 @@ def performance_profile(scores: Scores, thresholds: Array) -> Array:
     :param thresholds: ``[T]``
     :return: ``[..., T]``
     """
-    return np.asarray(np.mean([(s[..., None, :] > thresholds[:, None]).mean(axis=-1) for s in scores], axis=0))
+    order = np.argsort(thresholds)
+    shares = [_share_above(s, thresholds[order]) for s in scores]
+    return np.asarray(np.mean(shares, axis=0))[..., np.argsort(order)]
+
+
+def _share_above(scores: Array, thresholds: Array) -> Array:
+    """Share of the last axis above each of ascending thresholds, ``[..., T]``, in memory for the scores alone."""
+    n, size = scores.shape[-1], len(thresholds) + 1
+    passed = np.searchsorted(thresholds, scores, side="left").reshape(-1, n)  # how many thresholds a score is above
+    rows = np.arange(len(passed))[:, None] * size
+    counts = np.bincount((passed + rows).ravel(), minlength=len(passed) * size).reshape(*scores.shape[:-1], size)
+    above: Array = counts[..., ::-1].cumsum(axis=-1)[..., ::-1][..., 1:] / n
+    return above
 
 
 def probability_of_improvement(x: Scores, y: Scores) -> Array:
@@ -97,8 +111,10 @@ def probability_of_improvement(x: Scores, y: Scores) -> Array:
     """
     wins = []
     for a, b in zip(x, y, strict=True):
-        left, right = a[..., :, None], b[..., None, :]
-        wins.append(((left > right) + 0.5 * (left == right)).mean(axis=(-1, -2)))
+        n, m = a.shape[-1], b.shape[-1]
+        # Mann and Whitney: the ranks of X among all, less those that it would have alone, count the runs of Y below.
+        ranked = stats.rankdata(np.concatenate([a, b], axis=-1), axis=-1)[..., :n]
+        wins.append((ranked.sum(axis=-1) - n * (n + 1) / 2) / (n * m))
     return np.asarray(np.mean(wins, axis=0))
 
 
@@ -128,12 +144,39 @@ def interval(
     :param seed: of the bootstrap, so that a table can be made again to the last digit
     :return: lower and upper bound
     """
-    rng = np.random.default_rng(seed)
-    drawn = statistic(*[resample(scores, rng, resamples) for scores in samples])
+    drawn = np.concatenate([statistic(*part) for part in _parts(samples, np.random.default_rng(seed), resamples)])
     if min(len(s) for scores in samples for s in scores) < 2:
         drawn = np.full_like(drawn, np.nan)
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
     return low, high
+
+
+def _parts(samples: Sequence[Scores], rng: np.random.Generator, resamples: int) -> Iterator[list[list[Array]]]:
+    """Resampled scores, as many resamples at a time as :data:`AT_ONCE` allows; the draws are those of all of them at once.
+
+    :return: per sample as :func:`resample`
+    """
+    size = max(1, AT_ONCE // sum(s.size for scores in samples for s in scores))
+    if size >= resamples:
+        yield [resample(scores, rng, resamples) for scores in samples]
+        return
+    sources: list[list[np.random.Generator]] = []
+    for scores in samples:
+        sources.append([])
+        for s in scores:  # each has a source of its own, at the place where all of its resamples would have begun
+            sources[-1].append(copy.deepcopy(rng))
+            for n in _sizes(resamples, max(1, AT_ONCE // len(s))):
+                rng.integers(len(s), size=(n, len(s)))
+    for n in _sizes(resamples, size):
+        yield [
+            [resample([s], source, n)[0] for s, source in zip(scores, of, strict=True)]
+            for scores, of in zip(samples, sources, strict=True)
+        ]
+
+
+def _sizes(n: int, most: int) -> Iterator[int]:
+    """Parts of a number, none above the most."""
+    yield from (min(most, n - start) for start in range(0, n, most))
 
 
 def with_interval(name: str, value: float, low: Any, high: Any) -> dict[str, float]:

@@ -14,13 +14,11 @@ from stable_baselines3.common.monitor import load_results
 
 from ..common.command_line import BadInput
 from ..training.checkpoints import read_facts
-from ..training.run_files import read_values
+from ..training.run_files import read_run_files, read_values, settings_folder_of
 
 RETURN = "return"
 #: What of an episode is drawn -> column of monitor files, array of evaluations.npz.
 COLUMNS = {RETURN: ("r", "results"), "length": ("l", "ep_lengths"), "success": ("is_success", "successes")}
-#: What a run says of itself.
-SETTINGS = ("config.yml", "args.yml")
 
 
 def _options(folder: Path, name: str = "args.yml") -> dict[str, Any]:
@@ -31,15 +29,13 @@ def _options(folder: Path, name: str = "args.yml") -> dict[str, Any]:
         return {}
 
 
-def check_settings(chain: Sequence[Path]) -> None:
+def check_settings(chain: Sequence[Path], trusted: bool) -> None:
     """See that what runs say of themselves can be read.
 
     :raises BadInput: naming the first file that cannot
     """
     for run in chain:
-        for name in SETTINGS:
-            for file in run.glob(f"*/{name}"):
-                read_values(file)
+        read_run_files(settings_folder_of(run), trusted)
 
 
 def env_of(folder: Path) -> str:
@@ -62,29 +58,32 @@ def went_on_from(folder: Path) -> Path | None:
     return next((place.resolve() for place in places if place.is_file()), None)
 
 
-def chains(folder: Path) -> list[list[Path]]:
+def chains(folder: Path, trusted: bool = True) -> list[list[Path]]:
     """Run folders at or below a folder, each with those that it went on from before it; these are not there by themselves.
 
     :param folder: of a run, or of runs
+    :param trusted: False: each is alone, as the path of the one before may lead anywhere
     """
     found = {file.parent.resolve() for pattern in ("evaluations.npz", "*monitor.csv") for file in folder.rglob(pattern)}
     made = []
     for run in sorted(found):
         chain = [run]
-        while (model := went_on_from(chain[0])) is not None and model.parent not in chain:
+        while trusted and (model := went_on_from(chain[0])) is not None and model.parent not in chain:
             chain.insert(0, model.parent)
         made.append(chain)
     begun = {part for chain in made for part in chain[:-1]}
     return [chain for chain in made if chain[-1] not in begun]
 
 
-def first_steps(chain: Sequence[Path]) -> list[int]:
+def first_steps(chain: Sequence[Path], trusted: bool = True) -> list[int]:
     """Env steps that had been taken when each run of a chain began."""
+    if not trusted:
+        return [0] * len(chain)
     facts = [read_facts(model) if (model := went_on_from(run)) else None for run in chain]
     return [int(known["env_steps"]) if known else 0 for known in facts]
 
 
-def evaluations(chain: Sequence[Path], y: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def evaluations(chain: Sequence[Path], y: str, trusted: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Evaluations of a chain; of each run as far as the next one went on from it.
 
     :param y: key of :data:`COLUMNS`
@@ -92,7 +91,7 @@ def evaluations(chain: Sequence[Path], y: str) -> tuple[np.ndarray, np.ndarray, 
     """
     steps: list[np.ndarray] = []
     results: list[np.ndarray] = []
-    ends = [*first_steps(chain)[1:], np.inf]
+    ends = [*first_steps(chain, trusted)[1:], np.inf]
     for run, end in zip(chain, ends, strict=True):
         if not (run / "evaluations.npz").exists():
             continue
@@ -108,7 +107,7 @@ def evaluations(chain: Sequence[Path], y: str) -> tuple[np.ndarray, np.ndarray, 
     return np.concatenate(steps), np.concatenate([r.mean(axis=1) for r in results]), samples
 
 
-def training(chain: Sequence[Path], y: str, window: float) -> tuple[np.ndarray, np.ndarray]:
+def training(chain: Sequence[Path], y: str, window: float, trusted: bool = True) -> tuple[np.ndarray, np.ndarray]:
     """Running mean over the training episodes of a chain.
 
     :param y: key of :data:`COLUMNS`
@@ -116,7 +115,7 @@ def training(chain: Sequence[Path], y: str, window: float) -> tuple[np.ndarray, 
     :return: ``[N]`` steps, ``[N]`` means; empty where there are none
     """
     parts = []
-    starts = first_steps(chain)
+    starts = first_steps(chain, trusted)
     for run, start, end in zip(chain, starts, [*starts[1:], np.inf], strict=True):
         if not any(run.glob("*monitor.csv")):
             continue

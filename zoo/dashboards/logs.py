@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from ..common.damaged import read_or_note
+
 #: Points of a logged value that are kept, and histograms.
 POINTS, HISTOGRAMS = 500, 60
 #: Significant digits of a value that are kept: a chart shows three.
@@ -19,17 +21,21 @@ APART = 60.0
 Column = dict[str, list[float]]
 
 
-def read_log(folder: Path, tensorboard: Path | None, started: float | None) -> tuple[dict[str, Column], dict[str, Any] | None]:
+def read_log(
+    folder: Path, tensorboard: Path | None, started: float | None, broken: list[str]
+) -> tuple[dict[str, Column], dict[str, Any] | None]:
     """Logged numbers by key, and quantiles of the advantages over time where they were logged.
 
     :param folder: of the run
     :param tensorboard: where TensorBoard's files are looked for; None: only in the folder
     :param started: when the run began, in seconds; the TensorBoard files of the one that began then are taken
+    :param broken: takes a line on a damaged file
     """
     if (folder / "progress.csv").is_file():
-        return from_csv(folder / "progress.csv"), None
+        return read_or_note(folder / "progress.csv", from_csv, broken) or {}, None
     events = events_of_run([place for place in (folder, tensorboard) if place is not None], started)
-    return from_tensorboard(events) if events else ({}, None)
+    found = read_or_note(events[0], lambda _: from_tensorboard(events), broken) if events else None
+    return found or ({}, None)
 
 
 def from_csv(path: Path) -> dict[str, Column]:

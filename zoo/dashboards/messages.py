@@ -56,7 +56,7 @@ def stretches(name: str, log: dict[str, Column]) -> list[str]:
 def summary(run: dict[str, Any]) -> str:
     """A run in a few lines of text.
 
-    :param run: of :func:`~zoo.dashboards.runs.read_run`
+    :param run: of :func:`~zoo.dashboards.runs.page_of`
     """
     final, episodes, log = run["final"], run["episodes"], run["log"]
     steps = final.get("env_steps") or (episodes["steps"] or [0])[-1]

@@ -13,6 +13,7 @@ import plotly
 from sb_grpo import files
 
 from ..common.folders import check_place
+from ..common.strict_json import to_json
 from ..dashboards.runs import read_runs
 
 ASSETS = Path(__file__).parent / "assets"
@@ -22,16 +23,17 @@ PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
 MODULES = ("dom.js", "charts.js", "dashboard.js")
 
 
-def write_page(place: Path, out: Path, tensorboard: Path | None) -> int:
+def write_page(place: Path, out: Path, tensorboard: Path | None, trusted: bool = True) -> int:
     """Write the page of a run or of the runs below a folder, and say so.
 
     :param place: folder
     :param out: the file
     :param tensorboard: where TensorBoard's files are; None: where the run's command line put them
+    :param trusted: as :func:`~zoo.dashboards.runs.read_runs`
     :return: exit code
     """
     check_place("--out", out)
-    data = read_runs(place, tensorboard, out.parent)
+    data = read_runs(place, tensorboard, out.parent, trusted)
     files.write(out, page(data, title_of(place)))
     print(f"{out}: {len(data['runs'])} run{'s' * (len(data['runs']) > 1)}; open it in a browser")
     return 0
@@ -62,8 +64,8 @@ def page(data: dict[str, Any], title: str, live: bool = False) -> str:
 
 
 def as_script(data: dict[str, Any]) -> str:
-    """JSON that no ``</script>`` within it can end."""
-    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
+    """JSON that stays data within a script: no tag or comment of HTML can begin in it."""
+    return to_json(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def one_script() -> str:

@@ -5,18 +5,18 @@ from __future__ import annotations
 import csv
 import json
 import os
-import sys
 import time
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
-from ..common.command_line import BadInput, Parser, one_line
-from ..dashboards.logs import Column, read_log
+from ..common.command_line import BadInput, Parser, add_untrusted
+from ..common.damaged import read_or_note, say_once
+from ..common.yaml_files import TooLarge
+from ..dashboards.logs import Column, number, read_log
 from ..dashboards.messages import health_messages, watched
+from ..training.run_files import RunFiles, read_run_files, read_values, settings_folder_of
 
 #: Points of a curve over episodes, and runs on one page.
 POINTS, MOST_RUNS = 300, 40
@@ -30,7 +30,8 @@ NO_LOG = (
 NO_GROUPS = "The log has no group figures: {algo} forms no groups. Views of groups, advantages and weights are left out."
 NO_HEALTH = "No health messages: the run had no HealthCallback (docs/health.md)."
 ALL_HELD = "All {n} health rules held throughout."
-BROKEN = "{name} cannot be read, and what it says is left out: {error}"
+#: Numbers of ``metrics.json`` on the page.
+FINAL = ("env_steps", "planned_steps", "mean_return", "std_return", "wall_time_s")
 
 
 def add_place(parser: Parser) -> None:
@@ -39,6 +40,7 @@ def add_place(parser: Parser) -> None:
     parser.add_argument(
         "--tensorboard", type=Path, default=None, help="where TensorBoard's files are; the run's own if left out"
     )
+    add_untrusted(parser)
 
 
 def run_folders(place: Path) -> list[Path]:
@@ -48,7 +50,7 @@ def run_folders(place: Path) -> list[Path]:
     """
     if not place.is_dir():
         raise BadInput(f"{place} is no folder. Give the folder of a run, such as logs/grpo/CartPole-v1_1, or one above it.")
-    found = {path.parent for path in place.rglob("*monitor.csv")}
+    found = {path.parent for path in place.rglob("*monitor.csv") if path.is_file()}
     if not found:
         raise BadInput(f"{place} holds no run: there is no monitor.csv in it or below. zoo.train writes one per env.")
     return sorted(found, key=lambda folder: last_change(folder), reverse=True)[:MOST_RUNS]
@@ -56,31 +58,44 @@ def run_folders(place: Path) -> list[Path]:
 
 def last_change(folder: Path) -> float:
     """When the last episode was written, in seconds."""
-    return max(path.stat().st_mtime for path in folder.glob("*monitor.csv"))
+    return max(path.stat().st_mtime for path in folder.glob("*monitor.csv") if path.is_file())
 
 
-def read_runs(place: Path, tensorboard: Path | None, page_folder: Path | None = None) -> dict[str, Any]:
+def read_runs(place: Path, tensorboard: Path | None, page_folder: Path | None = None, trusted: bool = True) -> dict[str, Any]:
     """All that a page shows.
 
     :param place: folder of a run, or one above several
     :param tensorboard: where TensorBoard's files are; None: where the run's command line put them
     :param page_folder: that the page stands in, for its links; ``place`` if None
+    :param trusted: False: runs with links in them, or with settings that name code, are left out
     :raises BadInput: for folders that are not there, and where there is no run
     """
     if tensorboard is not None and not tensorboard.is_dir():
         raise BadInput(f"--tensorboard {tensorboard} is no folder.")
-    runs = [read_run(folder, place, tensorboard, page_folder or place) for folder in run_folders(place)]
+    runs, refused = [], []
+    for folder in run_folders(place):
+        try:
+            runs.append(page_of(folder, place, tensorboard, page_folder or place, trusted))
+        except BadInput as error:
+            refused.append(f"{folder} is left out: {error}")
+    if not runs:
+        raise BadInput(refused[0])
+    for line in refused:
+        say_once(line)
     return {"format": "sb_grpo.dashboard", "version": 1, "runs": runs}
 
 
-def read_run(folder: Path, place: Path, tensorboard: Path | None, page_folder: Path) -> dict[str, Any]:
+def page_of(folder: Path, place: Path, tensorboard: Path | None, page_folder: Path, trusted: bool = True) -> dict[str, Any]:
     """One run; arguments as in :func:`read_runs`."""
-    episodes, started = read_episodes(folder)
-    settings, arguments, broken = read_settings(folder)
-    final = read_json(folder / "metrics.json")
-    log, advantages = read_log(folder, tensorboard or tensorboard_of(arguments), started)
+    broken: list[str] = []
+    settings, arguments = read_settings(folder, trusted, broken)
+    episodes, started = read_episodes(folder, broken)
+    final = read_or_note(folder / "metrics.json", read_final, broken) or {}
+    places = tensorboard or (tensorboard_of(arguments) if trusted else None)
+    log, advantages = read_log(folder, places, started, broken)
     algo = str(arguments.get("algo", folder.parent.name))
-    asked, of_entry = arguments.get("n_timesteps") or -1, settings.pop("n_timesteps", None)
+    of_entry = settings.pop("n_timesteps", None)
+    planned = [number(steps) for steps in (final.get("planned_steps"), arguments.get("n_timesteps"), of_entry)]
     used = final.get("settings") or {}  # of a run that has ended: all of them, as they were
     messages = health_messages(log)
     return {
@@ -88,10 +103,10 @@ def read_run(folder: Path, place: Path, tensorboard: Path | None, page_folder: P
         "env": str(arguments.get("env", "")),
         "algo": algo,
         "state": "ended" if final else "running" if time.time() - last_change(folder) < SILENT else "stopped",
-        "final": {key: final.get(key) for key in ("env_steps", "planned_steps", "mean_return", "std_return", "wall_time_s")},
-        "planned": final.get("planned_steps") or (asked if float(asked) > 0 else of_entry),
+        "final": {key: final.get(key) for key in FINAL},
+        "planned": next((steps for steps in planned if steps is not None and steps > 0), None),
         "episodes": curve(episodes),
-        "evaluations": read_evaluations(folder),
+        "evaluations": read_or_note(folder / "evaluations.npz", read_evaluations, broken),
         "log": log,
         "advantages": advantages,
         "settings": {str(key): str(value) for key, value in {**settings, **used}.items() if value is not None},
@@ -119,21 +134,30 @@ def is_result(path: Path) -> bool:
     return path.is_file() and path.suffix != ".html"
 
 
-def read_episodes(folder: Path) -> tuple[np.ndarray, float | None]:
-    """``[n, 3]`` return, length and second of every episode, by time; and when the run began."""
-    rows, starts = [], []
-    for path in folder.glob("*monitor.csv"):
-        with path.open() as file:
-            head = file.readline().removeprefix("#")
-            started = float(json.loads(head).get("t_start", 0.0)) if head.startswith("{") else 0.0
-            starts.append(started)
-            for row in csv.DictReader(file):
-                try:  # the last line may be half written
-                    rows.append((float(row["r"]), float(row["l"]), started + float(row["t"])))
-                except (TypeError, ValueError, KeyError):
-                    continue
+def read_episodes(folder: Path, broken: list[str]) -> tuple[np.ndarray, float | None]:
+    """``[n, 3]`` return, length and second of every episode, by time; and when the run began.
+
+    :param broken: takes a line on each damaged file
+    """
+    found = [read_or_note(path, read_monitor, broken) for path in sorted(folder.glob("*monitor.csv"))]
+    rows = [row for part in found if part is not None for row in part[1]]
+    starts = [part[0] for part in found if part is not None]
     table = np.array(sorted(rows, key=lambda row: row[2])).reshape(-1, 3)
     return table, min(starts, default=0.0) or None
+
+
+def read_monitor(path: Path) -> tuple[float, list[tuple[float, float, float]]]:
+    """Start and episodes of a monitor file; lines that hold no three finite numbers, such as a half written last one, are
+    passed over."""
+    rows = []
+    with path.open() as file:
+        head = file.readline().removeprefix("#")
+        started = float(json.loads(head).get("t_start", 0.0)) if head.startswith("{") else 0.0
+        for row in csv.DictReader(file):
+            r, length, t = (number(row.get(name)) for name in "rlt")
+            if r is not None and length is not None and t is not None:
+                rows.append((r, length, started + t))
+    return started, rows
 
 
 def curve(episodes: np.ndarray) -> dict[str, Any]:
@@ -154,78 +178,57 @@ def curve(episodes: np.ndarray) -> dict[str, Any]:
     }
 
 
-def read_evaluations(folder: Path) -> dict[str, Any] | None:
-    """Mean and range of the evaluations."""
-    try:
-        with np.load(folder / "evaluations.npz") as data:
-            steps, results = data["timesteps"], data["results"]
-    except (OSError, ValueError, KeyError):  # there is none, or it is being written
-        return None
+def read_evaluations(path: Path) -> dict[str, Any]:
+    """Mean and range of the evaluations.
+
+    :raises ValueError: if there are not as many of them as steps
+    """
+    with np.load(path) as data:
+        steps, results = data["timesteps"], np.asarray(data["results"], dtype=float)
+    if steps.ndim != 1 or results.ndim != 2 or len(steps) != len(results):
+        raise ValueError(f"results of shape {results.shape} at steps of shape {steps.shape}")
     columns = {"mean": results.mean(1), "low": results.min(1), "high": results.max(1)}
     return {"steps": steps.tolist(), **{name: column.tolist() for name, column in columns.items()}}
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object; {} where there is none yet."""
-    try:
-        found = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def read_final(path: Path) -> dict[str, Any]:
+    """``metrics.json`` of a run that has ended.
+
+    :raises ValueError: if it is not as ``zoo.train`` writes it
+    """
+    found = json.loads(path.read_text())
+    if not isinstance(found, dict) or not isinstance(found.get("settings") or {}, dict):
+        raise ValueError("it must be a JSON object, whose settings are one too")
+    for name in FINAL:
+        if not isinstance(found.get(name), int | float | None):
+            raise ValueError(f"{name}={found[name]!r:.80} is no number")
+    return found
 
 
-class PlainLoader(yaml.SafeLoader):
-    """Reads what rl_zoo3 writes without building any object of it."""
+def read_settings(folder: Path, trusted: bool, broken: list[str]) -> RunFiles:
+    """Settings of a run and its command line.
 
-
-PlainLoader.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: plain(loader, node))
-
-
-def plain(loader: yaml.SafeLoader, node: yaml.Node) -> Any:
-    """The lists and words of a node, whatever Python class it names."""
-    if isinstance(node, yaml.SequenceNode):
-        return loader.construct_sequence(node, deep=True)
-    if isinstance(node, yaml.MappingNode):
-        return loader.construct_mapping(node, deep=True)
-    return str(node.value)
-
-
-def read_settings(folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """The run's settings and its command line, as rl_zoo3 keeps them, and a note on each that is damaged."""
-    found: dict[str, dict[str, Any]] = {"config.yml": {}, "args.yml": {}}
-    broken = []
-    for name in found:
-        path = next(folder.glob(f"*/{name}"), None)
-        if path is None:
-            continue
+    :param trusted: False: as :func:`~zoo.training.run_files.read_run_files`
+    :param broken: takes a line on each of the two files that is damaged
+    :raises BadInput: for a run that is refused
+    """
+    settings_folder = settings_folder_of(folder)
+    if not trusted:
+        return read_run_files(settings_folder, trusted)
+    found = []
+    for name in ("config.yml", "args.yml"):
         try:
-            found[name] = pairs(yaml.load(path.read_text(), PlainLoader))
-        except (OSError, ValueError, yaml.YAMLError) as error:
-            broken.append(BROKEN.format(name=name, error=one_line(error)))
-            say_once(BROKEN.format(name=path, error=one_line(error)))
-    return found["config.yml"], found["args.yml"], broken
-
-
-@cache
-def say_once(line: str) -> None:
-    """A line on stderr; a page that is served reads the same files again and again."""
-    print(line, file=sys.stderr)
-
-
-def pairs(value: Any) -> dict[str, Any]:
-    """An ordered dict of rl_zoo3's files: a list of pairs, perhaps in a list of its own."""
-    while isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
-        value = value[0]
-    if isinstance(value, dict):
-        return value
-    return (
-        {str(pair[0]): pair[1] for pair in value if isinstance(pair, list) and len(pair) == 2}
-        if isinstance(value, list)
-        else {}
-    )
+            found.append(read_values(settings_folder / name))
+        except TooLarge:
+            raise
+        except BadInput as error:
+            found.append({})
+            broken.append(f"{name} cannot be read, and what it says is left out: {error}")
+            say_once(f"{settings_folder / name} cannot be read, and what it says is left out: {error}")
+    return RunFiles(*found)
 
 
 def tensorboard_of(arguments: dict[str, Any]) -> Path | None:
     """Where the run's command line put TensorBoard's files."""
     named = arguments.get("tensorboard_log")
-    return Path(named) if named and Path(named).is_dir() else None
+    return Path(named) if isinstance(named, str) and named and Path(named).is_dir() else None

@@ -5,23 +5,24 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import rl_zoo3
 
 from sb_grpo.saving import read_entry
 
-from ..common.command_line import BadInput
-from ..comparing.curves import DAMAGED
-from ..training.run_files import is_run_folder, read_values
+from ..common.command_line import BadInput, one_line
+from ..common.damaged import read_or_note
+from ..training.run_files import is_run_folder, read_run_files, settings_folder_of
 from ..training.saved import Saved, check_untrusted
 
-T = TypeVar("T")
+#: Of ``metrics.json``, as far as they are used.
+NUMBERS = ("planned_steps", "env_steps", "gradient_steps", "wall_time_s")
 
 
 @dataclass(frozen=True)
@@ -42,28 +43,36 @@ class Contestant:
     folder: Path
 
     @cached_property
+    def broken(self) -> list[str]:
+        """A line on each file of the run that has been read and is damaged."""
+        return []
+
+    @cached_property
     def metrics(self) -> dict[str, Any]:
         """``metrics.json`` of the run; empty where there is none that can be read, as of a run that was killed."""
-        return self._read("metrics.json", lambda file: dict(json.loads(file.read_text()))) or {}
+        return read_or_note(self.folder / "metrics.json", _read_metrics, self.broken) or {}
 
     @cached_property
     def curve(self) -> tuple[np.ndarray, np.ndarray] | None:
         """``[C]`` steps and ``[C, E]`` returns of the evaluations during training; None where none can be read."""
+        return read_or_note(self.folder / "evaluations.npz", _read_evaluations, self.broken)
 
-        def read(file: Path) -> tuple[np.ndarray, np.ndarray]:
-            with np.load(file) as data:
-                return data["timesteps"], data["results"]
 
-        return self._read("evaluations.npz", read)
+def _read_metrics(path: Path) -> dict[str, Any]:
+    metrics = dict(json.loads(path.read_text()))
+    for name in NUMBERS:
+        value = metrics.get(name)
+        if value is not None and not (isinstance(value, int | float) and 0 <= value < np.inf):
+            raise ValueError(f"{name}={value!r:.80} is no number from 0 on")
+    return metrics
 
-    def _read(self, name: str, read: Callable[[Path], T]) -> T | None:
-        """What a file of the run holds; None where it is missing. A damaged one is named, and costs its own figures alone."""
-        file = self.folder / name
-        try:
-            return read(file) if file.exists() else None
-        except DAMAGED as error:
-            print(f"{file} is left out: it cannot be read ({type(error).__name__}: {error})", file=sys.stderr)
-            return None
+
+def _read_evaluations(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    with np.load(path) as data:
+        steps, results = np.asarray(data["timesteps"], dtype=np.int64), np.asarray(data["results"], dtype=np.float64)
+    if steps.ndim != 1 or results.ndim != 2 or len(steps) != len(results) or not np.isfinite(results).all():
+        raise ValueError(f"{steps.shape} steps and {results.shape} results, which must be finite")
+    return steps, results
 
 
 def run_folders(path: Path) -> list[Path]:
@@ -88,6 +97,7 @@ def find(texts: Sequence[str], best: bool, algo: str | None, env_id: str | None,
     :raises BadInput: for what is no model, and for models that cannot be read without unpickling
     """
     found: list[Contestant] = []
+    refused: list[BadInput] = []
     for text in texts:
         named = "=" in text and not Path(text).exists()
         label, place = text.split("=", 1) if named else ("", text)
@@ -97,21 +107,38 @@ def find(texts: Sequence[str], best: bool, algo: str | None, env_id: str | None,
             raise BadInput(f"{text}: there is no such {'file' if path.suffix == '.zip' else 'run folder'}.")
         for folder in folders:
             model = path if path.suffix == ".zip" else None
-            found.append(_contestant(folder, model, best, algo, env_id, label, trusted))
+            try:
+                found.append(_contestant(folder, model, best, algo, env_id, label, trusted))
+            except BadInput as error:
+                refused.append(error)
+    say_left_out(found, refused)
     return _told_apart(found)
+
+
+def say_left_out(found: Sequence[Contestant], refused: Sequence[BadInput]) -> None:
+    """Name the models that cannot be evaluated beside those that can.
+
+    :raises BadInput: the first of them, where no model is left
+    """
+    if not found:
+        raise refused[0]
+    for reason in refused:
+        print(f"left out: {one_line(reason)}", file=sys.stderr)
 
 
 def _contestant(
     folder: Path, model: Path | None, best: bool, algo: str | None, env_id: str | None, label: str, trusted: bool
 ) -> Contestant:
-    settings = next((file.parent for file in folder.glob("*/config.yml")), folder / "none")
-    args = read_values(settings / "args.yml")
-    algo, env_id = algo or args.get("algo"), env_id or args.get("env")
+    settings = settings_folder_of(folder)
+    args = read_run_files(settings, trusted).options
+    algo, env_id, seed = algo or args.get("algo"), env_id or args.get("env"), args.get("seed") or 0
     path = model or folder / ("best_model.zip" if best else f"{settings.name}.zip")
     if algo is None or env_id is None:
         raise BadInput(f"{path}: no run stands beside it, so say --algo and --env.")
-    if algo not in rl_zoo3.ALGOS:
+    if algo not in list(rl_zoo3.ALGOS):
         raise BadInput(f"{path}: unknown algorithm {algo!r}.")
+    if not isinstance(env_id, str) or not isinstance(seed, int):
+        raise BadInput(f"{settings / 'args.yml'}: env={env_id!r:.80} must be text, and seed={seed!r:.80} a whole number.")
     if not path.exists():
         raise BadInput(f"{folder} holds no {path.name}; there are {sorted(file.name for file in folder.glob('*.zip'))}.")
     try:
@@ -119,7 +146,7 @@ def _contestant(
     except ValueError as error:
         raise BadInput(f"cannot load {path}: {error}") from error
     check_untrusted(algo, trusted)
-    name, seed = folder.name if model is None and not best else f"{folder.name}/{path.stem}", int(args.get("seed") or 0)
+    name = folder.name if model is None and not best else f"{folder.name}/{path.stem}"
     return Contestant(Saved(algo, path, settings, env_id, trusted), label or algo, f"{algo} {name}", seed, folder)
 
 

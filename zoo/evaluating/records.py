@@ -15,13 +15,16 @@ from .playing import Played
 
 
 def write(models: Sequence[Contestant], played: Played, out: Path) -> list[Path]:
-    """One file of lines per label.
+    """One file of lines per label. A run with a damaged file has none beside whole ones, with which it does not compare.
 
     :param out: folder
     """
     lines: dict[str, list[str]] = {}
+    for one in models:
+        _ = one.metrics, one.curve  # reads them, and finds what is damaged
+    whole = [one for one in models if not one.broken]
     for variant in played.variants:
-        for one in models:
+        for one in whole or models:
             earned = [float(x) for x in played.returns[variant.name, one.name]]
             lines.setdefault(one.label, []).append(
                 json.dumps(_record(one, variant.name, earned, played.sizes[one.name]), default=str)
@@ -32,9 +35,10 @@ def write(models: Sequence[Contestant], played: Played, out: Path) -> list[Path]
 def _record(one: Contestant, env: str, earned: list[float], size: tuple[int, int]) -> dict[str, Any]:
     """Times are of the whole run, evaluations included, where the run says them; the processor's are not known."""
     metrics = one.metrics
-    steps = int(metrics.get("planned_steps") or metrics.get("env_steps") or 0)
-    wall = float(metrics.get("wall_time_s") or 0.0)
     curve = one.curve
+    last = int(curve[0][-1]) if curve is not None and len(curve[0]) else 0
+    steps = int(metrics.get("planned_steps") or metrics.get("env_steps") or last)
+    wall = float(metrics.get("wall_time_s") or 0.0)
     if curve is None:
         points = [{"steps": steps, "env_steps": steps, "train_wall_s": wall, "returns": earned}]
     else:

@@ -86,7 +86,10 @@ def save(model: BaseAlgorithm, path: Path, known: dict[str, Any]) -> None:
 def read_facts(path: Path) -> dict[str, Any] | None:
     """What a checkpoint says of its run; None where it is not one of ours."""
     content = read_entry(path, FACTS)
-    return None if content is None else dict(json.loads(content))
+    known = None if content is None else dict(json.loads(content))
+    if known is not None and not isinstance(known.get("env_steps"), int):
+        raise ValueError(f"{path}: {FACTS} has env_steps={known.get('env_steps')!r:.80}, which is no number of steps")
+    return known
 
 
 class Checkpoints(BaseCallback):

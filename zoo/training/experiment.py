@@ -23,7 +23,7 @@ from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, RecoveryCallb
 from sb_grpo.figures import as_shown
 
 from ..common.command_line import BadInput, how_many
-from ..common.ending import Counting, close
+from ..common.ending import Counting, close, drop_dead_outputs
 from ..common.folders import alone_in, make_folder, new_folder
 from ..common.pictures import drawn
 from ..common.provenance import command, commit, versions
@@ -193,8 +193,13 @@ class Experiment(Setup):
             if saves is not None:
                 saves.stopped()
         except (Exception, ranks.RankLost):
-            save(model, self.model_path, facts(model, self.settings))
-            print(f"The training ended in an error after {model.num_timesteps:,} steps; the model is {self.model_path}")
+            drop_dead_outputs()
+            ended = f"The training ended in an error after {model.num_timesteps:,} steps; the model"
+            try:
+                save(model, self.model_path, facts(model, self.settings))
+                print(f"{ended} is {self.model_path}")
+            except OSError as error:  # a full disk may be what has ended it
+                print(f"{ended} cannot be saved: {error.strerror}")
             if saves is not None:
                 saves.stopped()
             if self.mlflow is not None:
@@ -209,7 +214,8 @@ class Experiment(Setup):
         if self.algo == "ars":  # rl_zoo3 gives it processes of its own
             super().learn(model)
             return
-        if self.tensorboard_log is not None and self.resumed is None:
+        # The file of a run names a folder, which one that is not trusted may not choose.
+        if self.tensorboard_log is not None and (self.resumed is None or not self.trusted):
             folder = new_folder(Path(self.tensorboard_log), self.tensorboard_name)
             model.set_logger(configure(str(folder), ["stdout", "tensorboard"] if model.verbose else ["tensorboard"]))
         options: dict[str, Any] = {}

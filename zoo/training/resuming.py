@@ -11,18 +11,24 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from rl_zoo3.utils import StoreDict
 from stable_baselines3.common.callbacks import BaseCallback
 
 from sb_grpo import GRPO, files, ranks
 from sb_grpo.run_files import read_run
 
 from ..common.command_line import BadInput
-from .run_files import Unreadable, is_run_folder, read_values
+from .run_files import Unreadable, check_links, is_run_folder, read_run_files
 
 #: In the run's settings folder.
 FILE = "run.zip"
 #: What may be given with ``--resume``; all else is the run's own.
-MAY_BE_GIVEN = ("resume", "verbose", "progress", "untrusted")
+MAY_BE_GIVEN = ("resume", "verbose", "progress", "untrusted", "gym_packages")
+#: What a run that is not trusted may decide; the rest reaches out of its folder, or is code.
+OF_STRANGERS = (
+    "algo", "env", "seed", "n_timesteps", "eval_freq", "eval_episodes", "n_eval_envs", "save_freq", "log_interval", "device",
+    "num_threads", "vec_env", "verbose", "progress", "health", "recover", "env_kwargs", "eval_env_kwargs",
+)  # fmt: skip
 #: Seconds after which the state at a rollout's end is kept in memory once more, and written once more.
 KEEP_EVERY, WRITE_EVERY = 5.0, 60.0
 SET_ASIDE = "before_"
@@ -53,11 +59,15 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
             f"--resume {folder}: there is no {config.parent.name}/{FILE} in it. A run of GRPO writes it once its first "
             f"rollout has been learnt from, and deletes it when it has come to its end; {another_way(folder)}"
         )
+    check_links(folder)
     try:
-        options, settings = read_values(config.with_name("args.yml")), read_values(config)
+        settings, options = read_run_files(config.parent, not given.untrusted)
+        _check_kinds(options, parser)
     except BadInput as error:
         said = f"{str(error).rstrip('.')}. Put the file back as it was. Without it: {another_way(folder)}"
         raise BadInput(f"--resume {folder}: {said}") from error
+    if given.untrusted:
+        options = {name: value for name, value in options.items() if name in OF_STRANGERS}
     for name, value in {**options, **settings, **(options.get("env_kwargs") or {})}.items():
         if isinstance(value, Unreadable) and name != "hyperparams":
             raise BadInput(f"--resume {folder}: its settings have a Python object as {name}, which no file can say.")
@@ -69,12 +79,34 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
     _stay_beside(folder, given)
 
 
+def _check_kinds(options: dict[str, Any], parser: ArgumentParser) -> None:
+    """See that options are of the kinds that the command line makes of them.
+
+    :raises BadInput: naming the first that is not
+    """
+    for action in parser._actions:
+        value, option = options.get(action.dest), f"--{action.dest.replace('_', '-')}"
+        if value is None or isinstance(value, Unreadable):
+            continue
+        kind: Any = bool if action.const is True else action.type if action.type in (int, float, str) else object
+        if action.nargs == "+":
+            kind = dict if isinstance(action, StoreDict) else list
+        fits = isinstance(value, (int, float) if kind is float else kind)
+        if kind in (int, float) and isinstance(value, bool):
+            fits = False
+        if not fits or (action.choices is not None and value not in list(action.choices)):
+            raise BadInput(f"args.yml has {action.dest}={value!r:.80}, which is no value of {option}")
+
+
 def _stay_beside(folder: Path, given: Namespace) -> None:
     """What the run writes beside its folder stays there, also where the command is given in another working directory.
 
     :param given: options of the run; changed
     """
-    below, given.log_folder = Path(given.log_folder, "tensorboard"), os.path.normpath(folder / ".." / "..")
+    below = Path(given.log_folder, "tensorboard")
+    given.log_folder = os.path.normpath(folder / ".." / "..")
+    if given.untrusted:
+        check_links(Path(given.log_folder, "tensorboard"), itself=True)
     if given.tensorboard_log and Path(given.tensorboard_log) == below:
         given.tensorboard_log = None  # the parser puts it beside the runs
 
@@ -133,8 +165,11 @@ class RunSaves(BaseCallback):
     def stopped(self) -> None:
         """Write what the last whole rollout ended with, unless that has been done."""
         whole = [kept for kept in self.kept if kept.getbuffer().nbytes]
-        if whole:
-            files.write(self.path, whole[-1].getvalue())
+        try:
+            if whole:
+                files.write(self.path, whole[-1].getvalue())
+        except OSError as error:
+            print(f"{self.path} cannot be written ({error.strerror}): it is as it was saved before.")
         if self.path.exists():
             print(f"The run can go on: --resume {self.folder}")
 
@@ -161,11 +196,14 @@ def set_monitors_aside(folder: Path, run: Path, device: str) -> None:
     """
     try:
         state = read_run(run, device)
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:  # RuntimeError: torch knows no such device
         raise BadInput(f"{str(error).rstrip('.')}. Without it: {another_way(folder)}") from error
-    found = [callback["known"] for callback in state["loop"]["callbacks"] if callback["kind"].endswith(RunSaves.__name__)]
-    sizes = found[0]["monitors"] if found else {}
-    mark = f"{SET_ASIDE}{state['own']['_total_timesteps']}_{state['loop']['iteration']}."
+    try:
+        found = [callback["known"] for callback in state["loop"]["callbacks"] if callback["kind"].endswith(RunSaves.__name__)]
+        sizes = {str(name): int(size) for name, size in found[0]["monitors"].items()} if found else {}
+        mark = f"{SET_ASIDE}{int(state['own']['_total_timesteps'])}_{int(state['loop']['iteration'])}."
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise BadInput(f"{run}: the state of the run is broken ({error!r}). Without it: {another_way(folder)}") from error
     for path in sorted(folder.glob("*.monitor.csv")):
         aside = path if path.name.startswith(SET_ASIDE) else path.with_name(mark + path.name)
         # A resume that was killed before it saved anything has set them aside already.
@@ -173,6 +211,8 @@ def set_monitors_aside(folder: Path, run: Path, device: str) -> None:
         if known not in sizes or (aside != path and aside.exists()):
             path.unlink()  # all of it came after the save
             continue
-        with open(path, "r+b") as file:
-            file.truncate(sizes[known])
-        path.rename(aside)
+        with open(path, "rb") as file:
+            kept = file.read(max(sizes[known], 0))
+        files.write(aside, kept)  # a file of its own: what else the old one's name may lead to stays
+        if aside != path:
+            path.unlink()

@@ -1,27 +1,75 @@
-"""``config.yml`` and ``args.yml`` of a run: written and read as plain values. Reading them runs nothing."""
+"""Files of a run, written and read as plain values. :func:`read_run_files` is the one way in for every command.
+
+Reading runs nothing. A run that is not trusted is checked as a whole before any of its names is looked up: names resolve only
+among what is registered or imported already, and no link or path leaves its folder.
+"""
 
 from __future__ import annotations
 
 import importlib
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 import yaml
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.policies import BasePolicy
 
-from sb_grpo import files
+from sb_grpo import GRPO, files
 
-from ..common.command_line import BadInput, one_line
+from ..common.command_line import BadInput
+from ..common.literals import TEXTS, named_classes, read_text
+from ..common.yaml_files import Loader, read_mapping
 
-#: Modules whose wrappers a file that is not trusted may name.
-WRAPPERS = ("gymnasium.wrappers", "stable_baselines3.common.atari_wrappers", "rl_zoo3.wrappers", "minigrid.wrappers")
+#: Wrappers of Gymnasium that a file which is not trusted may name: others write files, open windows or import what they are
+#: given.
+OF_GYMNASIUM = frozenset(
+    "AddRenderObservation AddWhiteNoise AtariPreprocessing Autoreset ClipAction ClipReward DelayObservation "
+    "DiscretizeAction DiscretizeObservation DtypeObservation FilterObservation FlattenObservation FrameStackObservation "
+    "GrayscaleObservation MaxAndSkipObservation NormalizeObservation NormalizeReward ObstructView OrderEnforcing "
+    "PassiveEnvChecker RecordEpisodeStatistics RepeatAction RescaleAction RescaleObservation ReshapeObservation "
+    "ResizeObservation StickyAction TimeAwareObservation TimeLimit".split()
+)
+#: Settings that name classes -> what these must be, and of which modules, where these are imported; None: all of a module's.
+NAMED: dict[str, tuple[type, dict[str, frozenset[str] | None]]] = {
+    "env_wrapper": (
+        gym.Wrapper,
+        {
+            "gymnasium.wrappers": OF_GYMNASIUM,
+            "stable_baselines3.common.atari_wrappers": None,
+            "rl_zoo3.wrappers": None,
+            "minigrid.wrappers": None,
+        },
+    ),
+    "callback": (BaseCallback, {"sb_grpo.callbacks": frozenset(["GammaCallback", "HealthCallback", "RecoveryCallback"])}),
+    "policy": (BasePolicy, {"sb_grpo.envs.causal.policy": frozenset(["InterventionPolicy"])}),
+}
+#: Settings that name code of the file's choice.
+NEVER = ("vec_env_wrapper", "replay_buffer_class", "rollout_buffer_class")
+#: Text among arguments of an env or a wrapper: a word, and neither a path nor a name to import.
+WORD = re.compile(r"[\w -]{0,64}")
+#: Id of an env without a module to import in front of it.
+ENV_ID = re.compile(r"[\w./-]+")
 
 
 class Unreadable(NamedTuple):
     """Stands where the file has a Python object."""
 
     text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class RunFiles(NamedTuple):
+    """Plain values of a run, with :class:`Unreadable` in the place of Python objects."""
+
+    settings: dict[str, Any]  #: ``config.yml``; empty where there is none
+    options: dict[str, Any]  #: ``args.yml``; empty where there is none
 
 
 class _Dumper(yaml.SafeDumper):
@@ -37,7 +85,7 @@ _Dumper.add_multi_representer(np.generic, lambda dumper, value: dumper.represent
 _Dumper.add_multi_representer(object, lambda dumper, value: dumper.represent_scalar("!object", repr(value)))
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(Loader):
     """Plain values, tuples and the ordered mappings that rl_zoo3 writes."""
 
 
@@ -61,6 +109,12 @@ def is_run_folder(path: Path) -> bool:
     return path.is_dir() and len(list(path.glob("*/config.yml"))) == 1
 
 
+def settings_folder_of(folder: Path) -> Path:
+    """Folder with ``config.yml`` in a run's folder; one that is not there where the run has none."""
+    found = sorted(file.parent for name in ("config.yml", "args.yml") for file in folder.glob(f"*/{name}"))
+    return found[0] if found else folder / "none"
+
+
 def write_values(path: Path, values: dict[str, Any]) -> None:
     """Write a mapping; what is no plain value is kept as the text that Python shows of it."""
     files.write(path, yaml.dump(values, Dumper=_Dumper, sort_keys=False))
@@ -72,27 +126,124 @@ def read_values(path: Path) -> dict[str, Any]:
     :return: with :class:`Unreadable` in the place of Python objects
     :raises BadInput: if it is none
     """
-    if not path.exists():
-        return {}
-    try:
-        values = yaml.load(path.read_text(), Loader=_Loader)
-    except (OSError, ValueError, yaml.YAMLError) as error:
-        raise BadInput(f"cannot read {path}: {one_line(error)}") from error
-    if not isinstance(values, dict):
-        raise BadInput(f"{path} must be a mapping, but is {type(values).__name__}.")
-    return values
+    return read_mapping(path, "n_envs: 8", _Loader) if path.exists() else {}
 
 
-def env_kwargs(settings_folder: Path, hyperparams: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
+def read_run_files(settings_folder: Path, trusted: bool = True) -> RunFiles:
+    """Settings and options of a run.
+
+    :param settings_folder: in the run's folder, with ``config.yml`` and ``args.yml``
+    :param trusted: False: the run is refused where it names code, or leaves its folder
+    :raises BadInput: naming the file that cannot be read, or what is refused
+    """
+    if not trusted:
+        check_links(settings_folder.parent)
+    run = RunFiles(*(read_values(settings_folder / name) for name in ("config.yml", "args.yml")))
+    if not trusted:
+        check_settings(run.settings)
+        check_options(run.options)
+    return run
+
+
+def check_links(folder: Path, itself: bool = False) -> None:
+    """See that a folder holds files and folders of its own alone: writing to a link would change a file elsewhere.
+
+    :param folder: of a run; it may be reached by a link itself
+    :param itself: the folder may be none either
+    :raises BadInput: naming the first entry that is a link, a pipe or a device, or a file with a name elsewhere
+    """
+    for path in [*([folder] if itself and folder.is_symlink() else []), *sorted(folder.rglob("*"))]:
+        of_its_own = path.is_dir() or (path.is_file() and path.stat().st_nlink == 1)
+        if path.is_symlink() or not of_its_own:
+            raise BadInput(
+                f"{path} is a link, or no file: a run has files in its own folder alone. If you know where it leads, "
+                "put a copy in its place (cp -rL RUN COPY)."
+            )
+
+
+def check_settings(settings: dict[str, Any]) -> None:
+    """See that settings name nothing but what is there already.
+
+    :param settings: of a run or a file that is not trusted
+    :raises BadInput: naming the first value that does
+    """
+    for name in NEVER:
+        if settings.get(name):
+            raise _refused(name, settings[name], "names code")
+    for name in TEXTS:
+        if isinstance(settings.get(name), str):
+            read_text(name, settings[name], "--untrusted")
+    for name, (base, modules) in NAMED.items():
+        for path, arguments in named_classes(settings.get(name)):
+            if not _is_known(path, base, modules) and not (name == "policy" and path in GRPO.policy_aliases):
+                raise _refused(name, path, f"is none of the known ones of {', '.join(modules)}")
+            _check_words(f"{name}: {path}", arguments)
+    for name in ("env_kwargs", "monitor_kwargs"):
+        _check_words(name, settings.get(name))
+
+
+def _is_known(path: Any, base: type, modules: dict[str, frozenset[str] | None]) -> bool:
+    """Whether a dotted name is that of a class which a file may name."""
+    module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
+    if module not in modules:
+        return False
+    if module.startswith("sb_grpo."):
+        importlib.import_module(module)  # our own
+    allowed = modules[module]
+    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    return isinstance(found, type) and issubclass(found, base) and (allowed is None or name in allowed)
+
+
+def check_options(options: dict[str, Any]) -> None:
+    """See that options name no code, and nothing outside of the run's folder.
+
+    :param options: of a run that is not trusted
+    :raises BadInput: naming the first that does
+    """
+    env = options.get("env")
+    if env is not None and not (isinstance(env, str) and ENV_ID.fullmatch(env)):
+        raise _refused("env", env, "is no id of a registered env")
+    for name in ("env_kwargs", "eval_env_kwargs"):
+        _check_words(name, options.get(name))
+
+
+def _check_words(where: str, value: Any) -> None:
+    """See that arguments are numbers and words, however deep."""
+    for part in _parts(value):
+        if isinstance(part, str) and not WORD.fullmatch(part):
+            raise _refused(where, part, "may be a path, or a name to import")
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        for key, part in value.items():
+            yield from _parts(key)
+            yield from _parts(part)
+    elif isinstance(value, list | tuple) and not isinstance(value, Unreadable):
+        for part in value:
+            yield from _parts(part)
+    else:
+        yield value
+
+
+def _refused(name: str, value: Any, why: str) -> BadInput:
+    return BadInput(f"--untrusted: the run's files have {name}={value!s:.80}, which {why}. Without --untrusted it is used.")
+
+
+def env_kwargs(run: RunFiles, settings_folder: Path, given: dict[str, Any]) -> dict[str, Any]:
     """Arguments of a run's env: of its settings, its command line, and those given now.
 
-    :param settings_folder: of the run
-    :param hyperparams: of the run
+    :param run: of :func:`read_run_files`
+    :param settings_folder: of the run, for the message
     :param given: go over the run's own
     :raises BadInput: naming what the files do not say
     """
-    trained = read_values(settings_folder / "args.yml").get("env_kwargs") or {}
-    found = {**(hyperparams.get("env_kwargs") or {}), **trained, **given}
+    found: dict[str, Any] = {}
+    for source, arguments in (("config.yml", run.settings.get("env_kwargs")), ("args.yml", run.options.get("env_kwargs"))):
+        if arguments is not None and not isinstance(arguments, dict):
+            raise BadInput(f"{settings_folder / source}: env_kwargs must be a mapping, but is {arguments!s:.80}.")
+        found |= arguments or {}
+    found |= given
     for name, value in found.items():
         if isinstance(value, Unreadable):
             raise BadInput(
@@ -100,22 +251,3 @@ def env_kwargs(settings_folder: Path, hyperparams: dict[str, Any], given: dict[s
                 f"from a file: pass --env-kwargs {name}:VALUE."
             )
     return found
-
-
-def check_wrappers(hyperparams: dict[str, Any]) -> None:
-    """See that the wrappers which a file names are known ones; others are code that the file chooses.
-
-    :param hyperparams: of a run that is not trusted
-    :raises BadInput: naming the first that is not
-    """
-    if hyperparams.get("vec_env_wrapper"):
-        raise BadInput(f"--untrusted: the run's settings name a vec_env_wrapper, {hyperparams['vec_env_wrapper']}.")
-    wrappers = hyperparams.get("env_wrapper") or []
-    for wrapper in wrappers if isinstance(wrappers, list) else [wrappers]:
-        name = next(iter(wrapper)) if isinstance(wrapper, dict) and len(wrapper) == 1 else wrapper
-        module, _, last = str(name).rpartition(".")
-        found = getattr(importlib.import_module(module), last, None) if module in WRAPPERS else None
-        if not (isinstance(found, type) and issubclass(found, gym.Wrapper)):
-            raise BadInput(
-                f"--untrusted: the run's settings name the wrapper {name}; known ones are of {', '.join(WRAPPERS)}."
-            )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
 from ..common.command_line import BadInput
 from .checkpoints import statistics_of
-from .run_files import check_wrappers, env_kwargs, read_values
+from .run_files import RunFiles, env_kwargs, read_run_files
 
 
 def check_untrusted(algo: str, trusted: bool) -> None:
@@ -47,10 +48,15 @@ class Saved:
     env_id: str
     trusted: bool = True
 
+    @cached_property
+    def run(self) -> RunFiles:
+        """Settings and options of the run."""
+        return read_run_files(self.settings_folder, self.trusted)
+
     @property
     def hyperparams(self) -> dict[str, Any]:
         """Settings of the run."""
-        return read_values(self.settings_folder / "config.yml")
+        return self.run.settings
 
     @property
     def draws_actions(self) -> bool:
@@ -66,9 +72,7 @@ class Saved:
         :raises BadInput: if they cannot be built
         """
         hyperparams = self.hyperparams
-        if not self.trusted:
-            check_wrappers(hyperparams)
-        found = env_kwargs(self.settings_folder, hyperparams, kwargs)
+        found = env_kwargs(self.run, self.settings_folder, kwargs)
         wrap = statistics_of(self.path, self.settings_folder, bool(hyperparams.get("normalize")), trusted=self.trusted)
         try:
             make = gym.spec(self.env_id).make

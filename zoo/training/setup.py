@@ -20,15 +20,16 @@ from sb_grpo import GRPO, SeededResetWrapper, ranks
 from sb_grpo.normalization import OtherObservations
 from sb_grpo.saving import attributes_in, check_is_grpo
 
-from ..common.command_line import BadInput
+from ..common.command_line import BadInput, one_line
 from ..common.ending import with_monitor_outside
-from ..common.literals import without_texts
+from ..common.literals import check_named_classes, without_texts
 from ..schedules import with_schedules
 from ..training.checkpoints import statistics_of
 from ..training.checks import check_env_kwargs, check_normalize, check_settings
 from ..training.crashes import naming
 from ..training.entries import entry_name, read_entries
-from ..training.run_files import read_values
+from ..training.run_files import check_settings as check_untrusted_settings
+from ..training.run_files import read_run_files, settings_folder_of
 from ..training.tracking import take_note
 
 
@@ -53,11 +54,14 @@ class Setup(ExperimentManager):
                 hyperparams, saved = super().read_hyperparameters()
             finally:
                 self.env_name = asked
+        if not self.trusted:
+            check_untrusted_settings(hyperparams)
         check_settings(self.algo, hyperparams, self._where)
         share_of_envs(int(hyperparams.get("n_envs", 1)))
         self.settings = saved
         read = without_texts(hyperparams, self._where)
         check_normalize(read.get("normalize"), self._where("normalize"))
+        check_named_classes(read, self._where)
         return read, saved
 
     def _whole_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -139,7 +143,7 @@ class Setup(ExperimentManager):
             # Before its statistics are looked for: those of others would not help.
             check_is_grpo(model, attributes_in(model))
         settings_folder = model.parent / self.env_name
-        normalized = bool(read_values(settings_folder / "config.yml").get("normalize", self.normalize))
+        normalized = bool(read_run_files(settings_folder, self.trusted).settings.get("normalize", self.normalize))
         wrap = statistics_of(model, settings_folder, normalized, self.trusted)
         if wrap is not None:
             if not self.going_on and not (self.custom_hyperparams or {}).get("normalize", True):
@@ -177,8 +181,8 @@ class Setup(ExperimentManager):
         except ValueError as error:
             if not (isinstance(error, OtherObservations) or "spaces do not match" in str(error)):  # SB3's has no class
                 raise
-            options = [read_values(path) for path in Path(self.trained_agent).parent.glob("*/args.yml")]
-            trained = options[0].get("env", "another env") if len(options) == 1 else "another env"
+            of_run = read_run_files(settings_folder_of(Path(self.trained_agent).parent), self.trusted)
+            trained = of_run.options.get("env", "another env")
             raise BadInput(
                 f"--trained-agent {self.trained_agent}: a model of {trained} cannot go on in {self.env_name.gym_id}, whose "
                 f"observations are {env.observation_space} and actions {env.action_space}: {error} Give an env with the "
@@ -187,10 +191,15 @@ class Setup(ExperimentManager):
 
     def _load_untrusted(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
         kept = {name: value for name, value in hyperparams.items() if name not in ("policy", "policy_kwargs")}
-        return GRPO.load(
-            self.trained_agent, env, self.device, trusted=False, seed=self.seed, tensorboard_log=self.tensorboard_log,
-            verbose=self.verbose, **kept,
-        )  # fmt: skip
+        try:
+            return GRPO.load(
+                self.trained_agent, env, self.device, trusted=False, seed=self.seed, tensorboard_log=self.tensorboard_log,
+                verbose=self.verbose, **kept,
+            )  # fmt: skip
+        except ValueError:
+            raise
+        except Exception as error:  # torch's reader of tensors raises what it likes
+            raise BadInput(f"cannot load {self.trained_agent}: {one_line(error)}") from error
 
     @property
     def resumed(self) -> Path | None:

@@ -18,7 +18,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
 from ..common.ending import close
-from ..common.literals import without_texts
+from ..common.literals import check_named_classes, without_texts
 from ..training.experiment import Experiment, register
 from ..tuning.search_space import SPACES, Draw
 from ..tuning.start import AS_IT_STANDS
@@ -34,7 +34,9 @@ class TrialRun(Experiment):
 
     def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
         self.settings = deepcopy(self.custom_hyperparams or {})
-        return without_texts(self.settings, lambda name: "settings"), OrderedDict(sorted(self.settings.items()))
+        read = without_texts(self.settings, lambda name: "settings")
+        check_named_classes(read, lambda name: "settings")
+        return read, OrderedDict(sorted(self.settings.items()))
 
     def create_log_folder(self) -> None:
         """None: two trials at once would choose the same one."""
