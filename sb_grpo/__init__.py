@@ -2,6 +2,7 @@
 
 from importlib.metadata import version
 
+from sb_grpo import tasks  # noqa: F401  # registers their ids
 from sb_grpo.baselines.estimators import Outcome, Process, State, Step
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.envs.seeded_reset import SeededResetWrapper

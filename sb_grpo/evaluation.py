@@ -22,7 +22,6 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, 
 from sb_grpo.collect.seeded_episodes import Episodes, actor, first_starts, frozen_statistics, held, play
 from sb_grpo.envs.installing import install_seeded_reset
 from sb_grpo.envs.tensor_env import TensorVecEnv
-from sb_grpo.maths import student
 
 FIRST_SEED = 2**30  # of seeds that are not given: far from SB3's training starts (seed + env index), valid for tensor envs
 ROUNDING = 1e-12  # differences that vary less than this share of the returns are equal
@@ -116,7 +115,9 @@ def evaluate_paired(
     :param n_envs: envs side by side, where ``env`` is no VecEnv
     :raises ValueError: for bad seeds, a policy with other spaces, an env whose starts do not follow from its seeds, and
         returns that are not finite
+    :raises ImportError: without SciPy
     """
+    _students_t()
     chosen = _checked_seeds(seeds, env)
     if not 0 < level < 1:
         raise ValueError(f"level={level} must lie between 0 and 1, such as 0.95.")
@@ -140,6 +141,15 @@ def evaluate_paired(
     return paired_difference(a.returns, b.returns, chosen, level)
 
 
+def _students_t() -> Any:
+    """Student's t distribution of SciPy, which is no dependency of SB3."""
+    try:
+        from scipy import stats
+    except ImportError as error:
+        raise ImportError(f"evaluate_paired needs SciPy ({error}): pip install scipy.") from error
+    return stats.t
+
+
 def paired_difference(returns_a: np.ndarray, returns_b: np.ndarray, seeds: Sequence[int], level: float) -> PairedEvaluation:
     """The paired t-test, and what the pairs were worth.
 
@@ -160,7 +170,9 @@ def paired_difference(returns_a: np.ndarray, returns_b: np.ndarray, seeds: Seque
         independent = math.inf if separate > 0 else float(n)
     else:
         error = float(differences.std(ddof=1)) / math.sqrt(n)
-        half, p = student.critical_value(level, n - 1) * error, student.two_sided(mean / error, n - 1)
+        t = _students_t()
+        half = float(t.ppf((1 + level) / 2, n - 1)) * error
+        p = float(2 * t.sf(abs(mean) / error, n - 1))
         independent = n * separate / float(np.square(differences - mean).sum())
     return PairedEvaluation(
         tuple(seeds),

@@ -21,7 +21,7 @@ import torch as th
 from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.env_util import make_vec_env
 
-import sb_grpo.envs.memory  # noqa: F401  # registers the task
+import sb_grpo.tasks.memory  # noqa: F401  # registers the task
 from sb_grpo import GRPO
 
 TASK, N_ENVS, UNITS = "CartPolePositions-v0", 8, 64

@@ -27,8 +27,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import GRPO, RNDBonus
 from sb_grpo.callbacks import CurriculumCallback, GammaCallback, HealthCallback
-from sb_grpo.envs.goal_car import TensorGoalCar
 from sb_grpo.envs.native import make_tensor_env
+from sb_grpo.tasks.goal_car import TensorGoalCar
 
 RUN, FIGURES, WEIGHTS = "run.zip", "figures.jsonl", "weights"
 ROLLOUTS = 10

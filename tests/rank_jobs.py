@@ -20,11 +20,11 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb_grpo import GRPO, ranks
 from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.callbacks import CurriculumCallback
-from sb_grpo.envs.goal_car import TensorGoalCar
-from sb_grpo.envs.memory.t_maze import TensorTMaze10, TMaze
 from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.maths.estimators import to_one_scale
 from sb_grpo.policies import ActorPolicy
+from sb_grpo.tasks.goal_car import TensorGoalCar
+from sb_grpo.tasks.memory.t_maze import TensorTMaze10, TMaze
 from sb_grpo.types import AdvantageOptions, Rollout, select_episodes
 from tests.helpers import ProbeEnv
 

@@ -18,17 +18,17 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecNormalize
 
 from sb_grpo import GRPO, SeededResetWrapper
-from sb_grpo.envs.causal import posterior as posterior_module
-from sb_grpo.envs.causal.actions import make_actions
-from sb_grpo.envs.causal.baselines import BASELINES, at_random, greedy_information, greedy_target, upper_confidence
-from sb_grpo.envs.causal.effects import Effects
-from sb_grpo.envs.causal.env import CausalInterventionEnv
-from sb_grpo.envs.causal.graphs import STRUCTURES, draw_graph
-from sb_grpo.envs.causal.policy import InterventionPolicy
-from sb_grpo.envs.causal.posterior import EdgePosterior, edge_probabilities, tables
-from sb_grpo.envs.causal.regression import PRECISION, RATE, SHAPE, Regressions
-from sb_grpo.envs.causal.rewards import WEIGHTS, BalancedAccuracy
-from sb_grpo.envs.causal.scm import CausalModel, draw_model
+from sb_grpo.tasks.causal import posterior as posterior_module
+from sb_grpo.tasks.causal.actions import make_actions
+from sb_grpo.tasks.causal.baselines import BASELINES, at_random, greedy_information, greedy_target, upper_confidence
+from sb_grpo.tasks.causal.effects import Effects
+from sb_grpo.tasks.causal.env import CausalInterventionEnv
+from sb_grpo.tasks.causal.graphs import STRUCTURES, draw_graph
+from sb_grpo.tasks.causal.policy import InterventionPolicy
+from sb_grpo.tasks.causal.posterior import EdgePosterior, edge_probabilities, tables
+from sb_grpo.tasks.causal.regression import PRECISION, RATE, SHAPE, Regressions
+from sb_grpo.tasks.causal.rewards import WEIGHTS, BalancedAccuracy
+from sb_grpo.tasks.causal.scm import CausalModel, draw_model
 
 ENV_ID = "CausalIntervention-v0"
 

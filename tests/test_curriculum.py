@@ -17,8 +17,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.callbacks import CurriculumCallback
 from sb_grpo.callbacks.curriculum import StartWindow
-from sb_grpo.envs.goal_car import TensorGoalCar, goal_position
 from sb_grpo.envs.native import make_tensor_env
+from sb_grpo.tasks.goal_car import TensorGoalCar, goal_position
 from tests.helpers import ProbeEnv
 from tests.test_grpo import record
 

@@ -20,14 +20,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from sb_grpo import GRPO
 from sb_grpo.collect.device_loop import env_actions, env_steps
 from sb_grpo.collect.slots import TensorSlots
-from sb_grpo.envs import input_driven, memory
 from sb_grpo.envs.functional import FunctionalTensorEnv
-from sb_grpo.envs.memory.t_maze import TensorTMaze10, TMaze
 from sb_grpo.envs.native import NATIVE, CartPole, make_tensor_env
-from sb_grpo.envs.native_tasks import NATIVE_TASKS
 from sb_grpo.envs.tensor_env import TensorStep, TensorVecEnv
 from sb_grpo.extras.exploration import CountBonus, RNDBonus
 from sb_grpo.policies import ActorPolicy
+from sb_grpo.tasks import input_driven, memory
+from sb_grpo.tasks.memory.t_maze import TensorTMaze10, TMaze
+from sb_grpo.tasks.multi_task_tensor import NATIVE_TASKS
 from tests.fake_cuda import CUDA, OnPaper, cuda_on_paper, guarded
 from tests.helpers import ProbeEnv, SpaceEnv
 

@@ -12,11 +12,11 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.envs import check_tensor_env
-from sb_grpo.envs.input_driven import INPUT_DRIVEN, TENSOR_VERSIONS
-from sb_grpo.envs.input_driven.battery_optimum import CELLS, WANDER, expected_values
-from sb_grpo.envs.input_driven.references import REFERENCES, base_stock, episode_returns, evaluate_reference, search
 from sb_grpo.envs.luck import EpisodeLuck, clock, exponential, geometric, luck, normal, pareto, read_clock
 from sb_grpo.envs.native import make_tensor_env
+from sb_grpo.tasks.input_driven import INPUT_DRIVEN, TENSOR_VERSIONS
+from sb_grpo.tasks.input_driven.battery_optimum import CELLS, WANDER, expected_values
+from sb_grpo.tasks.input_driven.references import REFERENCES, base_stock, episode_returns, evaluate_reference, search
 
 #: Columns of the observation that no action can change.
 INPUT_COLUMNS = {

@@ -20,9 +20,9 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecExtractDictObs, VecNormalize
 
 from sb_grpo import GRPO, SeededResetWrapper, evaluate_paired
-from sb_grpo.envs.memory.t_maze import TensorTMaze10
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.policies.masks import allows, checked, choices_of, drawn, put_masks
+from sb_grpo.tasks.memory.t_maze import TensorTMaze10
 
 SPACES = [spaces.Discrete(4), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(3)]
 NAMES = ["discrete", "multi_discrete", "multi_binary"]

@@ -13,15 +13,15 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
-import sb_grpo.envs.memory  # noqa: F401  # registers the tasks
+import sb_grpo.tasks.memory  # noqa: F401  # registers the tasks
 from sb_grpo import GRPO
 from sb_grpo.envs import make_tensor_env
-from sb_grpo.envs.memory.t_maze import TensorTMaze10
 from sb_grpo.learn.minibatches import minibatches, portions, stretches
 from sb_grpo.maths.losses import kl_k3
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.beside import MEMORY, SEQUENCE
 from sb_grpo.policies.memory import Memory
+from sb_grpo.tasks.memory.t_maze import TensorTMaze10
 from sb_grpo.types import Minibatch
 from tests.helpers import SpaceEnv
 

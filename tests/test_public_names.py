@@ -61,13 +61,13 @@ PUBLIC: dict[str, set[str]] = {
     },
     "sb_grpo.envs": {"Alignment", "ProcessVecEnv", "RayVecEnv", "check_tensor_env", "make_tensor_env", "noise_alignment"},
     "sb_grpo.envs.brax": {"BraxEnv", "make_brax_env", "make_playground_env"},
-    "sb_grpo.envs.causal.policy": {"InterventionPolicy"},
+    "sb_grpo.tasks.causal.policy": {"InterventionPolicy"},
     "sb_grpo.envs.envpool": {"EnvPoolEnv"},
     "sb_grpo.envs.functional": {"FunctionalTensorEnv"},
-    "sb_grpo.envs.goal_car": {"TensorGoalCar"},
+    "sb_grpo.tasks.goal_car": {"TensorGoalCar"},
     "sb_grpo.envs.gymnasium_vector": {"GymnasiumVectorEnv"},
     "sb_grpo.envs.host_simulator": {"HostSimulatorEnv"},
-    "sb_grpo.envs.input_driven.references": {"REFERENCES", "episode_returns", "evaluate_reference"},
+    "sb_grpo.tasks.input_driven.references": {"REFERENCES", "episode_returns", "evaluate_reference"},
     "sb_grpo.envs.luck": {
         "EpisodeLuck",
         "LuckyTensorEnv",
@@ -89,7 +89,7 @@ PUBLIC: dict[str, set[str]] = {
     "sb_grpo.envs.tensor_env": {"TensorStep", "TensorVecEnv", "map_snapshot"},
 }
 #: What some of them need beyond the package itself.
-NEEDS = {"sb_grpo.envs.brax": "jax", "sb_grpo.envs.envpool": "envpool", "sb_grpo.envs.causal.policy": "networkx"}
+NEEDS = {"sb_grpo.envs.brax": "jax", "sb_grpo.envs.envpool": "envpool", "sb_grpo.tasks.causal.policy": "networkx"}
 #: Env ids that importing sb_grpo registers.
 ENV_IDS = {
     "BatteryArbitrage-v0",

@@ -29,11 +29,11 @@ from torch import nn
 from sb_grpo import GRPO, CountBonus, RNDBonus, State
 from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.callbacks import CurriculumCallback, GammaCallback, HealthCallback, RecoveryCallback
-from sb_grpo.envs.goal_car import TensorGoalCar
 from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.run_files import RUN, read_run
 from sb_grpo.saving import read_entry, with_entries
 from sb_grpo.state import NoPlainForm, pack, unpack
+from sb_grpo.tasks.goal_car import TensorGoalCar
 from tests.test_masks import Moody, invalid_in, policy_of
 from tests.test_simulator_groups import Together, Unseeded
 

@@ -106,10 +106,10 @@ def test_four_processes_share_a_study_in_postgresql(database, tmp_path):
 
 def test_four_processes_share_a_study_behind_the_proxy(database, tmp_path):
     port = free_port()
-    command = [sys.executable, "-m", "zoo.storage_proxy", "--storage", database, "--port", str(port)]
-    proxy = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    serve = "from optuna.storages import RDBStorage as S, run_grpc_proxy_server as serve; "
+    serve += f"serve(S({database!r}), host='127.0.0.1', port={port})"
+    proxy = subprocess.Popen([sys.executable, "-c", serve])
     try:
-        assert proxy.stdout is not None and f"grpc://127.0.0.1:{port}" in proxy.stdout.readline()
         check_four_processes_of_which_one_is_killed(tmp_path, f"grpc://127.0.0.1:{port}", "proxied")
     finally:
         proxy.kill()

@@ -11,7 +11,7 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-import sb_grpo.envs.memory  # noqa: F401  # registers the T-maze
+import sb_grpo.tasks.memory  # noqa: F401  # registers the T-maze
 from scripts.studies.common.recurrent_ppo import WholeSequences
 from scripts.studies.ppo_changes import CHANGES, MAX_NORM, build
 

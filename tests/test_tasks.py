@@ -12,9 +12,9 @@ from stable_baselines3.common.env_checker import check_env as sb3_check
 
 from sb_grpo.envs import check_tensor_env
 from sb_grpo.envs.native import make_tensor_env
-from sb_grpo.envs.native_tasks import NATIVE_TASKS
 from sb_grpo.envs.random import group_seeds
-from sb_grpo.envs.tasks import SUITES, hang_down, hold_right, hover
+from sb_grpo.tasks.multi_task import SUITES, hang_down, hold_right, hover
+from sb_grpo.tasks.multi_task_tensor import NATIVE_TASKS
 
 
 @pytest.mark.parametrize("env_id", SUITES)

@@ -11,7 +11,7 @@ from stable_baselines3.common.env_util import make_vec_env
 import sb_grpo  # noqa: F401  registers the ids
 from sb_grpo import GRPO
 from sb_grpo.envs import noise_alignment
-from sb_grpo.envs.third_party import INVENTORY, MOTORS
+from sb_grpo.tasks.third_party import INVENTORY, MOTORS
 
 pytest.importorskip("or_gym_inventory")
 pytest.importorskip("gym_electric_motor")

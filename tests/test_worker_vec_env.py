@@ -28,7 +28,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecNorm
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.envs import ProcessVecEnv, RayVecEnv
 from sb_grpo.envs.env_batch import EPISODE_LOST
-from sb_grpo.envs.memory.t_maze import TMaze
+from sb_grpo.tasks.memory.t_maze import TMaze
 from tests.helpers import Fragile, free_port, wait_for
 
 needs_ray = pytest.mark.skipif(

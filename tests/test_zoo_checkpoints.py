@@ -27,7 +27,6 @@ from zoo.common.command_line import BadInput, run
 from zoo.common.folders import new_folder
 from zoo.common.pictures import drawn
 from zoo.train import main
-from zoo.training import mlflow_runs
 from zoo.training.callbacks import end_all
 from zoo.training.checkpoints import FACTS, read_facts, statistics_of
 from zoo.training.run_files import Unreadable, check_settings, env_kwargs, read_run_files, read_values, write_values
@@ -270,116 +269,6 @@ def test_the_exit_code_of_an_unhealthy_training_is_3(rate, code, tmp_path, no_ar
     options = ["--health", "strict", "-n", "1024", "-params", "n_steps:256", "n_envs:2", f"learning_rate:{rate}"]
     with pytest.warns(HealthWarning) if code else contextlib.nullcontext():
         assert train(tmp_path, *options) == code
-
-
-@pytest.mark.slow
-def test_a_run_is_kept_in_mlflow(tmp_path, no_arguments, monkeypatch):
-    """Scalars over env steps, settings as parameters, models with what is known of them, results at the end."""
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    options = ["--mlflow", "mine", "-n", "256", "--save-freq", "128", "-params", "n_steps:64", "n_envs:2", "n_epochs:1"]
-    assert train(tmp_path, *options) == 0
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow/mlflow.db")
-    (run,) = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
-    assert run.info.status == "FINISHED" and run.info.run_name == "grpo-CartPole-v1_1"
-    assert run.data.params["n_steps"] == "64" and run.data.params["group_size"] == "8" and len(run.data.params) > 30
-    history = client.get_metric_history(run.info.run_id, "group/return_std")
-    assert [point.step for point in history] == [128, 256]
-    kept = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert kept == {"CartPole-v1.zip", "README.md", "metrics.json", "learning_curve.png", "checkpoint"}
-    of_checkpoint = {file.path for file in client.list_artifacts(run.info.run_id, "checkpoint")}
-    assert of_checkpoint == {f"checkpoint/rl_model_{n}_steps.{end}" for n in (128, 256) for end in ("zip", "json")}
-
-
-def test_without_mlflow_the_extra_is_named(monkeypatch, capsys, tmp_path, no_arguments):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert train(tmp_path, "--mlflow") == 2 and "pip install -e '.[mlflow]'" in capsys.readouterr().err
-
-
-class DatabaseGoes(BaseCallback):
-    """MLflow's database is taken away in mid-training; ``fails``: and then the training fails."""
-
-    def __init__(self, home: str, fails: bool = False) -> None:
-        super().__init__()
-        self.home, self.fails = Path(home), fails
-
-    def _on_step(self) -> bool:
-        if self.n_calls == 70:
-            for file in self.home.glob("mlflow.db*"):
-                file.unlink()
-        if self.n_calls == 100 and self.fails:
-            raise RuntimeError("the arm fell off")
-        return True
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_an_mlflow_that_goes_away_neither_ends_a_training_nor_hides_how_it_ended(
-    fails, tmp_path, capsys, no_arguments, monkeypatch
-):
-    pytest.importorskip("mlflow")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    goes = f"callback:[{{'{__name__}.DatabaseGoes':{{'home':'{tmp_path}/mlflow','fails':{fails}}}}}]"
-    options = ["--mlflow", "-n", "256", "--save-freq", "128", "-params", "n_steps:32", "n_envs:2", "n_epochs:1", goes]
-    if fails:
-        with pytest.raises(RuntimeError, match="the arm fell off"):
-            train(tmp_path, *options)
-    else:
-        assert train(tmp_path, *options) == 0
-    said = capsys.readouterr()
-    lines = [line for line in said.err.splitlines() if line.startswith(f"MLflow at sqlite:///{tmp_path}/mlflow/mlflow.db ")]
-    assert len(lines) == 2 and "does not take what is logged" in lines[0] and "was not told how run" in lines[1], said.err
-    assert ("The training ended in an error after" in said.out) == fails == ("The run can go on: --resume" in said.out)
-    folder = tmp_path / "grpo" / "CartPole-v1_1"
-    assert read_facts(folder / "CartPole-v1.zip")["env_steps"] >= 200 and (folder / "metrics.json").exists() != fails
-
-
-@pytest.mark.parametrize(
-    ("uri", "says"),
-    [
-        ("http://127.0.0.1:9", "MLFLOW_TRACKING_URI=http://127.0.0.1:9: no MLflow server answers there ([Errno 111]"),
-        ("http://me:secret@127.0.0.1:9", "MLFLOW_TRACKING_URI=http://me:***@127.0.0.1:9: no MLflow server answers"),
-        ("http://127.0.0.1:port", "no MLflow server answers there (Port could not be cast"),
-        ("carrier-pigeon://loft", "--mlflow sb_grpo: MLflow at carrier-pigeon://loft: "),
-    ],
-)
-def test_a_tracking_server_that_is_none_is_one_line(uri, says, tmp_path, capsys, no_arguments, monkeypatch):
-    pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-    assert train(tmp_path, "--mlflow", "-n", "64") == 2
-    error = capsys.readouterr().err
-    assert says in error and "unset it to log to the folder mlflow" in error and error.count("\n") == 1
-    assert not (tmp_path / "grpo").exists()
-
-
-def test_an_experiment_that_was_deleted_and_one_without_a_name_are_refused(tmp_path, capsys, no_arguments, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    home = tmp_path / "mlflow"
-    callback = mlflow_runs.MlflowCallback("old", "a", {}, home)
-    mlflow.MlflowClient(callback.uri).delete_experiment("1")
-    with pytest.raises(BadInput, match=r"--mlflow old: this experiment has been deleted at .* restore --experiment-id 1"):
-        mlflow_runs.MlflowCallback("old", "b", {}, home)
-    capsys.readouterr()
-    assert train(tmp_path, "--mlflow", "", "-n", "64") == 2
-    assert "--mlflow '': the experiment needs a name" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_trainings_that_start_at_once_share_an_mlflow_in_any_folder(tmp_path, monkeypatch):
-    """Also one whose name means something in a URL."""
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    home = tmp_path / "a%25 b?c#d" / "mlflow"
-    begin = f"from pathlib import Path; from {mlflow_runs.__name__} import MlflowCallback as M; "
-    begin += f"M('x', 'n', {{}}, Path({str(home)!r}))"
-    both = [subprocess.Popen([sys.executable, "-c", begin], cwd=ROOT, stderr=subprocess.PIPE) for _ in range(2)]
-    ended = [process.communicate(timeout=120)[1].decode() for process in both]
-    assert [process.returncode for process in both] == [0, 0], ended
-    assert (home / "mlflow.db").is_file()
-    client = mlflow.MlflowClient(mlflow_runs.sqlite_in(home))
-    (experiment,) = (found for found in client.search_experiments() if found.name == "x")
-    assert len(client.search_runs([experiment.experiment_id])) == 2
 
 
 # ---------------------------------------------------------------- settings

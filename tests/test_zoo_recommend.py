@@ -40,7 +40,6 @@ def test_parameters_become_points_of_a_cube():
     assert Encoding(SPACE)({**PARAMS, "lr": 1e-2, "n": 0, "size": 16, "kind": "a"}) == pytest.approx(
         [1, 0, 1, np.sqrt(0.5), 0]
     )
-    assert Encoding(SPACE).owner.tolist() == [0, 1, 2, 3, 3]
 
 
 def test_neighbours_differ_in_one_ordered_parameter():
@@ -60,28 +59,8 @@ def test_the_process_learns_a_known_surface_and_knows_where_it_knows():
     model = Surrogate(Encoding(space), points, values, np.full(40, 1e-4))
     mean, deviation = model.predict([{"x": 0.35, "y": 0.35}, {"x": 1.0, "y": 1.0}])
     assert mean[0] == pytest.approx(100 * np.sin(1.05), abs=2.0) and deviation[1] > 3 * deviation[0]
-    lengths = np.exp(model.parameters[:2])
+    lengths = model.process.kernel_.k1.k2.length_scale
     assert lengths[1] > 2 * lengths[0]  # y does nothing
-
-
-def test_the_process_is_scikit_learns():
-    """Same kernel, same parameters: same predictions."""
-    gp = pytest.importorskip("sklearn.gaussian_process")
-    rng = np.random.default_rng(1)
-    space = {"x": FloatDistribution(0.0, 1.0), "y": FloatDistribution(0.0, 1.0)}
-    points = [{"x": x, "y": y} for x, y in rng.uniform(size=(12, 2))]
-    values, noise = rng.normal(size=12), rng.uniform(0.01, 0.1, 12)
-    model = Surrogate(Encoding(space), points, values, noise)
-    log = model.parameters
-    kernel = gp.kernels.ConstantKernel(np.exp(log[-2])) * gp.kernels.Matern(np.exp(log[:2]), nu=2.5)
-    alpha = noise / values.std() ** 2 + np.exp(2 * log[-1]) + 1e-6
-    other = gp.GaussianProcessRegressor(kernel, alpha=alpha, optimizer=None)
-    other.fit(model.x, (values - values.mean()) / values.std())
-    new = [{"x": 0.2, "y": 0.9}, {"x": 0.5, "y": 0.5}]
-    expected, spread = other.predict(np.array([[0.2, 0.9], [0.5, 0.5]]), return_std=True)
-    mean, deviation = model.predict(new)
-    assert mean == pytest.approx(values.mean() + values.std() * expected, abs=1e-8)
-    assert deviation == pytest.approx(values.std() * spread, abs=1e-8)
 
 
 def test_a_lucky_peak_is_not_the_first_candidate():

@@ -262,25 +262,6 @@ def test_a_project_that_wandb_refuses_is_not_about_the_key(offline, capsys):
     assert "--track: Invalid project name" in error and "wandb login" not in error and "offline" not in error
 
 
-def test_a_run_in_mlflow_goes_on_there(tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setattr(sys, "argv", [])
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with monkeypatch.context() as patch:
-        patch.setattr(RunSaves, "_on_step", stopped_after(100))
-        assert train("--env", "CartPole-v1", "-f", str(tmp_path), *SHORT, "--mlflow", "-params", *SMALL) == 0
-    folder = tmp_path / "grpo" / "CartPole-v1_1"
-    client = mlflow.MlflowClient(f"sqlite:///{tmp_path}/mlflow/mlflow.db")
-    number = client.get_experiment_by_name("sb_grpo").experiment_id
-    (of_before,) = client.search_runs([number])
-    client.update_run(of_before.info.run_id, status="RUNNING")  # as kill -9 leaves it
-    assert train("--resume", str(folder)) == 0
-    (of_now,) = client.search_runs([number])
-    assert of_now.info.status == "FINISHED" and of_now.data.params == of_before.data.params
-    points = client.get_metric_history(of_now.info.run_id, "group/return_std")
-    assert {point.step for point in points} == {64, 128, 192, 256} and of_now.info.run_id == of_before.info.run_id
-
-
 def test_a_run_that_is_going_on_is_not_resumed_beside_itself(stopped, capsys):
     folder, _ = stopped
     with alone_in(folder / "CartPole-v1", ""):

@@ -24,7 +24,6 @@ COMMANDS = {
     "check": "an env, before training on it",
     "export": "a policy as one ONNX or .pt2 file, without this library",
     "push": "a run folder with its model card to the Hugging Face Hub",
-    "storage_proxy": "a database for hundreds of searches",
     "workflow": "benchmark, compare and plot in a row",
 }
 

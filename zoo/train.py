@@ -44,7 +44,6 @@ from .common.provenance import without_passwords
 from .common.yaml_files import HYPERPARAMS
 from .training.experiment import HEALTH, Experiment, register
 from .training.followers import Follower, check_learners
-from .training.mlflow_runs import check_mlflow
 from .training.resuming import take_up_run
 from .training.run_files import Unreadable, read_run_files
 from .training.tracking import finish as finish_tracking
@@ -81,13 +80,6 @@ class TrainParser(Parser):
 
         self.add_argument(
             "--health", choices=list(HEALTH), help="watch the training; exit code 3 if a rule is broken at its end"
-        )
-        self.add_argument(
-            "--mlflow",
-            nargs="?",
-            const="sb_grpo",
-            metavar="EXPERIMENT",
-            help="log to MLflow: at MLFLOW_TRACKING_URI, or in the folder mlflow of the log folder",
         )
         self.add_argument(
             "--recover",
@@ -187,10 +179,6 @@ def _check_tracking(given: Any) -> None:
 
     :raises BadInput: naming what is missing
     """
-    if given.mlflow is not None and not given.mlflow.strip():
-        raise BadInput(f"--mlflow {given.mlflow!r}: the experiment needs a name; --mlflow alone is the experiment sb_grpo.")
-    if given.mlflow:
-        check_mlflow()
     if given.track:
         if importlib.util.find_spec("wandb") is None:
             raise BadInput("--track needs Weights & Biases: pip install -e '.[track]'.")

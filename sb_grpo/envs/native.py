@@ -10,9 +10,7 @@ import gymnasium as gym
 import torch as th
 from gymnasium.envs.registration import load_env_creator
 
-from sb_grpo.envs import input_driven, memory
 from sb_grpo.envs.functional import FunctionalTensorEnv
-from sb_grpo.envs.native_tasks import NATIVE_TASKS
 from sb_grpo.envs.random import uniform
 from sb_grpo.envs.tensor_env import TensorVecEnv
 
@@ -160,28 +158,24 @@ def _car(state: th.Tensor, push: th.Tensor) -> th.Tensor:
 NATIVE: dict[str, type[_ClassicControl]] = {
     env.env_id: env for env in (CartPole, Pendulum, Acrobot, MountainCar, MountainCarContinuous)
 }
+#: Tensor versions by Gymnasium id: a class, or its entry point as text. ``sb_grpo.tasks`` adds its own.
+TENSOR_VERSIONS: dict[str, type[FunctionalTensorEnv] | str] = {**NATIVE}
 
 
 def make_tensor_env(env_id: str, num_envs: int, device: th.device | str = "cpu", **kwargs: Any) -> TensorVecEnv:
     """A native env by its Gymnasium id.
 
-    :param env_id: one of ``NATIVE``, of the multi-task ``NATIVE_TASKS``, or of ``input_driven`` or ``memory``
+    :param env_id: one of :data:`TENSOR_VERSIONS`
     :param num_envs: number of slots
     :param device: torch device
     :param kwargs: of the env's class (``dtype``; multi-task: ``task``)
     :raises ValueError: for an id without a native version, or a device that is not there
     """
-    known: dict[str, type[FunctionalTensorEnv] | str] = {
-        **NATIVE,
-        **NATIVE_TASKS,
-        **input_driven.TENSOR_VERSIONS,
-        **memory.TENSOR_VERSIONS,
-    }
-    if env_id not in known:
-        near = difflib.get_close_matches(env_id, known, n=1)
+    if env_id not in TENSOR_VERSIONS:
+        near = difflib.get_close_matches(env_id, TENSOR_VERSIONS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"There is no native tensor env {env_id!r}.{hint} There are: {', '.join(sorted(known))}.")
-    entry = known[env_id]
+        raise ValueError(f"There is no native tensor env {env_id!r}.{hint} There are: {', '.join(sorted(TENSOR_VERSIONS))}.")
+    entry = TENSOR_VERSIONS[env_id]
     make: Any = load_env_creator(entry) if isinstance(entry, str) else entry
     env: TensorVecEnv = make(num_envs, device=device, **kwargs)
     return env

@@ -14,7 +14,7 @@ import numpy as np
 
 import sb_grpo  # noqa: F401  registers the ids
 from sb_grpo.envs import noise_alignment
-from sb_grpo.envs.third_party import INVENTORY, MOTORS
+from sb_grpo.tasks.third_party import INVENTORY, MOTORS
 
 #: Share of the action range at which orders meet the mean demand: there stocks run out at times, and the demand reaches the
 #: rewards. Uniform orders fill every store instead.

@@ -30,12 +30,12 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
 from sb_grpo.collect.slots import GroupSlots
-from sb_grpo.envs.causal import ENV_ID
-from sb_grpo.envs.causal.baselines import BASELINES
-from sb_grpo.envs.causal.env import CausalInterventionEnv
-from sb_grpo.envs.causal.graphs import STRUCTURES
-from sb_grpo.envs.causal.scm import FEATURES
 from sb_grpo.envs.random import group_seed
+from sb_grpo.tasks.causal import ENV_ID
+from sb_grpo.tasks.causal.baselines import BASELINES
+from sb_grpo.tasks.causal.env import CausalInterventionEnv
+from sb_grpo.tasks.causal.graphs import STRUCTURES
+from sb_grpo.tasks.causal.scm import FEATURES
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, DOCS, IMG
 from scripts.studies.common.tables import put_between

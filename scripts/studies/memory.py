@@ -14,7 +14,7 @@ from sb3_contrib import RecurrentPPO
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.utils import LinearSchedule
 
-import sb_grpo.envs.memory  # noqa: F401  # registers the tasks
+import sb_grpo.tasks.memory  # noqa: F401  # registers the tasks
 import scripts.studies.common.package_tasks  # noqa: F401  # registers the others
 from sb_grpo import GRPO
 from scripts.studies.common.compared import better, better_on_all, finals, markdown, middle, write

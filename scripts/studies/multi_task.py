@@ -23,7 +23,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb_grpo import GRPO
-from sb_grpo.envs.tasks import SUITES
+from sb_grpo.tasks.multi_task import SUITES
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, IMG
 from zoo.common.provenance import commit, versions

@@ -18,9 +18,9 @@ import numpy as np
 import torch as th
 
 from sb_grpo import GRPO
-from sb_grpo.envs.causal import ENV_ID
-from sb_grpo.envs.causal.baselines import BASELINES
-from sb_grpo.envs.causal.env import CausalInterventionEnv
+from sb_grpo.tasks.causal import ENV_ID
+from sb_grpo.tasks.causal.baselines import BASELINES
+from sb_grpo.tasks.causal.env import CausalInterventionEnv
 from scripts.studies.causal import PAGE, SEEDS, cell, check_unmet, play
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA

@@ -20,10 +20,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 
 from sb_grpo import GRPO, CountBonus, RNDBonus, SeededResetWrapper
 from sb_grpo.callbacks import CurriculumCallback, GammaCallback
-from sb_grpo.envs.causal.policy import InterventionPolicy
-from sb_grpo.envs.goal_car import TensorGoalCar
 from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.maths.estimators import outcome
+from sb_grpo.tasks.causal.policy import InterventionPolicy
+from sb_grpo.tasks.goal_car import TensorGoalCar
 from tests.helpers import SpaceEnv
 from tests.test_objectives import TensorGoals, TwoGoals
 from tests.test_simulator_groups import Together, Unseeded

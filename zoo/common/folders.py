@@ -71,17 +71,6 @@ def alone_in(folder: Path, refusal: str) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-@contextmanager
-def one_at_a_time(folder: Path) -> Iterator[None]:
-    """Wait until no other process does the same in this folder.
-
-    :param folder: that is there
-    """
-    with open(folder / LOCK, "w") as held:  # the file stays, as the next one may wait for it already
-        _lock(held, folder, fcntl.LOCK_EX)
-        yield
-
-
 def _lock(held: TextIO, folder: Path, how: int) -> None:
     """Take the lock of a folder; one whose file system has none is named, and not kept.
 

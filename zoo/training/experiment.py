@@ -32,12 +32,11 @@ from ..training.callbacks import HParamsCallback, end_all
 from ..training.card import write_card
 from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, read_facts, save
 from ..training.crashes import is_bad_input
-from ..training.mlflow_runs import RESULTS, MlflowCallback
 from ..training.resuming import FILE as RUN_FILE
 from ..training.resuming import RunSaves, set_monitors_aside
 from ..training.run_files import write_values
 from ..training.setup import Setup
-from ..training.tracking import Keep, all_of, artifact_name, define_metrics, keeper
+from ..training.tracking import Keep, artifact_name, define_metrics, keeper
 
 FINAL_EPISODES = 20
 #: Rules of ``--health``.
@@ -56,7 +55,6 @@ class Experiment(Setup):
     wall_time = 0.0
     gradient_steps: int | None = None  #: of this run; a model that goes on training has taken others before
     health: HealthCallback | None = None
-    mlflow: MlflowCallback | None = None
     run_saves: RunSaves | None = None
     _came_to_its_end = False
     _alone: contextlib.ExitStack | None = None  #: while the run goes on, no other process has its folder
@@ -93,8 +91,6 @@ class Experiment(Setup):
         for folder in reversed(self._above):
             with contextlib.suppress(OSError):  # another run has moved in
                 folder.rmdir()
-        if self.mlflow is not None:
-            self.mlflow.finish(failed=True)
 
     def create_log_folder(self) -> None:
         """A run folder that no other training has, also if one starts at the same moment; that of the run that goes on."""
@@ -116,12 +112,6 @@ class Experiment(Setup):
     def create_callbacks(self) -> None:
         """As rl_zoo3's, with whole checkpoints; frequencies are in steps of all envs together."""
         folder, settings = Path(self.save_path), self.settings
-        if getattr(self.args, "mlflow", None):
-            name, about = f"{self.algo}-{folder.name}", {"algo": self.algo, "seed": self.seed, **settings}
-            home, before = Path(self.log_folder, "mlflow"), getattr(self.args, "mlflow_run", None)
-            self.mlflow = MlflowCallback(self.args.mlflow, name, about, home, before)
-            self.args.mlflow_run = self.mlflow.run_id  # in args.yml, for --resume
-            self.callbacks.append(self.mlflow)
         if self.show_progress:
             self.callbacks.append(ProgressBarCallback())
         if self.save_freq > 0:
@@ -155,13 +145,12 @@ class Experiment(Setup):
             self.callbacks.append(self.run_saves)
 
     def _keeper(self, alias: str) -> Keep | None:
-        """What makes an artifact of a model; None without ``--track`` and ``--mlflow``."""
-        keepers = [] if self.mlflow is None else [self.mlflow.keeper(alias)]
-        if getattr(self.args, "track", False):
-            import wandb  # an extra
+        """Function that makes an artifact of a model; None without ``--track``."""
+        if not getattr(self.args, "track", False):
+            return None
+        import wandb  # an extra
 
-            keepers.append(keeper(wandb.run, artifact_name(self.algo, self.env_name, f"seed-{self.seed}"), alias))
-        return all_of(keepers)
+        return keeper(wandb.run, artifact_name(self.algo, self.env_name, f"seed-{self.seed}"), alias)
 
     @property
     def tensorboard_name(self) -> str:
@@ -202,8 +191,6 @@ class Experiment(Setup):
                 print(f"{ended} cannot be saved: {error.strerror}")
             if saves is not None:
                 saves.stopped()
-            if self.mlflow is not None:
-                self.mlflow.finish(failed=True)
             raise
         finally:
             close(model.env)
@@ -327,8 +314,6 @@ class Experiment(Setup):
             print(f"Learning curve: {picture}")
         print(f"Metrics:        {folder / 'metrics.json'}")
         print(f"Model card:     {write_card(folder)}")
-        if self.mlflow is not None:
-            self.mlflow.finish([self.model_path, *(folder / name for name in RESULTS)])
 
 
 def sync(model: BaseAlgorithm, env: VecEnv) -> None:

@@ -28,7 +28,6 @@ def check_learners(given: Any) -> None:
         raise BadInput(f"--algo {given.algo} has one learner, but torchrun has started {n}: start it with python -m.")
     if rank > 0:
         given.track = given.progress = False
-        given.mlflow = None
     if given.seed < 0:
         ranks.join(given.device)
         given.seed = ranks.gathered(int(np.random.randint(2**31)))[0]

@@ -90,16 +90,6 @@ def artifact_name(*parts: object) -> str:
     return "-".join(re.sub(r"[^A-Za-z0-9._-]+", "-", str(part)) for part in parts)
 
 
-def all_of(keepers: list[Keep]) -> Keep | None:
-    """Several as one; None where there are none."""
-
-    def keep(path: Path, known: dict[str, Any]) -> None:
-        for one in keepers:
-            one(path, known)
-
-    return keep if keepers else None
-
-
 def keeper(run: Any, name: str, alias: str) -> Keep:
     """What logs a model file as a version of an artifact, with what is known of it as metadata.
 

@@ -103,7 +103,7 @@ FORMS = f"give a journal file that ends in .log, the URL of a database such as s
 
 
 def open_storage(storage: str) -> BaseStorage:
-    """A journal file, any database that SQLAlchemy has a driver for, or one behind ``zoo.storage_proxy``.
+    """A journal file, any database that SQLAlchemy has a driver for, or one behind ``optuna.storages.run_grpc_proxy_server``.
 
     :param storage: path that ends in ``.log``, or a URL such as ``sqlite:///study.db`` or ``grpc://host:13000``
     :raises BadInput: if it cannot be opened
@@ -130,7 +130,7 @@ def _open_proxy(address: str) -> BaseStorage:
 
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
-        raise ValueError(f"write {PROXY}HOST:PORT, as zoo.storage_proxy prints it")
+        raise ValueError(f"write {PROXY}HOST:PORT, where optuna.storages.run_grpc_proxy_server listens")
     _wait_for(host, int(port))  # Optuna itself would wait for ever
     return GrpcStorageProxy(host=host, port=int(port))
 

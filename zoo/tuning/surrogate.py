@@ -1,25 +1,25 @@
-"""What a study says of settings that it has not tried: a Gaussian process over its completed trials.
+"""Gaussian process over the completed trials of a study: predictions for settings that it has not tried.
 
-Matern 5/2 with a length scale per parameter, fitted by its marginal likelihood (Rasmussen and Williams, Gaussian Processes
-for Machine Learning, 2006, chapters 2 and 5) under a weak prior, as trials are few. A trial is a mean over seeds: its noise is
-known.
+Matern 5/2 with a length scale per parameter, by scikit-learn. A trial is a mean over seeds, whose noise is known.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from scipy import linalg, optimize
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from ..comparing.statistics import Array
 
 #: Share of a numeric parameter's range by which a neighbour differs.
 STEP = 0.1
-#: Median and spread of the prior of log length scales, in ranges.
-PRIOR = (np.log(0.5), 1.0)
+#: Added to the variance of every trial, so that equal settings leave the matrix invertible.
 _JITTER = 1e-6
 
 
@@ -38,8 +38,6 @@ class Encoding:
 
     def __init__(self, space: Mapping[str, BaseDistribution]) -> None:
         self.space = dict(space)
-        widths = [1 if is_ordered(among) else len(self._choices(among)) for among in self.space.values()]
-        self.owner = np.repeat(np.arange(len(widths)), widths)  #: ``[D]`` number of the parameter of each column
 
     @staticmethod
     def _choices(among: BaseDistribution) -> list[Any]:
@@ -95,7 +93,7 @@ class Encoding:
 
 
 class Surrogate:
-    """The fitted process.
+    """Fitted Gaussian process.
 
     :param encoding: of the parameters
     :param params: ``[n]`` settings of the trials
@@ -105,30 +103,16 @@ class Surrogate:
 
     def __init__(self, encoding: Encoding, params: Sequence[Mapping[str, Any]], values: Array, noise: Array) -> None:
         self.encoding, self.x = encoding, np.array([encoding(p) for p in params])
-        self.mean, self.scale = float(np.mean(values)), float(np.std(values)) or 1.0
-        self.y, self.noise = (np.asarray(values) - self.mean) / self.scale, np.asarray(noise) / self.scale**2
-        n = len(encoding.space)
-        starts = [np.array([*([np.log(scale)] * n), 0.0, np.log(0.1)]) for scale in (0.2, 0.5, 2.0)]
-        bounds = [*([(np.log(0.05), np.log(20.0))] * n), (np.log(0.05), np.log(20.0)), (np.log(1e-3), np.log(2.0))]
-        fits = [optimize.minimize(self._loss, start, method="L-BFGS-B", bounds=bounds) for start in starts]
-        self.parameters = min(fits, key=lambda fit: fit.fun).x
-        self._factor, self._weights = self._solve(self.parameters)
-
-    def _kernel(self, a: Array, b: Array, parameters: Array) -> Array:
-        lengths = np.exp(parameters[:-2])[self.encoding.owner]
-        distance = np.sqrt(5.0 * (((a[:, None] - b[None]) / lengths) ** 2).sum(axis=2))
-        return np.asarray(np.exp(parameters[-2]) * (1.0 + distance + distance**2 / 3.0) * np.exp(-distance))
-
-    def _solve(self, parameters: Array) -> tuple[Array, Array]:
-        noise = self.noise + np.exp(2.0 * parameters[-1]) + _JITTER
-        factor = linalg.cholesky(self._kernel(self.x, self.x, parameters) + np.diag(noise), lower=True)
-        return factor, linalg.cho_solve((factor, True), self.y)
-
-    def _loss(self, parameters: Array) -> float:
-        factor, weights = self._solve(parameters)
-        likelihood = 0.5 * self.y @ weights + np.log(np.diag(factor)).sum()
-        middle, spread = PRIOR
-        return float(likelihood + 0.5 * (((parameters[:-2] - middle) / spread) ** 2).sum() + 0.5 * parameters[-2] ** 2)
+        self.mean = float(np.mean(values))
+        self.scale = float(np.std(values)) or 1.0
+        lengths = np.full(self.x.shape[1], 0.5)
+        kernel = ConstantKernel(1.0, (0.05, 20.0)) * Matern(lengths, (0.05, 20.0), nu=2.5) + WhiteKernel(0.01, (1e-6, 4.0))
+        self.process = GaussianProcessRegressor(
+            kernel, alpha=np.asarray(noise) / self.scale**2 + _JITTER, n_restarts_optimizer=4, random_state=0
+        )
+        with warnings.catch_warnings():  # a parameter that does nothing has the longest length scale there is
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            self.process.fit(self.x, (np.asarray(values) - self.mean) / self.scale)
 
     def predict(self, params: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
         """Expected value of settings over seeds, and how uncertain that is.
@@ -136,7 +120,6 @@ class Surrogate:
         :return: ``[m]`` means and standard deviations
         """
         points = np.array([self.encoding(p) for p in params])
-        across = self._kernel(points, self.x, self.parameters)
-        within = linalg.solve_triangular(self._factor, across.T, lower=True)
-        variance = np.exp(self.parameters[-2]) - (within**2).sum(axis=0)
-        return self.mean + self.scale * (across @ self._weights), self.scale * np.sqrt(np.maximum(variance, 0.0))
+        mean, deviation = self.process.predict(points, return_std=True)
+        noise = self.process.kernel_.k2.noise_level  # of one more trial, not of the expected value
+        return self.mean + self.scale * mean, self.scale * np.sqrt(np.maximum(deviation**2 - noise, 0.0))

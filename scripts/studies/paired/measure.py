@@ -22,7 +22,7 @@ LEAD_AT = 0.6
 
 def rules() -> None:
     """Mean returns of the known rules."""
-    from sb_grpo.envs.input_driven.references import REFERENCES, evaluate_reference
+    from sb_grpo.tasks.input_driven.references import REFERENCES, evaluate_reference
 
     found = {env: {name: evaluate_reference(env, name, range(10**6, 10**6 + 1000)).mean for name in REFERENCES[env]}
              for env in REFERENCES}  # fmt: skip

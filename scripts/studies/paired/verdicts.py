@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from sb_grpo.envs.third_party import INVENTORY, MOTORS
+from sb_grpo.tasks.third_party import INVENTORY, MOTORS
 from scripts.studies.paired.default import CONSTRUCTOR, ENTRY, Default
 from scripts.studies.paired.study import CONTROL, PAIRED, SEARCHED, TUNED, Row, Study, gap_closed, geometric_mean, improvement
 

@@ -5,7 +5,7 @@ Importing this registers them with Gymnasium. ``TENSOR_VERSIONS`` are known to `
 
 import gymnasium as gym
 
-_HERE = "sb_grpo.envs.memory"
+_HERE = "sb_grpo.tasks.memory"
 
 #: Entry points of host and tensor version, steps of an episode, arguments.
 _TASKS: dict[str, tuple[str, str, int, dict[str, int]]] = {

@@ -178,7 +178,7 @@ def register_suites() -> None:
         if env_id not in gym.registry:
             gym.register(
                 env_id,
-                entry_point="sb_grpo.envs.tasks:MultiTaskEnv",
+                entry_point="sb_grpo.tasks.multi_task:MultiTaskEnv",
                 max_episode_steps=max(task.max_steps for task in suite.tasks),
                 kwargs={"env_id": env_id},
             )

@@ -12,12 +12,12 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from sb_grpo.envs.input_driven import INPUT_DRIVEN, TENSOR_VERSIONS
-from sb_grpo.envs.input_driven.battery import LEVEL
-from sb_grpo.envs.input_driven.battery_optimum import optimal
-from sb_grpo.envs.input_driven.inventory import LARGEST, LEAD_TIME
-from sb_grpo.envs.input_driven.load_balancing import N_SERVERS
 from sb_grpo.envs.native import make_tensor_env
+from sb_grpo.tasks.input_driven import INPUT_DRIVEN, TENSOR_VERSIONS
+from sb_grpo.tasks.input_driven.battery import LEVEL
+from sb_grpo.tasks.input_driven.battery_optimum import optimal
+from sb_grpo.tasks.input_driven.inventory import LARGEST, LEAD_TIME
+from sb_grpo.tasks.input_driven.load_balancing import N_SERVERS
 
 #: Actions ``[n, ...]`` for observations ``[n, ...]``.
 Policy = Callable[[np.ndarray], np.ndarray]

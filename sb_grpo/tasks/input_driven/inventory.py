@@ -13,8 +13,8 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from sb_grpo.envs.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 from sb_grpo.envs.luck import geometric
+from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 
 LEAD_TIME, SEASON = 3, 20  #: days
 MEAN, SWING = 10.0, 0.5  #: demand per day and its relative amplitude over the season

@@ -13,8 +13,8 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from sb_grpo.envs.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 from sb_grpo.envs.luck import exponential, normal
+from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 
 RATE, EFFICIENCY = 0.25, 0.92  #: of the capacity per hour; of each way, in and out
 LEVEL = 50.0  #: mean price

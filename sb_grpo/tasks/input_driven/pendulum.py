@@ -13,9 +13,9 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
-from sb_grpo.envs.input_driven.base import TensorInputDrivenEnv
 from sb_grpo.envs.luck import EpisodeLuck, normal
 from sb_grpo.envs.native import seen_of_pole, swing
+from sb_grpo.tasks.input_driven.base import TensorInputDrivenEnv
 
 PERSISTENCE, INNOVATION = 0.9, 0.3  #: of the torque, per step: its deviation in the long run is 0.69; the motor has 2
 KICK = 3.0 * 0.05  #: speed that a torque of 1 adds in a step

@@ -14,8 +14,8 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from sb_grpo.envs.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 from sb_grpo.envs.luck import exponential, pareto
+from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 
 LINES = (6.0, 3.0, 4.0, 2.0)  #: work a line does in a step, in the mean; exponential
 STATIONS = (9.0, 6.0)  #: the same for the stations behind lines 0 and 1, 2 and 3

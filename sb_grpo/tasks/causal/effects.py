@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from sb_grpo.envs.causal.regression import Regressions
-from sb_grpo.envs.causal.scm import FEATURES, N_FEATURES
+from sb_grpo.tasks.causal.regression import Regressions
+from sb_grpo.tasks.causal.scm import FEATURES, N_FEATURES
 
 
 class Effects:

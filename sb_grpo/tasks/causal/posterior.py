@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sb_grpo.envs.causal.regression import Regressions
+from sb_grpo.tasks.causal.regression import Regressions
 
 
 class Level(NamedTuple):

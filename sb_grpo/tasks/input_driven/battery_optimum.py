@@ -6,7 +6,7 @@ from functools import cache
 
 import numpy as np
 
-from sb_grpo.envs.input_driven.battery import (
+from sb_grpo.tasks.input_driven.battery import (
     EFFICIENCY,
     INNOVATION,
     LEVEL,

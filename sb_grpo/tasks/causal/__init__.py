@@ -9,7 +9,7 @@ ENV_ID = "CausalIntervention-v0"
 
 
 def make_causal_env(**kwargs: object) -> gym.Env:
-    """``CausalIntervention-v0``; arguments as in ``sb_grpo.envs.causal.env.CausalInterventionEnv``.
+    """``CausalIntervention-v0``; arguments as in ``sb_grpo.tasks.causal.env.CausalInterventionEnv``.
 
     :raises ImportError: without networkx, naming the extra to install
     """
@@ -17,10 +17,10 @@ def make_causal_env(**kwargs: object) -> gym.Env:
         import networkx  # noqa: F401
     except ImportError as error:
         raise ImportError(f"{ENV_ID} needs networkx: pip install -e '.[causal]'") from error
-    from sb_grpo.envs.causal.env import CausalInterventionEnv
+    from sb_grpo.tasks.causal.env import CausalInterventionEnv
 
     return CausalInterventionEnv(**kwargs)  # type: ignore[arg-type]
 
 
 if ENV_ID not in gym.registry:
-    gym.register(ENV_ID, entry_point="sb_grpo.envs.causal:make_causal_env")
+    gym.register(ENV_ID, entry_point="sb_grpo.tasks.causal:make_causal_env")

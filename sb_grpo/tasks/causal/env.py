@@ -10,12 +10,12 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from sb_grpo.envs.causal.actions import make_actions
-from sb_grpo.envs.causal.effects import Effects
-from sb_grpo.envs.causal.graphs import STRUCTURES, TARGET, check_graph, check_structures, draw_graph
-from sb_grpo.envs.causal.posterior import EdgePosterior
-from sb_grpo.envs.causal.rewards import Potentials, check_weights
-from sb_grpo.envs.causal.scm import FEATURES, N_FEATURES, draw_model
+from sb_grpo.tasks.causal.actions import make_actions
+from sb_grpo.tasks.causal.effects import Effects
+from sb_grpo.tasks.causal.graphs import STRUCTURES, TARGET, check_graph, check_structures, draw_graph
+from sb_grpo.tasks.causal.posterior import EdgePosterior
+from sb_grpo.tasks.causal.rewards import Potentials, check_weights
+from sb_grpo.tasks.causal.scm import FEATURES, N_FEATURES, draw_model
 
 MAX_VARIABLES = 10
 #: Values and noise up to here leave float64 room for products along ten variables.
@@ -34,7 +34,7 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
     each step draws the same amount whatever the action. Members of a group share all of it.
 
     The observation, ``[D (D + 2) + 2 (D - 1) B + 1]`` float32 in [-10, 10] for at most D variables and B values, is cut up by
-    :meth:`parts`. The reward is the weighted sum of the increments of four potentials (``sb_grpo.envs.causal.rewards``), each
+    :meth:`parts`. The reward is the weighted sum of the increments of four potentials (``sb_grpo.tasks.causal.rewards``), each
     in [0, 1]. ``info`` has unweighted components in ``"rewards"``, potentials in ``"potentials"``, ``"intervention"``
     (variable or None, value), ``"recommendation"`` (the same; what the data so far say is best) and ``"target"``, the mean of
     the target in this step.
@@ -52,7 +52,7 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
     :param n_values: values to choose among, evenly spaced; at least 2
     :param noise: largest standard deviation of a variable's own noise
     :param max_parents: most parents of a variable, in the graphs and in the posterior
-    :param actions: ``"discrete"``, ``"multi_discrete"`` or ``"box"`` (``sb_grpo.envs.causal.actions``)
+    :param actions: ``"discrete"``, ``"multi_discrete"`` or ``"box"`` (``sb_grpo.tasks.causal.actions``)
     :param reward_weights: components and weights that differ from ``{"optimization": 1.0, "structure": 0.5, "parent": 0.3,
         "exploration": 0.1}``
     :raises ValueError: for arguments out of range

@@ -125,5 +125,5 @@ def register_third_party() -> None:
 
 def _register(task: str, maker: str, max_episode_steps: int) -> None:
     if task not in gym.registry:
-        entry_point = f"sb_grpo.envs.third_party:{maker}"
+        entry_point = f"sb_grpo.tasks.third_party:{maker}"
         gym.register(task, entry_point=entry_point, max_episode_steps=max_episode_steps, kwargs={"task": task})

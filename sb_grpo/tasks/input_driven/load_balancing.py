@@ -13,8 +13,8 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from sb_grpo.envs.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 from sb_grpo.envs.luck import exponential, pareto
+from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 
 N_SERVERS = 10
 RATES = np.linspace(0.15, 1.05, N_SERVERS).tolist()  #: work done per unit of time

@@ -5,7 +5,7 @@ Importing this registers them with Gymnasium. ``TENSOR_VERSIONS`` are known to `
 
 import gymnasium as gym
 
-_HERE = "sb_grpo.envs.input_driven"
+_HERE = "sb_grpo.tasks.input_driven"
 
 #: Entry points of host and tensor version, and steps of an episode. As strings: an env is imported when it is made.
 _TASKS = {

@@ -10,7 +10,7 @@ import torch as th
 
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.random import uniform
-from sb_grpo.envs.tasks import SUITES, as_rewarded, find_task
+from sb_grpo.tasks.multi_task import SUITES, as_rewarded, find_task
 
 
 class _Tasks(FunctionalTensorEnv):

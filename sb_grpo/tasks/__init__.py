@@ -1,0 +1,22 @@
+"""Tasks to train on: causal, input-driven, of memory, multi-task, by others. Nothing of the algorithm imports them.
+
+Importing this registers their ids with Gymnasium, and their tensor versions with :func:`sb_grpo.envs.make_tensor_env`. Entry
+points are text: a task is imported when it is made.
+"""
+
+import gymnasium as gym
+
+from sb_grpo.envs.native import TENSOR_VERSIONS
+from sb_grpo.tasks import causal, input_driven, memory  # noqa: F401  # they register their ids
+from sb_grpo.tasks.multi_task import register_suites
+from sb_grpo.tasks.third_party import register_third_party
+
+register_suites()
+register_third_party()
+if "MountainCarGoal-v0" not in gym.registry:
+    gym.register("MountainCarGoal-v0", entry_point="sb_grpo.tasks.goal_car:GoalCar", max_episode_steps=200)
+
+TENSOR_VERSIONS.update(input_driven.TENSOR_VERSIONS)
+TENSOR_VERSIONS.update(memory.TENSOR_VERSIONS)
+TENSOR_VERSIONS["CartPoleTasks-v0"] = "sb_grpo.tasks.multi_task_tensor:CartPoleTasks"
+TENSOR_VERSIONS["PendulumTasks-v0"] = "sb_grpo.tasks.multi_task_tensor:PendulumTasks"
