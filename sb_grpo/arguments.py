@@ -7,6 +7,8 @@ import os
 import warnings
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, ParamSpec, TypeVar
 
 import gymnasium as gym
@@ -18,6 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
+from sb_grpo.collect.rollouts import buffer_class
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.given import Arguments
 from sb_grpo.group_arguments import check_comparable, check_groups
@@ -25,10 +28,12 @@ from sb_grpo.learn.losses import Clipped
 from sb_grpo.moved import check_names
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.policies.heads import make_discrete_head
-from sb_grpo.policy_arguments import warn_of_overrides
+from sb_grpo.policy_arguments import check_constructor_keys, warn_of_overrides
 from sb_grpo.ranges import RANGES, check_settings, check_single
 from sb_grpo.rules import at_progress, check_values, from_config, meant, plain, shown, steps_per_env
 
+#: Arguments of a rollout buffer that the model hands over itself.
+OF_THE_BUFFER = ("buffer_size", "observation_space", "action_space", "device", "n_envs")
 P = ParamSpec("P")
 R = TypeVar("R")
 #: As they are when the model has been set up, which is another form than the one they were given in.
@@ -52,9 +57,9 @@ def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
             return init(*args, **kwargs)  # Python's own words have the constructor's name in them
-        given = from_config(bound.arguments)
+        given = {name: plain(value) for name, value in from_config(bound.arguments).items()}
         bound.arguments.update(given)
-        check_single({name: plain(value) for name, value in given.items()})
+        check_single(given)
         check_env_id(given.get("env"))
         return init(*bound.args, **bound.kwargs)
 
@@ -266,16 +271,36 @@ def _check_sizes(given: Arguments) -> None:
 
 
 def _check_buffer(given: Arguments) -> None:
-    buffer_class: Any = given.rollout_buffer_class
-    if buffer_class is None or given.env is None:
+    if given.env is None:
         return
     on_device = isinstance(given.env, TensorVecEnv)
-    if not issubclass(buffer_class, GroupRolloutBuffer) or issubclass(buffer_class, TensorRolloutBuffer) != on_device:
+    kind: Any = given.rollout_buffer_class or buffer_class(given.env)
+    if not issubclass(kind, GroupRolloutBuffer) or issubclass(kind, TensorRolloutBuffer) != on_device:
         needed = "TensorRolloutBuffer" if on_device else "GroupRolloutBuffer (not of TensorRolloutBuffer)"
         raise ValueError(
-            f"rollout_buffer_class={buffer_class.__name__} does not go with a {type(given.env).__name__}: it must be a "
+            f"rollout_buffer_class={kind.__name__} does not go with a {type(given.env).__name__}: it must be a "
             f"subclass of {needed}, or left out."
         )
+    check_constructor_keys("rollout_buffer_kwargs", kind, given.rollout_buffer_kwargs or {}, OF_THE_BUFFER)
+
+
+def check_log_folder(folder: Any) -> None:
+    """Make the folder for TensorBoard, before anything is trained for it.
+
+    :param folder: a path; None: nothing is logged
+    :raises ValueError: if it cannot be made, or written to
+    """
+    if folder is None:
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder or None):
+            return
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"tensorboard_log={shown(folder)} cannot be made or written to ({getattr(error, 'strerror', error)}): pass the "
+            "path of a folder that can, or None."
+        ) from error
 
 
 def _check_without_effect(given: Arguments) -> None:

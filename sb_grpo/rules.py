@@ -203,7 +203,7 @@ def at_progress(label: str, rule: Rule, schedule: Any, progress: float) -> Any:
         value = plain(schedule(progress))
     except Exception as error:
         raise ValueError(f"{label}={shown(schedule)} failed at progress {progress:g} ({error!r}): it {rule.text}.") from error
-    if not rule.fine(value):
+    if value is None or not rule.fine(value):
         raise ValueError(f"{label}={shown(schedule)} returned {shown(value)} at progress {progress:g}: it {rule.text}.")
     return value
 
