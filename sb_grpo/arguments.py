@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -28,10 +29,15 @@ from sb_grpo.learn.losses import Clipped
 from sb_grpo.moved import check_names
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.policies.heads import make_discrete_head
-from sb_grpo.policy_arguments import check_constructor_keys, warn_of_overrides
-from sb_grpo.ranges import RANGES, check_settings, check_single
-from sb_grpo.rules import at_progress, check_values, from_config, meant, plain, shown, steps_per_env
+from sb_grpo.policy_arguments import FROM_THE_MODEL, check_constructor_keys, warn_of_overrides
+from sb_grpo.ranges import NESTED, RANGES, check_settings, check_single
+from sb_grpo.rules import at_progress, check_values, constructor_of, from_config, meant, plain, shown, steps_per_env
 
+#: Signs in the ids of envs that come with an extra: its name, and the package that registers them.
+EXTRAS = {
+    "ALE/": ("atari", "ale_py"), "NoFrameskip-v": ("atari", "ale_py"), "MiniGrid-": ("minigrid", "minigrid"),
+    "BabyAI-": ("minigrid", "minigrid"),
+}  # fmt: skip
 #: Arguments of a rollout buffer that the model hands over itself.
 OF_THE_BUFFER = ("buffer_size", "observation_space", "action_space", "device", "n_envs")
 P = ParamSpec("P")
@@ -50,9 +56,10 @@ def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         unknown = {name: value for name, value in kwargs.items() if name not in known}
         check_names(unknown)
+        check_places(unknown)
         if unknown:
             name = next(iter(unknown))
-            raise TypeError(f"GRPO got an unexpected keyword argument {name!r}{meant(name, known)}")
+            raise TypeError(f"GRPO got an unexpected keyword argument {name!r}{meant(name, [*known, *PLACES])}")
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
@@ -66,6 +73,39 @@ def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
+def _keys_by_dict() -> dict[str, list[str]]:
+    """Keys of the dicts among the arguments, by dict; a dict within a dict is ``"multitask: weights_kwargs"``."""
+    keys = {where: list(rules) for where, rules in RANGES.items() if where.partition(":")[0] in NESTED}
+    keys["loss_kwargs"] += [field.name for field in fields(Clipped)]
+    keys["policy_kwargs"] += [name for name in constructor_of(ActorPolicy) if name not in FROM_THE_MODEL]
+    return keys
+
+
+#: Dicts that a name is a key of.
+PLACES = {
+    name: [where for where, names in _keys_by_dict().items() if name in names]
+    for name in dict.fromkeys(name for names in _keys_by_dict().values() for name in names)
+}
+
+
+def check_places(unknown: Mapping[str, Any]) -> None:
+    """Check that no key of a dict among the arguments stands beside it.
+
+    :param unknown: names that are no arguments, and their values
+    :raises TypeError: as for every unknown argument, with the dict that the name belongs to
+    """
+    for name, value in unknown.items():
+        if name in PLACES:
+            ways = " or ".join(_within(where, f"{name}={shown(value)}") for where in PLACES[name])
+            raise TypeError(f"GRPO got an unexpected keyword argument {name!r}, which is a key of a dict: pass {ways}.")
+
+
+def _within(where: str, text: str) -> str:
+    for part in reversed(where.split(": ")):
+        text = f"{part}=dict({text})"
+    return text
+
+
 def check_env_id(env: Any) -> None:
     """Check that a name is that of a registered env.
 
@@ -77,10 +117,11 @@ def check_env_id(env: Any) -> None:
     try:
         gym.spec(env)
     except (gym.error.Error, ImportError) as error:
-        raise ValueError(
-            f"env={shown(env)} is no registered environment ({error}): import the package that registers it, or write "
-            "'package:Name-v0'."
-        ) from error
+        remedy = "import the package that registers it, or write 'package:Name-v0'"
+        for sign, (extra, package) in EXTRAS.items():
+            if sign in env:
+                remedy = f'install the extra that brings it, pip install -e ".[{extra}]", and import {package}'
+        raise ValueError(f"env={shown(env)} is no registered environment ({error}): {remedy}.") from error
 
 
 def check_env(env: Any) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
+import re
 import time
 import traceback
 import warnings
@@ -261,12 +262,65 @@ def test_a_rollout_that_no_memory_holds_is_refused():
 def test_unknown_names_and_unknown_envs():
     with pytest.raises(TypeError, match="unexpected keyword argument 'entropy'"):
         GRPO("MlpPolicy", Tiny(), entropy=0.1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'pairde'; did you mean 'paired'"):
+        GRPO("MlpPolicy", Tiny(), pairde=True)
     for name in ("vf_coef", "clip_range_vf"):
         assert verdict({name: 0.5}, (name,)) == "unknown"
     with pytest.raises(ValueError, match="env='NoSuchEnv-v0' is no registered environment"):
         GRPO("MlpPolicy", "NoSuchEnv-v0")
     with pytest.raises(ValueError, match=r"policy='Mlp' is unknown; use one of .'MlpPolicy'"):
         GRPO("Mlp", Tiny())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "ways"),
+    [
+        ("paired", True, ["advantage_kwargs=dict(paired=True)"]),
+        ("n_features", 64, ["advantage_kwargs=dict(n_features=64)"]),
+        ("ref_policy", None, ["loss_kwargs=dict(ref_policy=None)"]),
+        ("bonus", None, ["rewards=dict(bonus=None)"]),
+        ("surgery", True, ["multitask=dict(surgery=True)"]),
+        ("n_quantiles", 4, ["multitask=dict(grouping_kwargs=dict(n_quantiles=4))"]),
+        ("temperature", 0.5, ["multitask=dict(weights_kwargs=dict(temperature=0.5))"]),
+        ("sequence_length", 8, ["update_kwargs=dict(sequence_length=8)"]),
+        ("net_arch", [64], ["policy_kwargs=dict(net_arch=[64])"]),
+        ("memory", "gru", ["advantage_kwargs=dict(memory='gru')", "policy_kwargs=dict(memory='gru')"]),
+    ],
+)
+def test_a_key_beside_its_dict_is_answered_with_the_dict(name, value, ways, tmp_path):
+    says = f"unexpected keyword argument '{name}', which is a key of a dict: pass {' or '.join(ways)}."
+    with pytest.raises(TypeError, match=re.escape(says)):
+        GRPO("MlpPolicy", Tiny(), **{name: value})
+    with pytest.raises(TypeError, match=re.escape(says)):
+        GRPO.load(tmp_path / "model", **{name: value})
+
+
+def test_every_key_of_every_dict_is_answered():
+    for where, key in KEYS:
+        outer = where.partition(":")[0]
+        if key not in inspect.signature(GRPO.__init__).parameters:
+            with pytest.raises((TypeError, ValueError), match=rf"{outer}=dict\("):
+                GRPO("MlpPolicy", Tiny(), **{key: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "start"),
+    [("learning_rate", "lin_1e-3", "1e-3"), ("clip_range", "lin_0.2", "0.2"), ("learning_rate", "x", "3e-4")],
+)
+def test_a_schedule_in_words_is_answered_with_sb3s(name, value, start):
+    says = rf"{name}='{value}' must be .* A string is for the YAML files .* LinearSchedule\({start}, 0.0, 1.0\)"
+    with pytest.raises(ValueError, match=says):
+        GRPO("MlpPolicy", Tiny(), **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("env_id", "extra"), [("ALE/Pong-v5", "atari"), ("PongNoFrameskip-v4", "atari"), ("MiniGrid-Empty-5x5-v0", "minigrid")]
+)
+def test_the_extra_that_brings_an_env_is_named(env_id, extra, monkeypatch):
+    for known in [known for known in gym.registry if known.startswith(("ALE/", "MiniGrid-")) or "NoFrameskip" in known]:
+        monkeypatch.delitem(gym.registry, known)
+    with pytest.raises(ValueError, match=rf'env=.{env_id}. is no registered .* pip install -e "\.\[{extra}\]", and import'):
+        GRPO("MlpPolicy", env_id)
 
 
 def test_every_argument_has_a_rule_and_one_table_serves_all():
