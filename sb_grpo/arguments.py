@@ -6,7 +6,10 @@ import inspect
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from functools import wraps
+from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, ParamSpec, TypeVar
 
 import gymnasium as gym
@@ -19,17 +22,25 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo import ranks
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
+from sb_grpo.collect.rollouts import buffer_class
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.given import Arguments
 from sb_grpo.group_arguments import check_comparable, check_groups
 from sb_grpo.learn.losses import Clipped
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.policies.heads import make_discrete_head
-from sb_grpo.policy_arguments import warn_of_overrides
-from sb_grpo.ranges import RANGES, check_settings, check_single
-from sb_grpo.rules import at_progress, check_values, from_config, meant, plain, shown, steps_per_env
+from sb_grpo.policy_arguments import FROM_THE_MODEL, check_constructor_keys, warn_of_overrides
+from sb_grpo.ranges import NESTED, RANGES, check_settings, check_single
+from sb_grpo.rules import at_progress, check_values, constructor_of, from_config, meant, plain, shown, steps_per_env
 from sb_grpo.types import Rollout
 
+#: Signs in the ids of envs that come with an extra: its name, and the package that registers them.
+EXTRAS = {
+    "ALE/": ("atari", "ale_py"), "NoFrameskip-v": ("atari", "ale_py"), "MiniGrid-": ("minigrid", "minigrid"),
+    "BabyAI-": ("minigrid", "minigrid"),
+}  # fmt: skip
+#: Arguments of a rollout buffer that the model hands over itself.
+OF_THE_BUFFER = ("buffer_size", "observation_space", "action_space", "device", "n_envs")
 P = ParamSpec("P")
 R = TypeVar("R")
 #: As they are when the model has been set up, which is another form than the one they were given in.
@@ -70,20 +81,54 @@ def checking_arguments(init: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         unknown = {name: value for name, value in kwargs.items() if name not in known}
         check_names(unknown)
+        check_places(unknown)
         if unknown:
             name = next(iter(unknown))
-            raise TypeError(f"GRPO got an unexpected keyword argument {name!r}{meant(name, known)}")
+            raise TypeError(f"GRPO got an unexpected keyword argument {name!r}{meant(name, [*known, *PLACES])}")
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
             return init(*args, **kwargs)  # Python's own words have the constructor's name in them
-        given = from_config(bound.arguments)
+        given = {name: plain(value) for name, value in from_config(bound.arguments).items()}
         bound.arguments.update(given)
-        check_single({name: plain(value) for name, value in given.items()})
+        check_single(given)
         check_env_id(given.get("env"))
         return init(*bound.args, **bound.kwargs)
 
     return checked
+
+
+def _keys_by_dict() -> dict[str, list[str]]:
+    """Keys of the dicts among the arguments, by dict; a dict within a dict is ``"multitask: weights_kwargs"``."""
+    keys = {where: list(rules) for where, rules in RANGES.items() if where.partition(":")[0] in NESTED}
+    keys["loss_kwargs"] += [field.name for field in fields(Clipped)]
+    keys["policy_kwargs"] += [name for name in constructor_of(ActorPolicy) if name not in FROM_THE_MODEL]
+    return keys
+
+
+#: Dicts that a name is a key of.
+PLACES = {
+    name: [where for where, names in _keys_by_dict().items() if name in names]
+    for name in dict.fromkeys(name for names in _keys_by_dict().values() for name in names)
+}
+
+
+def check_places(unknown: Mapping[str, Any]) -> None:
+    """Check that no key of a dict among the arguments stands beside it.
+
+    :param unknown: names that are no arguments, and their values
+    :raises TypeError: as for every unknown argument, with the dict that the name belongs to
+    """
+    for name, value in unknown.items():
+        if name in PLACES:
+            ways = " or ".join(_within(where, f"{name}={shown(value)}") for where in PLACES[name])
+            raise TypeError(f"GRPO got an unexpected keyword argument {name!r}, which is a key of a dict: pass {ways}.")
+
+
+def _within(where: str, text: str) -> str:
+    for part in reversed(where.split(": ")):
+        text = f"{part}=dict({text})"
+    return text
 
 
 def check_env_id(env: Any) -> None:
@@ -97,10 +142,11 @@ def check_env_id(env: Any) -> None:
     try:
         gym.spec(env)
     except (gym.error.Error, ImportError) as error:
-        raise ValueError(
-            f"env={shown(env)} is no registered environment ({error}): import the package that registers it, or write "
-            "'package:Name-v0'."
-        ) from error
+        remedy = "import the package that registers it, or write 'package:Name-v0'"
+        for sign, (extra, package) in EXTRAS.items():
+            if sign in env:
+                remedy = f'install the extra that brings it, pip install -e ".[{extra}]", and import {package}'
+        raise ValueError(f"env={shown(env)} is no registered environment ({error}): {remedy}.") from error
 
 
 def check_env(env: Any) -> None:
@@ -339,16 +385,36 @@ def _check_sizes(given: Arguments) -> None:
 
 
 def _check_buffer(given: Arguments) -> None:
-    buffer_class: Any = given.rollout_buffer_class
-    if buffer_class is None or given.env is None:
+    if given.env is None:
         return
     on_device = isinstance(given.env, TensorVecEnv)
-    if not issubclass(buffer_class, GroupRolloutBuffer) or issubclass(buffer_class, TensorRolloutBuffer) != on_device:
+    kind: Any = given.rollout_buffer_class or buffer_class(given.env)
+    if not issubclass(kind, GroupRolloutBuffer) or issubclass(kind, TensorRolloutBuffer) != on_device:
         needed = "TensorRolloutBuffer" if on_device else "GroupRolloutBuffer (not of TensorRolloutBuffer)"
         raise ValueError(
-            f"rollout_buffer_class={buffer_class.__name__} does not go with a {type(given.env).__name__}: it must be a "
+            f"rollout_buffer_class={kind.__name__} does not go with a {type(given.env).__name__}: it must be a "
             f"subclass of {needed}, or left out."
         )
+    check_constructor_keys("rollout_buffer_kwargs", kind, given.rollout_buffer_kwargs or {}, OF_THE_BUFFER)
+
+
+def check_log_folder(folder: Any) -> None:
+    """Make the folder for TensorBoard, before anything is trained for it.
+
+    :param folder: a path; None: nothing is logged
+    :raises ValueError: if it cannot be made, or written to
+    """
+    if folder is None:
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder or None):
+            return
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"tensorboard_log={shown(folder)} cannot be made or written to ({getattr(error, 'strerror', error)}): pass the "
+            "path of a folder that can, or None."
+        ) from error
 
 
 def _check_without_effect(given: Arguments) -> None:

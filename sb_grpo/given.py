@@ -43,6 +43,7 @@ class Arguments:
     max_grad_norm: Any
     target_kl: Any
     rollout_buffer_class: Any
+    rollout_buffer_kwargs: Any
     group_size: Any
     n_groups: Any
     advantage: Any

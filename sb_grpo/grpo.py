@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import figures as log
 from sb_grpo import ranks
-from sb_grpo.arguments import checking_arguments
+from sb_grpo.arguments import check_log_folder, checking_arguments
 from sb_grpo.collect.acting import log_probs_of_actor
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import Source, collecting
@@ -162,6 +162,8 @@ class GRPO(ResumableAlgorithm):
         if _init_setup_model:
             self._setup_model()
             self.check_rollout_size()
+        if ranks.place().rank == 0:  # which alone writes
+            check_log_folder(tensorboard_log)
 
     # ---------------------------------------------------------------- collect
 

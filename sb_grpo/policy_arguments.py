@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from sb_grpo.rules import check_choice, check_keys
+from sb_grpo.rules import FLAG, Rule, check_choice, check_keys, check_values, is_number, number, plain
 
 #: Settings that only a policy with a memory looks at.
 OF_MEMORY = ("memory_size", "n_layers", "memory_span")
@@ -74,7 +75,7 @@ def check_policy_kwargs(policy_class: Any, policy_kwargs: Mapping[str, Any]) -> 
 
     :raises ValueError: for the first name that is unknown, or set elsewhere, with the nearest one or the place
     """
-    _check_names("policy_kwargs", policy_class, policy_kwargs, FROM_THE_MODEL)
+    check_constructor_keys("policy_kwargs", policy_class, policy_kwargs, FROM_THE_MODEL)
     parts = inspect.signature(policy_class.__init__).parameters
     for part, from_the_policy in (("features_extractor", ["observation_space"]), ("optimizer", ["params", "lr"])):
         kind = policy_kwargs.get(f"{part}_class") or getattr(parts.get(f"{part}_class"), "default", None)
@@ -84,14 +85,41 @@ def check_policy_kwargs(policy_class: Any, policy_kwargs: Mapping[str, Any]) -> 
                 f"policy_kwargs: optimizer_kwargs has lr={kwargs['lr']!r}, which is the model's learning_rate: pass it there."
             )
         if isinstance(kind, type):
-            _check_names(f"policy_kwargs: {part}_kwargs", kind, kwargs, from_the_policy)
+            check_constructor_keys(f"policy_kwargs: {part}_kwargs", kind, kwargs, from_the_policy)
+            if kind.__module__.startswith("torch.optim"):
+                check_values(f"policy_kwargs: {part}_kwargs", kwargs, _rules_of(kind))
 
 
-def _check_names(where: str, kind: type, kwargs: Collection[str], taken: Collection[str]) -> None:
+def check_constructor_keys(where: str, kind: type, kwargs: Collection[str], taken: Collection[str]) -> None:
+    """Check the keys of a dict that a class is built with. A class that takes any name is asked nothing.
+
+    :param where: the argument that the dict is, for the message
+    :param taken: names that are handed over in another way
+    :raises ValueError: for the first unknown one, with the nearest name
+    """
     parameters = inspect.signature(kind.__init__).parameters.values()  # type: ignore[misc]
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         names = [p.name for p in list(parameters)[1:] if p.kind is not p.VAR_POSITIONAL and p.name not in taken]
         check_keys(where, kwargs, names, kind.__name__)
+
+
+def _rules_of(kind: type) -> dict[str, Rule]:
+    """What the settings of an optimiser of torch must be: of the kind of their defaults."""
+    rules: dict[str, Rule] = {}
+    factor = number(-1e6, 1e6)
+    for name, parameter in inspect.signature(kind).parameters.items():
+        usual = parameter.default
+        if isinstance(usual, bool):
+            rules[name] = FLAG
+        elif is_number(usual):
+            rules[name] = factor._replace(text=f"{factor.text}; {usual} is usual")
+        elif isinstance(usual, tuple) and all(is_number(part) for part in usual):
+            rules[name] = Rule(f"must be {len(usual)} numbers, as {usual}", partial(_are_factors, len(usual)))
+    return rules
+
+
+def _are_factors(n: int, value: Any) -> bool:
+    return isinstance(value, tuple | list) and len(value) == n and all(number(-1e6, 1e6).fine(plain(part)) for part in value)
 
 
 def check_memory(

@@ -105,7 +105,10 @@ RANGES: dict[str, dict[str, Rule]] = {
         "clip_range": number(0, 1e6, "0.2 is usual", scheduled=True),
         "normalize_advantage": one_of("group", "batch", "none", True, False, None),
         "ent_coef": number(0, 1e6, "0 to 0.01 is usual"),
-        "max_grad_norm": number(0, float("inf"), "0.5 is usual", above=True),
+        "max_grad_norm": Rule(
+            "must be a positive number up to 1e+06, or infinity: gradients are not clipped; 0.5 is usual",
+            lambda x: number(0, 1e6, above=True).fine(x) or (isinstance(x, float) and x == float("inf")),
+        ),
         "use_sde": FLAG,
         "sde_sample_freq": Rule("must be an integer from 1 on, or -1: once per rollout", _is_sample_freq),
         "rollout_buffer_class": a("a subclass of GroupRolloutBuffer", type, none=True),
@@ -142,7 +145,7 @@ RANGES: dict[str, dict[str, Rule]] = {
         "baseline": one_of(*BASELINES),
         "ended_members": one_of(*ENDED_MEMBERS),
         "n_features": integer(1, 4096, "128 to 512 is usual", none=True),
-        "scale": number(0, 1e6, "1 is usual", above=True),
+        "scale": number(1e-6, 1e6, "1 is usual"),
         "horizons": FLAG,
         "memory": number(0, 1, "0.25 is usual", below=True),
         "follow_level": FLAG,
@@ -244,6 +247,16 @@ def check_single(given: Mapping[str, Any]) -> None:
         named = where[: -len("_kwargs")]  # settings of an object or function of the user's own are its own matter
         if named not in ("advantage", "loss") or isinstance(given.get(named), str):
             check_settings(where, given.get(where))
+
+
+def check_fields(where: str, settings: Any) -> None:
+    """Check the fields of a dataclass of settings, its numbers then being Python's.
+
+    :param where: the argument that it stands for
+    :raises ValueError: for the first that breaks its rule
+    """
+    vars(settings).update({name: plain(value) for name, value in vars(settings).items()})
+    check_settings(where, settings)
 
 
 def check_settings(where: str, settings: Any) -> None:

@@ -25,9 +25,9 @@ from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.learn.known import Known
 from sb_grpo.normalization import put_running_state, running_state
 from sb_grpo.rules import check_values, integer, number, plain
-from sb_grpo.run_files import RUN, check_facts, facts_of, logged, put_logged, read_run, run_to_bytes
+from sb_grpo.run_files import check_facts, facts_of, logged, put_logged, read_run, run_entries, run_to_bytes
 from sb_grpo.saving import lr_schedule_in, with_entries, write_zip
-from sb_grpo.state import attributes, put_attributes, put_random_state, put_state, random_state, state_of
+from sb_grpo.state import attributes, check_random_state, put_attributes, put_random_state, put_state, random_state, state_of
 from sb_grpo.stored import StoredAlgorithm
 
 SelfResumable = TypeVar("SelfResumable", bound="ResumableAlgorithm")
@@ -121,7 +121,7 @@ class ResumableAlgorithm(StoredAlgorithm):
         content = run_to_bytes(self._run_state())
         zipped = io.BytesIO()
         self.save(zipped)
-        write_zip(path, with_entries(zipped.getvalue(), {RUN: content}))
+        write_zip(path, with_entries(zipped.getvalue(), run_entries(content)))
 
     def _run_state(self) -> dict[str, Any]:
         """Everything that neither the arguments nor the zip of the model hold."""
@@ -188,7 +188,8 @@ class ResumableAlgorithm(StoredAlgorithm):
             model.lr_schedule = lr_schedule_in(path, custom_objects) or model.lr_schedule
         try:
             model.take_over(state)
-        except (KeyError, AttributeError, TypeError, RuntimeError) as error:
+            check_random_state(state["loop"]["random"])
+        except (KeyError, IndexError, AttributeError, TypeError, RuntimeError, OverflowError, AssertionError) as error:
             raise ValueError(
                 f"The state of the run in {path} does not fit its model ({type(error).__name__}: {error}): it was written by "
                 "another version of sb_grpo; use GRPO.load(path, env), which needs the model alone."

@@ -186,7 +186,18 @@ def check_values(where: str, values: Mapping[str, Any], rules: Mapping[str, Rule
         if rule.scheduled and callable(value):
             at_progress(label, rule, value, 1.0)
         elif not rule.fine(value):
-            raise ValueError(f"{label}={shown(value)} {rule.text}.")
+            raise ValueError(f"{label}={shown(value)} {rule.text}.{_of_yaml(value) if rule.scheduled else ''}")
+
+
+def _of_yaml(value: Any) -> str:
+    """A sentence on a schedule that is written as in the zoo's files."""
+    if not isinstance(value, str):
+        return ""
+    start = value.removeprefix("lin_") if value.startswith("lin_") else "3e-4"
+    return (
+        " A string is for the YAML files of the zoo: pass a number, or LinearSchedule("
+        f"{start}, 0.0, 1.0) of stable_baselines3.common.utils."
+    )
 
 
 def at_progress(label: str, rule: Rule, schedule: Any, progress: float) -> Any:
@@ -203,7 +214,7 @@ def at_progress(label: str, rule: Rule, schedule: Any, progress: float) -> Any:
         value = plain(schedule(progress))
     except Exception as error:
         raise ValueError(f"{label}={shown(schedule)} failed at progress {progress:g} ({error!r}): it {rule.text}.") from error
-    if not rule.fine(value):
+    if value is None or not rule.fine(value):
         raise ValueError(f"{label}={shown(schedule)} returned {shown(value)} at progress {progress:g}: it {rule.text}.")
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
 from collections.abc import Mapping
@@ -20,8 +21,8 @@ from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.saving import read_entry
 from sb_grpo.state import NoPlainForm, pack, unpack
 
-#: Entry of the zip.
-RUN = "run.pt"
+#: Entries of the zip: the state, and a checksum of it. A value that was changed would be another error much later.
+RUN, CHECKSUM = "run.pt", "run.sha256"
 
 
 class Facts(NamedTuple):
@@ -76,6 +77,14 @@ def run_to_bytes(state: Mapping[str, Any]) -> bytes:
     return file.getvalue()
 
 
+def run_entries(content: bytes) -> dict[str, bytes]:
+    """Entries of the zip by name.
+
+    :param content: of :func:`run_to_bytes`
+    """
+    return {RUN: content, CHECKSUM: hashlib.sha256(content).hexdigest().encode()}
+
+
 def read_run(path: Any, device: Any = "auto") -> dict[str, Any]:
     """The state of a run.
 
@@ -96,6 +105,11 @@ def read_run(path: Any, device: Any = "auto") -> dict[str, Any]:
             f"{path} holds a model, but no run: go on with GRPO.load(path, env), which begins new groups; runs are what "
             "model.save_run(path) writes."
         )
+    if read_entry(found, CHECKSUM) != run_entries(content)[CHECKSUM]:
+        raise ValueError(
+            f"The state of the run in {path} is broken, or not of save_run(): its checksum is another one, so it was changed. "
+            "Use the file as it was saved, or begin a new run with GRPO.load(path, env), which needs the model alone."
+        )
     to = get_device(device)
     try:
         state = th.load(
@@ -103,7 +117,8 @@ def read_run(path: Any, device: Any = "auto") -> dict[str, Any]:
             weights_only=True,
             map_location=lambda x, at: x if at == "cpu" else x.to(to),  # type: ignore
         )
-        device_then = {name: state["facts"][name] for name in Facts._fields}["device"]
+        whole: dict[str, Any] = unpack(state)
+        device_then = {name: whole["facts"][name] for name in Facts._fields}["device"]
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError, AttributeError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ValueError(f"The state of the run in {path} is broken, or not of save_run(): {reason:.200}") from error
@@ -112,7 +127,6 @@ def read_run(path: Any, device: Any = "auto") -> dict[str, Any]:
             f"The run in {path} was on {device_then}, and cannot go on bit by bit on {to.type}: pass "
             f"device={device_then!r}, or begin a new run with GRPO.load(path, env)."
         )
-    whole: dict[str, Any] = unpack(state)
     return whole
 
 

@@ -14,7 +14,14 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb_grpo import figures as log
 from sb_grpo import learners, ranks
-from sb_grpo.arguments import check_early_reset, check_members, check_rollout_size, members_at, warn_of_few_starts
+from sb_grpo.arguments import (
+    check_early_reset,
+    check_log_folder,
+    check_members,
+    check_rollout_size,
+    members_at,
+    warn_of_few_starts,
+)
 from sb_grpo.collect.beside import Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Wanted, make_columns
@@ -159,6 +166,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
             self._steps_trained = self._steps_dropped = 0
         if ranks.place().rank > 0:  # rank 0 speaks for all
             self.verbose, self.tensorboard_log, self._custom_logger = 0, None, False
+        check_log_folder(self.tensorboard_log)
         if restart:
             self._steps_dropped += self.rollout_buffer.drop_kept()
             self._new_slots()

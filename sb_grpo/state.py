@@ -167,3 +167,15 @@ def put_random_state(state: Mapping[str, Any]) -> None:
         th.cuda.set_rng_state_all([generator.cpu() for generator in state["cuda"]])
     np.random.set_state(state["numpy"])
     random.setstate(state["python"])
+
+
+def check_random_state(state: Mapping[str, Any]) -> None:
+    """See that generators take a state, which they otherwise do after a training has been set up; they stay as they are.
+
+    :param state: of :func:`random_state`
+    """
+    before = random_state()
+    try:
+        put_random_state(state)
+    finally:
+        put_random_state(before)

@@ -12,7 +12,7 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 
 from sb_grpo import normalization, ranks, saving
-from sb_grpo.arguments import check_names
+from sb_grpo.arguments import check_names, check_places
 from sb_grpo.collect.masks import APART
 from sb_grpo.export import export_policy
 from sb_grpo.grouped import GroupedAlgorithm
@@ -80,6 +80,7 @@ class StoredAlgorithm(GroupedAlgorithm):
         :raises ValueError: for what cannot be had without unpickling
         """
         check_names(kwargs)
+        check_places({name: value for name, value in kwargs.items() if name not in constructor_of(cls)})
         saving.check_is_grpo(path, saving.attributes_in(path))
         kwargs = from_config(kwargs)
         source, replaced = path, {*kwargs, *(custom_objects or {})}

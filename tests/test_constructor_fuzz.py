@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import math
 import random
+import re
 import time
 import traceback
 import warnings
@@ -44,6 +45,9 @@ ODD: list[Any] = [
     Unprintable(), int, dict, GroupRolloutBuffer, th.nn.Tanh, Path("x"), nothing, lambda x: x, lambda x: -x, lambda x: "x",
     lambda x: math.nan, lambda x: {}[x], np.zeros(2), np.array(1), np.int64(3), np.float32(0.5), np.float64("nan"), np.True_,
     np.str_("x"), th.zeros(2), th.tensor(1), 1j, Decimal(1), Fraction(1, 2), range(3), CountBonus(), th.device("cpu"),
+    10**30, 2**64, 1e39, 1e308, 5e-324, -0.0, np.array(None), np.array("x"), np.float64(1e30), th.tensor(math.nan), print, len,
+    lambda p: None, lambda p: 10**30, "/proc/no", "/dev/null/x", Path("/dev/null/x"), "a\0b", "x" * 300, {"device": 3},
+    {"self": 1}, {"": 1}, {"buffer_size": 1},
 ]  # fmt: skip
 NAMES = [name for name in inspect.signature(GRPO.__init__).parameters if name not in ("self", "policy", "env")]
 KEYS = [(where, key) for where, rules in RANGES.items() if where and not where.endswith("Bonus") for key in rules]
@@ -98,7 +102,7 @@ def verdict(kwargs: dict[str, Any], names: tuple[str, ...]) -> str:
         said = any(name in text for name in names) and any(word in text for word in REMEDIES) and len(text) < 1500
         return "refused" if said else f"does not name {names}: {error!r}"
     except TypeError as error:
-        return "unknown" if "unexpected keyword" in str(error) or "multiple values" in str(error) else repr(error)
+        return "unknown" if "GRPO got an unexpected keyword" in str(error) else repr(error)
     except Exception as error:
         return repr(error)
     seconds = time.perf_counter() - start
@@ -145,6 +149,14 @@ def test_each_odd_value_of_each_key(where, key):
 
     found = {shown(value): verdict(kwargs(value), (key,)) for value in ODD}
     assert {text: what for text, what in found.items() if what not in ("refused", "unknown", "trains")} == {}
+
+
+@pytest.mark.parametrize("key", ["eps", "betas", "weight_decay", "amsgrad"])
+def test_each_odd_value_of_each_setting_of_the_optimiser(key):
+    found = {
+        shown(value): verdict({"policy_kwargs": {"optimizer_kwargs": {key: value}}}, ("optimizer_kwargs",)) for value in ODD
+    }
+    assert {text: what for text, what in found.items() if what not in ("refused", "trains")} == {}
 
 
 def test_a_thousand_random_calls():
@@ -250,12 +262,65 @@ def test_a_rollout_that_no_memory_holds_is_refused():
 def test_unknown_names_and_unknown_envs():
     with pytest.raises(TypeError, match="unexpected keyword argument 'entropy'"):
         GRPO("MlpPolicy", Tiny(), entropy=0.1)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'pairde'; did you mean 'paired'"):
+        GRPO("MlpPolicy", Tiny(), pairde=True)
     for name in ("vf_coef", "clip_range_vf"):
         assert verdict({name: 0.5}, (name,)) == "unknown"
     with pytest.raises(ValueError, match="env='NoSuchEnv-v0' is no registered environment"):
         GRPO("MlpPolicy", "NoSuchEnv-v0")
     with pytest.raises(ValueError, match=r"policy='Mlp' is unknown; use one of .'MlpPolicy'"):
         GRPO("Mlp", Tiny())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "ways"),
+    [
+        ("paired", True, ["advantage_kwargs=dict(paired=True)"]),
+        ("n_features", 64, ["advantage_kwargs=dict(n_features=64)"]),
+        ("ref_policy", None, ["loss_kwargs=dict(ref_policy=None)"]),
+        ("bonus", None, ["rewards=dict(bonus=None)"]),
+        ("surgery", True, ["multitask=dict(surgery=True)"]),
+        ("n_quantiles", 4, ["multitask=dict(grouping_kwargs=dict(n_quantiles=4))"]),
+        ("temperature", 0.5, ["multitask=dict(weights_kwargs=dict(temperature=0.5))"]),
+        ("sequence_length", 8, ["update_kwargs=dict(sequence_length=8)"]),
+        ("net_arch", [64], ["policy_kwargs=dict(net_arch=[64])"]),
+        ("memory", "gru", ["advantage_kwargs=dict(memory='gru')", "policy_kwargs=dict(memory='gru')"]),
+    ],
+)
+def test_a_key_beside_its_dict_is_answered_with_the_dict(name, value, ways, tmp_path):
+    says = f"unexpected keyword argument '{name}', which is a key of a dict: pass {' or '.join(ways)}."
+    with pytest.raises(TypeError, match=re.escape(says)):
+        GRPO("MlpPolicy", Tiny(), **{name: value})
+    with pytest.raises(TypeError, match=re.escape(says)):
+        GRPO.load(tmp_path / "model", **{name: value})
+
+
+def test_every_key_of_every_dict_is_answered():
+    for where, key in KEYS:
+        outer = where.partition(":")[0]
+        if key not in inspect.signature(GRPO.__init__).parameters:
+            with pytest.raises((TypeError, ValueError), match=rf"{outer}=dict\("):
+                GRPO("MlpPolicy", Tiny(), **{key: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "start"),
+    [("learning_rate", "lin_1e-3", "1e-3"), ("clip_range", "lin_0.2", "0.2"), ("learning_rate", "x", "3e-4")],
+)
+def test_a_schedule_in_words_is_answered_with_sb3s(name, value, start):
+    says = rf"{name}='{value}' must be .* A string is for the YAML files .* LinearSchedule\({start}, 0.0, 1.0\)"
+    with pytest.raises(ValueError, match=says):
+        GRPO("MlpPolicy", Tiny(), **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("env_id", "extra"), [("ALE/Pong-v5", "atari"), ("PongNoFrameskip-v4", "atari"), ("MiniGrid-Empty-5x5-v0", "minigrid")]
+)
+def test_the_extra_that_brings_an_env_is_named(env_id, extra, monkeypatch):
+    for known in [known for known in gym.registry if known.startswith(("ALE/", "MiniGrid-")) or "NoFrameskip" in known]:
+        monkeypatch.delitem(gym.registry, known)
+    with pytest.raises(ValueError, match=rf'env=.{env_id}. is no registered .* pip install -e "\.\[{extra}\]", and import'):
+        GRPO("MlpPolicy", env_id)
 
 
 def test_every_argument_has_a_rule_and_one_table_serves_all():

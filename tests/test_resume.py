@@ -30,7 +30,7 @@ from sb_grpo import GRPO, CountBonus, RNDBonus, State
 from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.callbacks import CurriculumCallback, GammaCallback, HealthCallback, RecoveryCallback
 from sb_grpo.envs.native import make_tensor_env
-from sb_grpo.run_files import RUN, read_run
+from sb_grpo.run_files import RUN, read_run, run_entries
 from sb_grpo.saving import read_entry, with_entries
 from sb_grpo.state import NoPlainForm, pack, unpack
 from sb_grpo.tasks.goal_car import TensorGoalCar
@@ -424,7 +424,7 @@ def test_nothing_in_a_run_is_pickled_that_trusted_false_needs(saved, tmp_path):
     with zipfile.ZipFile(saved) as archive:
         entries = {name: archive.read(name) for name in archive.namelist() if name != RUN}
     th.save({"facts": Planted()}, file, pickle_module=pickle)
-    (tmp_path / "planted.zip").write_bytes(with_entries(b"", {**entries, RUN: file.getvalue()}))
+    (tmp_path / "planted.zip").write_bytes(with_entries(b"", {**entries, **run_entries(file.getvalue())}))
     with pytest.raises(ValueError, match="broken, or not of save_run"):
         GRPO.load_run(tmp_path / "planted.zip", make_tensor_env("CartPole-v1", 8))
     assert not (tmp_path / "ran").exists()
@@ -441,9 +441,54 @@ def test_what_is_no_run_is_named(saved, tmp_path):
     with pytest.raises(ValueError, match="broken"):
         GRPO.load_run(tmp_path / "cut.zip", env)
     entry = read_entry(saved, RUN)
-    (tmp_path / "half.zip").write_bytes(with_entries(b"", {RUN: entry[: len(entry) // 2]}))
+    (tmp_path / "half.zip").write_bytes(with_entries(b"", run_entries(entry[: len(entry) // 2])))
     with pytest.raises(ValueError, match="broken, or not of save_run"):
         GRPO.load_run(tmp_path / "half.zip", env)
+
+
+def changed(state: Any, where: tuple[Any, ...], value: Any) -> bytes:
+    """The bytes of a run's state with another value in one place."""
+    part = state
+    for key in where[:-1]:
+        part = part[key]
+    part[where[-1]] = value
+    file = io.BytesIO()
+    th.save(state, file)
+    return file.getvalue()
+
+
+#: Places in a run, and other values for them.
+CHANGES: list[tuple[tuple[Any, ...], Any]] = [
+    (("loop", "random", "python"), None),
+    (("loop", "random", "torch"), th.zeros(3, dtype=th.uint8)),
+    (("own", "ep_success_buffer"), {":deque": 1.0, ":length": 5}),
+    (("learners", "estimator"), {}),
+    (("buffer",), None),
+    (("action_space", "state", "inc"), 2**200),
+]
+PLAUSIBLE = [(("own", "_base_seed"), []), (("slots", "group_size"), 3), (("loop", "iteration"), "2")]
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "fits"),
+    [
+        pytest.param(*change, fits, id=".".join(change[0]) + "-with-its-checksum" * fits)
+        for fits in (False, True)
+        for change in (CHANGES if fits else CHANGES + PLAUSIBLE)
+    ],
+)
+def test_a_run_with_a_changed_value_is_refused_when_it_is_loaded(where, value, fits, saved, tmp_path):
+    """By its checksum; values that cannot be put anywhere are refused with a checksum that fits, too."""
+    with zipfile.ZipFile(saved) as archive:
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    content = changed(th.load(io.BytesIO(entries[RUN]), weights_only=True), where, value)
+    path, before = tmp_path / "changed.zip", th.get_rng_state()
+    path.write_bytes(with_entries(b"", {**entries, **(run_entries(content) if fits else {RUN: content})}))
+    with pytest.raises(
+        ValueError, match=r"state of the run in .*changed\.zip " + ("" if fits else "is broken.* its checksum")
+    ):
+        GRPO.load_run(path, make_tensor_env("CartPole-v1", 8))
+    assert fits or th.equal(th.get_rng_state(), before)
 
 
 def test_other_envs_and_settings_are_refused(saved):

@@ -19,7 +19,7 @@ from stable_baselines3.common.policies import ActorCriticPolicy as PPOPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import FloatSchedule
 
-from sb_grpo import GRPO, CountBonus, MlpPolicy, RNDBonus
+from sb_grpo import GRPO, CountBonus, GroupRolloutBuffer, MlpPolicy, RNDBonus, State
 from sb_grpo.given import READ_ONCE
 from sb_grpo.policy_arguments import NEVER_CALLED
 from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
@@ -658,7 +658,9 @@ def test_observations_of_several_choices_with_a_memory():
             dict(optimizer_kwargs=dict(epss=1e-3)),
             r"has an unknown key 'epss'; did you mean 'eps'\? Adam takes",
         ),
-        (dict(optimizer_kwargs=dict(eps="a")), r"Adam does not take optimizer_kwargs=\{'eps': 'a'\}.*: use other settings"),
+        (dict(optimizer_kwargs=dict(eps="a")), r"optimizer_kwargs: eps='a' must be a number in .*; 1e-08 is usual"),
+        (dict(optimizer_kwargs=dict(betas=(0.9,))), r"optimizer_kwargs: betas=\(0.9,\) must be 2 numbers, as \(0.9, 0.999\)"),
+        (dict(optimizer_kwargs=dict(eps=-1)), r"Adam does not take optimizer_kwargs=\{'eps': -1\}.*: use other settings"),
         (dict(optimizer_class=th.optim.SGD, optimizer_kwargs=dict(momentum=-1)), r"SGD does not take .*momentum value: -1"),
         (dict(features_extractor_kwargs=dict(features_dim=3)), r"unknown key 'features_dim'. FlattenExtractor takes none"),
     ],
@@ -666,6 +668,58 @@ def test_observations_of_several_choices_with_a_memory():
 def test_names_that_a_policy_or_its_parts_do_not_take_are_refused(kwargs, said):
     with pytest.raises(ValueError, match=f"policy_kwargs.*{said}"):
         GRPO("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs)
+
+
+@pytest.mark.parametrize("kwargs", [{"x": 1}, {"device": "cpu"}, {"self": 1}, {"gamma": 0.9}])
+def test_names_that_a_buffer_does_not_take_are_refused(kwargs):
+    name = next(iter(kwargs))
+    with pytest.raises(ValueError, match=f"rollout_buffer_kwargs has an unknown key '{name}'.* GroupRolloutBuffer takes none"):
+        GRPO("MlpPolicy", "CartPole-v1", rollout_buffer_kwargs=kwargs)
+
+
+class OwnBuffer(GroupRolloutBuffer):
+    def __init__(self, *args, own=0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.own = own
+
+
+def test_names_that_a_buffer_takes_are_handed_over():
+    kwargs = dict(rollout_buffer_class=OwnBuffer, rollout_buffer_kwargs=dict(own=3))
+    assert GRPO("MlpPolicy", "CartPole-v1", **kwargs).rollout_buffer.own == 3
+
+
+def test_a_folder_for_tensorboard_that_cannot_be_made_is_named_before_the_training(tmp_path):
+    """By the constructor, and by learn() of a loaded model, whose folder may have been on another machine."""
+    (tmp_path / "file").write_text("")
+    folder, said = (
+        tmp_path / "logs",
+        r"tensorboard_log=.*logs.* cannot be made .*: pass the path of a folder that can, or None",
+    )
+    for bad in (tmp_path / "file" / "logs", str(tmp_path / "file") + "/logs", "/proc/logs", "logs\0", "logs" * 100):
+        with pytest.raises(ValueError, match=said):
+            GRPO("MlpPolicy", "CartPole-v1", tensorboard_log=bad)
+    GRPO("MlpPolicy", "CartPole-v1", n_steps=32, device="cpu", tensorboard_log=str(folder)).save(tmp_path / "model")
+    folder.rmdir()
+    folder.write_text("")
+    loaded = GRPO.load(tmp_path / "model", gym.make("CartPole-v1"))
+    with pytest.raises(ValueError, match=said):
+        loaded.learn(32)
+    assert loaded.num_timesteps == 0
+
+
+def test_numbers_of_numpy_do_for_bonuses_and_estimators():
+    three = np.int64(3)
+    for rewards in (dict(bonus=CountBonus(seed=three, bits=three)), dict(bonus=RNDBonus(batch_size=three, hidden=three))):
+        state = State(n_features=three, folds=three, seed=three)
+        GRPO("MlpPolicy", "CartPole-v1", n_steps=32, n_epochs=1, device="cpu", rewards=rewards, advantage=state).learn(32)
+
+
+def test_a_gradient_that_is_not_clipped():
+    for norm in (math.inf, 1e6):
+        GRPO("MlpPolicy", "CartPole-v1", n_steps=32, n_epochs=1, device="cpu", max_grad_norm=norm).learn(32)
+    for norm in (10**30, 1e30, 2**64):
+        with pytest.raises(ValueError, match=r"max_grad_norm=.* must be a positive number up to 1e\+06, or infinity"):
+            GRPO("MlpPolicy", "CartPole-v1", max_grad_norm=norm)
 
 
 def test_a_policy_that_takes_any_name_is_asked_nothing():

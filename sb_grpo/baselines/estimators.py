@@ -18,7 +18,7 @@ from sb_grpo.baselines.estimation import Baselines
 from sb_grpo.baselines.settings import StateSettings
 from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.maths.estimators import outcome, process, step
-from sb_grpo.ranges import check_settings
+from sb_grpo.ranges import check_fields
 from sb_grpo.rules import check_keys, is_function, plain, shown
 from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout
 
@@ -48,7 +48,7 @@ class OfReturns:
     whole_episodes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_settings("advantage_kwargs", self)
+        check_fields("advantage_kwargs", self)
 
     @property
     def needs_peers(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sb_grpo.ranges import check_settings
+from sb_grpo.ranges import check_fields
 
 
 @dataclass(frozen=True)
@@ -49,4 +49,4 @@ class StateSettings:
     paired: bool | float | None = None
 
     def __post_init__(self) -> None:
-        check_settings("advantage_kwargs", self)
+        check_fields("advantage_kwargs", self)

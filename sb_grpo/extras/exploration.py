@@ -26,7 +26,7 @@ from sb_grpo.maths.per_step import per_step
 from sb_grpo.maths.returns import rewards_to_go
 from sb_grpo.policies.beside import env_part
 from sb_grpo.policies.observations import from_zero, starts_of
-from sb_grpo.ranges import check_settings
+from sb_grpo.ranges import check_fields
 from sb_grpo.types import Rollout, TensorOrDict, map_obs
 
 #: What a rollout is handed to: M bonuses for M steps.
@@ -65,7 +65,7 @@ class CountBonus:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_settings("CountBonus", self)
+        check_fields("CountBonus", self)
 
     def build(self, place: Place) -> StateCounts:
         space = place.observation_space
@@ -103,7 +103,7 @@ class RNDBonus:
     batch_size: int = 64
 
     def __post_init__(self) -> None:
-        check_settings("RNDBonus", self)
+        check_fields("RNDBonus", self)
 
     def build(self, place: Place) -> RandomDistillation:
         return RandomDistillation(place.observation_space, self, place.gamma)

@@ -23,8 +23,9 @@ def make_optimizer(
     """
     try:
         return kind(parameters, lr=rate, **kwargs)  # type: ignore[no-any-return]
-    except (TypeError, ValueError) as error:
+    except Exception as error:  # whatever it is that it cannot do with them
+        name = getattr(kind, "__name__", kind)
         raise ValueError(
-            f"policy_kwargs: {kind.__name__} does not take optimizer_kwargs={shown(kwargs)} or these weights ({error}): use "
-            "other settings, or leave optimizer_class and optimizer_kwargs out for Adam."
+            f"policy_kwargs: {name} does not take optimizer_kwargs={shown(kwargs)} or these weights ({error}): "
+            "use other settings, or leave optimizer_class and optimizer_kwargs out for Adam."
         ) from error
