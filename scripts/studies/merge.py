@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.studies.common import records
-from zoo.benchmarking.results import BrokenResult, lines_file, read_content, read_run, seed_file
+from zoo.benchmarking.results import LINES, BrokenResult, read_content, read_run, seed_file
 
 
 def merge(out: Path, label: str) -> int:
@@ -26,7 +26,8 @@ def merge(out: Path, label: str) -> int:
     :return: number of files merged
     :raises BrokenResult: if one cannot be used, or is there already and says something else; then nothing is changed
     """
-    files, target = sorted(out.glob(f"*/{label}/{seed_file('*')}")), lines_file(out, label)
+    files = sorted(out.glob(f"*/{label}/{seed_file('*')}"))
+    target = out / f"{label}{LINES}"
     found = {_key(record): record for record in records.read(target)}
     for file in files:
         read_run(file)  # or it is named as broken

@@ -108,15 +108,6 @@ def seed_file(seed: int | str) -> str:
     return f"seed_{seed}.json"
 
 
-def lines_file(out: Path, label: str) -> Path:
-    """The file of many runs that takes the place of a label's folders.
-
-    :param out: output folder
-    :param label: of the runs, whatever their envs
-    """
-    return out / f"{label}{LINES}"
-
-
 def write_result(path: Path, content: dict[str, Any]) -> None:
     """Write a result file so that it is there, complete and valid, or not at all.
 
