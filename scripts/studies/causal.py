@@ -4,7 +4,7 @@ usage: python -m scripts.studies.causal train --mechanism linear --seed 0       
        (with --algo ppo or grpo-mlp: with defaults and MlpPolicy, to compare the algorithms alone)
        python -m scripts.studies.causal baselines --mechanism linear     the policies that do not learn, on the same graphs
        python -m scripts.studies.causal speed                            time of a step and of a reset
-       python -m scripts.studies.causal report                           tables of docs/studies/causal.md and picture, from the files
+       python -m scripts.studies.causal report     tables of docs/studies/causal.md and picture, from the files
 
 Settings of training: zoo/hyperparams/grpo.yml. Evaluation: deterministic, ``GRAPHS`` models of each structure, the same for
 all. One file per mechanism in docs/studies/data/causal, one line per run.
