@@ -7,8 +7,8 @@ PYTHON=${PYTHON:-python3}
 source .venv/bin/activate
 stamp=.venv/installed-$(cat setup.cfg scripts/constraints.txt | cksum | cut -d' ' -f1)-${1//[^a-z]/-}
 if [ ! -e "$stamp" ]; then
-    echo "Installing sb_grpo[$1] into .venv (once) ..."
-    python -m pip install --quiet --disable-pip-version-check -c scripts/constraints.txt torch 2>&1 | { grep -v '^WARNING: Location' || true; }
-    python -m pip install --quiet --disable-pip-version-check -c scripts/constraints.txt -e ".[$1]" 2>&1 | { grep -v '^WARNING: Location' || true; }
+    echo "Installing sb_grpo[$1] into .venv (once: about 2 GB, 2 to 5 minutes) ..."
+    python -m pip install --disable-pip-version-check -c scripts/constraints.txt torch
+    python -m pip install --disable-pip-version-check -c scripts/constraints.txt -e ".[$1]"
     touch "$stamp"
 fi

@@ -63,22 +63,22 @@ def test_every_text_of_the_results_page_says_where_its_numbers_come_from():
 
 @pytest.mark.parametrize("part", PARTS)
 def test_the_page_has_the_table_of_the_raw_files(part):
-    assert importlib.import_module(f"scripts.studies.{part}").table() in (DOCS / f"{part}.md").read_text()
+    assert importlib.import_module(f"scripts.studies.{part}").table() in (DOCS / "studies" / f"{part}.md").read_text()
 
 
 def test_the_page_of_causal_systems_has_the_table_of_transfer():
-    assert transfer.table() in (DOCS / "causal.md").read_text()
+    assert transfer.table() in (DOCS / "studies" / "causal.md").read_text()
 
 
 @pytest.mark.parametrize("suite", multi_task.SETTINGS)
 def test_the_page_of_multi_task_has_the_tables_of_the_raw_files(suite):
-    assert multi_task.table(suite) in (DOCS / "multi_task.md").read_text()
+    assert multi_task.table(suite) in (DOCS / "studies" / "multi_task.md").read_text()
 
 
 def test_the_pages_of_single_trainings_have_the_tables_of_the_raw_files():
-    assert learning.table() in (DOCS / "learning.md").read_text()
-    assert search.table() in (DOCS / "tuning.md").read_text()
-    assert fine_tuning.table() in (DOCS / "fine_tuning.md").read_text()
+    assert learning.table() in (DOCS / "studies" / "learning.md").read_text()
+    assert search.table() in (DOCS / "studies" / "tuning.md").read_text()
+    assert fine_tuning.table() in (DOCS / "studies" / "fine_tuning.md").read_text()
 
 
 def test_the_page_of_masks_and_memory_has_the_tables_of_the_raw_files():
@@ -103,7 +103,7 @@ def test_the_page_of_tensor_envs_has_the_tables_of_the_raw_files(study, monkeypa
     monkeypatch.setattr(sys, "argv", ["device", study])
     device.main()
     _, made = capsys.readouterr().out.strip().split("\n", 1)
-    assert made in (DOCS / "device.md").read_text()
+    assert made in (DOCS / "studies" / "device.md").read_text()
 
 
 def test_a_table_by_hand():

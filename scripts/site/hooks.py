@@ -17,6 +17,7 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
+from scripts.site.formulas import with_mathml
 from scripts.site.sensitivity import surfaces
 from zoo.dashboards.page import ASSETS, PLOTLY
 
@@ -30,13 +31,16 @@ ROLE = re.compile(
 )
 PICTURE = re.compile(r'<img [^>]*src="(?P<src>[^":]+\.(?:png|svg|gif))"[^>]*>')
 LANGUAGES = {".py": "python", ".yml": "yaml", ".sh": "bash", ".cfg": "ini", ".toml": "toml", ".md": "markdown"}
+#: Pages that the search leaves out: they repeat the words of all others.
+NOT_SEARCHED = ("changelog.md", "data/", "developers.md", "studies/")
 #: What the explorer shares with the pages of runs.
 SHARED = ("dom.js", "charts.js", "page.css")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the changelog, a page per target outside of the pages, and the explorer's library and figures."""
-    files.append(File.generated(config, "changelog.md", content=(ROOT / "CHANGELOG.md").read_text()))
+    changelog = (ROOT / "CHANGELOG.md").read_text()
+    files.append(File.generated(config, "changelog.md", content=changelog, inclusion=InclusionLevel.NOT_IN_NAV))
     for target in sorted(set(targets(files))):
         files.append(File.generated(config, page_of(target), content=text_of(target), inclusion=InclusionLevel.NOT_IN_NAV))
     for path in (PLOTLY, *(ASSETS / name for name in SHARED)):
@@ -46,7 +50,9 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links to such targets lead to their pages."""
+    """Let links to such targets lead to their pages, and keep studies and changelog out of the search."""
+    if page.file.src_uri.startswith(NOT_SEARCHED):
+        page.meta["search"] = {"exclude": True}
     here = posixpath.dirname(page.file.src_uri)
 
     def to_page(target: str) -> str:
@@ -56,11 +62,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let the roles of docstrings (``:class:`~sb_grpo.Rollout```) be links where the site has what they name.
+    """Let the roles of docstrings (``:class:`~sb_grpo.Rollout```) be links, and draw the formulas.
 
     Pictures become links to themselves: a telephone shows those with many panels too small to read.
     """
-    return PICTURE.sub(r'<a class="picture" href="\g<src>">\g<0></a>', ROLE.sub(as_link, html))
+    return PICTURE.sub(r'<a class="picture" href="\g<src>">\g<0></a>', ROLE.sub(as_link, with_mathml(html)))
 
 
 def as_link(role: re.Match[str]) -> str:

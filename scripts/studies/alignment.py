@@ -1,4 +1,4 @@
-"""The table of docs/third_party.md: what members of one seed share of their luck, and its speed.
+"""The table of docs/studies/third_party.md: what members of one seed share of their luck, and its speed.
 
 usage: python -m scripts.studies.alignment [ENV_ID ...]
 """

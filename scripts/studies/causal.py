@@ -4,7 +4,7 @@ usage: python -m scripts.studies.causal train --mechanism linear --seed 0       
        (with --algo ppo or grpo-mlp: with defaults and MlpPolicy, to compare the algorithms alone)
        python -m scripts.studies.causal baselines --mechanism linear     the policies that do not learn, on the same graphs
        python -m scripts.studies.causal speed                            time of a step and of a reset
-       python -m scripts.studies.causal report                           tables of docs/causal.md and picture, from the files
+       python -m scripts.studies.causal report     tables of docs/studies/causal.md and picture, from the files
 
 Settings of training: zoo/hyperparams/grpo.yml. Evaluation: deterministic, ``GRAPHS`` models of each structure, the same for
 all. One file per mechanism in docs/studies/data/causal, one line per run.
@@ -45,7 +45,7 @@ from zoo.training.building import build
 GRAPHS = 200
 #: Reset seeds of the evaluation.
 SEEDS = range(1_000_000, 1_000_000 + GRAPHS)
-FOLDER, PAGE = DATA / "causal", DOCS / "causal.md"
+FOLDER, PAGE = DATA / "causal", DOCS / "studies" / "causal.md"
 RESAMPLES = 2000
 NAMES = {
     "grpo": "GRPO",
@@ -241,7 +241,7 @@ def draw(mechanisms: list[str]) -> None:
 
 
 def report() -> None:
-    """Put the tables between the marks of docs/causal.md, and draw the picture."""
+    """Put the tables between the marks of docs/studies/causal.md, and draw the picture."""
     runs = records.read_folder(FOLDER)
     mechanisms = [m for m in FEATURES if {"grpo", "random"} <= {run["policy"] for run in runs if run["mechanism"] == m}]
     tables = [table(m) for table in (returns_table, potentials_table) for m in mechanisms]

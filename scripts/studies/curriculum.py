@@ -1,6 +1,6 @@
 """MountainCarGoal-v0 in 100,000 steps: the flag moves to the hill top as the car reaches it.
 
-usage: python -m scripts.studies.curriculum [--report]     train what is missing; table of docs/curriculum.md and picture
+usage: python -m scripts.studies.curriculum [--report]     train what is missing; docs/studies/curriculum.md and picture
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ VARIANTS = [_variant("outcome", 19), _variant("outcome", 10), _variant("state", 
 
 
 def rows() -> tables.Rows:
-    """By estimator: without (the same model on MountainCar-v0, measured for docs/exploration.md), then with."""
+    """By estimator: without (the same model on MountainCar-v0, measured for docs/studies/exploration.md), then with."""
     without, found = results("exploration", exploration.VARIANTS), results("curriculum", VARIANTS)
     made = []
     for base in BASES:

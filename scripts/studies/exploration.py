@@ -1,6 +1,6 @@
 """MountainCar-v0 in 100,000 steps, with and without an exploration bonus.
 
-usage: python -m scripts.studies.exploration [--report]     train what is missing; table of docs/exploration.md and picture
+usage: python -m scripts.studies.exploration [--report]     train what is missing; docs/studies/exploration.md and picture
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Fine-tuning a PPO policy with GRPO where gravity is stronger, by ``kl_coef``: what is won there, and lost elsewhere.
 
-usage: python -m scripts.studies.fine_tuning [--report]     train what is missing; table of docs/fine_tuning.md and picture
+usage: python -m scripts.studies.fine_tuning [--report]     train what is missing; docs/studies/fine_tuning.md and picture
 
 PPO learns Pendulum-v1 (g = 10). GRPO starts from its actor on g = 14, with the KL to it as a penalty. Every run, and the
 policy they start from, plays the same 100 reset seeds on both.

@@ -1,7 +1,7 @@
 """Groupings, group weights and gradient surgery on three small tasks that contradict each other.
 
 usage: python -m scripts.studies.grouping run [--seeds 5]      one line per variant: the runs of all seeds
-       python -m scripts.studies.grouping report               the table of docs/grouping.md and its picture
+       python -m scripts.studies.grouping report               the table of docs/studies/grouping.md and its picture
 
 An observation is a bit, the task and the share of the four steps that is over. Task "a" pays 1 for the action that equals
 the bit, "b" 100 for the other one, "c" 10,000 for the one that equals it; of 100 episodes 5 are "a", 15 "b" and 80 "c".

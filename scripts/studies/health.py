@@ -1,6 +1,6 @@
 """Healthy trainings with the constructor's defaults, on which every rule must stay silent; and an ill one, for the picture.
 
-usage: python -m scripts.studies.health [--report]     train what is missing; table of docs/health.md and picture
+usage: python -m scripts.studies.health [--report]     train what is missing; table of docs/studies/health.md and picture
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Does it learn? Five seeds of zoo.train on three tasks, against what was wanted of each before they ran.
 
-usage: python -m scripts.studies.learning     the table of docs/learning.md, which says how its runs are made
+usage: python -m scripts.studies.learning     the table of docs/studies/learning.md, which says how its runs are made
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Two rewards of very different size: summed then normalised, against normalised each and then summed (GDPO).
 
 usage: python -m scripts.studies.multi_objective run [--seeds 5]      one line per variant: the runs of all seeds
-       python -m scripts.studies.multi_objective report               the table of docs/multi_objective.md and its picture
+       python -m scripts.studies.multi_objective report     the table of docs/studies/multi_objective.md and its picture
 
 CartPole, where "balance" pays 1 per step and "still" minus 1000 times the squared speed of the cart. Falling over at once
 has the best "still" and no "balance": the sum sees nothing else.

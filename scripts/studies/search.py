@@ -1,6 +1,6 @@
 """Does a search find something? The best trial of a study of zoo.tune, trained again on seeds that the study had not seen.
 
-usage: python -m scripts.studies.search     the table of docs/tuning.md, which says how its runs are made
+usage: python -m scripts.studies.search     the table of docs/studies/tuning.md, which says how its runs are made
 """
 
 from __future__ import annotations

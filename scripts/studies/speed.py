@@ -1,8 +1,8 @@
-"""The tables of docs/performance.md, docs/device.md and docs/own_env.md, from what the benchmarks of speed left.
+"""The tables of docs/performance.md and docs/studies/device.md, from what the benchmarks of speed left.
 
 usage: python -m scripts.studies.speed     all of them
 
-The raw figures come from scripts/bench_speed.py, with --device-path those of docs/device.md, and from
+The raw figures come from scripts/bench_speed.py, with --device-path those of docs/studies/device.md, and from
 scripts/bench_adapters.py, each with --json.
 """
 
@@ -81,7 +81,7 @@ def adapters() -> str:
 
 
 #: Page -> its tables.
-TABLES = {"performance": (speed, memory), "device": (loops, solved), "own_env": (adapters,)}
+TABLES = {"performance": (speed, memory), "studies/device": (loops, solved, adapters)}
 
 
 def _raw(name: str) -> dict[str, Any]:

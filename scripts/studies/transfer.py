@@ -1,7 +1,7 @@
 """Transfer on CausalIntervention-v0: what a policy that was trained on some families of systems is worth on others.
 
 usage: python -m scripts.studies.transfer [SEED ...]     train what is missing of the seeds, 0 to 9 unless some are named
-       python -m scripts.studies.transfer --report       table of docs/causal.md
+       python -m scripts.studies.transfer --report       table of docs/studies/causal.md
 
 Per shift and training seed: the source policy on the target as it is (zero-shot), after ``FEW`` steps there, and policies that
 begin there, after ``FEW`` and after as many steps as the source has had. All play the same unseen systems of the target.
@@ -118,7 +118,7 @@ def table() -> str:
 
 
 def report() -> None:
-    """Put the table between the marks of docs/causal.md."""
+    """Put the table between the marks of docs/studies/causal.md."""
     PAGE.write_text(put_between(PAGE.read_text(), "transfer", table()))
 
 

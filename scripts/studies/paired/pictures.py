@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,19 @@ from scripts.studies.paired.study import CONTROL, PAIRED, STATE, TUNED, Study
 from zoo.comparing.statistics import curve_interval, iqm
 
 COLOURS = {PAIRED: "tab:blue", STATE: "tab:orange", CONTROL: "tab:grey", TUNED: "black"}
+#: Labels in plain words, for the lead picture.
+NAMES = {
+    PAIRED: "GRPO, shared noise taken out",
+    STATE: "GRPO, shared noise left in",
+    CONTROL: "PPO, same settings",
+    TUNED: "PPO, tuned",
+}
+#: Matplotlib settings of the lead picture on a dark page: background of GitHub's dark theme.
+DARK = {
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor"), "#0d1117"),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), "#e6edf3"),
+    **dict.fromkeys(("axes.edgecolor", "legend.edgecolor"), "#6e7681"),
+}
 #: The task of the lead picture.
 LEAD = "LoadBalancing-v0"
 COLUMNS = 5
@@ -40,33 +53,54 @@ def draw_curves(study: Study, file: Path) -> None:
 
 
 def draw_lead(study: Study, rollout: dict[str, list[float]], file: Path) -> None:
-    """Advantages of a rollout before and after, and what comes of it; without curves where the task has not run."""
+    """Draw the lead picture for a light page, and beside it ``<name>-dark.png`` for a dark one."""
+    _draw_lead(study, rollout, file, "black")
+    with plt.rc_context(DARK):
+        _draw_lead(study, rollout, file.with_name(f"{file.stem}-dark{file.suffix}"), "white")
+
+
+def _draw_lead(study: Study, rollout: dict[str, list[float]], file: Path, ink: str) -> None:
+    """Advantages of one rollout before and after, and learning curves; without curves where the task has not run.
+
+    :param ink: colour of tuned PPO's curve
+    """
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.8))
     before, after = (np.array(rollout[name]) for name in ("before", "after"))
     low, high = np.quantile(before, [0.005, 0.995])
     bins = np.linspace(low, high, 60)
-    left.hist(before, bins, alpha=0.5, color=COLOURS[STATE], label=f"state baseline: standard deviation {before.std():.1f}")
-    left.hist(after, bins, alpha=0.5, color=COLOURS[PAIRED], label=f"minus the peers' luck: {after.std():.1f}")
-    left.set_title(f"{LEAD}: advantages of one rollout", fontsize=10)
-    left.legend(fontsize=8)
+    for values, label, word in ((before, STATE, "left in"), (after, PAIRED, "taken out")):
+        text = f"shared noise {word}: standard deviation {values.std():.1f}"
+        left.hist(values, bins, alpha=0.55, color=COLOURS[label], label=text)
+    left.set_title("Load balancing: advantages of all steps of one rollout", fontsize=10)
+    left.set_xlabel("advantage (in units of return)", fontsize=9)
+    left.set_ylabel("number of steps", fontsize=9)
+    left.set_ylim(top=1.25 * left.get_ylim()[1])
+    left.legend(fontsize=8, loc="upper left")
     if LEAD in study.runs:
-        _curves(right, study, LEAD)
+        _curves(right, study, LEAD, ink, NAMES)
         right.legend(fontsize=8, loc="lower right")
-    right.set_title(f"{LEAD}: return, IQM and 95 % interval", fontsize=10)
+    seeds = len(study.runs[LEAD][PAIRED]) if LEAD in study.runs else 0
+    right.set_title(f"Load balancing: learning curves, {seeds} seeds", fontsize=10)
     right.set_xlabel("env steps", fontsize=9)
+    right.set_ylabel("return (interquartile mean, 95 % interval)", fontsize=9)
     figure.tight_layout()
     _save(figure, file)
 
 
-def _curves(axis: Any, study: Study, task: str) -> None:
-    """IQMs with intervals."""
+def _curves(axis: Any, study: Study, task: str, ink: str = "black", names: Mapping[str, str] | None = None) -> None:
+    """IQMs with intervals.
+
+    :param ink: colour of tuned PPO
+    :param names: label -> text of the legend; None: the labels themselves
+    """
     later: list[np.ndarray] = []
     for label in [label for label in COLOURS if label in study.runs[task]]:
         runs = study.runs[task][label]
         middle, steps = study.curve(task, label), runs[0].checkpoint_steps
         low, high = curve_interval([np.array([run.curve for run in runs])], iqm, resamples=RESAMPLES)
-        axis.plot(steps, middle, color=COLOURS[label], label=label)
-        axis.fill_between(steps, low, high, color=COLOURS[label], alpha=0.15, linewidth=0)
+        colour = ink if label == TUNED else COLOURS[label]
+        axis.plot(steps, middle, color=colour, label=names[label] if names else label)
+        axis.fill_between(steps, low, high, color=colour, alpha=0.15, linewidth=0)
         later.append(middle[int(SCALE_FROM * len(steps)) :])
     axis.set_ylim(*_limits(later))
     axis.xaxis.set_major_formatter(EngFormatter(sep=""))
