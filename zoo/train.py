@@ -44,7 +44,7 @@ from .common.provenance import without_passwords
 from .common.yaml_files import HYPERPARAMS
 from .training.experiment import HEALTH, Experiment, register
 from .training.followers import Follower, check_learners
-from .training.resuming import take_up_run
+from .training.resuming import check_kinds, take_up_run
 from .training.run_files import Unreadable, read_run_files
 from .training.tracking import finish as finish_tracking
 from .training.tracking import go_on_in, is_of_wandb, not_begun
@@ -125,7 +125,7 @@ class TrainParser(Parser):
         _check_options(given)
         check_learners(given)
         if given.continue_run:
-            go_on(given)
+            go_on(given, self)
         if given.profile:
             given.hyperparams = {**PROFILES[given.profile], **(given.hyperparams or {})}
         if given.trial_id is not None:
@@ -188,10 +188,11 @@ def _check_tracking(given: Any) -> None:
             go_on_in(given.wandb_run)
 
 
-def go_on(given: Any) -> None:
+def go_on(given: Any, parser: Parser) -> None:
     """Take what is not given from the run that goes on.
 
     :param given: options; changed
+    :param parser: that knows their kinds
     :raises BadInput: if the model is of no run, of another env, or has settings that a file cannot say
     """
     folder = Path(given.trained_agent).parent
@@ -199,6 +200,7 @@ def go_on(given: Any) -> None:
     if len(found) != 1:
         raise BadInput(f"--continue: {given.trained_agent} is in no run folder; without --continue a new run begins from it.")
     settings, options = read_run_files(found[0].parent, not given.untrusted)
+    check_kinds(options, parser)
     if options.get("env", given.env) != given.env or options.get("algo", given.algo) != given.algo:
         raise BadInput(f"--continue: the run is of --algo {options.get('algo')} --env {options.get('env')}: say so.")
     given.hyperparams = {**settings, **(given.hyperparams or {})}

@@ -62,7 +62,7 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
     check_links(folder)
     try:
         settings, options = read_run_files(config.parent, not given.untrusted)
-        _check_kinds(options, parser)
+        check_kinds(options, parser)
     except BadInput as error:
         said = f"{str(error).rstrip('.')}. Put the file back as it was. Without it: {another_way(folder)}"
         raise BadInput(f"--resume {folder}: {said}") from error
@@ -79,7 +79,7 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
     _stay_beside(folder, given)
 
 
-def _check_kinds(options: dict[str, Any], parser: ArgumentParser) -> None:
+def check_kinds(options: dict[str, Any], parser: ArgumentParser) -> None:
     """See that options are of the kinds that the command line makes of them.
 
     :raises BadInput: naming the first that is not
@@ -88,9 +88,13 @@ def _check_kinds(options: dict[str, Any], parser: ArgumentParser) -> None:
         value, option = options.get(action.dest), f"--{action.dest.replace('_', '-')}"
         if value is None or isinstance(value, Unreadable):
             continue
-        kind: Any = bool if action.const is True else action.type if action.type in (int, float, str) else object
+        kind: Any = bool if action.const is True else object
         if action.nargs == "+":
             kind = dict if isinstance(action, StoreDict) else list
+        elif action.nargs == "?":
+            kind = str
+        elif action.type is not None:  # a function of ours makes what the default is
+            kind = action.type if isinstance(action.type, type) else type(action.default)
         fits = isinstance(value, (int, float) if kind is float else kind)
         if kind in (int, float) and isinstance(value, bool):
             fits = False
