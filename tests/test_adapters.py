@@ -124,7 +124,7 @@ def test_checker_agrees_with_every_adapter(env):
 
 @pytest.mark.slow
 def test_the_documented_env_runs_as_written(tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_env.md").read_text(), re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tensor_env.md").read_text(), re.DOTALL)
     example = tmp_path / "example.py"
     example.write_text(blocks[0])
     run = subprocess.run(

@@ -25,11 +25,13 @@ from zoo.recording.document import read
 
 pytest.importorskip("mkdocs", reason="the docs site needs the extra docs: pip install 'sb_grpo[docs]'")
 
+from scripts.site.formulas import with_mathml
 from scripts.site.hooks import relinked, text_of
 from scripts.site.sensitivity import surfaces
 
 ROOT = Path(__file__).parent.parent
-DATA = ROOT / "docs" / "explorer" / "data"
+DOCS = ROOT / "docs"
+DATA = DOCS / "explorer" / "data"
 RECORDINGS = ("cartpole", "lunarlander", "loadbalancing", "tasks")
 VIEWS = ("groups", "advantages", "tasks", "sensitivity", "walkthrough")
 
@@ -96,6 +98,43 @@ def test_pages_are_there(site: Path) -> None:
     for page in ("", "papers/", "api/", "changelog/", "explorer/", "files/zoo/hyperparams/grpo.yml/"):
         assert (site / page / "index.html").is_file(), page
     assert "clipped_surrogate" in (site / "api" / "index.html").read_text()
+
+
+def pages_of_the_site() -> list[Path]:
+    return [file for file in sorted(DOCS.rglob("*.md")) if not {"_site", "examples"} & {*file.relative_to(DOCS).parts}]
+
+
+def test_the_navigation_is_short_and_the_first_page_leads_to_all_others() -> None:
+    shown = {DOCS / name for name in re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)}
+    assert 20 <= len(shown) <= 25
+    found: set[Path] = set()
+    waiting = [DOCS / "index.md"]
+    while waiting:
+        page = waiting.pop()
+        if page not in found and page.suffix == ".md" and page.is_file():
+            found.add(page)
+            waiting += [(page.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)", page.read_text())]
+    assert {*pages_of_the_site()} - found == set()
+
+
+def test_formulas_are_mathml(site: Path) -> None:
+    page = (site / "algorithm" / "index.html").read_text()
+    assert page.count("<math") > 20 and "arithmatex" not in page
+    with_formula = 'a <span class="arithmatex">\\(x &lt; 1\\)</span> b'
+    assert "<mi>x</mi><mo>&#x0003C;</mo><mn>1</mn>" in with_mathml(with_formula)
+
+
+def test_the_search_finds_the_pages_of_newcomers(site: Path) -> None:
+    entries = json.loads((site / "search" / "search_index.json").read_text())["docs"]
+    assert [entry for entry in entries if entry["location"].startswith(("studies/", "changelog/"))] == []
+    for words, page in (("custom environment", "own_env/"), ("vf_coef", "coming_from_ppo/")):
+        best = max((entry for entry in entries if words in (entry["title"] + entry["text"]).lower()), key=weight_of(words))
+        assert best["location"].startswith(page), words
+
+
+def weight_of(words: str) -> Any:
+    """Order of search results, roughly: the boost of the page, and whether the title has the words."""
+    return lambda entry: (words in entry["title"].lower(), entry.get("boost", 1))
 
 
 def test_docstrings_link_to_what_they_name(site: Path) -> None:
@@ -191,9 +230,9 @@ def test_the_controls_change_the_numbers_as_they_say(driver: Any, address: str) 
 
 @pytest.mark.slow
 def test_every_page_of_the_site(driver: Any, address: str) -> None:
-    names = re.findall(r": (\S+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    names = [str(file.relative_to(DOCS).with_suffix("")) for file in pages_of_the_site()]
     pages = ["/" + re.sub(r"(^|/)(index|README)$", r"\1", name) for name in names]
-    assert len(pages) > 40
+    assert len(pages) > 60
     wrong = {}
     complaints(driver), requests(driver)
     for page in pages:

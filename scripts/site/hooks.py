@@ -41,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the changelog, a page per target outside of the pages, and the explorer's library and figures."""
     changelog = (ROOT / "CHANGELOG.md").read_text()
     files.append(File.generated(config, "changelog.md", content=changelog, inclusion=InclusionLevel.NOT_IN_NAV))
-    for target in sorted(set(targets(files))):
+    for target in sorted({*targets(files)} - {"CHANGELOG.md"}):
         files.append(File.generated(config, page_of(target), content=text_of(target), inclusion=InclusionLevel.NOT_IN_NAV))
     for path in (PLOTLY, *(ASSETS / name for name in SHARED)):
         files.append(File.generated(config, f"explorer/{path.name}", abs_src_path=str(path)))
@@ -108,7 +108,7 @@ def relinked(markdown: str, here: str, to_page: Callable[[str], str]) -> str:
 
 def page_of(target: str) -> str:
     """Where the page of a file or folder of the repository stands."""
-    return f"files/{target}.md"
+    return "changelog.md" if target == "CHANGELOG.md" else f"files/{target}.md"
 
 
 def text_of(target: str) -> str:
