@@ -80,8 +80,6 @@ UPWARD: set[tuple[str, str]] = set()
 CIRCLE: set[str] = set()
 #: Pairs of layers in one line that import each other.
 BESIDE: set[tuple[str, str]] = set()
-#: Modules above 350 lines, and how many they may have.
-LONG: dict[str, int] = {}
 #: Functions that take the model.
 TAKES_MODEL: set[str] = set()
 #: Private members of other objects of ours: (function, expression).
@@ -267,12 +265,6 @@ def test_layers_beside_each_other_are_in_no_circle() -> None:
     sideways = {(layer(a), layer(b)) for a, b in edges() if rank(a) == rank(b) and layer(a) != layer(b)}
     circle = in_circles(sideways)
     assert {(a, b) for a, b in sideways if a in circle and b in circle} == BESIDE
-
-
-def test_modules_are_short() -> None:
-    lines = {module_name(path): len(path.read_text().splitlines()) for path in ROOT.rglob("*.py")}
-    assert {module for module, n in lines.items() if n > MOST_LINES} == set(LONG)
-    assert {module: lines[module] for module in LONG if lines[module] > LONG[module]} == {}
 
 
 def test_modules_of_the_zoo_are_short() -> None:
