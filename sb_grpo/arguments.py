@@ -23,6 +23,7 @@ from sb_grpo import ranks
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.collect.rollouts import buffer_class
+from sb_grpo.envs.installing import check_no_pool
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.given import Arguments
 from sb_grpo.group_arguments import check_comparable, check_groups
@@ -166,6 +167,7 @@ def check_env(env: Any) -> None:
             "constructor, an env id. Build several envs with stable_baselines3.common.env_util.make_vec_env instead of "
             "gymnasium.make_vec, or wrap what that made in sb_grpo.envs.gymnasium_vector.GymnasiumVectorEnv."
         )
+    check_no_pool(env, env.unwrapped)
     observation_space, action_space = env.observation_space, env.action_space
     parts = observation_space.spaces.values() if isinstance(observation_space, spaces.Dict) else [observation_space]
     for part in parts:

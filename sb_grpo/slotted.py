@@ -277,8 +277,9 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         if self.members != self.slots.group_size:
             check_members(self._arguments())
         self._steps_dropped += self.rollout_buffer.drop_kept()
-        mismatches = self.slots.start_mismatches
-        self._new_slots().start_mismatches = mismatches
+        former, slots = self.slots, self._new_slots()
+        slots.start_mismatches = former.start_mismatches
+        slots.starts_seen = former.starts_seen
         self.start_slots()
         self._restart_groups = False
 

@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from gymnasium.wrappers.vector import DictInfoToList, NormalizeObservation
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.vec_env import VecEnvWrapper, VecMonitor
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecMonitor
 
 from sb_grpo import GRPO
 from sb_grpo.envs import check_tensor_env
@@ -233,6 +233,26 @@ def test_envpool_tasks(task):
     check_tensor_env(env, n_steps=5)
     model = GRPO("MlpPolicy", env, advantage="step", **SMALL).learn(2 * 4 * limit)
     assert model.slots.start_mismatches == 0 and {info["l"] for info in model.ep_info_buffer} == {limit}
+
+
+def test_a_pool_of_envpool_is_sent_to_its_adapter():
+    class Slots(VecEnv):
+        """Somebody's own bridge to SB3."""
+
+        def __init__(self, pool):
+            self.pool = pool
+            super().__init__(4, pool.observation_space, pool.action_space)
+
+        def env_method(self, method_name, *args, indices=None, **kwargs):
+            raise NotImplementedError
+
+        get_attr = set_attr = env_is_wrapped = reset = step_async = step_wait = close = env_method
+
+    envpool = pytest.importorskip("envpool")
+    made = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=4)
+    for env in (made, Slots(made)):
+        with pytest.raises(ValueError, match=r"CartPoleGymnasiumEnvPool is a pool of EnvPool.*envs.envpool.EnvPoolEnv"):
+            GRPO("MlpPolicy", env, **SMALL)
 
 
 def test_envpool_atari():

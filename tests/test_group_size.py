@@ -93,7 +93,7 @@ def test_few_starts_are_warned_about_once_with_the_remedy():
 
 
 def test_starts_are_counted_in_rollouts_and_in_the_window():
-    """Episodes of four steps, groups of 4 on 4 envs: 64 steps per env are 16 groups; the window holds 100 episodes, 25 groups."""
+    """Episodes of four steps, groups of 4 on 4 envs: 64 steps per env are 16 groups; a window of 100 episodes holds 25."""
     env = make_vec_env(lambda: ProbeEnv("action"), 4)
     model = GRPO("MlpPolicy", env, group_size=4, n_steps=64, batch_size=64, device="cpu").learn(512)
     assert model.last_figures["group/n_starts"] == 16

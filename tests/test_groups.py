@@ -1,6 +1,7 @@
 """Groups: every slot busy, every member from the same start, whatever the stack of wrappers."""
 
 import json
+import warnings
 
 import gymnasium as gym
 import numpy as np
@@ -153,6 +154,61 @@ def test_digest_sees_every_leaf_and_every_bit():
     assert observation_digest(a) == observation_digest(b)
     b["x"][2] = np.nextafter(0.0, 1.0)
     assert observation_digest(a) != observation_digest(b)
+
+
+def test_digest_goes_by_value():
+    """Equal values have one digest in whatever type they come; a space says in which type they are compared."""
+    half = np.full(2, 0.5)
+    assert observation_digest(half) == observation_digest(half.astype(np.float32)) != observation_digest(half + 1e-9)
+    assert observation_digest(np.array([0.0, 1.0])) == observation_digest(np.array([-0.0, 1.0]))
+    assert observation_digest(np.uint8(3)) == observation_digest(3) != observation_digest(4)
+    tenth, box = np.full(2, 0.1), spaces.Box(-1, 1, (2,), np.float32)
+    assert observation_digest(tenth) != observation_digest(tenth.astype(np.float32))
+    assert observation_digest(tenth, box) == observation_digest(tenth.astype(np.float32), box)
+    both, of = ({"x": tenth}, {"x": tenth.astype(np.float32)}), spaces.Dict(x=box)
+    assert observation_digest(both[0], of) == observation_digest(both[1], of)
+    assert observation_digest(object()) == observation_digest(object())  # where it lies in memory is no value
+
+
+class Turncoat(gym.Env):
+    """Equal starts, every second one in another type and with another zero."""
+
+    observation_space, action_space = spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(2)
+    n = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.n, self.t = self.n + 1, 0
+        obs = np.array([self.np_random.uniform(), 0.0])
+        return (obs if self.n % 2 else obs.astype(np.float32) * [1, -1]).astype([np.float32, np.float64][self.n % 2]), {}
+
+    def step(self, action):
+        self.t += 1
+        return np.zeros(2, np.float32), float(action), self.t == 5, False, {}
+
+
+def test_starts_are_compared_by_value():
+    model = GRPO("MlpPolicy", make_vec_env(Turncoat, 2), n_steps=64, group_size=4, device="cpu", seed=0).learn(128)
+    assert model.slots.start_mismatches == 0
+
+
+@pytest.mark.parametrize("n_instances", [1, 3, None])
+def test_groups_that_all_start_alike_are_noticed(n_instances):
+    """As those of a generator of job shops that gives every seed the same instance."""
+
+    class Shop(Turncoat):
+        def reset(self, *, seed=None, options=None):
+            self.t = 0
+            instance = seed if n_instances is None else (seed or 0) % n_instances
+            return np.random.default_rng(instance).uniform(size=2).astype(np.float32), {}
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = GRPO("MlpPolicy", make_vec_env(Shop, 4), n_steps=128, group_size=4, device="cpu", seed=0).learn(512)
+    said = [str(w.message) for w in caught if "started alike" in str(w.message)]
+    begun = sum(model.slots.starts_seen.values())
+    assert begun > 20 and model.slots.n_starts == (n_instances or begun)
+    assert len(said) == (n_instances == 1) and all(text.startswith("All 10 groups so far") for text in said)
 
 
 def test_installing_twice_changes_nothing():

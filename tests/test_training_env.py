@@ -1,8 +1,10 @@
 """The training env stays the user's: as random, as readable and as writable as under SB3's PPO, whoever uses it and when."""
 
 import copy
+import inspect
 import pickle
 import random
+import re
 import warnings
 from functools import partial
 
@@ -30,6 +32,7 @@ from stable_baselines3.common.vec_env import (
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.collect import interruption
 from sb_grpo.envs.gymnasium_vector import GymnasiumVectorEnv
+from sb_grpo.envs.hold import hold_of
 from sb_grpo.envs.installing import install_seeded_reset
 from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.evaluation import evaluate_paired
@@ -544,8 +547,8 @@ def test_a_copy_of_the_env_is_an_env_of_its_own(duplicate, wrap):
     twin.reset(seed=1)
     twin.step(0)
     assert twin.unwrapped.t == 1 and model.slots.in_step_with(env)
-    twin.get_wrapper_attr("set_next_seed")(5)
-    one, _ = twin.reset()
+    assert not twin.has_wrapper_attr("set_next_seed")
+    one, _ = twin.reset(seed=5)
     two, _ = wrap(Lesson()).reset(seed=5)
     np.testing.assert_array_equal(one, two)
     again = GRPO("MlpPolicy", DummyVecEnv([lambda: twin]), group_size=2, **SMALL).learn(64)
@@ -556,10 +559,201 @@ def test_models_built_on_one_env_do_not_pile_up():
     raw = gym.make("CartPole-v1")
     for _ in range(3):
         GRPO("MlpPolicy", raw, **SMALL)
-    depth, reset = 0, raw.unwrapped.reset
-    while getattr(reset, "__self__", None) is not raw.unwrapped:
-        depth, reset = depth + 1, reset.__self__._reset
-    assert depth == 1
+    assert not hasattr(type(raw.unwrapped).reset.__wrapped__, "__wrapped__")
+
+
+# ------------------------------------------------------------ the env stays the object that it was
+
+
+class Walk(gym.Env):
+    """Deterministic, and easy to copy."""
+
+    observation_space, action_space, made = spaces.Box(-99, 99, (1,), np.float32), spaces.Discrete(3), 0
+
+    def __init__(self):
+        type(self).made += 1
+        self.t, self.marks = 0, [0]
+
+    def reset(self, *, seed: int | None = None, options: dict | None = None):
+        super().reset(seed=seed)
+        self.t, self.marks = 0, [0]
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        self.marks.append(self.t)
+        return np.full(1, self.t, np.float32), float(action), False, self.t >= 20, {}
+
+
+class Plus(gym.ObservationWrapper):
+    def observation(self, observation):
+        return observation + 1
+
+
+def chain(env):
+    """An env with its wrappers, from the outside in."""
+    found = [env]
+    while isinstance(found[-1], gym.Wrapper):
+        found.append(found[-1].env)
+    return found
+
+
+def seen_from_outside(env):
+    """All that can be asked of each layer of an env."""
+    facts = []
+    for layer in chain(env):
+        names = sorted(
+            set(dir(layer)) - {"np_random", "np_random_seed", "__weakref__", "__slotnames__"}
+        )  # the last by copyreg
+        copies = [one(layer) for one in (copy.copy, copy.deepcopy, *list(DUPLICATES.values())[1:])]
+        facts.append({
+            "type": [type(layer), layer.__class__, type(layer).__name__, type(layer).__mro__, type(type(layer))],
+            "isinstance": [isinstance(layer, kind) for kind in (Walk, gym.Wrapper, Monitor, Plus, gym.Env)],
+            "dict": {name: type(value) for name, value in vars(layer).items()},
+            "attributes": {name: type(getattr(layer, name, None)) for name in names},
+            "signatures": [str(inspect.signature(method)) for method in (layer.reset, layer.step, type(layer).reset)],
+            "specs": [inspect.getfullargspec(method)[:6] for method in (layer.reset, layer.step)],
+            "arguments": [method.__code__.co_varnames[: method.__code__.co_argcount] for method in (layer.reset, layer.step)],
+            "source": [inspect.getsource(method) for method in (layer.reset, layer.step)],
+            "bound": [method.__self__ is layer and type(method).__name__ == "method" for method in (layer.reset, layer.step)],
+            "names": [method.__qualname__ for method in (layer.reset, layer.step)],
+            "copies": [(type(one), sorted(vars(one))) for one in copies],
+            "text": repr(layer).partition(" at 0x")[0],
+            "found": [layer.has_wrapper_attr(name) for name in ("set_next_seed", "t", "withdraw_seed")],
+        })  # fmt: skip
+    return facts
+
+
+@pytest.mark.parametrize("wrap", [lambda e: e, lambda e: Monitor(Plus(gym.wrappers.TimeLimit(e, 30)))])
+def test_an_env_under_grpo_and_one_under_ppo_are_not_told_apart(wrap):
+    def seen(algorithm):
+        raw = Walk()
+        env = DummyVecEnv([lambda: wrap(raw)])
+        before = [{name: id(value) for name, value in vars(layer).items()} for layer in chain(env.envs[0])]
+        model = algorithm("MlpPolicy", env, **SMALL)
+        after = [{name: id(value) for name, value in vars(layer).items()} for layer in chain(env.envs[0])]
+        assert before == after and env.envs[0].unwrapped is raw and type(env.envs) is list
+        facts = [seen_from_outside(env.envs[0])]
+        model.learn(64)
+        facts.append(seen_from_outside(env.envs[0]))
+        del model
+        facts.append(seen_from_outside(env.envs[0]))
+        return facts, sorted(vars(env))
+
+    unlike = Walk.made
+    assert seen(GRPO) == seen(PPO)
+    assert Walk.made - unlike == 2  # who counts its objects in the class finds those that it made
+
+
+def test_the_vec_env_too_stays_what_it_was():
+    env = DummyVecEnv([Walk, Walk])
+    before = dict(vars(env))
+    GRPO("MlpPolicy", env, **SMALL).learn(64)
+    assert set(vars(env)) - {"actions"} == set(before)
+    assert all(method.__self__ is env for method in (env.reset, env.step, env.step_wait, env.env_method))
+    twin = copy.copy(env)
+    twin.envs = [Walk(), Walk()]
+    twin.reset(), twin.step(np.array([0, 0]))
+    assert [one.t for one in twin.envs] == [1, 1] and env.envs[0].t != 1
+    pickle.loads(pickle.dumps(env)).reset()
+
+
+class Advantage(gym.Wrapper):
+    """The reward, less what doing nothing would have earned: tried out on a copy."""
+
+    duplicate = staticmethod(copy.copy)
+
+    def step(self, action):
+        idle = self.duplicate(self.env.unwrapped).step(1)[1]
+        obs, reward, *rest = self.env.step(action)
+        return obs, reward - idle, *rest
+
+
+class TryOut(gym.Wrapper):
+    """Tries two actions out, and puts what the env was back."""
+
+    def step(self, action):
+        env = self.env.unwrapped
+        kept = copy.deepcopy(vars(env))
+        env.step(1), env.step(2)
+        vars(env).clear()
+        vars(env).update(kept)
+        return self.env.step(action)
+
+
+class Search(gym.Wrapper):
+    """Plays on to the end on a copy of all that it wraps, before every step and in every reset, and masks by what it found."""
+
+    def action_masks(self):
+        return np.array([self.worth(action) >= 0 for action in range(3)])
+
+    def worth(self, action):
+        twin = copy.deepcopy(self.env)
+        twin.reset(seed=3)
+        return sum(twin.step(action)[1] for _ in range(5))
+
+    def step(self, action):
+        self.worth(action)
+        return self.env.step(action)
+
+    def reset(self, **kwargs):
+        result = self.env.reset(**kwargs)
+        self.worth(0)
+        return result
+
+
+@pytest.mark.parametrize("subproc", [False, True], ids=["dummy", "subproc"])
+@pytest.mark.parametrize("wrap", [Advantage, TryOut, Search])
+def test_what_wrappers_try_out_on_copies_and_snapshots_disturbs_nothing(wrap, subproc):
+    def make():
+        return Monitor(wrap(Plus(Walk())))
+
+    env = SubprocVecEnv([lambda: SeededResetWrapper(make())] * 2, "fork") if subproc else DummyVecEnv([make] * 2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Something other|Two members")
+        model = GRPO("MlpPolicy", env, **SMALL).learn(256)
+    assert {episode["l"] for episode in model.ep_info_buffer} == {20}
+    assert model.interruptions == model.slots.start_mismatches == 0
+    env.close()
+
+
+def test_a_callback_that_plays_on_copies_disturbs_nothing():
+    def play_on(env):
+        for one in env.envs:
+            for layer in chain(one):
+                twin = copy.deepcopy(layer)
+                twin.reset(), twin.step(0)
+            copy.copy(one.unwrapped).step(1)
+
+    callback = Meddle(play_on, calls=range(0, 100, 7))
+    model = GRPO("MlpPolicy", DummyVecEnv([lambda: Monitor(Plus(Walk()))] * 2), **SMALL).learn(256, callback)
+    assert model.interruptions == 0 and {episode["l"] for episode in model.ep_info_buffer} == {20}
+
+
+class OldAndNew(gym.Wrapper):
+    """Wraps envs of before and after ``reset(seed=...)``."""
+
+    def reset(self, *, seed=None, options=None):
+        if "seed" in inspect.signature(self.env.reset).parameters and "seed" in self.env.reset.__code__.co_varnames:
+            return self.env.reset(seed=seed)
+        return self.env.reset()
+
+
+def test_a_wrapper_that_looks_which_arguments_reset_takes_finds_them():
+    env = DummyVecEnv([lambda: Monitor(OldAndNew(gym.make("CartPole-v1").unwrapped))])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Two members")
+        model = GRPO("MlpPolicy", env, **SMALL).learn(256)
+    assert model.slots.start_mismatches == 0
+
+
+def test_an_env_with_a_reset_and_a_step_of_its_own_starts_its_groups_alike():
+    """Set on the object, as ``functools.partial`` does: past them nobody hears, but the VecEnv gives the seed all the same."""
+    env = DummyVecEnv([lambda: gym.wrappers.TimeLimit(gym.make("CartPole-v1").unwrapped, 20)] * 2)
+    for one in env.envs:
+        one.reset, one.unwrapped.step = partial(one.reset, options={"low": -0.1, "high": 0.1}), one.unwrapped.step
+    model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(256)
+    assert model.slots.start_mismatches == 0 and model.slots.next_group > 4
 
 
 # ------------------------------------------------------------ resets without options
@@ -755,6 +949,78 @@ def test_an_env_that_ignores_its_seed_is_blamed_under_wrappers_too():
     env = Skips(gym.wrappers.NormalizeObservation(Unseeded()))
     with pytest.warns(UserWarning, match=r"reset\(seed=...\) does not fix its start state, or the envs are not alike"):
         GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(128)
+
+
+class Goal(gym.Env):
+    """Draws a goal from a generator that no seed reaches."""
+
+    one = spaces.Box(-1, 1, (1,), np.float32)
+    observation_space, action_space = spaces.Dict(place=one, goal=one), spaces.Discrete(2)
+
+    def seen(self):
+        return {"place": np.full(1, self.place, np.float32), "goal": np.full(1, self.goal, np.float32)}
+
+    def draw(self):
+        return np.random.randint(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.goal, self.t = self.np_random.uniform(), self.draw(), 0
+        return self.seen(), {}
+
+    def step(self, action):
+        self.t += 1
+        return self.seen(), float(action == self.goal), False, self.t >= 5, {}
+
+
+class GoalOfTheSeed(Goal):
+    def draw(self):
+        return self.np_random.integers(2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "hidden", "said"),
+    [
+        (Goal, False, r"^Two members of a group started from different observations.*does not fix its start state"),
+        (
+            Goal,
+            True,
+            r"^Two members of a group may have started.*of Goal without its wrappers differ: reset\(seed=...\)",
+        ),
+        (GoalOfTheSeed, True, None),
+    ],
+)
+def test_starts_that_differ_behind_a_wrapper_are_noticed_in_softer_words(kind, hidden, said):
+    def make():
+        return Monitor(gym.wrappers.FilterObservation(kind(), ["place"]) if hidden else kind())
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = GRPO("MultiInputPolicy", DummyVecEnv([make] * 2), **SMALL).learn(512)
+    texts = [str(w.message) for w in caught if "Two members" in str(w.message)]
+    assert (model.slots.start_mismatches > 10) == (said is not None) and len(texts) == (said is not None)
+    assert said is None or re.search(said, texts[0])
+
+
+class RandomRange(gym.Wrapper):
+    """Draws where to start before the seed has arrived."""
+
+    def reset(self, *, seed=None, options=None):
+        high = self.np_random.uniform(0.01, 0.2)
+        return self.env.reset(seed=seed, options={"low": -high, "high": high})
+
+
+def test_whoever_hands_out_other_options_is_named():
+    env = make_vec_env("CartPole-v1", 4, wrapper_class=RandomRange)
+    with pytest.warns(UserWarning, match=r"RandomRange.reset\(\) hands other options to what it wraps \(\w+\) with the same"):
+        GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(256)
+    env = Monitor(RandomRange(gym.wrappers.TimeLimit(gym.make("CartPole-v1").unwrapped, 20)))
+    with pytest.warns(UserWarning, match=r"RandomRange.reset\(\) hands other options to what it wraps \(TimeLimit\)"):
+        GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(256)
+    env = make_vec_env("CartPole-v1", 3)
+    env.set_options({"low": -0.2, "high": 0.2})
+    with pytest.warns(UserWarning, match=r"other options with the same seed, from VecEnv.set_options\(\)"):
+        GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(256)
 
 
 # ------------------------------------------------------------ VecEnvs of one's own
@@ -966,12 +1232,23 @@ def test_a_batched_vec_env_without_seeds_hears_what_fits(kind):
     assert "SubprocVecEnv" not in str(caught.value)
 
 
+@pytest.mark.parametrize("error", [ConnectionError, ValueError, TypeError, AttributeError])
+def test_an_error_that_says_nothing_of_seeds_is_the_vec_envs_own(error):
+    class Away(Batched):
+        def env_method(self, method_name, *args, indices=None, **kwargs):
+            raise error("the simulator has gone away")
+
+    with pytest.raises(error, match=r"^the simulator has gone away$"):
+        GRPO("MlpPolicy", Away(), **SMALL)
+
+
 def test_installing_twice_holds_the_env_once():
     env = make_vec_env("CartPole-v1", 2)
     install_seeded_reset(env)
     methods = env.reset, env.step_async, env.envs[0].reset, env.envs[0].step
+    hold = hold_of(env)
     install_seeded_reset(VecNormalize(env))
-    assert methods == (env.reset, env.step_async, env.envs[0].reset, env.envs[0].step)
+    assert methods == (env.reset, env.step_async, env.envs[0].reset, env.envs[0].step) and hold_of(env) is hold
 
 
 class Tells(gym.Wrapper):

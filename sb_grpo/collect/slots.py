@@ -7,7 +7,7 @@ slots works through one stream of jobs, and a slot whose episode ended takes the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -15,7 +15,18 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import ranks
-from sb_grpo.collect.starts import Start, left_behind, mismatch_message, not_reset_message, same_start, start_of
+from sb_grpo.collect.starts import (
+    Start,
+    alike_message,
+    as_start,
+    hidden_message,
+    left_behind,
+    mismatch_message,
+    not_reset_message,
+    same_inside,
+    same_start,
+    start_of,
+)
 from sb_grpo.envs.hold import Hold, hold_of, resetting
 from sb_grpo.envs.installing import install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
@@ -25,6 +36,10 @@ from sb_grpo.state import attributes, put_attributes
 from sb_grpo.types import Rollout
 
 NO_JOB = -1
+#: Different starts that are told apart in counting them.
+MOST_STARTS = 1_000
+#: Groups after which it is said that all have started alike.
+ENOUGH_GROUPS = 10
 
 
 class Slots(Protocol):
@@ -36,6 +51,11 @@ class Slots(Protocol):
 
     group_size: int
     start_mismatches: int  #: episodes that did not start like the first one of their group
+    starts_seen: dict[str, int]  #: groups by how they started; empty where that is not counted
+
+    @property
+    def n_starts(self) -> int:
+        """Number of different starts among all groups so far, up to MOST_STARTS; 0 where they are not counted."""
 
     @property
     def next_group(self) -> int:
@@ -75,8 +95,8 @@ class GroupSlots:
     """
 
     STATE: ClassVar[tuple[str, ...]] = (
-        "group_size", "next_job", "job", "t", "start_mismatches", "_queued", "_given_back", "_first_start", "_members_ended",
-        "_times_lost",
+        "group_size", "next_job", "job", "t", "start_mismatches", "starts_seen", "_queued", "_given_back", "_first_start",
+        "_members_ended", "_times_lost",
     )  # fmt: skip
 
     def __init__(self, n_envs: int, group_size: int, base_seed: int, first_group: int = 0, shared_noise: bool = True) -> None:
@@ -85,6 +105,8 @@ class GroupSlots:
         self.job = np.zeros(n_envs, dtype=np.int64)
         self.t = np.zeros(n_envs, dtype=np.int64)
         self.start_mismatches = 0
+        self.starts_seen: dict[str, int] = {}
+        self._warned: set[str] = set()
         self._queued = np.zeros(n_envs, dtype=np.int64)
         self._given_back: list[int] = []
         self._first_start: dict[int, Start] = {}
@@ -115,7 +137,16 @@ class GroupSlots:
     def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
         """Take an env for the jobs of other slots; :meth:`begin_again` starts them there."""
         put_attributes(self, self.STATE, state)
+        self._first_start = {group: as_start(start) for group, start in self._first_start.items()}
         self._take(env)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_hold": None}  # a copy has no envs
+
+    @property
+    def n_starts(self) -> int:
+        """Number of different starts among all groups so far, up to MOST_STARTS."""
+        return len(self.starts_seen)
 
     @property
     def at_starts(self) -> bool:
@@ -238,21 +269,38 @@ class GroupSlots:
         if self.in_step_with(env):  # else somebody has taken the envs since they were reset
             steps = self._queue(slot)
             if steps is True:
-                self._note_mismatch(not_reset_message(env, slot))
+                self.start_mismatches += 1
+                self._warn("not reset", not_reset_message, env, slot)
             elif start is not None:
                 self._check_start(env, job // self.group_size, left_behind(start, steps))
 
     def _check_start(self, env: VecEnv, group: int, start: Start) -> None:
-        first = self._first_start.setdefault(group, start)
-        if not same_start(first, start):
-            group = ranks.dealt(group)
-            seed = group_seed(self.base_seed, group)
-            self._note_mismatch(mismatch_message(env, group, seed, first, start))
-
-    def _note_mismatch(self, message: str) -> None:
+        if group not in self._first_start:
+            self._first_start[group] = start
+            self._count_start(env, start)
+            return
+        first = self._first_start[group]
+        seen, inside = same_start(first, start), same_inside(first, start)
+        if seen and inside:
+            return
         self.start_mismatches += 1
-        if self.start_mismatches == 1:
-            warnings.warn(message, UserWarning, stacklevel=2)
+        group = ranks.dealt(group)
+        message = hidden_message if seen else mismatch_message
+        self._warn(message.__name__, message, env, group, group_seed(self.base_seed, group), first, start)
+
+    def _count_start(self, env: VecEnv, start: Start) -> None:
+        """A group has begun."""
+        shown = f"{start[0].digest} {start[-1].digest}"
+        if shown in self.starts_seen or len(self.starts_seen) < MOST_STARTS:
+            self.starts_seen[shown] = self.starts_seen.get(shown, 0) + 1
+        if len(self.starts_seen) == 1 and self.starts_seen[shown] == ENOUGH_GROUPS:
+            self._warn("alike", alike_message, env, ENOUGH_GROUPS)
+
+    def _warn(self, kind: str, message: Callable[..., str], *args: Any) -> None:
+        """Say one kind of thing once."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(message(*args), UserWarning, stacklevel=2)
 
 
 class TensorSlots:
@@ -271,6 +319,7 @@ class TensorSlots:
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("group_size", "job", "_next_job", "t", "episode_return", "memory", "start_mismatches")
+    n_starts = 0  #: not counted
 
     def __init__(self, n_envs: int, group_size: int, base_seed: int, first_group: int, device: th.device) -> None:
         self.group_size, self.device = group_size, device
@@ -282,6 +331,7 @@ class TensorSlots:
         self.episode_return = th.zeros(n_envs, device=device)
         self.memory: th.Tensor | None = None  #: [n_envs, n] of a policy that has one, after the last step
         self.start_mismatches = 0
+        self.starts_seen: dict[str, int] = {}
         self._left_at: tuple[TensorVecEnv, int] | None = None
 
     @property

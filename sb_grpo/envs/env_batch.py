@@ -9,7 +9,7 @@ from typing import Any
 import gymnasium as gym
 from stable_baselines3.common.env_util import is_wrapped
 
-from sb_grpo.envs.seeded_reset import seeded_reset_of
+from sb_grpo.envs.seeded_reset import SeededResetWrapper
 
 #: In the info of a slot's step: its worker died, and the episode that it was running is lost. Between the workers and the
 #: collection alone: a plain word might be an info of the user's, who has lost a game.
@@ -27,9 +27,7 @@ class EnvBatch:
 
     def __init__(self, env_fns: Sequence[Callable[[], gym.Env]], threaded: bool = False) -> None:
         self._pool = ThreadPoolExecutor(len(env_fns)) if threaded and len(env_fns) > 1 else None
-        self.envs = [env_fn() for env_fn in env_fns]
-        for env in self.envs:
-            seeded_reset_of(env)
+        self.envs = [SeededResetWrapper(env_fn()) for env_fn in env_fns]
         self._lost = [False] * len(self.envs)
 
     def renew(self, attributes: Sequence[dict[str, Any]], seeds: Sequence[tuple[str, tuple[Any, ...]] | None]) -> None:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from operator import is_
 from typing import Any, Protocol
+from weakref import ref
 
 import numpy as np
 from stable_baselines3.common.vec_env import VecEnv
+
+from sb_grpo.envs.listening import listen, listener_of
 
 #: What this package asks of envs by ``env_method``; whatever else is called may reset or step them.
 PROTOCOL = ("set_next_seed", "withdraw_seed", "count_calls", "seeded_reset_facts")
@@ -20,16 +24,23 @@ class Holder(Protocol):
         """One seed per slot for whoever comes next: other ones every time, and none that the holder uses."""
 
 
-class Watched(Protocol):
-    """An env whose resets the trainer chooses, as :class:`sb_grpo.envs.seeded_reset.SeededReset` makes it one."""
-
-    env: Any
+class Seat(Protocol):
+    """An env whose resets the trainer chooses: :class:`sb_grpo.envs.seeded_reset.SeededEnv`."""
 
     def watch(self, hold: Hold) -> None:
         """Tell a hold when somebody else resets or steps the env."""
 
     def leave(self, hold: Hold, seed: int) -> None:
         """Tell it nothing any more, and forget what it has queued."""
+
+    def set_next_seed(self, seed: int, noise_seed: int | None = None) -> bool | int:
+        """Queue the seed of the next reset."""
+
+    def withdraw_seed(self, seed: int) -> None:
+        """Forget it."""
+
+    def seeded_reset_facts(self) -> tuple[str | None, int | None]:
+        """Id and time limit of the env."""
 
 
 class Hold:
@@ -39,39 +50,55 @@ class Hold:
     Whatever else calls the VecEnv (a callback's evaluation, another model, the user) first ends the hold, and finds the envs
     as random as SB3 leaves them. The holder sees that it has lost them and starts over.
 
-    :param base: the VecEnv without its wrappers; some of its methods pass through here from now on
+    It listens to the VecEnv (:mod:`sb_grpo.envs.listening`). Envs of this process are called through their seats, which stand
+    in ``DummyVecEnv.envs`` only while that steps or resets them for the holder.
+
+    :param base: the VecEnv without its wrappers
     :param ours: the envs have this package's resets, and not only ``set_next_seed``
     :param near: the envs are in this process, and tell by themselves who calls them
     :param takes_noise: ``set_next_seed`` has a second argument, the seed of what ``step()`` draws
     """
 
     def __init__(self, base: VecEnv, ours: bool, near: bool = False, takes_noise: bool = True) -> None:
-        self.base, self.ours, self.near, self.takes_noise = base, ours, near, takes_noise
+        self._base, self.ours, self.near, self.takes_noise = ref(base), ours, near, takes_noise
         self.holder: Holder | None = None
         self.actor: Holder | None = None  #: who is stepping or resetting the envs right now, if that is a trainer
         self._queued: dict[int, tuple[Any, ...]] = {}  #: by slot, what the holder has queued last
-        self._watched: list[Watched] = []  #: of envs that are near, by slot
-        self._step, self._step_async, self._reset = base.step, base.step_async, base.reset
-        self._env_method, self._seed = base.env_method, base.seed
-        names = ["step_async", "reset", "env_method"]
-        names += ["step"] if type(base).step is not VecEnv.step else []  # else it calls step_async
-        names += [] if ours else ["seed"]
-        for name in names:
-            setattr(base, name, getattr(self, name))
+        self.seats: list[Any] = []  #: of envs that are near, by slot; DummyVecEnv.envs now and then
+        self._seats: tuple[Seat, ...] = ()  #: the same, which nobody changes
+        self._envs: tuple[Any, ...] = ()  #: that they were made for
+        self.called = self.notice
+        for name in ("reset", "env_method", *(["step_wait"] if near else []), *([] if ours else ["seed"])):
+            listen(base, self, [name])
+        for name in () if near else ("step_async", *(["step"] if type(base).step is not VecEnv.step else [])):
+            listen(base, self, [], [name])
 
-    def watch_over(self, envs: Sequence[Watched]) -> None:
-        """These are the envs that are near; those that somebody has taken out of the VecEnv are let go."""
-        for gone in self._watched:
-            if gone not in envs:
+    @property
+    def base(self) -> VecEnv:
+        """The VecEnv without its wrappers; it is not kept alive by being held."""
+        base = self._base()
+        assert base is not None
+        return base
+
+    def sit(self, envs: Sequence[Any], seats: Sequence[Seat]) -> None:
+        """Take the seats of the envs that are near; envs that somebody has taken out of the VecEnv are let go."""
+        for gone in self._seats:
+            if gone not in seats:
                 gone.leave(self, int(np.random.randint(2**31)))
-        self._watched = list(envs)
-        for one in envs:
-            one.watch(self)
+        self._envs = tuple(envs)
+        self._seats = tuple(seats)
+        self.seats = list(seats)
+        for seat in seats:
+            seat.watch(self)
+
+    def seat_of(self, env: Any) -> Seat | None:
+        """The seat of an env that is here already."""
+        return next((seat for there, seat in zip(self._envs, self._seats, strict=True) if there is env), None)
 
     @property
     def has_its_envs(self) -> bool:
         """Nobody has put another env into a slot."""
-        return not self.near or all(a.env is b for a, b in zip(self._watched, self.base.envs, strict=False))  # type: ignore[attr-defined]
+        return not self.near or all(map(is_, self._envs, self.base.envs))  # type: ignore[attr-defined]
 
     def take(self, holder: Holder) -> None:
         """From now on the envs are the holder's, which is :func:`resetting` them.
@@ -87,8 +114,10 @@ class Hold:
             seeds = self.holder.seeds_for_others()
             self.holder = None
             for slot, seed in enumerate(seeds):
-                if self.ours:
-                    self._env_method("withdraw_seed", seed, indices=[slot])
+                if self.near:
+                    self._seats[slot].withdraw_seed(seed)
+                elif self.ours:
+                    self.base.env_method("withdraw_seed", seed, indices=[slot])
                 else:
                     self.queue(slot, seed)
 
@@ -105,54 +134,82 @@ class Hold:
                 "only the seed of the start: give it a second argument noise_seed, or leave shared_noise=True."
             )
         self._queued[slot] = (seed, noise_seed) if self.takes_noise else (seed,)
-        answers = self._env_method("set_next_seed", *self._queued[slot], indices=[slot])
+        return self._send(slot)
+
+    def _send(self, slot: int) -> bool | int:
+        seeds = self._queued[slot]
+        if self.near:
+            return self._seats[slot].set_next_seed(*seeds)
+        answers = self.base.env_method("set_next_seed", *seeds, indices=[slot])
         return answers[0] or 0 if self.ours else 0
+
+    def facts(self) -> tuple[str | None, int | None]:
+        """Id and time limit of the first env, which has this package's resets."""
+        if self.near:
+            return self._seats[0].seeded_reset_facts()
+        answer: tuple[str | None, int | None] = self.base.env_method("seeded_reset_facts", indices=[0])[0]
+        return answer
+
+    def _through_seats(self, function: Any, base: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the VecEnv's function; it finds the seats in its list of envs, if it is called for the holder."""
+        if self.actor is None or self.actor is not self.holder or not self.has_its_envs:
+            return function(base, *args, **kwargs)
+        envs = base.envs
+        base.envs = self.seats
+        try:
+            return function(base, *args, **kwargs)
+        finally:
+            base.envs = envs
+            if not all(map(is_, self.seats, self._seats)):  # its own code has put another env into a slot
+                for slot, seat in enumerate(self._seats):
+                    envs[slot] = envs[slot] if self.seats[slot] is seat else self.seats[slot]
+                self.seats = list(self._seats)
 
     # ------------------------------------------------------------ the VecEnv's own methods
 
-    def step(self, actions: np.ndarray) -> Any:
+    def step_wait(self, function: Any, base: VecEnv) -> Any:
         self.notice()
-        return self._step(actions)
+        return self._through_seats(function, base)
 
-    def step_async(self, actions: np.ndarray) -> None:
-        self.notice()
-        self._step_async(actions)
-
-    def reset(self) -> Any:
+    def reset(self, function: Any, base: VecEnv) -> Any:
         self.notice()
         if self.holder is not None:  # it is the holder's, and perhaps the second in a row: every one begins what was queued
-            for slot, seeds in self._queued.items():
-                self._env_method("set_next_seed", *seeds, indices=[slot])
-        return self._reset()
+            for slot in self._queued:
+                self._send(slot)
+        return self._through_seats(function, base) if self.near else function(base)
 
-    def env_method(self, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def env_method(self, function: Any, base: VecEnv, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         if method_name in ("reset", "step"):
             self.notice()
         if method_name == "reset" and self.holder is not None:  # by a wrapper that ends an episode in the holder's step
-            return self._reset_some(*args, **kwargs)
+            return self._reset_some(function, base, *args, **kwargs)
+        answers: list[Any]
         if self.near or not self.ours or self.holder is None or method_name in PROTOCOL:
-            return self._env_method(method_name, *args, **kwargs)
-        before = self._env_method("count_calls")
-        answers = self._env_method(method_name, *args, **kwargs)
-        if self._env_method("count_calls") != before:  # a method of the user's, which resets or steps the env
+            return function(base, method_name, *args, **kwargs)  # type: ignore[no-any-return]
+        before = function(base, "count_calls")
+        answers = function(base, method_name, *args, **kwargs)
+        if function(base, "count_calls") != before:  # a method of the user's, which resets or steps the env
             self.notice()
         return answers
 
-    def _reset_some(self, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+    def _reset_some(self, function: Any, base: VecEnv, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
         """Reset some envs; their infos take the place of those of resets before, as they do where the VecEnv resets."""
-        answers = self._env_method("reset", *args, indices=indices, **kwargs)
-        infos = list(getattr(self.base, "reset_infos", ()))
+        call = self._through_seats if self.near else lambda function, *args, **kwargs: function(*args, **kwargs)
+        answers: list[Any] = call(function, base, "reset", *args, indices=indices, **kwargs)
+        infos = list(getattr(base, "reset_infos", ()))
         if infos:
             slots = range(len(infos)) if indices is None else np.atleast_1d(indices)
             for slot, (_, info) in zip(slots, answers, strict=True):
                 infos[slot] = info
-            self.base.reset_infos = infos
+            base.reset_infos = infos
         return answers
 
-    def seed(self, seed: int | None = None) -> Sequence[int | None]:
+    def seed(self, function: Any, base: VecEnv, *args: Any, **kwargs: Any) -> Any:
         """Envs that only know ``set_next_seed`` start from it too: what was queued before would win over it."""
+        if self.ours:
+            return function(base, *args, **kwargs)
         self.notice()
-        seeds = self._seed(seed)
+        seeds = function(base, *args, **kwargs)
         for slot, one in enumerate(seeds or ()):
             if one is not None:
                 self.queue(slot, one)
@@ -184,5 +241,5 @@ def hold_of(env: VecEnv) -> Hold:
 
 
 def _found(env: VecEnv) -> Hold | None:
-    hold = getattr(vars(env.unwrapped).get("reset"), "__self__", None)
+    hold = listener_of(env.unwrapped)
     return hold if isinstance(hold, Hold) else None

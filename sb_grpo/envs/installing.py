@@ -9,7 +9,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv,
 
 from sb_grpo.envs.hold import Hold, hold_of
 from sb_grpo.envs.infos import Infos
-from sb_grpo.envs.seeded_reset import observation_digest, seeded_reset_of
+from sb_grpo.envs.listening import listener_of
+from sb_grpo.envs.seeded_reset import Seat, SeededEnv, observation_digest
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.envs.time_limits import OF_TIME_LIMIT, limit_among, smallest
 from sb_grpo.types import map_obs
@@ -30,14 +31,28 @@ def install_seeded_reset(venv: VecEnv) -> None:
             f"{type(venv).__name__} moves every step of a {type(base).__name__} through NumPy: pass the TensorVecEnv itself."
         )
     _check_slots(venv)
-    held = isinstance(getattr(vars(base).get("reset"), "__self__", None), Hold)
+    held = isinstance(listener_of(base), Hold)
     if isinstance(base, DummyVecEnv):
-        seeded = [seeded_reset_of(env) for env in base.envs]
         hold = hold_of(base) if held else Hold(base, ours=True, near=True)
-        hold.watch_over(seeded)
+        plain = all(getattr(type(base), name) is getattr(DummyVecEnv, name) for name in ("step", "step_wait", "reset"))
+        kind = Seat if plain else SeededEnv  # what somebody's own step_wait() asks of the envs is not known
+        hold.sit(base.envs, [hold.seat_of(env) or kind(env) for env in base.envs])
         base.buf_infos = Infos(base.buf_infos)
     elif not held:
         _hold_out_of_reach(base)
+
+
+def check_no_pool(*envs: Any) -> None:
+    """See that none of these is a pool of EnvPool, whose slots reset themselves without seeds.
+
+    :raises ValueError: naming the adapter that there is
+    """
+    for env in envs:
+        if any(base.__module__.startswith("envpool.") for base in type(env).__mro__):
+            raise ValueError(
+                f"{type(env).__name__} is a pool of EnvPool, whose slots reset themselves and take no seeds for it. Pass "
+                "sb_grpo.envs.envpool.EnvPoolEnv(task_id, num_envs), which makes the pool (docs/own_env.md)."
+            )
 
 
 def _check_slots(venv: VecEnv) -> None:
@@ -73,6 +88,7 @@ def _hold_out_of_reach(base: VecEnv) -> Hold:
         if _answers(base, "set_next_seed", seed, *noise) and (not says_yes_to_all or _obeys(base, seed, *noise)):
             ours = not says_yes_to_all and _answers(base, "seeded_reset_facts")
             return Hold(base, ours, takes_noise=bool(noise))
+    check_no_pool(*getattr(base, "__dict__", {}).values())
     raise ValueError(
         f"GRPO must choose the seed of every reset, but {type(base).__name__} has no way to say it. Either let "
         "env_method('set_next_seed', seed, noise_seed, indices=[slot]) set the seed of a slot's next reset, whether step() or "
@@ -84,10 +100,16 @@ def _hold_out_of_reach(base: VecEnv) -> Hold:
 
 
 def _answers(base: VecEnv, method: str, *args: Any) -> bool:
+    """Whether the VecEnv knows a method of its envs by this name, with these arguments.
+
+    :raises Exception: of the VecEnv's own, which says nothing of the name
+    """
     try:
         base.env_method(method, *args, indices=[0])
-    except (AttributeError, NotImplementedError, KeyError, ValueError, TypeError, AssertionError):
-        return False
+    except (AttributeError, NotImplementedError, KeyError, ValueError, TypeError, AssertionError) as error:
+        if isinstance(error, NotImplementedError) or method in str(error) or not str(error):
+            return False
+        raise
     return True
 
 
@@ -110,7 +132,7 @@ def facts(env: VecEnv) -> tuple[str | None, int | None]:
         return base.env_id or None, base.max_episode_steps
     hold = hold_of(env)
     if hold.ours:
-        env_id, limit = env.env_method("seeded_reset_facts", indices=[0])[0]
+        env_id, limit = hold.facts()
         # Wrappers around the seeded resets, where those were not the last that a process put on.
         outside = None if hold.near or not env.has_attr(OF_TIME_LIMIT) else env.get_attr(OF_TIME_LIMIT, indices=[0])[0]
         return env_id, smallest([limit, outside])

@@ -1,55 +1,82 @@
-"""A seed for the next ``reset()``, put on the env instance itself: how SB3's unseeded auto-reset starts the right group."""
+"""A seed for the next ``reset()`` of an env: SB3's unseeded auto-reset starts the right group."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from copy import copy
+from copy import copy, deepcopy
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import ref
 
 import gymnasium as gym
 import numpy as np
 import torch as th
+from gymnasium import spaces
 
 from sb_grpo.envs.hold import PROTOCOL, Hold
+from sb_grpo.envs.listening import listen, listener_of
 from sb_grpo.envs.time_limits import asked, layers, limit_of
 
 START_DIGEST = "group_start_digest"
 START_LAYERS = "group_start_layers"
 
-#: Of a layer: its name, the digest of its first observation (empty: it was not reset), the seed that its reset got (empty:
-#: none), and how often the env without its wrappers had been called in this reset when the layer's own was over.
-Begun = tuple[str, str, str, int]
+
+class Begun(NamedTuple):
+    """The start of an episode in one layer of an env. Travels in infos as a plain tuple."""
+
+    name: str  #: of the layer's class
+    digest: str = ""  #: of its first observation; empty: it was not reset
+    seed: str = ""  #: that its reset got, also where another one without a seed came after it; empty: none
+    calls: int = 0  #: of the env without its wrappers in this reset, when the layer's own was over
+    options: str = ""  #: digest of the options that its reset got; empty: none
 
 
-def observation_digest(obs: Any) -> str:
-    """Sixteen hexadecimal digits, other ones for observations that differ in any bit: text, which any log can hold.
+def observation_digest(obs: Any, space: spaces.Space[Any] | None = None) -> str:
+    """Sixteen hexadecimal digits, other ones for observations with other values: text, which any log can hold.
+
+    Equal values have one digest whatever holds them: -0.0 is 0.0, and a float32 is the float64 of the same value.
 
     :param obs: an array, a scalar, or a dict or tuple of them
-    :return: BLAKE2b digest of the raw bytes, eight of them, the same in every process
+    :param space: that says in which type values are compared: 0.1 in float32 and in float64 are one number in a float32 space
+    :return: BLAKE2b digest, eight bytes of it, the same in every process
     """
+    if isinstance(obs, np.ndarray):
+        return blake2b(_canonical(obs, getattr(space, "dtype", None)), digest_size=8).hexdigest()
     digest = blake2b(digest_size=8)
 
-    def feed(part: Any) -> None:
+    def feed(part: Any, space: Any) -> None:
         if isinstance(part, dict):
             for key in sorted(part):
-                feed(part[key])
+                feed(part[key], space[key] if isinstance(space, spaces.Dict) and key in space.spaces else None)
         elif isinstance(part, tuple | list):
-            for item in part:
-                feed(item)
+            of = space.spaces if isinstance(space, spaces.Tuple) and len(space.spaces) == len(part) else [None] * len(part)
+            for item, inner in zip(part, of, strict=True):
+                feed(item, inner)
         else:
-            array = np.ascontiguousarray(part)
-            digest.update(repr(part).encode() if array.dtype == object else array.tobytes())
+            digest.update(_canonical(part, getattr(space, "dtype", None)))
 
-    feed(obs)
+    feed(obs, space)
     return digest.hexdigest()
 
 
-def put(env: gym.Env[Any, Any], name: str, value: Any) -> None:
-    """Set an attribute of this very env, also where its class hands attributes on to what it wraps."""
-    object.__setattr__(env, name, value)
+def _canonical(part: Any, dtype: Any) -> bytes:
+    """The bytes of a value, the same ones in whatever type it comes.
+
+    :param dtype: in which values are compared; None: integers as int64, other numbers as float64
+    """
+    array = np.asarray(part)
+    kind = array.dtype.kind
+    if kind == "O":
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(part)).encode()  # where it lies in memory is no value
+    if kind in "biuf":
+        dtype = dtype or (np.float64 if kind == "f" else np.int64)
+        if array.dtype != dtype and np.dtype(dtype).kind in "biuf":
+            array = array.astype(dtype)
+        if array.dtype.kind == "f":
+            array = array + 0.0  # -0.0 has another sign bit
+    return array.tobytes()
 
 
 def reseed(env: gym.Env[Any, Any], seed: int) -> None:
@@ -78,107 +105,123 @@ def torchs_numbers_kept() -> Iterator[None]:
 
 
 class Layer:
-    """One layer under an env's outermost wrapper: remembers what it started with, and hears who else uses the env.
+    """The listener of one layer of an env: remembers the start of its episode, and tells holds of calls.
 
-    :param env: the layer; its ``reset`` is this object's from now on, and its ``step`` if no layer is further in
+    :param env: the layer
+    :param base: that of the env without its wrappers; None: this is it
     """
 
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
-        self.env, self.calls = env, 0
+    def __init__(self, env: gym.Env[Any, Any], base: Layer | None) -> None:
+        self.name, self.space, self.calls = type(env).__name__, asked(env, "observation_space"), 0
+        self.base: Layer = self if base is None else base
+        self.holds: tuple[ref[Hold], ...] = ()  #: of all VecEnvs that share this layer; they come and go with their models
+        self.pending: int | None = None  #: seed of the next reset, if that is given none
         self.forget()
-        #: of the env without its wrappers: who steps it in reset() is told by its calls
-        self.base: Layer = layer_of(layers(env)[-1]) if isinstance(env, gym.Wrapper) else self
-        self.holds: list[ref[Hold]] = []  #: of all VecEnvs that share this layer; they come and go with their models
-        self._reset, self._step = env.reset, env.step
-        put(env, "reset", self.reset)
-        if not isinstance(env, gym.Wrapper):
-            put(env, "step", self.step)
 
     def watch(self, hold: Hold) -> None:
         """Tell a hold when somebody else resets or steps this layer."""
         self.leave(hold)
-        self.holds.append(ref(hold))
+        self.holds = (*self.holds, ref(hold))
 
     def leave(self, hold: Hold) -> None:
         """Tell a hold nothing any more."""
-        self.holds = [there for there in self.holds if there() not in (None, hold)]
+        self.holds = tuple(there for there in self.holds if there() not in (None, hold))
 
-    def _called(self) -> None:
+    def forget(self) -> None:
+        """The next episode has not begun here."""
+        self.digest = self.seed = self.options = ""
+        self.calls_then = 0  #: of the env without its wrappers, when the reset was over
+
+    def began(self, calls_before: int) -> tuple[Any, ...]:
+        """The start of the running episode: the fields of :class:`Begun`.
+
+        :param calls_before: of the env without its wrappers, before anything was reset
+        """
+        return self.name, self.digest, self.seed, max(self.calls_then - calls_before, 0), self.options
+
+    def called(self) -> None:
+        """A reset or a step of the env without its wrappers, or a wrapper's reset, begins."""
         self.calls += 1
         for there in self.holds:
             hold = there()
             if hold is not None and hold.actor is not hold.holder:
                 hold.notice()
 
-    def forget(self) -> None:
-        """The next episode has not begun here."""
-        self.start = ""  #: digest of the first observation; empty: not reset
-        self.seed = ""  #: that a reset has got, also where another one without a seed came after it
-        self.calls_then = 0  #: of the env without its wrappers, when the reset was over
+    # ------------------------------------------------------------ the env's own methods
 
-    def began(self, calls_before: int) -> Begun:
-        """How the episode began here.
-
-        :param calls_before: of the env without its wrappers, before anything was reset
-        """
-        return type(self.env).__name__, self.start, self.seed, max(self.calls_then - calls_before, 0)
-
-    def reset(self, *args: Any, **kwargs: Any) -> Any:
-        self._called()
+    def reset(self, function: Any, env: Any, *args: Any, **kwargs: Any) -> Any:
+        self.called()
         seed = kwargs.get("seed", args[0] if args else None)
-        if seed is not None:
-            self.seed = str(seed)
-        result = self._reset(*args, **kwargs)
-        obs = result[0] if isinstance(result, tuple) and len(result) == 2 else result  # old Gym's are bare
-        self.start = observation_digest(obs)  # now, because a wrapper may change the observation in place
-        self.calls_then = self.base.calls
+        if self.pending is not None and seed is None and not args:
+            seed = kwargs["seed"] = self.pending
+        self.pending = None
+        self.note(seed, kwargs.get("options", args[1] if len(args) > 1 else None))
+        result = function(env, *args, **kwargs)
+        self.see(result)
         return result
 
-    def step(self, action: Any) -> Any:
-        self._called()
-        return self._step(action)
+    def note(self, seed: Any, options: Any) -> None:
+        """Remember the arguments of a reset."""
+        if seed is not None:
+            self.seed = str(seed)
+        self.options = observation_digest(options) if options else ""
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "holds": []}  # a copy of the env belongs to nobody
+    def see(self, result: Any) -> None:
+        """Remember the first observation; at once, because a wrapper may change it in place.
+
+        :param result: of the reset; old Gym's are bare observations
+        """
+        obs = result[0] if isinstance(result, tuple) and len(result) == 2 else result
+        self.digest = observation_digest(obs, self.space)
+        self.calls_then = self.base.calls
 
 
-def layer_of(env: gym.Env[Any, Any]) -> Layer:
-    """The layer's own :class:`Layer`; one is enough, however many models are built on the env."""
-    there = getattr(env.reset, "__self__", None)
-    return there if isinstance(there, Layer) and there.env is env else Layer(env)
+def layer_of(env: gym.Env[Any, Any], base: Layer | None) -> Layer | None:
+    """The layer's own :class:`Layer`, one for all models that are built on the env; None where nobody can listen to it."""
+    there = listener_of(env)
+    if isinstance(there, Layer):
+        return there
+    layer = Layer(env, base)
+    return layer if listen(env, layer, ["reset"], [] if isinstance(env, gym.Wrapper) else ["step"]) else None
 
 
-class SeededReset:
-    """The ``reset`` and ``step`` of one env whose next start the trainer chooses.
+class Seat:
+    """The place of an env in a VecEnv, where the trainer chooses its next start.
 
     SB3's vectorized envs reset an env the moment its episode ends, without a seed (SB3 issue 1790). The trainer calls
-    :meth:`set_next_seed` (through ``VecEnv.env_method``) while the episode still runs; the auto-reset then consumes it.
-    What each layer of wrappers began with travels back in the reset info, so that members of a group can be compared, and
-    the layer that moves a start be named. The env stays the object that it was: a wrapper around it would take the
-    attributes that are meant for the env, and hide those that it has.
+    :meth:`set_next_seed` while the episode still runs; the auto-reset then consumes it. What each layer of wrappers began with
+    travels back in the reset info, so that members of a group can be compared, and the layer that moves a start be named.
 
     :param env: with all of its wrappers
     """
 
-    hold: Hold | None = None  #: of the VecEnv that the env is in, where that is in the same process
+    __slots__ = ("__weakref__", "_calls_then", "_heard", "_layers", "_next_seed", "_noise_seed", "_takes_seeds", "sb_grpo_env")
+    OWN = frozenset((*PROTOCOL, "reset", "step"))
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
-        self.env = env
-        self._reset, self._step = env.reset, env.step
+        self.sb_grpo_env = env = inner_env(env)
         self._next_seed: int | None = None
-        self._takes_seeds = False
         self._noise_seed: int | None = None
-        self._gives_way = self._inside = False
-        self.calls = self._calls_then = 0  #: now, and when the last reset was over
-        self._layers = [layer_of(layer) for layer in reversed(layers(env)[1:])]
-        for name in ("reset", "step", *PROTOCOL):
-            put(env, name, getattr(self, name))
+        self._takes_seeds = False
+        self._layers: list[Layer] = []  #: from the env itself to its outermost wrapper
+        self._heard: Layer | None = None  #: the outermost one, where somebody can listen to it
+        for one in reversed(layers(env)):
+            one, base = inner_env(one), self._layers[0] if self._layers else None
+            self._heard = layer_of(one, base)
+            if self._heard is not None and self._heard not in self._layers:
+                self._layers.append(self._heard)
+        if self._heard is None:
+            self._layers.append(Layer(env, self._layers[0] if self._layers else None))
+        self._calls_then = self._calls()  #: when the last reset was over
+
+    def _calls(self) -> int:
+        return self._layers[0].calls
+
+    # ------------------------------------------------------------ for the trainer
 
     def watch(self, hold: Hold) -> None:
-        """Tell a hold when somebody else resets or steps the env or what it wraps."""
-        self.hold = hold
-        if self._layers:
-            self._layers[0].watch(hold)
+        """Tell a hold when somebody else resets or steps the env."""
+        self._layers[0].watch(hold)
 
     def leave(self, hold: Hold, seed: int) -> None:
         """The env is no longer in a hold's VecEnv; whoever has it now finds it random.
@@ -186,16 +229,14 @@ class SeededReset:
         :param seed: of its generator
         """
         self.withdraw_seed(seed)
-        self.hold = None
-        if self._layers:
-            self._layers[0].leave(hold)
+        self._layers[0].leave(hold)
 
     def seeded_reset_facts(self) -> tuple[str | None, int | None]:
         """Id and time limit of the env; None where it has none.
 
         Plain values, because the ``spec`` itself may not survive the way between processes.
         """
-        return asked(asked(self.env, "spec"), "id"), limit_of(self.env)
+        return asked(asked(self.sb_grpo_env, "spec"), "id"), limit_of(self.sb_grpo_env)
 
     def set_next_seed(self, seed: int, noise_seed: int | None = None) -> bool | int:
         """Queue the seed of the next reset; it wins over the seed that ``VecEnv.seed`` left for the first reset.
@@ -205,9 +246,9 @@ class SeededReset:
             the same start draw independent noise in ``step``
         :return: True where another seed still waits, because no reset has come for it; else the steps since the last reset
         """
-        waited = self._next_seed is not None and not self._gives_way
-        self._next_seed, self._noise_seed, self._gives_way = int(seed), noise_seed, False
-        return waited or self.calls - self._calls_then
+        waited = self._next_seed is not None
+        self._next_seed, self._noise_seed = int(seed), noise_seed
+        return waited or self._calls() - self._calls_then
 
     def withdraw_seed(self, seed: int) -> None:
         """Forget the queued seed, and what members of a group have in common.
@@ -216,43 +257,45 @@ class SeededReset:
 
         :param seed: of the next reset, unless the caller gives one, and of the env's generator until then
         """
-        self._next_seed, self._noise_seed, self._gives_way = int(seed), None, True
-        reseed(self.env.unwrapped, seed)
+        self._next_seed = self._noise_seed = None
+        if self._heard is not None:
+            self._heard.pending = int(seed)
+        reseed(self.sb_grpo_env.unwrapped, seed)
 
     def count_calls(self) -> int:
-        """Resets and steps so far, of the env and of the env without its wrappers."""
-        return self.calls + sum(layer.calls for layer in self._layers)
+        """Resets and steps of the env without its wrappers so far."""
+        return self._calls()
+
+    # ------------------------------------------------------------ for the VecEnv
+
+    def step(self, action: Any) -> Any:
+        """The env's."""
+        return self.sb_grpo_env.step(action)
 
     def reset(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """The env's, with the queued seed; ``options`` only where the caller gave some, as not every env knows them."""
-        if self._inside:  # the env's own step or reset calls it
-            return self._reset(*args, **kwargs)
-        self._called()
-        given = args or kwargs.get("seed") is not None
-        queued = self._next_seed is not None and not (self._gives_way and given)
-        if queued:
-            args, kwargs["seed"] = (), self._next_seed
-        self._next_seed = None
+        queued, self._next_seed = self._next_seed, None
+        if queued is not None:
+            args, kwargs["seed"] = (), queued
         for layer in self._layers:
             layer.forget()
-        calls_before = self._layers[0].calls if self._layers else 0
-        self._inside = True
-        try:
-            with torchs_numbers_kept() if queued else nullcontext():
-                obs, info = self._reset(*args, **kwargs) if self._takes_seeds or not queued else self._first_reset(**kwargs)
-        finally:
-            self._inside = False
+        calls_before = self._calls()
+        with nullcontext() if queued is None else torchs_numbers_kept():
+            known = self._takes_seeds or queued is None
+            result = self.sb_grpo_env.reset(*args, **kwargs) if known else self._first_reset(**kwargs)
         if self._noise_seed is not None:
-            reseed(self.env.unwrapped, self._noise_seed)
+            reseed(self.sb_grpo_env.unwrapped, self._noise_seed)
             self._noise_seed = None
-        self._calls_then = self.calls
-        seed, calls = kwargs.get("seed"), self._layers[0].calls - calls_before if self._layers else 0
-        own: Begun = type(self.env).__name__, observation_digest(obs), "" if seed is None else str(seed), calls
-        starts = (*(layer.began(calls_before) for layer in self._layers), own)
+        self._calls_then = self._calls()
+        if self._heard is None or not self._heard.digest:  # it has a reset of its own, past which nobody hears
+            self._layers[-1].note(kwargs.get("seed"), kwargs.get("options"))
+            self._layers[-1].see(result)
+        starts = tuple(layer.began(calls_before) for layer in self._layers)
+        obs, info = result
         if info is not None and not isinstance(info, Mapping):
-            return obs, info  # without the start, which is looked for in the observation then
+            return result  # without the start, which is looked for in the observation then
         info = copy(info) if isinstance(info, dict) else dict(info or {})
-        info.update({START_DIGEST: own[1], START_LAYERS: starts})
+        info.update({START_DIGEST: starts[-1][1], START_LAYERS: starts})
         return obs, info
 
     def _first_reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -261,53 +304,86 @@ class SeededReset:
         :raises ValueError: if the env takes none, or not any
         """
         try:
-            result = self._reset(**kwargs)
+            result: tuple[Any, dict[str, Any]] = self.sb_grpo_env.reset(**kwargs)
         except Exception as error:
             seed = kwargs.pop("seed")
             try:
-                self._reset(**kwargs)
+                self.sb_grpo_env.reset(**kwargs)
             except Exception:
                 raise error from None  # not for the seed
             raise ValueError(
-                f"{type(self.env.unwrapped).__name__}.reset(seed={seed}) raised {type(error).__name__}: {error}. Without a "
-                "seed it works, but members of a group start alike by their seed, any number from 0 to 2**31 - 1: let "
+                f"{type(self.sb_grpo_env.unwrapped).__name__}.reset(seed={seed}) raised {type(error).__name__}: {error}. "
+                "Without a seed it works, but members of a group start alike by their seed, any number from 0 to 2**31 - 1: let "
                 "reset(self, *, seed=None, options=None) call super().reset(seed=seed) and draw from self.np_random."
             ) from error
         self._takes_seeds = True
         return result
 
-    def step(self, action: Any) -> Any:
-        if self._inside:
-            return self._step(action)
-        self._called()
-        self._inside = True
-        try:
-            return self._step(action)
-        finally:
-            self._inside = False
-
-    def _called(self) -> None:
-        self.calls += 1
-        hold = self.hold
-        if hold is not None and hold.actor is not hold.holder:
-            hold.notice()
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Of a copy, in which a seed that somebody gives wins over the one that the trainer has queued here."""
-        return {**vars(self), "hold": None, "_gives_way": True}
+    def get_wrapper_attr(self, name: str) -> Any:
+        """An attribute from the outside in, as Gymnasium's envs have this method."""
+        return getattr(self, name) if name in self.OWN else self.sb_grpo_env.get_wrapper_attr(name)
 
 
-def seeded_reset_of(env: gym.Env[Any, Any]) -> SeededReset:
-    """The :class:`SeededReset` of an env with all of its wrappers; made where there is none."""
-    there = asked(asked(env, "set_next_seed"), "__self__")
-    return there if isinstance(there, SeededReset) and there.env is env else SeededReset(env)
+class SeededEnv(Seat):
+    """A seat that stands for its env: everything else that is asked of it, or set, is the env's.
+
+    :param env: with all of its wrappers
+    """
+
+    __slots__ = ()
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self.sb_grpo_env)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in Seat.__slots__:
+            raise AttributeError(name)  # not there yet: it is being copied
+        return getattr(self.sb_grpo_env, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in Seat.__slots__:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.sb_grpo_env, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.sb_grpo_env, name)
+
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Whether the env or a wrapper of it has an attribute."""
+        return name in self.OWN or self.sb_grpo_env.has_wrapper_attr(name)
+
+    def __enter__(self) -> SeededEnv:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.sb_grpo_env.close()
+
+    def __repr__(self) -> str:
+        return repr(self.sb_grpo_env)
+
+    def __copy__(self) -> SeededEnv:
+        return SeededEnv(copy(self.sb_grpo_env))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SeededEnv:
+        return SeededEnv(deepcopy(self.sb_grpo_env, memo))
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        return SeededEnv, (self.sb_grpo_env,)
+
+
+def inner_env(env: Any) -> Any:
+    """The env itself, where a :class:`SeededEnv` stands for it."""
+    while type(env) is SeededEnv:
+        env = env.sb_grpo_env
+    return env
 
 
 def SeededResetWrapper(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:  # named for its place: wrapper_class=
     """Let a trainer choose the seeds of an env's resets: for ``make_vec_env(..., wrapper_class=SeededResetWrapper)``.
 
     :param env: with all of its wrappers
-    :return: the same object, with ``set_next_seed`` (:class:`SeededReset`)
+    :return: an object with ``set_next_seed`` that stands for the env in everything else (:class:`SeededEnv`)
     """
-    seeded_reset_of(env)
-    return env
+    return SeededEnv(env)  # type: ignore[return-value]
