@@ -95,7 +95,7 @@ def numbers(driver: Any) -> list[float]:
 def test_pages_are_there(site: Path) -> None:
     for page in ("", "papers/", "api/", "changelog/", "explorer/", "files/zoo/hyperparams/grpo.yml/"):
         assert (site / page / "index.html").is_file(), page
-    assert "clipped_surrogate" in (site / "api" / "index.html").read_text()
+    assert "importance_ratio" in (site / "api" / "index.html").read_text()
 
 
 def test_docstrings_link_to_what_they_name(site: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 import rl_zoo3
 
-from sb_grpo.saving import read_entry
+from sb_grpo.save_util import read_entry
 
 from ..common.command_line import BadInput
 from ..comparing.curves import DAMAGED

@@ -14,7 +14,7 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback
 
 from sb_grpo import GRPO, files, ranks
-from sb_grpo.run_files import read_run
+from sb_grpo.checkpoint import read_run
 
 from ..common.command_line import BadInput
 from .run_files import Unreadable, is_run_folder, read_values
