@@ -22,7 +22,6 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo import ranks
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
-from sb_grpo.collect.rollouts import buffer_class
 from sb_grpo.envs.installing import check_no_pool
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.given import Arguments
@@ -390,7 +389,8 @@ def _check_buffer(given: Arguments) -> None:
     if given.env is None:
         return
     on_device = isinstance(given.env, TensorVecEnv)
-    kind: Any = given.rollout_buffer_class or buffer_class(given.env)
+    usual = TensorRolloutBuffer if isinstance(given.env, TensorVecEnv) else GroupRolloutBuffer
+    kind: Any = given.rollout_buffer_class or usual
     if not issubclass(kind, GroupRolloutBuffer) or issubclass(kind, TensorRolloutBuffer) != on_device:
         needed = "TensorRolloutBuffer" if on_device else "GroupRolloutBuffer (not of TensorRolloutBuffer)"
         raise ValueError(

@@ -1,9 +1,9 @@
-"""What callbacks know, as plain values: ours and the user's by ``state_dict``, SB3's by a table."""
+"""Calls to callbacks beyond SB3's: their states as plain values, their locals of a tensor env's step, recovery."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from stable_baselines3.common.callbacks import (
@@ -18,6 +18,7 @@ from stable_baselines3.common.callbacks import (
 
 from sb_grpo.envs.generators import generators_of, put_generators
 from sb_grpo.state import attributes
+from sb_grpo.types import Breakdown
 
 #: What every callback counts.
 COUNTS = ("n_calls", "num_timesteps")
@@ -47,6 +48,33 @@ def _called_by(callback: BaseCallback) -> list[BaseCallback]:
     parts = [callback.callback] if isinstance(callback, EventCallback) else []
     parts += [callback.callback_on_new_best] if isinstance(callback, EvalCallback) else []
     return [part for part in parts if part is not None]
+
+
+def recover(callback: BaseCallback, error: Breakdown) -> None:
+    """Let the first callback with a method ``recover`` mend a training that has broken down.
+
+    :raises Breakdown: the error where there is none, or where it cannot
+    """
+    mend = next((part.recover for part in every(callback) if hasattr(part, "recover")), None)
+    if mend is None:
+        raise error
+    mend(error)
+
+
+def teller(callback: BaseCallback) -> Callable[[dict[str, Any]], None]:
+    """Return the function that puts the locals of a tensor env's step into a callback and all that it calls.
+
+    Rewards and dones are tensors on any device. SB3's callback that counts ends with NumPy reads them there; no other one
+    makes the host wait.
+    """
+    counting = [part for part in every(callback) if isinstance(part, StopTrainingOnMaxEpisodes)]
+
+    def tell(known: dict[str, Any]) -> None:
+        callback.update_locals(known)
+        for part in counting:
+            part.locals = {**known, "dones": known["dones"].cpu().numpy()}  # callbacks share one dict
+
+    return tell
 
 
 def states_of(callback: BaseCallback | None) -> list[dict[str, Any]]:

@@ -14,9 +14,8 @@ from sb_grpo import ranks
 from sb_grpo.collect.acting import unseen
 from sb_grpo.learn.losses import Objective
 from sb_grpo.learn.minibatches import stretches
-from sb_grpo.learn.updater import Taken
 from sb_grpo.maths.chunks import evenly_spaced, in_chunks
-from sb_grpo.maths.losses import Clip, kl_k3
+from sb_grpo.maths.losses import Clip, importance_ratio, kl_k3
 from sb_grpo.maths.returns import episode_returns
 from sb_grpo.maths.segments import segment_mean, segment_sum
 from sb_grpo.policies.beside import SEQUENCE, with_beside
@@ -206,13 +205,22 @@ def of_weights(shares: th.Tensor, weights: th.Tensor, row_label: th.Tensor, name
 
 @th.no_grad()
 def of_update(
-    objective: Objective, batch: Minibatch, clip: Clip, taken: Taken, rollout: Figures, sequence_length: int | None = None
+    objective: Objective,
+    batch: Minibatch,
+    clip: Clip,
+    norms: list[th.Tensor],
+    n_epochs: int,
+    stopped_early: bool,
+    rollout: Figures,
+    sequence_length: int | None = None,
 ) -> UpdateResult:
-    """The rollout under the updated policy: one pass, none inside the minibatch loop.
+    """Evaluate the rollout under the updated policy: one pass, none inside the minibatch loop.
 
     :param batch: rows of the update; of more than ``SAMPLE`` of them, so many at equal distances are looked at
     :param clip: lower and upper clip range
-    :param taken: the gradient steps
+    :param norms: ``[P]`` gradient norms before clipping, one tensor per gradient step
+    :param n_epochs: begun
+    :param stopped_early: by the KL
     :param rollout: figures of the rollout
     :param sequence_length: of a policy with a memory: all rows are looked at, in stretches as the update saw them. A row by
         itself begins from what was remembered before the update, and hides what has become of the memory since
@@ -223,15 +231,17 @@ def of_update(
     elif objective.loss.importance_level == "step":  # episode-level ratios need all rows of an episode
         rows = evenly_spaced(len(batch.advantages), SAMPLE, batch.advantages.device)
         batch = batch.map(lambda x: x[rows])
-    policy, reference = objective.policy, objective.reference
+    policy = objective.policy
+    reference = objective.reference
     with objective.autocasting(), unseen(policy):
         evaluated = in_chunks(
             lambda o, a: th.stack(policy.log_prob_and_entropy(o, a), dim=1), batch.observations, batch.actions
         )
     log_prob, entropy = evaluated.unbind(dim=1)
-    ratio = objective.ratio(log_prob, batch)
+    ratio = importance_ratio(log_prob - batch.old_log_probs, objective.loss.importance_level, batch.episode)
+    surrogate = objective.loss.surrogate(log_prob, ratio, batch.advantages, clip)
     columns = [
-        batch.weights * objective.surrogate(log_prob, batch, clip), batch.weights * entropy, entropy,
+        batch.weights * surrogate, batch.weights * entropy, entropy,
         kl_k3(batch.old_log_probs, log_prob), (ratio < 1.0 - clip[0]).float(), (ratio > 1.0 + clip[1]).float(),
     ]  # fmt: skip
     if reference is not None:
@@ -245,15 +255,15 @@ def of_update(
         entropy_loss=entropy_loss,
         kl_penalty=kl_loss,
         total_loss=policy_loss + objective.ent_coef * entropy_loss + objective.kl_coef * kl_loss,
-        grad_norm=th.stack(taken.norms).norm(dim=1).mean().item() if taken.norms else math.nan,
+        grad_norm=th.stack(norms).norm(dim=1).mean().item() if norms else math.nan,
         mean_entropy=mean_entropy,
         approx_kl=approx_kl,
         clip_fraction=low + high,
         clip_fraction_low=low,
         clip_fraction_high=high,
-        n_epochs=taken.n_epochs,
-        n_gradient_steps=len(taken.norms),
-        stopped_early=taken.stopped,
+        n_epochs=n_epochs,
+        n_gradient_steps=len(norms),
+        stopped_early=stopped_early,
         **of_the_rollout(rollout),
     )
 

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch as th
-from stable_baselines3.common.callbacks import BaseCallback
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
 from sb_grpo import figures as log
 from sb_grpo import ranks
+from sb_grpo.advantages import TrainingBatch, check_rewards, estimate_advantages, total_rewards
 from sb_grpo.arguments import check_log_folder, checking_arguments
-from sb_grpo.collect.acting import log_probs_of_actor
 from sb_grpo.collect.buffer import GroupRolloutBuffer
-from sb_grpo.collect.rollouts import Source, collecting
-from sb_grpo.envs.tensor_env import is_tensor_env
-from sb_grpo.learn.last_good import Snapshot, rescued, unharmed
+from sb_grpo.extras.exploration import bonus_of
+from sb_grpo.extras.group_weights import weights_by_label
+from sb_grpo.learn.gradients import clip_gradients
+from sb_grpo.learn.last_good import LastGood, unharmed
 from sb_grpo.learn.losses import Loss, Objective
-from sb_grpo.learn.updater import UpdatePlan, Updater
+from sb_grpo.learn.minibatches import minibatches, stretches
+from sb_grpo.maths.losses import Clip, step_weights
+from sb_grpo.maths.per_step import per_step
+from sb_grpo.maths.segments import segment_mean
+from sb_grpo.on_policy import GroupOnPolicyAlgorithm
 from sb_grpo.options import Multitask, Rewards
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.weights import check_apart
-from sb_grpo.preparing import Preparation, Prepared
 from sb_grpo.ranges import CHANGEABLE, RANGES
-from sb_grpo.resumable import ResumableAlgorithm
 from sb_grpo.rules import at_progress, check_values, plain
-from sb_grpo.telling import teller
-from sb_grpo.types import AdvantageOptions, Rollout, UpdateResult
+from sb_grpo.types import AdvantageOptions, Minibatch, Rollout
 
 
-class GRPO(ResumableAlgorithm):
+class GRPO(GroupOnPolicyAlgorithm):
     """Group Relative Policy Optimization for control.
 
     Paper: DeepSeekMath (https://arxiv.org/abs/2402.03300), section 4; PPO's clipped surrogate
@@ -130,18 +131,17 @@ class GRPO(ResumableAlgorithm):
         compile: bool = False,
     ) -> None:
         super().__init__(
-            policy,  # type: ignore[arg-type]
+            policy,
             env,
             learning_rate=plain(learning_rate),
             n_steps=plain(n_steps),
             gamma=plain(gamma),  # None until the env is known
             gae_lambda=plain(gae_lambda),
             ent_coef=plain(ent_coef),
-            vf_coef=0.0,  # the base class asks for it; there is no value function
             max_grad_norm=plain(max_grad_norm),
-            use_sde=False,  # until below, lest the base class complain of it without its name
+            use_sde=plain(use_sde),
             sde_sample_freq=plain(sde_sample_freq),
-            rollout_buffer_class=rollout_buffer_class,  # type: ignore[arg-type]
+            rollout_buffer_class=rollout_buffer_class,
             rollout_buffer_kwargs=rollout_buffer_kwargs,
             stats_window_size=plain(stats_window_size),
             tensorboard_log=tensorboard_log,
@@ -149,215 +149,233 @@ class GRPO(ResumableAlgorithm):
             verbose=plain(verbose),
             device=ranks.join(device),
             seed=plain(seed),
-            _init_setup_model=False,
+            group_size=plain(group_size),
+            n_groups=plain(n_groups),
+            group_kwargs=group_kwargs,
+            advantage=advantage,
+            advantage_kwargs=advantage_kwargs,
+            multitask=multitask,
+            rewards=rewards,
+            update_kwargs=update_kwargs,
+            compile=plain(compile),
         )
-        self.use_sde = plain(use_sde)
-        self.batch_size, self.n_epochs, self.clip_range = plain(batch_size), plain(n_epochs), plain(clip_range)
+        self.batch_size = plain(batch_size)
+        self.n_epochs = plain(n_epochs)
+        self.clip_range = plain(clip_range)
         self.normalize_advantage = plain(normalize_advantage)  # a name as soon as the model is set up
-        self.target_kl, self.kl_coef, self.compile = plain(target_kl), plain(kl_coef), plain(compile)
-        self.group_size, self.n_groups, self.group_kwargs = plain(group_size), plain(n_groups), group_kwargs
-        self.advantage, self.advantage_kwargs, self.loss, self.loss_kwargs = advantage, advantage_kwargs, loss, loss_kwargs
-        self.multitask, self.rewards, self.update_kwargs = multitask, rewards, update_kwargs
-        self._begin()
+        self.target_kl = plain(target_kl)
+        self.loss = loss
+        self.loss_kwargs = loss_kwargs
+        self.kl_coef = plain(kl_coef)
         if _init_setup_model:
             self._setup_model()
             self.check_rollout_size()
         if ranks.place().rank == 0:  # which alone writes
             check_log_folder(tensorboard_log)
 
-    # ---------------------------------------------------------------- collect
+    def compute_advantages(self, rollout: Rollout, again: bool = False) -> TrainingBatch:
+        """Compute advantages and row weights of a rollout; rows of groups without a spread are left out.
 
-    @rescued(again=True)
-    def collect_rollouts(  # type: ignore[override]
-        self, env: VecEnv, callback: BaseCallback, rollout_buffer: GroupRolloutBuffer, n_rollout_steps: int | None
-    ) -> bool:
-        """Collect one rollout and compute its advantages.
-
-        :param env: training env
-        :param callback: called after every vector step
-        :param rollout_buffer: to fill
-        :param n_rollout_steps: ignored; ``steps_per_env`` and ``n_groups`` decide
-        :return: False when a callback asked to stop
-        :raises ValueError: for NaN or inf from the env
+        :param again: the rollout has been counted before
+        :raises ValueError: for advantages or bonuses that are not finite, or of the wrong shape; the parts that learn are then
+            as they were before
         """
-        assert self.slots is not None
-        self._enter_rollout(callback)
-        self.policy.set_training_mode(False)
-        if self._restart_groups or self.members != self.slots.group_size:
-            self.start_new_groups()
-        self._normalize_anew(rollout_buffer)
-        rollout_buffer.reset()
-        if self.use_sde:
-            self.policy.reset_noise(env.num_envs)
-        log_probs, steps_before, episodes_before = None, self.num_timesteps, list(self.ep_info_buffer or ())
-        try:
-            log_probs = self._take_steps(env, callback, rollout_buffer)
-        finally:
-            if log_probs is None:  # the episodes lost their beginnings: the next learn() starts new groups
-                self._in_rollout = False
-                self._steps_dropped += rollout_buffer.pos * env.num_envs + rollout_buffer.drop_kept()
-                self._last_obs = None
-        self._share_what_was_seen(steps_before, episodes_before)
-        if log_probs is None:
-            return False
-        self._n_rollouts += 1
-        rollout = rollout_buffer.pack(log_probs, self.members, self.whole_episodes)
-        assert rollout is not None, "a rollout ends with a complete group"
-        self._steps_dropped += rollout_buffer.n_idle + rollout_buffer.n_lost
-        self.slots.note_starts(rollout)
-        max_length = int(ranks.largest(rollout.max_length)[0])
-        rollout = rollout._replace(seed_group=ranks.dealt(rollout.seed_group), max_length=max_length)
-        self._note_few_starts(rollout)
-        self._prepared = rollout, self._prepare(rollout)
-        return True
-
-    def _take_steps(self, env: VecEnv, callback: BaseCallback, rollout_buffer: GroupRolloutBuffer) -> th.Tensor | None:
-        """Fill the buffer, and let the callback see every step with the locals that SB3's loop has.
-
-        :return: ``[time * slots]`` log-probabilities of the actions; None when a callback asked to stop, of any learner
-        """
-        assert self._last_obs is not None and self.slots is not None, "No previous observation was provided"
-        callback.on_rollout_start()
-        source = Source(
-            env, lambda: self.policy, rollout_buffer, self.columns, self.slots, self.beside, self._last_obs,
-            self._vec_normalize_env, self.captured.env_steps(self.steps_per_env), self.options.update.autocast,
-            self.options.multitask.names,
-        )  # fmt: skip
-        known = dict[str, Any](self=self, env=env, callback=callback, rollout_buffer=rollout_buffer)
-        known["n_rollout_steps"] = self.steps_per_env
-        n_ranks, tell, goes_on = ranks.place().n, teller(callback, is_tensor_env(env)), True
-        for step in collecting(source, self._plan(), self._start_over, self.ep_info_buffer):
-            self.num_timesteps += env.num_envs * n_ranks
-            tell({**known, **step._asdict()})
-            goes_on = callback.on_step()
-            if not goes_on:
-                self.num_timesteps += step.ahead * env.num_envs * n_ranks
-                break
-            if not is_tensor_env(env):
-                self._update_info_buffer(step.infos, step.dones)
-                self._last_obs, self._last_episode_starts = step.new_obs, step.dones
-        if not ranks.every(goes_on):  # before on_rollout_end(), where callbacks of all learners may meet
-            return None
-        with self.autocasting():
-            log_probs = log_probs_of_actor(self.policy, rollout_buffer, self.options.update.autocast)
-        callback.update_locals({"n_steps": rollout_buffer.pos})
-        callback.on_rollout_end()
-        return log_probs
-
-    def _prepare(self, rollout: Rollout, again: bool = False) -> Prepared:
-        """Advantages and row weights of a rollout; rows without signal are left out. Judged again, it counts once."""
-        preparation = Preparation(
-            self.advantage, self.estimator, self.grouper, self.group_weighting, self.bonus, self.options.rewards,
-            self._objective_weights, self.options.loss,
-        )  # fmt: skip
         self._derive()  # of what was changed by hand
         gamma = self.gamma if self.moving_gamma is None else self.moving_gamma
-        discount = self.rollout_buffer.discount(gamma, self.gae_lambda)
-        options = AdvantageOptions(*discount, self.normalize_advantage)
+        gamma, gae_lambda = self.rollout_buffer.discount(gamma, self.gae_lambda)
+        options = AdvantageOptions(gamma, gae_lambda, self.normalize_advantage)
         largest, t = rollout.rewards.abs().max(0)
         at_fault = f"Its largest reward is {largest.item():g}, at step {int(rollout.t[t])} of an episode."
         with unharmed(self._learners(), at_fault):
-            prepared = preparation(rollout, self.policy, options, self._horizon)
-        self._steps_trained += 0 if again else len(prepared.estimate.advantages)
+            training_batch, figures = self._compute_advantages(rollout, options)
+
+        # Logs
+        if not again:
+            self._steps_trained += len(training_batch.estimate.advantages)
         assert self.slots is not None
-        buffer = self.rollout_buffer
-        troubles = self.interruptions, self.slots.start_mismatches, getattr(self.env, "n_lost", 0)
-        counts = log.Counts(self._steps_trained, self._steps_dropped, buffer.n_kept, *troubles, buffer.age)
+        counts = log.Counts(
+            trained=self._steps_trained,
+            dropped=self._steps_dropped,
+            pending=self.rollout_buffer.n_kept,
+            interruptions=self.interruptions,
+            start_mismatches=self.slots.start_mismatches,
+            lost=getattr(self.env, "n_lost", 0),
+            age=self.rollout_buffer.age,
+        )
         self.last_figures = log.of_episodes(self.ep_info_buffer, self.ep_success_buffer)
         n_starts = self.last_figures.get("rollout/n_starts")
         if n_starts is not None:
             self.logger.record("rollout/n_starts", n_starts)
-        self._log(log.of_rollout(prepared.rollout, prepared.estimate, prepared.has_signal, counts))
-        parts = log.of_parts(prepared.rollout, self.options.multitask.names, list(self.options.rewards.objectives or {}))
-        self._log({**parts, **prepared.figures})
-        return prepared
+        judged = training_batch.rollout
+        self._log(log.of_rollout(judged, training_batch.estimate, training_batch.has_signal, counts))
+        self._log(log.of_parts(judged, self.options.multitask.names, list(self.options.rewards.objectives or {})))
+        self._log(figures)
+        return training_batch
 
-    # ---------------------------------------------------------------- train
+    def _compute_advantages(self, rollout: Rollout, options: AdvantageOptions) -> tuple[TrainingBatch, log.Figures]:
+        """Return the rows to learn from, and the figures of bonus and group weights."""
+        collected = rollout
+        settings = self.options.rewards
+        figures: log.Figures = {}
 
-    @rescued(again=False)
-    def train(self) -> None:
+        # Rewards and groups
+        rollout = total_rewards(rollout, settings, self._objective_weights)
+        labels = self.grouper.labels(rollout)
+        rollout = self.grouper.regroup(rollout, labels)
+        rewarded = rollout
+        if self.bonus is not None:
+            bonus = bonus_of(self.bonus, rollout, settings.bonus)
+            rewarded = rollout._replace(rewards=rollout.rewards + bonus)
+            figures |= log.of_bonus(bonus, rollout)
+        check_rewards(rewarded)
+
+        # Advantages
+        estimate = estimate_advantages(self.estimator, rewarded, self.policy, options, settings, self._objective_weights)
+        remedy = "Check the rewards, or bound them with rewards=dict(scaling='clip')."
+        source = f"advantage={self.advantage!r}"
+        advantages = per_step(source, f"advantage ({self.advantage!r})", remedy, estimate.advantages, rollout)
+        advantages = self.grouper.rescale(advantages, labels[rollout.episode])
+        estimate = estimate._replace(advantages=advantages)
+
+        # Rows: those of a group whose advantages are all zero have no gradient
+        row_group = rollout.group[rollout.episode]
+        has_signal = segment_mean((advantages != 0).float(), row_group, rollout.n_groups) > 0
+        batch = Minibatch(
+            observations=rollout.observations,
+            actions=rollout.actions,
+            old_log_probs=rollout.log_probs,
+            advantages=advantages,
+            weights=th.ones_like(advantages),
+            episode=rollout.episode,
+            extra=rollout.extra,
+        )
+        if not bool(has_signal.all()):
+            keep = has_signal[row_group].nonzero().squeeze(1)
+            batch = batch.map(lambda x: x.index_select(0, keep))
+
+        # Weights of the rows
+        horizon = self._time_limit or rollout.max_length if self.whole_episodes else self.steps_per_env
+        weights = step_weights(batch.episode, self.options.loss.aggregation, horizon)
+        if self.group_weighting is not None:
+            row_label = labels[batch.episode]
+            shares, by_label = weights_by_label(self.group_weighting, rollout, labels, row_label)
+            figures |= log.of_weights(shares, by_label, row_label, self.grouper.names)
+            weights = weights * by_label
+        batch = batch._replace(weights=weights)
+        return TrainingBatch(collected, rollout, batch, estimate, has_signal), figures
+
+    def train(self) -> None:  # noqa: C901, PLR0915 - one piece, as in SB3
         """Update the policy with the last rollout: ``n_epochs`` passes of minibatches.
 
         :raises ValueError: without a new rollout, and for a gradient that is not finite; the weights are then as before
         """
-        if self._prepared is None:
+        if self._training_batch is None:
             raise ValueError("train() learns from a rollout once, and none has come since: call learn() or collect().")
-        (_, prepared), self._prepared = self._prepared, None
-        self._update(prepared)
-        self._write_due_runs()
-
-    def _update(self, prepared: Prepared) -> UpdateResult:
+        rollout = self._training_batch.rollout
+        batch = self._training_batch.batch
+        self._training_batch = None
         check_values("", vars(self), {name: RANGES[""][name] for name in CHANGEABLE})
+        # Switch to train mode (this affects batch norm / dropout)
         self.policy.set_training_mode(True)
-        self._update_learning_rate(self.policy.optimizer)
-        loss, batch, progress = self.options.loss, prepared.batch, self._current_progress_remaining
-        due = loss.ref_sync_interval and self._n_rollouts % loss.ref_sync_interval == 0
-        if self.kl_coef > 0 and (due or self._lacks_reference):
-            self._sync_reference()
-        if self.kl_coef > 0 and self.ref_policy is not None:
-            check_apart(self.policy, self.ref_policy)
-        rows_of_all = ranks.count(len(batch.advantages))
-        if rows_of_all == 0:  # no group had a spread: nothing to learn from
+        # Update optimizer learning rate
+        optimizer = self.policy.optimizer
+        self._update_learning_rate(optimizer)
+        self._update_reference()
+        n_rows = ranks.count(len(batch.advantages))  # of all learners
+        if n_rows == 0:  # no group had a spread: nothing to learn from
             self.last_update = log.nothing_to_learn(self.last_figures)
-            return self.last_update
-        low = float(at_progress("clip_range", RANGES[""]["clip_range"], self.clip_range, progress))
-        rule, high = RANGES["loss_kwargs"]["clip_range_high"], loss.clip_range_high
-        clip = low, low if high is None else float(at_progress("loss_kwargs: clip_range_high", rule, high, progress))
+            return
+        # Compute current clip range
+        clip_range = self._clip_ranges()
+
         objective = self.objective()
-        taken = self.updater(objective).run(batch, clip, rows_of_all, prepared.rollout.task)
-        self._n_updates += taken.n_epochs
-        self._n_gradient_steps += len(taken.norms)
-        result = log.of_update(objective, batch, clip, taken, self.last_figures, self._sequence_length)
+        loss = partial(objective, clip=clip_range)
+        last_good = LastGood(self.policy)
+        parameters = list(last_good.parameters)
+        optimizer.zero_grad()  # what has been frozen must not follow an old gradient
+        own = {id(parameter) for parameter in parameters}
+        others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
+        compiled_step = self.captured.gradient_step(objective, parameters, clip_range, self.batch_size, self.max_grad_norm)
+        self.gradient.start_update(rollout.task)
+        rows_together = self._rows_together(batch)
+
+        norms: list[th.Tensor] = []
+        n_epochs = 0
+        continue_training = True
+        # train for n_epochs epochs
+        for epoch in range(self.n_epochs):
+            n_epochs += 1
+            epoch_norms: list[th.Tensor] = []
+            # Do a complete pass on the rollout
+            for minibatch in minibatches(batch, self.batch_size, rows_together, n_rows):
+                if self.target_kl is not None and objective.approximate_kl(minibatch) > 1.5 * self.target_kl:
+                    continue_training = False
+                    break
+                norm = None if compiled_step is None else compiled_step(minibatch)
+                if norm is None:
+                    # Optimization step: the loss is Objective.forward
+                    for other in others:  # weights of somebody else that learn along
+                        other.grad = None
+                    self.gradient(loss, minibatch, parameters)
+                    ranks.average_gradients(parameters, len(minibatch.advantages))
+                    norm = clip_gradients(parameters, self.max_grad_norm)
+                    optimizer.step()
+                epoch_norms.append(norm)
+            if epoch_norms:
+                last_good.check(epoch_norms, epoch)
+            norms += epoch_norms
+            if not continue_training:
+                break
+        self._n_updates += n_epochs
+        self._n_gradient_steps += len(norms)
+
+        # Logs
+        stopped_early = not continue_training
+        result = log.of_update(
+            objective, batch, clip_range, norms, n_epochs, stopped_early, self.last_figures, self._sequence_length
+        )
         self._log({**log.by_key(result), **self.gradient.metrics()})
         if hasattr(self.policy, "log_std"):
             self._log({"train/std": self.policy.log_std.exp().mean().item()})
-        self._log({"train/clip_range": clip[0], "train/n_gradient_steps": self._n_gradient_steps})
+        self._log({"train/clip_range": clip_range[0], "train/n_gradient_steps": self._n_gradient_steps})
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
-        rate = self.policy.optimizer.param_groups[0]["lr"]
-        self.last_figures |= {"train/n_updates": self._n_updates, "train/learning_rate": rate}
+        learning_rate = optimizer.param_groups[0]["lr"]
+        self.last_figures |= {"train/n_updates": self._n_updates, "train/learning_rate": learning_rate}
         self.last_update = result
-        return result
 
     def objective(self) -> Objective:
-        """What an update minimises, by the arguments as they are now."""
-        loss, update = self.options.loss, self.options.update
+        """Build the loss of a minibatch from the arguments as they are now."""
+        loss = self.options.loss
         weighted = self.group_weighting is not None or loss.aggregation != "step" or loss.importance_level != "step"
         weighted = weighted or self.policy.memory is not None  # minibatches of stretches are of unequal size
         reference = self.ref_policy if self.kl_coef > 0 else None
-        return Objective(self.policy, reference, loss, self.ent_coef, self.kl_coef, weighted, update.autocast)
+        return Objective(
+            self.policy, reference, loss, self.ent_coef, self.kl_coef, weighted, self.options.update.autocast
+        )
 
-    def updater(self, objective: Objective) -> Updater:
-        """What takes the gradient steps of an update."""
-        plan = UpdatePlan(self.n_epochs, self.batch_size, self.max_grad_norm, self.target_kl, self._sequence_length)
-        return Updater(objective, self.gradient, plan, self.captured)
+    def _update_reference(self) -> None:
+        """Make the policy the new reference policy where that is due, before an update."""
+        if self.kl_coef == 0:
+            return
+        interval = self.options.loss.ref_sync_interval
+        due = interval and self._n_rollouts % interval == 0
+        if due or self._lacks_reference:
+            self._sync_reference()
+        if self.ref_policy is not None:
+            check_apart(self.policy, self.ref_policy)
 
-    # ---------------------------------------------------------------- a loop of one's own
+    def _clip_ranges(self) -> Clip:
+        """Return lower and upper clip range, by the schedules as they stand."""
+        progress = self._current_progress_remaining
+        low = float(at_progress("clip_range", RANGES[""]["clip_range"], self.clip_range, progress))
+        high = self.options.loss.clip_range_high
+        if high is None:
+            return low, low
+        rule = RANGES["loss_kwargs"]["clip_range_high"]
+        return low, float(at_progress("loss_kwargs: clip_range_high", rule, high, progress))
 
-    def collect(self, callback: MaybeCallback = None) -> Rollout | None:
-        """Collect one rollout; the first call sets up what :meth:`learn` would.
-
-        :param callback: called after every vector step, in this rollout and those to come; it begins once, as in :meth:`learn`
-        :return: the rollout; None when the callback asked to stop
-        :raises ValueError: for NaN or inf from the env
-        """
-        callback = self._enter_own_loop(callback)
-        assert self.env is not None
-        before = Snapshot(self._learners())
-        if not self.collect_rollouts(self.env, callback, self.rollout_buffer, None):
-            return None
-        assert self._prepared is not None
-        self._known.note(self._prepared[0], before)
-        return self._prepared[0]
-
-    def update(self, rollout: Rollout) -> UpdateResult:
-        """Update the policy with a rollout, as often as it is called: the advantages of the last rollout are kept.
-
-        :param rollout: of :meth:`collect`; changed by ``_replace``, or older, it is judged by what was known before it
-        :raises ValueError: for columns that do not fit, or a gradient that is not finite; the weights stay as they were
-        """
-        if self._prepared is None or self._prepared[0] is not rollout:
-            with self._known.judging(rollout, self.action_space, self._learners()) as (whole, again):
-                self._prepared = rollout, self._prepare(whole, again)
-        result = self._update(self._prepared[1])
-        self._write_due_runs()
-        return result
+    def _rows_together(self, batch: Minibatch) -> th.Tensor | None:
+        """Number the rows that stay in one minibatch: whole episodes, or sequences of a memory; None: none do."""
+        if self.options.loss.importance_level == "episode":
+            return batch.episode
+        return None if self._sequence_length is None else stretches(batch.episode, self._sequence_length)

@@ -45,17 +45,21 @@ ALGORITHMS: dict[str, Callable[[Any], Any]] = {
 def seconds(make: Callable[[Any], Any], n_timesteps: int) -> list[float]:
     """Processor time per env step of collecting, of updating, and of both."""
     model = make(make_vec_env(TASK, N_ENVS, seed=0))
-    collecting = "_take_steps" if isinstance(model, GRPO) else "collect_rollouts"
-    take_steps, collected = getattr(model, collecting), 0.0
+    collected = 0.0
 
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        nonlocal collected
-        start = time.process_time()
-        result = take_steps(*args, **kwargs)
-        collected += time.process_time() - start
-        return result
+    def timed(method: Callable[..., Any], sign: int) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal collected
+            start = time.process_time()
+            result = method(*args, **kwargs)
+            collected += sign * (time.process_time() - start)
+            return result
 
-    setattr(model, collecting, timed)
+        return call
+
+    model.collect_rollouts = timed(model.collect_rollouts, 1)
+    if isinstance(model, GRPO):  # its advantages are part of the update, and computed at the end of collect_rollouts()
+        model.compute_advantages = timed(model.compute_advantages, -1)  # type: ignore[method-assign]
     start = time.process_time()
     model.learn(n_timesteps)
     whole = time.process_time() - start

@@ -26,7 +26,7 @@ from stable_baselines3 import PPO, __version__
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
-from sb_grpo.maths.losses import clipped_surrogate
+from sb_grpo.learn.losses import Clipped
 from sb_grpo.types import map_obs
 
 SETTINGS = dict(n_steps=256, batch_size=64, n_epochs=10)  # SB3's defaults, with 8 x 256 steps per rollout
@@ -101,7 +101,7 @@ def update_memory(model: Any, batch_size: int = 64) -> int:
             loss = (values**2).mean() + entropy.mean()
         else:
             log_prob, loss = model.policy.log_prob(obs, actions), th.zeros(())
-        loss = loss + clipped_surrogate(log_prob.exp(), th.ones(batch_size), 0.2, 0.2).mean()
+        loss = loss + Clipped().surrogate(log_prob, log_prob.exp(), th.ones(batch_size), (0.2, 0.2)).mean()
     assert loss.requires_grad
     activations = sum(size for pointer, size in saved.items() if pointer not in weights)
     return 4 * sum(weights.values()) + activations

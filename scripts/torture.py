@@ -31,7 +31,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb_grpo import GRPO, files
 from sb_grpo.callbacks import RECOVERY_RULES, HealthCallback, RecoveryCallback
 from sb_grpo.normalization import with_statistics
-from sb_grpo.saving import STATISTICS, read_entry
+from sb_grpo.save_util import STATISTICS, read_entry
 from sb_grpo.types import Breakdown
 from scripts.torture_resume import HOST, TENSOR, resumed
 

@@ -44,8 +44,8 @@ class FailsOnce(VecEnvWrapper):
 def model_on(env, **kwargs):
     """A model that checks every rollout."""
     model = GRPO("MlpPolicy", env, **{**SMALL, "n_steps": 50, "group_size": 3, **kwargs})
-    prepare = model._prepare
-    model._prepare = lambda rollout: whole(rollout) or prepare(rollout)
+    prepare = model.compute_advantages
+    model.compute_advantages = lambda rollout: whole(rollout) or prepare(rollout)
     return model
 
 

@@ -106,9 +106,9 @@ def test_no_group_mixes_difficulties(advantage, n_steps):
     seen = []
 
     class Recording(GRPO):
-        def _prepare(self, rollout):
+        def compute_advantages(self, rollout):
             seen.append(rollout)
-            return super()._prepare(rollout)
+            return super().compute_advantages(rollout)
 
     venv = make_vec_env(lambda: Ladder(length=5), 3)
     model = Recording("MlpPolicy", venv, advantage=advantage, **{**SMALL, "n_steps": n_steps, "group_size": 4})

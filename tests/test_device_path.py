@@ -197,11 +197,11 @@ def test_bad_input_is_named():
 class FirstRatios(GRPO):
     """Looks at each rollout's importance ratios before the first gradient step: they must be 1."""
 
-    def _prepare(self, rollout):
+    def compute_advantages(self, rollout):
         with th.no_grad():
             now = self.policy.log_prob(rollout.observations, rollout.actions)
         self.ratios = (now - rollout.log_probs).exp()
-        return super()._prepare(rollout)
+        return super().compute_advantages(rollout)
 
 
 @pytest.mark.parametrize("kinds", [("tensor", "host"), ("host", "tensor")])

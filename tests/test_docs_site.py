@@ -97,7 +97,7 @@ def numbers(driver: Any) -> list[float]:
 def test_pages_are_there(site: Path) -> None:
     for page in ("", "papers/", "api/", "changelog/", "explorer/", "files/zoo/hyperparams/grpo.yml/"):
         assert (site / page / "index.html").is_file(), page
-    assert "clipped_surrogate" in (site / "api" / "index.html").read_text()
+    assert "importance_ratio" in (site / "api" / "index.html").read_text()
 
 
 def pages_of_the_site() -> list[Path]:

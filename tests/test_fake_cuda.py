@@ -237,8 +237,8 @@ ONCE = frozenset(
     ranks.variances.<locals>.<listcomp>
     collect.buffer.GroupRolloutBuffer._as_rollout collect.buffer.GroupRolloutBuffer.pack collect.device_loop.check_finite
     collect.device_loop.record_episodes collect.slots.TensorSlots.note_starts figures.of_rollout figures.of_update
-    grpo.GRPO._prepare learn.last_good.LastGood.check learn.last_good._is_finite
-    maths.per_step.per_step maths.returns.episode_returns preparing.Preparation.__call__ preparing.check_size
+    grpo.GRPO.compute_advantages grpo.GRPO._compute_advantages learn.last_good.LastGood.check learn.last_good._is_finite
+    maths.per_step.per_step maths.returns.episode_returns advantages.check_rewards
     """.split()
 )
 #: As often, where needed: host envs, whole episodes, masks, objectives and tasks, paired residuals, bonuses, a learnt std.
@@ -252,7 +252,7 @@ OPTIONAL = frozenset(
     extras.group_weights.GroupWeights.observe extras.group_weights.GroupWeights.progress
     extras.group_weights.row_weights extras.grouping.Clusters.labels extras.grouping.Grouping.regroup
     figures.of_parts figures.of_weights figures.of_bonus.<locals>.<dictcomp> learn.gradients.SurgicalGradient.metrics
-    types.select_episodes grpo.GRPO._update collect.acting.log_probs_of_actor
+    types.select_episodes grpo.GRPO.train collect.acting.log_probs_of_actor
     """.split()
 )
 #: In every epoch or minibatch: a memory's stretches, ratios of whole episodes, one gradient per task, the KL stop.

@@ -28,7 +28,7 @@ from stable_baselines3.common.vec_env import VecFrameStack, VecNormalize
 from sb_grpo import GRPO, CountBonus, MlpPolicy, files
 from sb_grpo.normalization import statistics_to_bytes, with_statistics
 from sb_grpo.plain import NotPlain, from_plain, to_plain
-from sb_grpo.saving import MADE_ANEW, PLAIN, STATE, STATISTICS, read_entry, with_entries
+from sb_grpo.save_util import MADE_ANEW, PLAIN, STATE, STATISTICS, read_entry, with_entries
 from zoo.schedules import make_schedule
 
 ROOT = Path(__file__).parents[1]

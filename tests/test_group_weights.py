@@ -106,7 +106,7 @@ def test_weights_train_are_logged_and_survive_save_and_load(kind, path, tmp_path
     env = make_tensor_env("CartPoleTasks-v0", 4) if path == "device" else make_vec_env("CartPoleTasks-v0", 4, seed=0)
     model = GRPO("MlpPolicy", env, multitask=dict(tasks=4, grouping="task", weights=kind), device="cpu", **SMALL)
     batches, shares = [], []
-    original = model._prepare
+    original = model.compute_advantages
 
     def prepare(rollout):
         prepared = original(rollout)
@@ -114,7 +114,7 @@ def test_weights_train_are_logged_and_survive_save_and_load(kind, path, tmp_path
         shares.append({k: v for k, v in model.logger.name_to_value.items() if k.startswith(("share/", "group/weight"))})
         return prepared
 
-    model._prepare = prepare
+    model.compute_advantages = prepare
     model.learn(2_000)
     for batch, share in zip(batches, shares, strict=True):
         th.testing.assert_close(batch.weights.mean(), th.ones(()))
@@ -122,7 +122,7 @@ def test_weights_train_are_logged_and_survive_save_and_load(kind, path, tmp_path
         assert set(share) == {f"share/task_{i}" for i in range(4)} | {"group/weight_min", "group/weight_max"}
     if kind in ("performance", "adaptive"):
         assert model.group_weighting.seen.any()
-    del model._prepare
+    del model.compute_advantages
     model.save(tmp_path / "m")
     loaded = GRPO.load(tmp_path / "m", env=env, device="cpu")
     th.testing.assert_close(loaded.group_weighting.state_dict(), model.group_weighting.state_dict())

@@ -487,8 +487,8 @@ def test_arguments_with_tensor_envs():
 def test_returns_by_task_are_logged():
     model = GRPO("MlpPolicy", make_vec_env("CartPoleTasks-v0", 4, seed=0), multitask=dict(tasks=["a", "b", "c", "d"]), **SMALL)
     records = []
-    original = model._prepare
-    model._prepare = lambda rollout: (original(rollout), records.append(dict(model.logger.name_to_value)))[0]
+    original = model.compute_advantages
+    model.compute_advantages = lambda rollout: (original(rollout), records.append(dict(model.logger.name_to_value)))[0]
     model.learn(1_000)
     logged = {key: value for record in records for key, value in record.items() if key.startswith("task/")}
     assert set(logged) == {f"task/{name}" for name in "abcd"}

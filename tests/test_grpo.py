@@ -328,7 +328,7 @@ def test_autocast_ratios_start_at_one():
     model = GRPO("MlpPolicy", "Pendulum-v1", update_kwargs=dict(autocast=True), policy_kwargs=policy_kwargs, **SMALL)
     _, callback = model._setup_learn(100)
     model.collect_rollouts(model.env, callback, model.rollout_buffer, None)
-    batch = model._prepared[1].batch
+    batch = model._training_batch.batch
     with model.autocasting():
         ratio = (model.policy.log_prob(batch.observations, batch.actions) - batch.old_log_probs).exp()
     th.testing.assert_close(ratio, th.ones_like(ratio))

@@ -8,6 +8,7 @@ import torch as th
 
 from sb_grpo import GRPO, AdvantageOptions
 from sb_grpo.baselines.estimators import OfFunction
+from sb_grpo.learn.losses import Cispo, Clipped
 from sb_grpo.maths import losses
 from sb_grpo.maths.estimators import outcome
 from tests.helpers import ProbeEnv, make_rollout
@@ -17,7 +18,7 @@ def test_clipped_surrogate_value_and_gradient_by_hand():
     #            inside  above, A>0  above, A<0  below, A>0  below, A<0
     log_ratio = th.tensor([0.1, 0.5, 0.5, -0.5, -0.5], requires_grad=True)
     advantages = th.tensor([2.0, 1.0, -1.0, 1.0, -1.0])
-    loss = losses.clipped_surrogate(log_ratio.exp(), advantages, 0.2, 0.3)
+    loss = Clipped().surrogate(log_ratio, log_ratio.exp(), advantages, (0.2, 0.3))
     ratio = [math.exp(x) for x in (0.1, 0.5, 0.5, -0.5, -0.5)]
     th.testing.assert_close(loss, th.tensor([-2 * ratio[0], -1.3, ratio[2], -ratio[3], 0.8]))
     loss.sum().backward()
@@ -27,13 +28,14 @@ def test_clipped_surrogate_value_and_gradient_by_hand():
 
 def test_ratio_cap_bounds_the_negative_side():
     ratio, advantages = th.tensor([10.0, 10.0, 2.0]), th.tensor([-1.0, 1.0, -1.0])
-    th.testing.assert_close(losses.clipped_surrogate(ratio, advantages, 0.2, 0.2, 4.0), th.tensor([4.0, -1.2, 2.0]))
+    loss = Clipped(ratio_cap=4.0).surrogate(ratio.log(), ratio, advantages, (0.2, 0.2))
+    th.testing.assert_close(loss, th.tensor([4.0, -1.2, 2.0]))
 
 
 def test_cispo_keeps_the_gradient_of_clipped_rows():
     log_prob = th.tensor([-1.0, -1.0], requires_grad=True)
     ratio = th.tensor([5.0, 0.5])
-    losses.cispo_surrogate(log_prob, ratio, th.tensor([1.0, -2.0]), 0.2, 0.3).sum().backward()
+    Cispo().surrogate(log_prob, ratio, th.tensor([1.0, -2.0]), (0.2, 0.3)).sum().backward()
     th.testing.assert_close(log_prob.grad, th.tensor([-1.3, 1.6]))
 
 
@@ -86,9 +88,8 @@ def test_outcome_loss_equals_equation_3_of_deepseekmath():
 
     rollout = make_rollout(rewards, [0, 0, 0])
     advantages = outcome(rollout, AdvantageOptions(gamma=1.0))
-    per_step = losses.clipped_surrogate((log_new - log_old).exp(), advantages, eps, eps) + beta * losses.kl_k3(
-        log_new, log_ref
-    )
+    surrogate = Clipped().surrogate(log_new, (log_new - log_old).exp(), advantages, (eps, eps))
+    per_step = surrogate + beta * losses.kl_k3(log_new, log_ref)
     ours = (losses.step_weights(rollout.episode, "episode", 3) * per_step).mean()
     assert float(ours) == pytest.approx(-objective, rel=1e-5)
 
@@ -100,7 +101,7 @@ def test_the_models_own_loss_equals_equation_3_with_default_aggregation():
     model.estimator = OfFunction(lambda rollout, options: rewards.append(rollout.rewards) or outcome(rollout, options))
     _, callback = model._setup_learn(100)
     model.collect_rollouts(model.env, callback, model.rollout_buffer, None)
-    batch = model._prepared[1].batch
+    batch = model._training_batch.batch
     with th.no_grad():
         for i, parameter in enumerate(model.policy.parameters()):
             parameter.add_(0.3 * th.randn(parameter.shape, generator=th.Generator().manual_seed(i)))

@@ -9,14 +9,12 @@ from gymnasium import spaces
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb_grpo import GRPO, CountBonus
+from sb_grpo.advantages import estimate_advantages, total_rewards, weighted_rewards
 from sb_grpo.baselines.estimators import Outcome
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.random import uniform
-from sb_grpo.extras.grouping import BySeed
-from sb_grpo.learn.losses import Clipped
 from sb_grpo.maths.estimators import outcome
 from sb_grpo.options import Rewards
-from sb_grpo.preparing import Preparation, weighted_rewards
 from sb_grpo.types import AdvantageOptions, Estimate, select_episodes
 from tests.helpers import ProbeEnv, make_rollout
 from tests.test_grouping import weights
@@ -62,8 +60,9 @@ class TensorGoals(FunctionalTensorEnv):
 def judged(rollout, weight, normalization="each", estimator=None, **rewards):
     """What outcome supervision says of a rollout with these weights of its objectives."""
     settings = Rewards(objectives=dict(enumerate(weight)), normalization=normalization, **rewards)
-    preparation = Preparation("outcome", estimator or Outcome(), BySeed(), None, None, settings, th.tensor(weight), Clipped())
-    return preparation(rollout, None, AdvantageOptions(), lambda _: 1).estimate
+    weights = th.tensor(weight)
+    rollout = total_rewards(rollout, settings, weights)
+    return estimate_advantages(estimator or Outcome(), rollout, None, AdvantageOptions(), settings, weights)
 
 
 def one_step_rollout(objectives):
@@ -123,13 +122,13 @@ def test_objectives_train_and_survive_save_and_load(form, advantage, normalizati
         rewards=dict(objectives={"win": 1.0, "cost": 1e-3}, normalization=normalization), advantage=advantage, **SMALL
     )
     model, seen = GRPO("MlpPolicy", env, **kwargs), []
-    original = model._prepare
+    original = model.compute_advantages
 
     def prepare(rollout):
         seen.append((rollout, original(rollout), dict(model.logger.name_to_value)))
         return seen[-1][1]
 
-    model._prepare = prepare
+    model.compute_advantages = prepare
     before = weights(model)
     model.learn(400)
     assert (weights(model) != before).any()
@@ -141,7 +140,7 @@ def test_objectives_train_and_survive_save_and_load(form, advantage, normalizati
         th.testing.assert_close(logged["objective/win"], float(rollout.objectives[:, 0].mean()))
         expected = float((rollout.objectives @ th.tensor([1.0, 1e-3])).mean())
         assert math.isclose(logged["group/reward_mean"], expected, abs_tol=1e-5)
-    del model._prepare
+    del model.compute_advantages
     model.save(tmp_path / "m")
     loaded = GRPO.load(tmp_path / "m", env=env)
     if advantage == "state":
@@ -165,8 +164,8 @@ def test_rewards_that_objectives_replace_cannot_be_changed(normalization):
 def test_objectives_arrive_from_tensor_envs():
     model = GRPO("MlpPolicy", TensorGoals(8), rewards=dict(objectives={"win": 2.0, "cost": 0.0}), device="cpu", **SMALL)
     seen = []
-    original = model._prepare
-    model._prepare = lambda rollout: seen.append(rollout) or original(rollout)
+    original = model.compute_advantages
+    model.compute_advantages = lambda rollout: seen.append(rollout) or original(rollout)
     model.learn(1_000)
     for rollout in seen:
         th.testing.assert_close(rollout.objectives[:, 1], -1000.0 * rollout.actions.float())

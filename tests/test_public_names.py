@@ -82,7 +82,6 @@ PUBLIC: dict[str, set[str]] = {
     "sb_grpo.envs.native": {"make_tensor_env"},
     "sb_grpo.envs.random": {"mix", "uniform"},
     "sb_grpo.maths.estimators": {"outcome", "peer_baseline"},
-    "sb_grpo.maths.losses": {"clipped_surrogate"},
     "sb_grpo.maths.returns": {"episode_returns"},
     "sb_grpo.policies": {"CnnPolicy", "MlpPolicy", "MultiInputPolicy", "RoutedPolicy", "load_actor"},
     "sb_grpo.profiles": {"PROFILES"},

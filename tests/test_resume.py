@@ -29,9 +29,9 @@ from torch import nn
 from sb_grpo import GRPO, CountBonus, RNDBonus, State
 from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.callbacks import CurriculumCallback, GammaCallback, HealthCallback, RecoveryCallback
+from sb_grpo.checkpoint import RUN, read_run, run_entries
 from sb_grpo.envs.native import make_tensor_env
-from sb_grpo.run_files import RUN, read_run, run_entries
-from sb_grpo.saving import read_entry, with_entries
+from sb_grpo.save_util import read_entry, with_entries
 from sb_grpo.state import NoPlainForm, pack, unpack
 from sb_grpo.tasks.goal_car import TensorGoalCar
 from tests.test_masks import Moody, invalid_in, policy_of
@@ -652,7 +652,7 @@ class Own(GRPO):
     """Learns in a way of its own."""
 
     def train(self):
-        self._prepared = None
+        self._training_batch = None
 
 
 @pytest.mark.parametrize(("kind", "stop"), [(GRPO, True), (Own, False)])

@@ -62,13 +62,13 @@ def of_grpo(env_id: str) -> SimpleNamespace:
     """What GRPO collects with a policy that does not learn."""
     env = vec_env(env_id)
     model = GRPO("MlpPolicy", env, n_steps=N_STEPS, learning_rate=0.0, group_size=GROUP_SIZE, seed=SEED, device="cpu")
-    rollouts, prepare = [], model._prepare
+    rollouts, prepare = [], model.compute_advantages
 
     def look(rollout):
         rollouts.append(rollout)
         return prepare(rollout)
 
-    model._prepare = look
+    model.compute_advantages = look
     notes = Actions()
     model.learn(N_ROLLOUTS * N_STEPS * N_ENVS, callback=notes)
     return SimpleNamespace(rollouts=rollouts, actions=notes.actions, jobs=notes.jobs, model=model, env=env)

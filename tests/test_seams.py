@@ -230,7 +230,7 @@ def test_our_callbacks_take_part_in_a_loop_of_ones_own() -> None:
     callbacks = [CurriculumCallback([0.25, 0.5], success=10.0), RecoveryCallback(), GammaCallback(start=0.9)]
     for _ in range(2):
         model.update(model.collect(callbacks))
-        assert model.rescue is not None and model.moving_gamma == pytest.approx(0.9)
+        assert model.moving_gamma == pytest.approx(0.9)
     assert set(env.get_attr("level")) <= {0.25, 0.5}
 
 
@@ -346,14 +346,14 @@ def test_group_size_follows_a_schedule_and_changes_by_hand() -> None:
     model = GRPO(
         "MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), **{**SMALL, "group_size": lambda left: 2 if left > 0.5 else 4}
     )
-    prepare = model._prepare
+    prepare = model.compute_advantages
 
     def look(rollout: Rollout) -> Any:
         assert rollout.seed_group is not None and model.slots is not None
         sizes.append(model.slots.group_size)
         return prepare(rollout)
 
-    model._prepare = look  # type: ignore[method-assign]
+    model.compute_advantages = look  # type: ignore[method-assign]
     model.learn(1024)
     assert sizes == [2, 2, 4, 4]
     model.group_size = 3

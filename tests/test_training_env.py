@@ -296,12 +296,12 @@ def seen_rollouts(advantage, env, callback, learn=2000, **kwargs):
     :return: the model, and the warnings
     """
     model = GRPO("MlpPolicy", env, advantage=advantage, **{**SMALL, "n_steps": 50, "group_size": 3, **kwargs})
-    prepare = model._prepare
-    model._prepare = lambda rollout: whole(rollout) or prepare(rollout)
+    prepare = model.compute_advantages
+    model.compute_advantages = lambda rollout: whole(rollout) or prepare(rollout)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         model.learn(learn, callback=callback)
-    del model._prepare
+    del model.compute_advantages
     return model, [str(w.message) for w in caught]
 
 

@@ -19,7 +19,7 @@ def collected(env_id: str, **kwargs) -> tuple[GRPO, SimpleNamespace]:
     train = model.train
 
     def look():
-        seen.batch = model._prepared[1].batch
+        seen.batch = model._training_batch.batch
         seen.weights = {name: value.clone() for name, value in model.policy.state_dict().items()}
         train()
 

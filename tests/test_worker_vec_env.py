@@ -288,7 +288,7 @@ def test_what_a_dead_worker_was_running_is_dropped_counted_and_run_again(kind, a
             env.env_method("doom", indices=[3])
         return True
 
-    original = model._prepare
+    original = model.compute_advantages
 
     def keep(rollout: Any) -> Any:
         first = rollout.observations[""][rollout.t == 0]  # masks stand beside it
@@ -298,7 +298,7 @@ def test_what_a_dead_worker_was_running_is_dropped_counted_and_run_again(kind, a
             assert sorted(rollout.group.tolist()) == sorted([*range(rollout.n_groups)] * 2)
         return original(rollout)
 
-    model._prepare = keep
+    model.compute_advantages = keep
     with pytest.warns(UserWarning, match="Another takes its place"):
         model.learn(400, callback=look)
     assert env.n_lost == model.last_figures["rollout/episodes_lost"] == 4

@@ -20,7 +20,7 @@ from stable_baselines3.common.env_util import make_vec_env
 from sb_grpo import GRPO
 from sb_grpo.callbacks import HealthWarning
 from sb_grpo.normalization import with_statistics
-from sb_grpo.saving import PLAIN, STATISTICS, read_entry, with_entries
+from sb_grpo.save_util import PLAIN, STATISTICS, read_entry, with_entries
 from tests.helpers import run_command, wait_for
 from zoo import enjoy
 from zoo.common.command_line import BadInput, run

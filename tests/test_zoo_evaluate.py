@@ -15,7 +15,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO, evaluate_paired
 from sb_grpo.normalization import with_statistics
-from sb_grpo.saving import STATISTICS, read_entry
+from sb_grpo.save_util import STATISTICS, read_entry
 from tests.test_zoo_compare import write_runs
 from zoo import compare, evaluate
 from zoo.benchmarking.results import find_results, read_all

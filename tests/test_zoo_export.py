@@ -14,7 +14,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb_grpo import GRPO
 from sb_grpo.export import run_exported
 from sb_grpo.normalization import with_statistics
-from sb_grpo.saving import STATISTICS, read_entry
+from sb_grpo.save_util import STATISTICS, read_entry
 from tests.test_zoo import zoo_train
 from zoo import export
 from zoo.common.command_line import run

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from sb_grpo.saving import with_entries
+from sb_grpo.save_util import with_entries
 from tests.test_zoo_resume import stopped_after
 from zoo import compare, dashboard, enjoy, evaluate, export, plot, push, report
 from zoo import train as training

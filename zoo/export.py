@@ -18,8 +18,8 @@ from sb_grpo.collect.masks import APART
 from sb_grpo.export import SUFFIXES, TOLERANCE, check_exported, export_policy
 from sb_grpo.normalization import OtherObservations, alone
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.saving import STATISTICS as WITHIN
-from sb_grpo.saving import read_entry
+from sb_grpo.save_util import STATISTICS as WITHIN
+from sb_grpo.save_util import read_entry
 
 from .common.command_line import BadInput, Parser, add_untrusted, run
 from .common.folders import check_place

@@ -12,7 +12,7 @@ from sb_grpo.callbacks.health_rules import RULES, Rule
 from sb_grpo.grpo import GRPO
 from sb_grpo.learn.last_good import Snapshot
 from sb_grpo.normalization import put_running_state, running_state
-from sb_grpo.saving import OPTIONAL_MODULES
+from sb_grpo.save_util import OPTIONAL_MODULES
 from sb_grpo.types import Breakdown
 
 #: Steps that are too large, and what a single huge reward does to the baseline.
@@ -75,7 +75,6 @@ class RecoveryCallback(WatchingCallback):
         super()._on_training_start()
         self.n, self.reasons = 0, []
         self._keep()
-        cast(GRPO, self.model).rescue = self._rescue
 
     def _on_rollout_start(self) -> None:
         self._judge()
@@ -85,13 +84,11 @@ class RecoveryCallback(WatchingCallback):
         self.logger.record("recovery/lr_scale", cast(GRPO, self.model).lr_scale)
 
     def _on_training_end(self) -> None:
-        model = cast(GRPO, self.model)
         try:
             self._judge()  # of the last update
         except Breakdown as error:
             self._go_back(error)
             self._say(f"At the end: {error}")
-        model.rescue = None
 
     def state_dict(self) -> dict[str, Any]:
         """How often this training has gone back and why, and how every rule has fared."""
@@ -132,8 +129,8 @@ class RecoveryCallback(WatchingCallback):
             model.rollout_buffer.reset()  # the observations of what broke down are not to be learnt from
             model.restart_groups()
 
-    def _rescue(self, error: Breakdown) -> None:
-        """Go back and try again.
+    def recover(self, error: Breakdown) -> None:
+        """Go back to the last healthy weights, with a lower learning rate. The training loop calls this and tries again.
 
         :raises Breakdown: if that has been done often enough
         """

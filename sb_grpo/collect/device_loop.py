@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch as th
 from gymnasium import spaces
@@ -13,7 +13,7 @@ from sb_grpo import ranks
 from sb_grpo.collect.columns import Column
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.collect.interruption import check_hopeless
-from sb_grpo.collect.plan import Limits, Plan, Taken, check_endless, too_large
+from sb_grpo.collect.plan import Limits, Plan, check_endless, too_large
 from sb_grpo.collect.slots import TensorSlots
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.maths.precision import autocasting
@@ -107,6 +107,20 @@ def env_steps(
 Stepper = tuple[Callable[..., dict[str, Any]], int]
 
 
+class StepResult(NamedTuple):
+    """One step of every slot. Callbacks find these names in their locals, as in SB3."""
+
+    n_steps: int  #: of this rollout, per env, before this one
+    obs_tensor: Any  #: before the step
+    actions: Any  #: as sampled
+    clipped_actions: Any  #: as the env got them
+    new_obs: Any
+    rewards: th.Tensor
+    dones: th.Tensor
+    infos: list[dict[str, Any]]
+    ahead: int  #: steps per env that have been taken beyond this one
+
+
 def collect_tensors(
     env: TensorVecEnv,
     actor: Callable[[], ActorPolicy],
@@ -116,16 +130,21 @@ def collect_tensors(
     slots: TensorSlots,
     stepper: Stepper,
     autocast: bool,
-    start_over: Callable[[], Any],
-) -> Iterator[Taken]:
+    task_names: Sequence[str],
+    episodes: deque[dict[str, Any]] | None,
+    start_over: Callable[[], TensorSlots],
+    on_step: Callable[[StepResult], bool],
+) -> bool:
     """Fill the buffer with ``steps_per_env`` steps per env; whole-episode estimators go on until enough groups are complete.
 
-    Steps are handed out one by one, those of a captured run after the whole of it; ``rewards`` and ``dones`` are tensors, and
-    ``infos`` are empty.
-
-    :param actor: the policy as it is now: callbacks may put another into its place
+    :param actor: returns the policy as it is now: callbacks may put another into its place
     :param autocast: run the policy in bfloat16
+    :param task_names: of the declared tasks
+    :param episodes: SB3's statistics, which get the episodes that ended
     :param start_over: begins new groups in every slot, as somebody else has taken the envs
+    :param on_step: is told of every step, of those of a captured run after the whole of it; False stops the collection
+    :return: False when ``on_step`` asked to stop
+    :raises ValueError: for NaN or inf from the env, steps without a valid action, and tasks that nobody declared
     """
     take_steps, run = stepper
     policy = actor()
@@ -151,7 +170,12 @@ def collect_tensors(
                 policy.renew_noise(dones[0])
             for i in range(run):
                 obs, actions, after = (map_obs(lambda x: x[i], found[name]) for name in HANDED_OUT)  # noqa: B023
-                yield Taken(n_steps + i, obs, actions, actions, after, found["rewards"][i], dones[i], infos, ahead=run - 1 - i)
+                ahead = run - 1 - i
+                step = StepResult(
+                    n_steps + i, obs, actions, actions, after, found["rewards"][i], dones[i], infos, ahead
+                )
+                if not on_step(step):
+                    return False
         complete = buffer.complete_groups(plan.group_size) if plan.whole_episodes else 0
         if not plan.whole_episodes or complete >= (plan.n_groups or 1):
             break
@@ -159,6 +183,9 @@ def collect_tensors(
         check_endless(slots.t, plan)
     check_finite(buffer, plan.limits, policy)
     check_masks(buffer)
+    check_tasks(buffer, tuple(task_names))
+    record_episodes(episodes, buffer, plan.group_size)
+    return True
 
 
 def check_finite(buffer: TensorRolloutBuffer, limits: Limits, policy: ActorPolicy) -> None:

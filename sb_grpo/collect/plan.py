@@ -1,4 +1,4 @@
-"""What a rollout is to be, and what a step of its collection tells."""
+"""Plan of a rollout: how far it goes, and which values it takes."""
 
 from __future__ import annotations
 
@@ -45,20 +45,6 @@ class Plan(NamedTuple):
 def too_large(largest: float) -> str:
     """What is wrong with a number beyond a limit, for messages."""
     return f"is beyond +-{largest:g}, where statistics in float32 break down"
-
-
-class Taken(NamedTuple):
-    """One step of every slot. Callbacks find these names in their locals, as in SB3."""
-
-    n_steps: int  #: of this rollout, per env, before this one
-    obs_tensor: Any  #: before the step
-    actions: Any  #: as sampled
-    clipped_actions: Any  #: as the env got them
-    new_obs: Any
-    rewards: Any
-    dones: Any
-    infos: list[dict[str, Any]]
-    ahead: int = 0  #: steps per env that have been taken beyond this one
 
 
 def check_endless(t: Any, plan: Plan) -> None:

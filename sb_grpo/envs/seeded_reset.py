@@ -313,8 +313,8 @@ class Seat:
                 raise error from None  # not for the seed
             raise ValueError(
                 f"{type(self.sb_grpo_env.unwrapped).__name__}.reset(seed={seed}) raised {type(error).__name__}: {error}. "
-                "Without a seed it works, but members of a group start alike by their seed, any number from 0 to 2**31 - 1: let "
-                "reset(self, *, seed=None, options=None) call super().reset(seed=seed) and draw from self.np_random."
+                "Without a seed it works, but members of a group start alike by their seed, any number from 0 to 2**31 - 1: "
+                "let reset(self, *, seed=None, options=None) call super().reset(seed=seed) and draw from self.np_random."
             ) from error
         self._takes_seeds = True
         return result

@@ -175,36 +175,37 @@ class Captured:
 
     def gradient_step(
         self,
-        eager: Callable[[Minibatch], th.Tensor],
         objective: Objective,
         parameters: list[nn.Parameter],
         clip: Clip,
         batch_size: int,
         max_grad_norm: float,
-    ) -> Callable[[Minibatch], th.Tensor]:
-        """A gradient step for the minibatches of one update, in one graph where there is one.
+    ) -> Callable[[Minibatch], th.Tensor | None] | None:
+        """Return a gradient step in one graph, for the minibatches of one update; None where there is none.
 
-        :param eager: the same step by step; from a minibatch to ``[P]`` gradient norms
-        :param objective: what is minimised
+        :param objective: loss to minimise
         :param parameters: of its policy
+        :return: from a minibatch to ``[P]`` gradient norms, or None, and nothing done, where the graph cannot be compiled
         """
         if self._update is None or self._update.compiled is None:
-            return eager
+            return None
         if self._objective is None or self._objective.settings != objective.settings:
             if self._objective is not None:  # its numbers are part of the graph
                 self._update = Graph(update, "update")
             self._objective = objective.looking_at_weights()
-        graph, loss, group = self._update, self._objective, objective.policy.optimizer.param_groups[0]
+        graph = self._update
+        loss = self._objective
+        group = objective.policy.optimizer.param_groups[0]
         moments = adam_moments(objective.policy.optimizer, parameters)
         for tensor in (*parameters, *(x for column in moments for x in column)):
             th._dynamo.mark_static_address(tensor, guard=False)
         scalars = th.tensor([*clip, group["lr"], max_grad_norm], device=objective.policy.device)
 
-        def captured(minibatch: Minibatch) -> th.Tensor:
+        def captured(minibatch: Minibatch) -> th.Tensor | None:
             padded = pad(minibatch, -(-batch_size // 4))
             with th.no_grad(), objective.autocasting():
                 norms = graph(loss, parameters, moments, padded, scalars, group["betas"], group["eps"])
-            return eager(minibatch) if norms is None else norms.clone()
+            return None if norms is None else norms.clone()
 
         return captured
 

@@ -8,6 +8,7 @@ import torch as th
 from torch import nn
 
 from sb_grpo.learn.minibatches import portions
+from sb_grpo.maths.precision import autocasting
 from sb_grpo.types import Minibatch
 
 #: From a minibatch to its loss, the mean over its rows.
@@ -18,10 +19,12 @@ class PlainGradient:
     """Backpropagation of the loss, in parts that fit into memory.
 
     :param micro_batch_size: rows per part; None: all at once
+    :param autocast: compute the loss in bfloat16
     """
 
-    def __init__(self, micro_batch_size: int | None = None) -> None:
+    def __init__(self, micro_batch_size: int | None = None, autocast: bool = False) -> None:
         self.micro_batch_size = micro_batch_size
+        self.autocast = autocast
 
     def start_update(self, tasks: th.Tensor | None) -> None:
         """An update begins.
@@ -45,11 +48,13 @@ class PlainGradient:
         for parameter in parameters:  # what optimizer.zero_grad() does, without its bookkeeping
             parameter.grad = None
         for start, end in portions(minibatch, size):
-            if end - start == rows:
-                loss(minibatch).backward()  # type: ignore[no-untyped-call]
-            else:
-                part = minibatch.map(lambda x: x[start:end])  # noqa: B023
-                (loss(part) * ((end - start) / rows)).backward()  # type: ignore[no-untyped-call]
+            whole = end - start == rows
+            part = minibatch if whole else minibatch.map(lambda x: x[start:end])  # noqa: B023
+            with autocasting(minibatch.advantages.device, self.autocast):
+                value = loss(part)
+            if not whole:
+                value = value * ((end - start) / rows)
+            value.backward()  # type: ignore[no-untyped-call]
 
 
 def project_conflicts(gradients: th.Tensor, order: th.Tensor) -> th.Tensor:
@@ -89,10 +94,13 @@ class SurgicalGradient(PlainGradient):
 
     :param generator: of the order in which tasks meet; None: torch's own, which the model seeds
     :param micro_batch_size: rows per backward pass of a task
+    :param autocast: compute the loss in bfloat16
     """
 
-    def __init__(self, micro_batch_size: int | None = None, generator: th.Generator | None = None) -> None:
-        super().__init__(micro_batch_size)
+    def __init__(
+        self, micro_batch_size: int | None = None, autocast: bool = False, generator: th.Generator | None = None
+    ) -> None:
+        super().__init__(micro_batch_size, autocast)
         self.generator = generator
         self._tasks: th.Tensor | None = None
         self._rates: list[th.Tensor] = []

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import wraps
 from typing import Any
 
 import torch as th
@@ -99,34 +98,6 @@ class Snapshot:
         """Make it what it was."""
         for module, state in zip(self.modules, self._states, strict=True):
             put_own_state(module, state)
-
-
-#: Is told why a training cannot go on, and mends that or raises.
-Rescue = Callable[[Breakdown], None]
-
-
-def rescued(again: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Decorator of a method of something with a ``rescue``: when the training breaks down in it, that is asked first.
-
-    :param again: the method is then called once more; otherwise it is over, and has returned None
-    """
-
-    def decorate(method: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(method)
-        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-            while True:
-                try:
-                    return method(self, *args, **kwargs)
-                except Breakdown as error:
-                    if self.rescue is None:
-                        raise
-                    self.rescue(error)
-                if not again:
-                    return None
-
-        return run
-
-    return decorate
 
 
 def _is_finite(value: Any) -> bool:

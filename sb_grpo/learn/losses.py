@@ -1,4 +1,4 @@
-"""The losses that ``loss=`` names, and what an update minimises: surrogate + KL to a reference - entropy."""
+"""The losses that ``loss=`` names, and the loss of a minibatch: surrogate + KL to a reference - entropy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from torch import nn
 
 from sb_grpo import ranks
-from sb_grpo.maths.losses import Clip, cispo_surrogate, clipped_surrogate, importance_ratio, kl_k3
+from sb_grpo.maths.losses import Clip, importance_ratio, kl_k3
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.rules import check_keys, plain, shown
@@ -49,20 +49,26 @@ class Loss:
 
 @dataclass(frozen=True)
 class Clipped(Loss):
-    """PPO's: :func:`~sb_grpo.maths.losses.clipped_surrogate`."""
+    """Clipped surrogate (PPO, arXiv 1707.06347, eq. 7), with separate bounds (DAPO, arXiv 2503.14476)."""
 
-    #: Bound of the ratio where the advantage is negative too (two-sided clip); None: off.
+    #: Bound of the ratio where the advantage is negative too (two-sided clip, INTELLECT-2); None: off.
     ratio_cap: float | None = None
 
     def surrogate(self, log_prob: th.Tensor, ratio: th.Tensor, advantages: th.Tensor, clip: Clip) -> th.Tensor:
-        return clipped_surrogate(ratio, advantages, *clip, self.ratio_cap)
+        clip_low, clip_high = clip
+        clipped_ratio = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+        if self.ratio_cap is not None:
+            ratio = ratio.clamp(max=self.ratio_cap)
+        return -th.min(ratio * advantages, clipped_ratio * advantages)
 
 
 class Cispo(Loss):
-    """CISPO's: :func:`~sb_grpo.maths.losses.cispo_surrogate`."""
+    """REINFORCE weighted by the clipped, detached ratio (CISPO, arXiv 2506.13585): no row loses its gradient."""
 
     def surrogate(self, log_prob: th.Tensor, ratio: th.Tensor, advantages: th.Tensor, clip: Clip) -> th.Tensor:
-        return cispo_surrogate(log_prob, ratio, advantages, *clip)
+        clip_low, clip_high = clip
+        weight = ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high)
+        return -weight * advantages * log_prob
 
 
 NAMES: dict[str, type[Loss]] = {"clip": Clipped, "cispo": Cispo}
@@ -86,7 +92,7 @@ def make_loss(loss: Any, kwargs: Mapping[str, Any] | None) -> Loss:
 
 
 class Objective(nn.Module):
-    """What an update minimises: surrogate + kl_coef * KL(policy || reference) - ent_coef * entropy, by the rows' weights.
+    """Loss of a minibatch: surrogate + kl_coef * KL(policy || reference) - ent_coef * entropy, by the rows' weights.
 
     :param policy: that learns
     :param reference: frozen; None: no KL term
@@ -108,31 +114,40 @@ class Objective(nn.Module):
         autocast: bool,
     ) -> None:
         super().__init__()
-        self.policy, self.reference, self.loss = policy, reference, loss
-        self.ent_coef, self.kl_coef, self.weighted, self.autocast = ent_coef, kl_coef, weighted, autocast
+        self.policy = policy
+        self.reference = reference
+        self.loss = loss
+        self.ent_coef = ent_coef
+        self.kl_coef = kl_coef
+        self.weighted = weighted
+        self.autocast = autocast
         self.device = policy.device  # SB3's property looks at every parameter for it
         #: Of what learns, as torch.func knows it here.
         self.names = [f"policy.{name}" for name, p in policy.named_parameters() if p.requires_grad]
 
     @property
     def settings(self) -> tuple[Any, ...]:
-        """What a captured graph of it is made for."""
+        """Settings that are part of a compiled graph."""
         return self.reference is None, self.loss, self.ent_coef, self.kl_coef, self.autocast
 
     def looking_at_weights(self) -> Objective:
-        """The same, for rows whose weights are not known."""
+        """Return the same loss for rows whose weights are not known."""
         return Objective(self.policy, self.reference, self.loss, self.ent_coef, self.kl_coef, True, self.autocast)
 
     def forward(self, minibatch: Minibatch, clip: Clip) -> th.Tensor:
-        """The loss of some rows, a scalar.
+        """Compute the loss of some rows, a scalar.
 
         :param clip: lower and upper clip range
         """
+        entropy = None
         if self.ent_coef == 0.0:
-            log_prob, entropy = self.policy.log_prob(minibatch.observations, minibatch.actions), None
+            log_prob = self.policy.log_prob(minibatch.observations, minibatch.actions)
         else:
             log_prob, entropy = self.policy.log_prob_and_entropy(minibatch.observations, minibatch.actions)
-        per_step = self.surrogate(log_prob, minibatch, clip)
+        # ratio between new and old policy, should be one at the first gradient step
+        ratio = importance_ratio(log_prob - minibatch.old_log_probs, self.loss.importance_level, minibatch.episode)
+        # by default PPO's: -min(ratio * advantages, clip(ratio) * advantages)
+        per_step = self.loss.surrogate(log_prob, ratio, minibatch.advantages, clip)
         if self.reference is not None:
             with th.no_grad():
                 ref_log_prob = self.reference.log_prob(minibatch.observations, minibatch.actions)
@@ -141,21 +156,8 @@ class Objective(nn.Module):
             per_step = per_step - self.ent_coef * entropy
         return (minibatch.weights * per_step).mean() if self.weighted else per_step.mean()
 
-    def surrogate(self, log_prob: th.Tensor, minibatch: Minibatch, clip: Clip) -> th.Tensor:
-        """The surrogate of each row, without KL and entropy.
-
-        :param log_prob: ``[B]`` under the policy as it is now
-        :return: ``[B]``
-        """
-        ratio = self.ratio(log_prob, minibatch)
-        return self.loss.surrogate(log_prob, ratio, minibatch.advantages, clip)
-
-    def ratio(self, log_prob: th.Tensor, minibatch: Minibatch) -> th.Tensor:
-        """``[B]`` of the policy as it is now to the one that acted."""
-        return importance_ratio(log_prob - minibatch.old_log_probs, self.loss.importance_level, minibatch.episode)
-
     def autocasting(self) -> AbstractContextManager[object]:
-        """The context of its forward passes."""
+        """Return the context of its forward passes."""
         return autocasting(self.device, self.autocast)
 
     @th.no_grad()

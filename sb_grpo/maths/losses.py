@@ -1,4 +1,4 @@
-"""Loss terms: pure functions on tensors, each the formula of one paper. GRPO.train adds them up."""
+"""Loss terms: pure functions on tensors, each the formula of one paper. sb_grpo.learn.losses adds them up."""
 
 from __future__ import annotations
 
@@ -29,36 +29,6 @@ def importance_ratio(log_ratio: th.Tensor, level: str, episode: th.Tensor) -> th
     mean = log_ratio.new_zeros(len(count)).index_add(0, row, log_ratio) / count
     ratio: th.Tensor = mean.exp()[row]
     return ratio
-
-
-def clipped_surrogate(
-    ratio: th.Tensor, advantages: th.Tensor, clip_low: Scalar, clip_high: Scalar, ratio_cap: float | None = None
-) -> th.Tensor:
-    """Negated clipped objective per row (PPO, arXiv 1707.06347, eq. 7), with separate bounds (DAPO, arXiv 2503.14476).
-
-    :param ratio: ``[B]`` pi_new / pi_old
-    :param advantages: ``[B]``
-    :param clip_low: ratios below 1 - clip_low earn nothing more
-    :param clip_high: ratios above 1 + clip_high earn nothing more
-    :param ratio_cap: upper bound on the ratio also where the advantage is negative (two-sided clip, INTELLECT-2)
-    :return: ``[B]`` loss, to be minimised
-    """
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    if ratio_cap is not None:
-        ratio = ratio.clamp(max=ratio_cap)
-    return -th.min(ratio * advantages, clipped * advantages)
-
-
-def cispo_surrogate(
-    log_prob: th.Tensor, ratio: th.Tensor, advantages: th.Tensor, clip_low: Scalar, clip_high: Scalar
-) -> th.Tensor:
-    """REINFORCE weighted by the clipped, detached ratio (CISPO, arXiv 2506.13585): no row loses its gradient.
-
-    :param log_prob: ``[B]`` log pi_new; the other arguments as in :func:`clipped_surrogate`
-    :return: ``[B]`` loss, to be minimised
-    """
-    weight = ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high)
-    return -weight * advantages * log_prob
 
 
 def kl_k3(log_prob: th.Tensor, other_log_prob: th.Tensor) -> th.Tensor:

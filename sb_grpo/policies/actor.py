@@ -185,6 +185,13 @@ class ActorPolicy(PredictingPolicy):
         )
         return data
 
+    @property
+    def device(self) -> th.device:
+        """Device of the action layer. SB3's property walks all modules for the first parameter, at every step."""
+        for parameter in self.action_net.parameters():
+            return parameter.device
+        return super().device
+
     @staticmethod
     def flat_observations(obs: PyTorchObs) -> th.Tensor:
         """Flat float observations, ``[batch, features_dim]``, before any normalisation."""

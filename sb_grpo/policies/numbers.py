@@ -23,15 +23,15 @@ def trouble_with(policy: nn.Module, outputs: th.Tensor) -> str | None:
     return None if bool(outputs.isfinite().all()) else no_numbers(policy)
 
 
-def check_outputs(policy: nn.Module, outputs: th.Tensor, where: str) -> None:
-    """Stop a training whose policy says what is no number.
+def check_outputs(policy: nn.Module, outputs: th.Tensor, step: int) -> None:
+    """Stop a training whose policy puts out NaN or inf.
 
     :param outputs: as :func:`trouble_with` has them
-    :param where: beginning of the message
+    :param step: number of the vector step, for the message
     :raises Breakdown: naming what made them
     """
     if (trouble := trouble_with(policy, outputs)) is not None:
-        raise Breakdown(f"{where} {trouble}")
+        raise Breakdown(f"At vector step {step} since the start of learn() {trouble}")
 
 
 def no_numbers(policy: nn.Module) -> str:

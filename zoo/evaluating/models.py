@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import rl_zoo3
 
-from sb_grpo.saving import read_entry
+from sb_grpo.save_util import read_entry
 
 from ..common.command_line import BadInput, one_line
 from ..common.damaged import read_or_note

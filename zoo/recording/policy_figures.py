@@ -10,8 +10,8 @@ import torch as th
 from sb_grpo import GRPO, AdvantageOptions, Rollout
 from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.learn.gradients import clip_gradients
+from sb_grpo.learn.losses import Clipped
 from sb_grpo.maths.estimators import centre_and_scale
-from sb_grpo.maths.losses import clipped_surrogate
 from sb_grpo.maths.returns import gae
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.types import map_obs
@@ -72,7 +72,8 @@ def ratios_after_update(policy: ActorPolicy, rollout: Rollout, advantage: th.Ten
         for rows in chunks(len(advantage), BATCH, generator):
             observations = map_obs(lambda part: part[rows], rollout.observations)  # noqa: B023
             log_prob = new.log_prob(observations, rollout.actions[rows])
-            loss = clipped_surrogate((log_prob - old[rows]).exp(), advantage[rows], CLIP, CLIP).mean()
+            ratio = (log_prob - old[rows]).exp()
+            loss = Clipped().surrogate(log_prob, ratio, advantage[rows], (CLIP, CLIP)).mean()
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             clip_gradients(parameters, MAX_NORM)

@@ -21,7 +21,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb_grpo import files
 from sb_grpo.normalization import statistics_to_bytes, with_statistics
-from sb_grpo.saving import PLAIN, STATISTICS, read_entry, with_entries, write_zip
+from sb_grpo.save_util import PLAIN, STATISTICS, read_entry, with_entries, write_zip
 
 from ..common.command_line import BadInput
 from ..common.ending import Counting

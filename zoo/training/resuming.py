@@ -15,7 +15,7 @@ from rl_zoo3.utils import StoreDict
 from stable_baselines3.common.callbacks import BaseCallback
 
 from sb_grpo import GRPO, files, ranks
-from sb_grpo.run_files import read_run
+from sb_grpo.checkpoint import read_run
 
 from ..common.command_line import BadInput
 from .run_files import Unreadable, check_links, is_run_folder, read_run_files

@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
 
 from sb_grpo import GRPO, SeededResetWrapper, ranks
 from sb_grpo.normalization import OtherObservations
-from sb_grpo.saving import attributes_in, check_is_grpo
+from sb_grpo.save_util import attributes_in, check_is_grpo
 
 from ..common.command_line import BadInput, one_line
 from ..common.ending import with_monitor_outside

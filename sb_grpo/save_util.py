@@ -1,11 +1,14 @@
-"""The zip of a model: what it holds, how it is read without pickle, and what of it fits into a model of other arguments."""
+"""Files of a model: its zip, with the statistics that its weights have learnt with; reading it without pickle; its export.
+
+Functions with a parameter ``model`` are the bodies of GRPO's methods.
+"""
 
 from __future__ import annotations
 
 import io
 import json
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,20 +16,24 @@ from typing import Any
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer
-from stable_baselines3.common.save_util import json_to_data
+from stable_baselines3.common.save_util import json_to_data, load_from_zip_file
 from torch import nn
 from torch.optim import Optimizer
 
-from sb_grpo import files
+from sb_grpo import files, normalization
+from sb_grpo.arguments import check_names, check_places
+from sb_grpo.collect.masks import APART
+from sb_grpo.export import export_policy
 from sb_grpo.learn.last_good import Snapshot
 from sb_grpo.maths import schedules  # noqa: F401  # their plain form: models of the zoo have them
 from sb_grpo.plain import NotPlain, from_plain, to_plain
+from sb_grpo.rules import constructor_of, from_config
 
-#: What is built anew after loading.
+#: Attributes that are built anew after loading.
 NOT_SAVED = (
-    "slots", "_prepared", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
+    "slots", "_training_batch", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
     "last_figures", "last_update", "estimator", "options", "beside", "_warned_of_masks", "_own_loop", "_rows_checked",
-    "shared_statistics", "_statistics", "_known", "rescue", "_in_rollout", "_callback_in_use", "_iteration",
+    "shared_statistics", "_statistics", "_known", "_in_rollout", "_callback_in_use", "_iteration",
     "_runs_due", "_to_resume", "_as_read",
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
@@ -57,6 +64,91 @@ SIGNS = {
     "cg_max_steps": "TRPO", "clip_range_vf": "PPO", "exploration_fraction": "DQN", "target_policy_noise": "TD3",
     "quantile_huber": "QR-DQN", "top_quantiles_to_drop_per_net": "TQC", "target_entropy": "SAC", "alive_bonus_offset": "ARS",
 }  # fmt: skip
+
+
+# ---------------------------------------------------------------- bodies of GRPO's methods
+
+
+def save_model(model: Any, save: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
+    """Write the zip of a model, whole or not at all.
+
+    :param save: SB3's method
+    :param path: ``.zip`` is added where it has no ending; or a file that is open for writing
+    """
+    file = io.BytesIO()
+    own = model.rollout_buffer_class
+    model.rollout_buffer_class = own or OnlyForGRPO
+    try:
+        save(file, *args, **kwargs)
+        normalized = model._vec_normalize_env
+        statistics = model._statistics if normalized is None else normalization.statistics_to_bytes(normalized)
+        write_model(path, file.getvalue(), vars(model), statistics)
+    finally:
+        model.rollout_buffer_class = own
+
+
+def export_model(model: Any, path: str | Path) -> Path:
+    """Write the policy of a model with all that stands before and after it as one file."""
+    normalized = model.get_vec_normalize_env()
+    if normalized is None and model._statistics is not None:
+        normalized = normalization.alone(model._statistics, model.observation_space, model.action_space)
+    return export_policy(model.policy, path, normalized, model.mask_source in APART)
+
+
+def arguments_of_load(
+    cls: type, path: Any, env: Any, custom_objects: dict[str, Any] | None, trusted: bool, kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any] | None, dict[str, Any]]:
+    """Return file, custom objects and further arguments for SB3's ``load``.
+
+    :param cls: class of the model
+    :param kwargs: further arguments of the model
+    :raises ValueError: for a file of another algorithm, and for what cannot be had without unpickling
+    """
+    check_names(kwargs)
+    check_places({name: value for name, value in kwargs.items() if name not in constructor_of(cls)})
+    check_is_grpo(path, attributes_in(path))
+    kwargs = from_config(kwargs)
+    source = path
+    replaced = {*kwargs, *(custom_objects or {})}
+    if not trusted:
+        own = custom_objects or {}
+        source, objects = without_pickle(path, constructor_of(cls), {**own, **kwargs}, env)
+        custom_objects = {**own, **objects}
+    if replaced:
+        kwargs["_replaced"] = replaced
+    kwargs["_of_file"] = True
+    kwargs["_statistics"] = entry_of(path, STATISTICS)
+    return source, custom_objects, kwargs
+
+
+def set_parameters(
+    model: Any,
+    set_parameters: Callable[..., None],
+    load_path_or_dict: str | dict[str, Any],
+    exact_match: bool,
+    device: th.device | str,
+) -> None:
+    """Replace the weights of a model; a refused call changes nothing.
+
+    :param set_parameters: SB3's method
+    :raises ValueError: for parameters that are missing, do not fit, or are of a policy with a critic
+    """
+    of_file = vars(model).pop("_of_file", False)  # SB3's load() passes on a dict, too
+    if not isinstance(load_path_or_dict, dict):
+        check_is_grpo(load_path_or_dict, attributes_in(load_path_or_dict))
+        load_path_or_dict = load_from_zip_file(load_path_or_dict, load_data=False, device=device)[1]
+        of_file = True
+    modules = {name: getattr(model, name) for name in OPTIONAL_MODULES}
+    if of_file and "policy" in load_path_or_dict:
+        load_path_or_dict = with_fitting_modules(load_path_or_dict, modules, model._given_reference)
+    if exact_match:
+        check_parameters(load_path_or_dict, model._get_torch_save_params()[0], model.policy.state_dict())
+    with all_or_nothing([model.policy, *modules.values()]):
+        set_parameters(load_path_or_dict, exact_match, device)
+        check_moments(model.policy.optimizer)
+
+
+# ---------------------------------------------------------------- the zip
 
 
 class OnlyForGRPO(BaseBuffer):
