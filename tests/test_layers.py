@@ -275,11 +275,6 @@ def test_modules_are_short() -> None:
     assert {module: lines[module] for module in LONG if lines[module] > LONG[module]} == {}
 
 
-def test_modules_of_the_zoo_are_short() -> None:
-    lines = {path.name: len(path.read_text().splitlines()) for path in (ROOT.parent / "zoo").rglob("*.py")}
-    assert {name: n for name, n in lines.items() if n > MOST_LINES} == {}
-
-
 def test_functions_are_short() -> None:
     lengths = sorted(body_lines(function) for _, _, function in all_functions())
     assert lengths[int(0.95 * len(lengths))] <= USUAL_LINES
