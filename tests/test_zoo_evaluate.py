@@ -222,7 +222,7 @@ def test_a_damaged_run_is_left_out_of_a_comparison(runs, tmp_path, capsys, name)
     """Under its own label; its figures would not compare with those of the whole one."""
     for number in (1, 2):
         shutil.copytree(runs / "grpo" / f"Pendulum-v1_{number}", tmp_path / "grpo" / f"Pendulum-v1_{number}")
-    (tmp_path / "grpo" / "Pendulum-v1_2" / name).write_bytes(b'{"planned_steps": "many"}')
+    (tmp_path / "grpo" / "Pendulum-v1_2" / name).write_bytes(b"a: [" if name.endswith("yml") else b'{"planned_steps": "many"}')
     arguments = [str(tmp_path / "grpo"), "--episodes", "2", "--no-figures", "--out", str(tmp_path / "out")]
     assert compare.main(arguments) == 0
     assert f"Pendulum-v1_2/{name}" in capsys.readouterr().err

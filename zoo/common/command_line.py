@@ -10,7 +10,9 @@ import os
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any, NoReturn
+from functools import cache
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import gymnasium as gym
 from rl_zoo3.utils import StoreDict
@@ -18,6 +20,7 @@ from rl_zoo3.utils import StoreDict
 #: ``zoo`` in a checkout, ``sb_grpo_zoo`` where the wheel is installed.
 PACKAGE = __name__.split(".")[0]
 
+T = TypeVar("T")
 #: Exit code of a command that the user has interrupted.
 INTERRUPTED = 130
 #: Exit code of a command for whose files there is no room.
@@ -110,6 +113,29 @@ class Settings(StoreDict):
 
 def one_line(text: object) -> str:
     return " ".join(str(text).split())
+
+
+def read_or_note(path: Path, read: Callable[[Path], T], broken: list[str]) -> T | None:
+    """Content of a file; None where there is none, and where it is damaged.
+
+    :param read: reads it, and raises anything
+    :param broken: takes a line on a damaged file, which stderr gets once
+    """
+    try:
+        return read(path)
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # of JSON, CSV, NumPy, zipfile, zlib
+        line = f"{path.name} is left out: it cannot be read ({type(error).__name__}: {one_line(error)})"
+        broken.append(line)
+        say_once(f"{path.parent}/{line}")
+        return None
+
+
+@cache
+def say_once(line: str) -> None:
+    """A line on stderr; a page that is served reads the same files again and again."""
+    print(line, file=sys.stderr)
 
 
 def how_many(n: int, noun: str) -> str:

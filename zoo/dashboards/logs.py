@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ..common.damaged import read_or_note
+from ..common.command_line import read_or_note
 
 #: Points of a logged value that are kept, and histograms.
 POINTS, HISTOGRAMS = 500, 60

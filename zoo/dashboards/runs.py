@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..common.command_line import BadInput, Parser, add_untrusted
-from ..common.damaged import read_or_note, say_once
+from ..common.command_line import BadInput, Parser, add_untrusted, read_or_note, say_once
 from ..common.yaml_files import TooLarge
 from ..dashboards.logs import Column, number, read_log
 from ..dashboards.messages import health_messages, watched

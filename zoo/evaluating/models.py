@@ -16,8 +16,7 @@ import rl_zoo3
 
 from sb_grpo.save_util import read_entry
 
-from ..common.command_line import BadInput, one_line
-from ..common.damaged import read_or_note
+from ..common.command_line import BadInput, one_line, read_or_note
 from ..training.run_files import is_run_folder, read_run_files, settings_folder_of
 from ..training.saved import Saved, check_untrusted
 
