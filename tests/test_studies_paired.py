@@ -248,6 +248,7 @@ def test_the_page_of_an_incomplete_study(study: Study, tmp_path: Path) -> None:
     assert "nan" not in text and "inf" not in text.replace("input_driven", "")
     draw_curves(study, tmp_path / "curves.png")
     draw_lead(study, {"before": [-1.0, 0.0, 1.0], "after": [0.0, 0.0, 0.1]}, tmp_path / "lead.png")
+    assert {file.name for file in tmp_path.glob("lead*.png")} == {"lead.png", "lead-dark.png"}
 
 
 def test_the_users_page_changes_between_its_marks_alone(study: Study) -> None:

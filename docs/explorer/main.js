@@ -107,7 +107,7 @@ function buildControls() {
     if (s.estimator === "step") parts.push(select("ended", "members that ended", [["zero", "count as 0"], ["drop", "are left out"]], s.ended, set("ended")));
     parts.push(slider("gamma", "gamma", { min: 0.8, max: 1, step: 0.001 }, s.gamma, set("gamma")));
     parts.push(radios("normalize", "divide by the spread of", [["group", "group"], ["batch", "rollout"], ["none", "nothing"]], s.normalize, set("normalize")));
-    if (s.estimator === "state") parts.push(checkbox("paired", "paired", s.paired, set("paired")));
+    if (s.estimator === "state") parts.push(checkbox("paired", "take out shared noise", s.paired, set("paired")));
   }
   const kinds = kindsOf(app.rollout, s);
   parts.push(radios("weights", "group weights", kinds.map((kind) => [kind, kind === "none" ? "by size" : kind]), s.weights, set("weights")));
@@ -160,7 +160,12 @@ function remember() {
   history.replaceState(null, "", `#${new URLSearchParams({ view: app.view, recording: app.recording, ...Object.fromEntries(changed) })}`);
 }
 
+// Without an address of its own, the page shows what groups are for: noise that members share, taken out.
 function recall() {
+  if (!location.hash) {
+    Object.assign(app, { view: "advantages", recording: "loadbalancing" });
+    app.settings.paired = true;
+  }
   const given = new URLSearchParams(location.hash.slice(1));
   for (const [name, value] of given) {
     if (name in DEFAULTS) app.settings[name] = { number: Number, boolean: (x) => x === "true" }[typeof DEFAULTS[name]]?.(value) ?? value;
