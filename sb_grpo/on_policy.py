@@ -558,8 +558,8 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         :return: False when a callback asked to stop
         :raises ValueError: for NaN or inf from the env
         """
-        assert self._last_obs is not None and self.slots is not None, "No previous observation was provided"
         self._begin_rollout(env, callback, rollout_buffer)
+        assert self._last_obs is not None, "No previous observation was provided"
         steps_before = self.num_timesteps
         episodes_before = list(self.ep_info_buffer or ())
         n_rollout_steps = self.steps_per_env

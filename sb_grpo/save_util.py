@@ -32,9 +32,9 @@ from sb_grpo.rules import constructor_of, from_config
 #: Attributes that are built anew after loading.
 NOT_SAVED = (
     "slots", "_training_batch", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
-    "last_figures", "last_update", "estimator", "options", "beside", "_warned_of_masks", "_own_loop", "_rows_checked",
-    "shared_statistics", "_statistics", "_known", "_in_rollout", "_callback_in_use", "_iteration",
-    "_runs_due", "_to_resume", "_as_read",
+    "last_figures", "last_update", "estimator", "options", "beside", "_warned_of_masks", "_warned_of_few_starts",
+    "_own_loop", "_rows_checked", "shared_statistics", "_statistics", "_known", "_in_rollout", "_callback_in_use",
+    "_iteration", "_runs_due", "_to_resume", "_as_read",
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
 OPTIONAL_MODULES = ("estimator", "ref_policy", "grouper", "group_weighting", "bonus")

@@ -292,6 +292,7 @@ def test_learning_goes_on_with_whole_episodes_after(disturb, advantage, tmp_path
         model = GRPO.load(tmp_path / "m", env=env, force_reset=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", "This rollout shows")  # of few starts: by two envs
         model.learn(900, reset_num_timesteps=False)
     assert set(first_steps) <= {0} and model.slots.start_mismatches == 0
     assert all(info["l"] == 200 for info in list(model.ep_info_buffer)[-2:])
