@@ -29,7 +29,9 @@ class Baselines(nn.ModuleList):
     :param n_objectives: number of reward columns
     """
 
-    uses_values, whole_episodes, needs_peers = True, False, False
+    uses_values = True
+    whole_episodes = False
+    needs_peers = False
 
     def __init__(self, make: Callable[[], StateBaseline], n_tasks: int, n_objectives: int) -> None:
         super().__init__(make() for _ in range(n_tasks * n_objectives))
@@ -43,7 +45,9 @@ class Baselines(nn.ModuleList):
         :param objective: which reward column the rollout's rewards are
         """
         assert features is not None
-        advantages, explained, figures = th.zeros_like(rollout.rewards), [], []
+        advantages = th.zeros_like(rollout.rewards)
+        explained = []
+        figures = []
         task = rollout.task if self.n_tasks > 1 and rollout.task is not None else th.zeros_like(rollout.group)
         for label in th.unique(task).tolist():
             episodes = task == label

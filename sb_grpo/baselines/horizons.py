@@ -21,7 +21,9 @@ from sb_grpo.types import AdvantageOptions, Rollout
 #: Steps that a prediction reaches ahead, on average: the discount is 1 - 1 / horizon. Ends begin with the second.
 HORIZONS = (1, 5, 10, 20, 50, 100, 200)
 #: Weight of the rollouts before, per rollout of age; share of the weights before that the ridge pulls towards; the ridge.
-MEMORY, ANCHOR, RIDGE = 0.9, 0.9, 100.0
+MEMORY = 0.9
+ANCHOR = 0.9
+RIDGE = 100.0
 
 
 class Horizons(nn.Module):
@@ -66,7 +68,8 @@ class Horizons(nn.Module):
         :return: ``[M, size]`` and ``[E, size]``
         """
         first = bool(self.phi.normalizer.count == 0)
-        predicted, predicted_final = in_chunks(self, x), in_chunks(self, x_final)
+        predicted = in_chunks(self, x)
+        predicted_final = in_chunks(self, x_final)
         self._fit(rollout, options, x, predicted, predicted_final)
         return (in_chunks(self, x), in_chunks(self, x_final)) if first else (predicted, predicted_final)
 
@@ -88,7 +91,8 @@ class Horizons(nn.Module):
         rows = evenly_spaced_steps(rollout, self.fit_rows, ranks.count(len(rollout.t)))
         self.phi.normalizer.update(x[rows])
         phi = self.phi(x[rows])
-        gram, moment = ranks.total(phi.T @ phi), ranks.total(phi.T @ target[rows])
+        gram = ranks.total(phi.T @ phi)
+        moment = ranks.total(phi.T @ target[rows])
         if self._moments is not None:
             gram.add_(self._moments[0], alpha=MEMORY)
             moment.add_(self._moments[1], alpha=MEMORY)

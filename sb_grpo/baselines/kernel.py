@@ -36,7 +36,8 @@ class KernelFeatures(nn.Module):
 
     def __init__(self, dim: int, n_features: int, scale: float, seed: int) -> None:
         super().__init__()
-        self.dim, self.with_squares = dim, dim <= 64
+        self.dim = dim
+        self.with_squares = dim <= 64
         self.wide = dim > LARGEST_LINEAR
         self.size = 1 + (n_features if self.wide else dim * (1 + self.with_squares)) + n_features
         generator = th.Generator().manual_seed(seed)

@@ -22,7 +22,8 @@ from sb_grpo.types import Rollout
 #: Weight of the rollouts before in the correlation, per rollout of age: luck is as large tomorrow as it is today.
 MEMORY = 0.9
 #: Stretches of an episode that have a coefficient each: of 8 steps, of 16, of 32, ..., and what comes after.
-STRETCHES, FIRST_STRETCH = 8, 8
+STRETCHES = 8
+FIRST_STRETCH = 8
 #: A step's number in its episode takes the lower bits of its key, the number of its group the upper ones.
 STEP_BITS = 32
 
@@ -88,7 +89,8 @@ class Pairing(nn.Module):
         :return: ``[M]``; rows without peers as they were
         """
         assert rollout.seed_group is not None
-        own, group = residuals.own, rollout.seed_group[rollout.episode]
+        own = residuals.own
+        group = rollout.seed_group[rollout.episode]
         level = level_of_others(own, group)
         levelled = Residuals(residuals.by_fold - level.unsqueeze(1), residuals.fold, own - level)
         peers, n = self._peers(levelled, (group << STEP_BITS) + rollout.t)
@@ -108,7 +110,9 @@ class Pairing(nn.Module):
         by_fold, fold, own = residuals
         before = Met(*(self._met or (key[:0], own[:0], own[:0])))
         present, place = th.unique(th.cat([key, before.key]), return_inverse=True)
-        here, there, n_keys = place[: len(key)], place[len(key) :], len(present)
+        here = place[: len(key)]
+        there = place[len(key) :]
+        n_keys = len(present)
         count = segment_sum(th.ones_like(own), here, n_keys).index_add_(0, there, before.members)
         earlier = segment_sum(before.total, there, n_keys)
         total = by_fold.new_zeros(n_keys, by_fold.shape[1]).index_add_(0, here, by_fold) + earlier.unsqueeze(1)
@@ -137,11 +141,13 @@ class Pairing(nn.Module):
         groups, place = th.unique(group, return_inverse=True)
         part = place * STRETCHES + stretch(t)
         shift = ranks.mean(own)  # of no effect but on the rounding
-        own, peers = own - shift, (peers - shift) * paired
+        own = own - shift
+        peers = (peers - shift) * paired
         columns = th.stack([paired, own * paired, peers, own * peers, own.square() * paired], dim=1)
         of_part = own.new_zeros(len(groups) * STRETCHES, columns.shape[1]).index_add_(0, part, columns)
         of_group = of_part.view(len(groups), STRETCHES, -1)
-        whole, before = ranks.total(of_group.sum(0)), MEMORY * self.memory
+        whole = ranks.total(of_group.sum(0))
+        before = MEMORY * self.memory
         self.memory.copy_(before + correlated(Moments(*whole.unbind(-1))))
         if self.coefficient is not None:
             return th.full_like(own, self.coefficient)
@@ -152,7 +158,8 @@ class Pairing(nn.Module):
         share = ranks.mean(paired.to(own.dtype)).item()
         self.figures = {"group/paired_fraction": share}
         if ranks.count(int(paired.sum())) > 1:
-            before, left = ranks.moments(own[paired])[2], ranks.moments(after[paired])[2]
+            before = ranks.moments(own[paired])[2]
+            left = ranks.moments(after[paired])[2]
             self.figures["group/paired_coef"] = ranks.mean(c[paired]).item()
             if before > 0:
                 self.figures["group/paired_variance"] = (left / before).item()

@@ -47,7 +47,9 @@ class StateBaseline(nn.Module):
 
     ridge: th.Tensor
     weights: th.Tensor
-    uses_values, whole_episodes, needs_peers = True, False, False
+    uses_values = True
+    whole_episodes = False
+    needs_peers = False
     #: In place of :meth:`predict`, to compute the same faster.
     fast_predict: Predict | None = None
 
@@ -56,9 +58,13 @@ class StateBaseline(nn.Module):
         s = StateSettings(**settings)
         dim = Horizons.size if s.horizons else input_dim
         n_features = usual_n_features(dim) if s.n_features is None else s.n_features
-        self.memory, self.anchor, self.follow_level = s.memory, s.anchor, s.follow_level
-        self.sweeps, self.folds = s.sweeps, s.folds
-        self.fit_rows, self.least_rows = s.fit_rows, s.least_rows
+        self.memory = s.memory
+        self.anchor = s.anchor
+        self.follow_level = s.follow_level
+        self.sweeps = s.sweeps
+        self.folds = s.folds
+        self.fit_rows = s.fit_rows
+        self.least_rows = s.least_rows
         self.horizons = Horizons(input_dim, s.seed + 1, s.fit_rows) if s.horizons else None
         self.phi = KernelFeatures(dim, n_features, s.scale, s.seed)
         self.register_buffer("ridge", th.tensor(100.0))
@@ -98,7 +104,8 @@ class StateBaseline(nn.Module):
         self, rollout: Rollout, options: AdvantageOptions, features: th.Tensor, final_features: th.Tensor
     ) -> tuple[Residuals, th.Tensor, th.Tensor]:
         """As :meth:`_residuals`, of a rollout that may be too small for a fit of its own: then it waits for the next ones."""
-        n, waiting = len(rollout.t), self._waiting
+        n = len(rollout.t)
+        waiting = self._waiting
         whole = rollout._replace(observations=features, final_observations=final_features, extra={})
         if waiting is not None:
             whole = join_rollouts(Rollout(*waiting), whole)
@@ -109,7 +116,8 @@ class StateBaseline(nn.Module):
             return Residuals(*(column[-n:] for column in residuals)), values[-n:], target[-n:]
         self._waiting = tuple(whole)
         if self.horizons is not None:
-            features, final_features = self.horizons(features), self.horizons(final_features)
+            features = self.horizons(features)
+            final_features = self.horizons(final_features)
         values = self.predict(features)[:, 1:2]
         final_values = self.predict(final_features)[:, 1:2]
         fold = th.zeros_like(rollout.group)
@@ -126,7 +134,8 @@ class StateBaseline(nn.Module):
         :param n_episodes: of all ranks
         :return: the residuals; ``[M]`` values and ``[M]`` lambda-returns that they are the difference of
         """
-        x, x_final = rollout.observations, rollout.final_observations
+        x = rollout.observations
+        x_final = rollout.final_observations
         assert isinstance(x, th.Tensor) and isinstance(x_final, th.Tensor)
         if self.horizons is not None:
             x, x_final = self.horizons.learn(rollout, options, x, x_final)
@@ -136,28 +145,34 @@ class StateBaseline(nn.Module):
         if first:
             self._begin(x_fit, rewards_to_go(rollout, options.gamma)[rows])
         predict = self.fast_predict or self.predict
-        predictions, final_predictions = in_chunks(predict, x), in_chunks(predict, x_final)
+        predictions = in_chunks(predict, x)
+        final_predictions = in_chunks(predict, x_final)
         under = Gae(rollout, options.gamma, options.gae_lambda)
         best = 1 if first else self._best_ridge(under, predictions, final_predictions)
         fold = th.zeros_like(rollout.group)
-        values, final_values = predictions[:, best : best + 1], final_predictions[:, best : best + 1]
+        values = predictions[:, best : best + 1]
+        final_values = final_predictions[:, best : best + 1]
         residuals = residuals_of(under, values, final_values, fold)
         target = residuals.own + values[:, 0]
         if not first:  # weights must be used with the statistics that they were fitted under
             self.phi.normalizer.update(x_fit)
-        phi, before = self.phi(x_fit), self.weights[:, best].clone()
+        phi = self.phi(x_fit)
+        before = self.weights[:, best].clone()
         if not isinstance(rows, slice):
             self.weights.copy_(self._regression(phi, before)(target[rows]))
             return residuals, values[:, 0], target
-        phi_final, own_values = self.phi(x_final), values[:, 0]
+        phi_final = self.phi(x_final)
+        own_values = values[:, 0]
         gram = None
         if self.folds > 1 and n_episodes > 1 and not first:
             fold = self._folds(rollout)
             weights, gram = self._cross_fitted(phi, fold[rollout.episode], target, before)
-            values, final_values = phi @ weights, phi_final @ weights
+            values = phi @ weights
+            final_values = phi_final @ weights
             own_values = values.gather(1, fold[rollout.episode].unsqueeze(1)).squeeze(1)
             if self.pairing is None:  # only peers are looked at under another fold's values
-                values, final_values = own_values.unsqueeze(1), final_values.gather(1, fold.unsqueeze(1))
+                values = own_values.unsqueeze(1)
+                final_values = final_values.gather(1, fold.unsqueeze(1))
                 fold = th.zeros_like(fold)
             residuals = residuals_of(under, values, final_values, fold)
             target = residuals.own + own_values
@@ -213,7 +228,8 @@ class StateBaseline(nn.Module):
         parts = [(phi[rows], target[rows]) for rows in (fold == k for k in range(self.folds))]
         grams, moments = ranks.totals(th.stack([x.T @ x for x, _ in parts]), th.stack([x.T @ y for x, y in parts]))
         whole = grams.sum(0)
-        gram, moment = whole - grams, moments.sum(0) - moments
+        gram = whole - grams
+        moment = moments.sum(0) - moments
         if self._moments is not None:
             moment.add_(self._past_moment(self._moments, moment[:, :1], gram[:, 0], before), alpha=self.memory)
             gram.add_(self._moments[0], alpha=self.memory)
@@ -246,7 +262,8 @@ class StateBaseline(nn.Module):
         :return: function of targets ``[M]``, and which of the ridges (a slice; default: all), to weights ``[size, ridges]``
         """
         gram = ranks.total(phi.T @ phi) if gram is None else gram
-        past, sums = self._moments, gram[0].clone()
+        past = self._moments
+        sums = gram[0].clone()
         if past is not None:
             gram.add_(past[0], alpha=self.memory)
         ridges = self.ridge * gram.new_tensor(RIDGE_FACTORS, dtype=th.float64)

@@ -55,8 +55,12 @@ class CurriculumCallback(BaseCallback):
     ) -> None:
         super().__init__(verbose)
         self.levels = levels.tolist() if isinstance(levels, np.ndarray) else list(levels)
-        self.success, self.window, self.method, self.start = success, window, method, start
-        self.promote_above, self.demote_below = promote_above, demote_below
+        self.success = success
+        self.window = window
+        self.method = method
+        self.start = start
+        self.promote_above = promote_above
+        self.demote_below = demote_below
         self._check_arguments()
         self.level = start or 0
         self.moves: list[tuple[int, int]] = []  #: env steps and level of every move
@@ -117,7 +121,8 @@ class CurriculumCallback(BaseCallback):
 
     def _on_step(self) -> bool:
         if not isinstance(self.training_env, TensorVecEnv):
-            dones, infos = self.locals["dones"], self.locals["infos"]
+            dones = self.locals["dones"]
+            infos = self.locals["infos"]
             slots = cast("GroupSlots", cast("GRPO", self.model).slots)
             for slot in np.flatnonzero(dones).tolist():
                 group = ranks.dealt(int(slots.job[slot]) // slots.group_size)

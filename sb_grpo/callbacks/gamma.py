@@ -35,7 +35,8 @@ class GammaCallback(BaseCallback):
             raise ValueError(f"start={start} must lie in [0, 1): the horizon 1 / (1 - start) has to be finite.")
         if not 0.0 < share <= 1.0:
             raise ValueError(f"share={share} must lie in (0, 1]: it is the part of the training until gamma is reached.")
-        self.start, self.share = start, share
+        self.start = start
+        self.share = share
 
     def gamma(self, progress: float, end: float) -> float:
         """The discount at a point of the training.

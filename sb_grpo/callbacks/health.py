@@ -48,12 +48,15 @@ class Watch:
             self.first = value
         excused = self._excused(figures)
         bad = self.rule.is_bad(value, self.first) and not excused
-        self.n, self.n_bad = self.n + 1, self.n_bad + bad
-        self.low, self.high = min(self.low, value), max(self.high, value)
+        self.n = self.n + 1
+        self.n_bad = self.n_bad + bad
+        self.low = min(self.low, value)
+        self.high = max(self.high, value)
         self.streak = self.streak + 1 if bad != self.broken else 0
         if self.streak < self.rule.patience:
             return None
-        self.broken, self.streak = bad, 0
+        self.broken = bad
+        self.streak = 0
         return value if self.broken and self.said_at is None else None
 
     def _excused(self, figures: Mapping[str, float]) -> bool:

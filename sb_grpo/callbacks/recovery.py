@@ -55,7 +55,8 @@ class RecoveryCallback(WatchingCallback):
             raise ValueError(f"max_retries={max_retries} must be at least 1; leave the callback out for none.")
         if not 0.0 < factor < 1.0:
             raise ValueError(f"factor={factor} must lie in (0, 1): the learning rate is multiplied with it; 0.5 is usual.")
-        self.max_retries, self.factor = max_retries, factor
+        self.max_retries = max_retries
+        self.factor = factor
         self.n = 0  #: times that this training has gone back
         self.reasons: list[str] = []  #: why, each time
 
@@ -73,7 +74,8 @@ class RecoveryCallback(WatchingCallback):
 
     def _on_training_start(self) -> None:
         super()._on_training_start()
-        self.n, self.reasons = 0, []
+        self.n = 0
+        self.reasons = []
         self._keep()
         cast(GRPO, self.model).rescue = self._rescue
 
@@ -99,7 +101,8 @@ class RecoveryCallback(WatchingCallback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on with what another one has seen; what stands now is what it goes back to."""
-        self.n, self.reasons = state["n"], list(state["reasons"])
+        self.n = state["n"]
+        self.reasons = list(state["reasons"])
         self._go_on(state["watches"])
         self._keep()
 
@@ -118,11 +121,13 @@ class RecoveryCallback(WatchingCallback):
         normalize = model.get_vec_normalize_env()
         self._healthy = Snapshot([model.policy, *(getattr(model, name) for name in OPTIONAL_MODULES)])
         self._statistics = None if normalize is None else running_state(normalize)
-        self._healthy_at, self._healthy_watches = self.num_timesteps, [replace(watch) for watch in self._watches]
+        self._healthy_at = self.num_timesteps
+        self._healthy_watches = [replace(watch) for watch in self._watches]
 
     def _go_back(self, error: Breakdown) -> None:
         model = cast(GRPO, self.model)
-        self._seen, self._watches = model.last_figures, [replace(watch) for watch in self._healthy_watches]
+        self._seen = model.last_figures
+        self._watches = [replace(watch) for watch in self._healthy_watches]
         self._healthy.put_back()
         normalize = model.get_vec_normalize_env()
         if normalize is not None and self._statistics is not None:

@@ -124,7 +124,9 @@ class StateCounts(nn.Module):
 
     def __init__(self, space: spaces.Space, settings: CountBonus, bounded: bool) -> None:
         super().__init__()
-        self.space, self.scale, self._settled = space, settings.scale, bounded
+        self.space = space
+        self.scale = settings.scale
+        self._settled = bounded
         size = get_flattened_obs_dim(space)
         generator = th.Generator().manual_seed(settings.seed)
         self.register_buffer("planes", th.randn(size + 1, settings.bits, generator=generator), persistent=False)
@@ -132,7 +134,8 @@ class StateCounts(nn.Module):
         self.register_buffer("width", th.zeros(size))  # 0: not known yet
         self.register_buffer("counts", th.zeros(CELLS, dtype=th.int64))
         if bounded:
-            low, high = th.zeros(size), th.ones(size)  # one-hot
+            low = th.zeros(size)  # one-hot
+            high = th.ones(size)
             if isinstance(space, spaces.Box):
                 low, high = (flat(th.as_tensor(bound).unsqueeze(0), space)[0] for bound in (space.low, space.high))
             self.centre.copy_((low + high) / 2)
@@ -176,8 +179,11 @@ class RandomDistillation(nn.Module):
 
     def __init__(self, space: spaces.Space, settings: RNDBonus, gamma: float) -> None:
         super().__init__()
-        self.space, self.settings, self.gamma = space, settings, gamma
-        size, layers = get_flattened_obs_dim(space), [settings.hidden] * 2
+        self.space = space
+        self.settings = settings
+        self.gamma = gamma
+        size = get_flattened_obs_dim(space)
+        layers = [settings.hidden] * 2
         self.target = nn.Sequential(*create_mlp(size, settings.outputs, layers)).requires_grad_(False)
         self.predictor = nn.Sequential(*create_mlp(size, settings.outputs, layers))
         self.obs_normalizer = RunningNormalizer(size, clip=5.0)

@@ -56,7 +56,8 @@ def progress_shares(progress: th.Tensor, floor: float) -> th.Tensor:
     :param floor: part that is dealt out equally, in (0, 1]
     :return: ``[n]`` with sum 1
     """
-    n, total = len(progress), progress.sum()
+    n = len(progress)
+    total = progress.sum()
     equal = th.full_like(progress, 1.0 / n)
     return th.where(total > 0, floor / n + (1.0 - floor) * progress / total.clamp(min=th.finfo(total.dtype).tiny), equal)
 
@@ -82,7 +83,8 @@ class GroupWeights(nn.Module):
     spread: th.Tensor
     seen: th.Tensor
     #: How much of the newest rollout enters the averages.
-    FAST, SLOW = 0.5, 0.1
+    FAST = 0.5
+    SLOW = 0.1
 
     def __init__(
         self,
@@ -98,8 +100,12 @@ class GroupWeights(nn.Module):
         check_settings("multitask: weights_kwargs", given)
         if ranges is not None and len(ranges) != n_labels:
             raise ValueError(f"weights_kwargs: ranges has {len(ranges)} pairs for {n_labels} groups: give one for each.")
-        self.kind, self.n_labels, self.max_weight = kind, n_labels, max_weight
-        self.temperature, self.ranges, self.floor = temperature, ranges, floor
+        self.kind = kind
+        self.n_labels = n_labels
+        self.max_weight = max_weight
+        self.temperature = temperature
+        self.ranges = ranges
+        self.floor = floor
         for name in ("fast", "slow", "spread"):
             self.register_buffer(name, th.zeros(n_labels))
         self.register_buffer("seen", th.zeros(n_labels, dtype=th.bool))
@@ -114,7 +120,8 @@ class GroupWeights(nn.Module):
             return
         assert rollout.episode_return is not None
         ended = rollout.terminated | rollout.truncated
-        returns, label = rollout.episode_return[ended], labels[ended]
+        returns = rollout.episode_return[ended]
+        label = labels[ended]
         here = segment_sum(th.ones_like(returns), label, self.n_labels) > 0
         mean = segment_mean(returns, label, self.n_labels)
         for name, value, share in (

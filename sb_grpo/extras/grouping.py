@@ -96,7 +96,8 @@ class ByQuantile(Grouping):
 
     def __init__(self, what: Callable[[Rollout], th.Tensor], n_quantiles: int = 4) -> None:
         check_settings("multitask: grouping_kwargs", {"n_quantiles": n_quantiles})
-        self.what, self.n_quantiles = what, n_quantiles
+        self.what = what
+        self.n_quantiles = n_quantiles
         self.names = tuple(f"quantile_{i}" for i in range(n_quantiles))
 
     def labels(self, rollout: Rollout) -> th.Tensor:
@@ -134,7 +135,8 @@ class ByFunction(Grouping):
             raise ValueError(
                 f"grouping={self.fn!r} returned {got}; it must return one label per episode: a torch int64 tensor {expected}."
             )
-        low, high = int(labels.min()), int(labels.max())
+        low = int(labels.min())
+        high = int(labels.max())
         if low < 0 or (self.names and high >= len(self.names)):
             upper = f" and at most n_labels - 1 = {len(self.names) - 1}" if self.names else ""
             raise ValueError(f"grouping={self.fn!r} returned labels from {low} to {high}; they must be at least 0{upper}.")
@@ -157,7 +159,8 @@ def episode_features(rollout: Rollout, n_features: int) -> th.Tensor:
     :param n_features: of :func:`n_episode_features`
     :return: ``[E, n_features]`` float32
     """
-    episode, n = rollout.episode, len(rollout.group)
+    episode = rollout.episode
+    n = len(rollout.group)
     rewards = rollout.rewards
     columns = [
         segment_sum(rewards, episode, n), lengths(rollout), segment_mean(rewards, episode, n), segment_std(rewards, episode, n)
@@ -201,7 +204,8 @@ class Clusters(nn.Module, Grouping):
                 f"grouping_kwargs: n_clusters={n_clusters} is more than window={window}, the episodes that are remembered. "
                 "Raise window or lower n_clusters."
             )
-        self.n_clusters, self.seed = n_clusters, seed
+        self.n_clusters = n_clusters
+        self.seed = seed
         self.names = tuple(f"cluster_{i}" for i in range(n_clusters))
         self.register_buffer("history", th.zeros(window, n_features))
         self.register_buffer("centres", th.zeros(n_clusters, n_features))
@@ -219,7 +223,8 @@ class Clusters(nn.Module, Grouping):
         remembered = self.history[-min(int(self.n_seen), window) :]
         if len(remembered) < self.n_clusters:
             return th.zeros_like(rollout.group)
-        mean, spread = remembered.mean(0), remembered.std(0, unbiased=False)
+        mean = remembered.mean(0)
+        spread = remembered.std(0, unbiased=False)
         spread = th.where(spread > 1e-6 * mean.abs(), spread, th.ones_like(spread))  # a constant feature tells nothing
 
         def standardised(x: th.Tensor) -> np.ndarray:
@@ -246,7 +251,8 @@ def make_grouping(multitask: Multitask, observation_space: spaces.Space, seed: i
     :param observation_space: of the env
     :param seed: of the model
     """
-    grouping, kwargs = multitask.grouping, multitask.grouping_kwargs or {}
+    grouping = multitask.grouping
+    kwargs = multitask.grouping_kwargs or {}
     if callable(grouping):
         return ByFunction(grouping)
     if grouping in ("task", "hierarchical"):

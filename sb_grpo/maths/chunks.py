@@ -11,7 +11,9 @@ from sb_grpo import ranks
 from sb_grpo.types import Rollout, map_obs
 
 #: Rows per forward pass where no gradient is needed; a GPU, which waits for launches, gets more of them where rows are narrow.
-CHUNK, GPU_CHUNK, NARROW = 4096, 65536, 256
+CHUNK = 4096
+GPU_CHUNK = 65536
+NARROW = 256
 
 
 def chunk_rows(x: th.Tensor) -> int:
@@ -28,7 +30,8 @@ def in_chunks(fn: Callable[..., th.Tensor], *columns: Any) -> th.Tensor:
     :return: ``[M, ...]``
     """
     first = next(iter(columns[0].values())) if isinstance(columns[0], dict) else columns[0]
-    n, size = len(first), chunk_rows(first)
+    n = len(first)
+    size = chunk_rows(first)
     if n <= size:
         return fn(*columns)
     parts = [fn(*(map_obs(lambda x: x[i : i + size], column) for column in columns)) for i in range(0, n, size)]  # noqa: B023
@@ -51,7 +54,8 @@ def evenly_spaced_steps(rollout: Rollout, at_most: int, of_all: int) -> th.Tenso
     :param rollout: M steps, its episodes in the order of their groups
     :param of_all: steps of all ranks
     """
-    n, place = len(rollout.t), ranks.place()
+    n = len(rollout.t)
+    place = ranks.place()
     if place.n == 1:
         return evenly_spaced(n, at_most, rollout.t.device)
     if of_all <= at_most:

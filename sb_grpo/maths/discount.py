@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 #: Bounds of the horizon ``1 / (1 - gamma)``, in env steps; time limits of LONGEST and more have the longest.
-SHORTEST, LONGEST = 20.0, 200.0
+SHORTEST = 20.0
+LONGEST = 200.0
 
 
 def discount_for(time_limit: int | None) -> float:

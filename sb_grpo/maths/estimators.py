@@ -42,7 +42,8 @@ def peer_baseline(values: th.Tensor, key: th.Tensor, n: int, kind: str) -> th.Te
         return segment_median(values, key, n)[key]
     if kind == "mean":
         return segment_mean(values, key, n)[key]
-    total, count = segment_sum(values, key, n)[key], segment_sum(th.ones_like(values), key, n)[key]
+    total = segment_sum(values, key, n)[key]
+    count = segment_sum(th.ones_like(values), key, n)[key]
     return th.where(count > 1, (total - values) / (count - 1).clamp(min=1.0), values)
 
 
@@ -90,10 +91,13 @@ def outcome(rollout: Rollout, options: AdvantageOptions, baseline: str = "mean")
         Groups of one have no spread, so with ``"global"`` that of all counts for them
     :return: ``[M]``
     """
-    returns, group, n_groups = episode_returns(rollout, options.gamma), rollout.group, rollout.n_groups
+    returns = episode_returns(rollout, options.gamma)
+    group = rollout.group
+    n_groups = rollout.n_groups
     centred = returns - _baseline(returns, group, n_groups, baseline)
     if baseline == "global" and n_groups == len(group):
-        group, n_groups = th.zeros_like(group), 1
+        group = th.zeros_like(group)
+        n_groups = 1
     return scale(centred, returns, returns, group, n_groups, options.normalize)[rollout.episode]
 
 
@@ -130,16 +134,20 @@ def step(rollout: Rollout, options: AdvantageOptions, baseline: str = "mean", en
     :param ended_members: ``"zero"`` or ``"drop"``
     :return: ``[M]``
     """
-    to_go, row_group = rewards_to_go(rollout, options.gamma), rollout.group[rollout.episode]
+    to_go = rewards_to_go(rollout, options.gamma)
+    row_group = rollout.group[rollout.episode]
     horizon = rollout.max_length
-    key, n_keys = row_group * horizon + rollout.t, rollout.n_groups * horizon
+    key = row_group * horizon + rollout.t
+    n_keys = rollout.n_groups * horizon
     if baseline == "global":
-        key, n_keys = rollout.t, horizon
+        key = rollout.t
+        n_keys = horizon
         members = th.full((n_keys,), len(rollout.group), device=key.device)
     else:
         per_group = segment_sum(th.ones_like(rollout.group), rollout.group, rollout.n_groups)
         members = per_group.repeat_interleave(horizon)
-    values, keys = to_go, key
+    values = to_go
+    keys = key
     if ended_members == "zero":
         ended = members - segment_sum(th.ones_like(key), key, n_keys)
         keys = th.cat([key, th.arange(n_keys, device=key.device).repeat_interleave(ended)])
@@ -160,9 +168,13 @@ def centre_and_scale(advantages: th.Tensor, targets: th.Tensor, rollout: Rollout
     """
     if options.normalize == "none":
         return advantages
-    row_group, n, total = rollout.group[rollout.episode], rollout.n_groups, own
+    row_group = rollout.group[rollout.episode]
+    n = rollout.n_groups
+    total = own
     if options.normalize == "batch":
-        row_group, n, total = th.zeros_like(row_group), 1, ranks.total
+        row_group = th.zeros_like(row_group)
+        n = 1
+        total = ranks.total
     means = segment_means((advantages, targets.square()), row_group, n, total)
     centred = advantages - means[0][row_group]
     one_over_horizon = max(1.0 - options.gamma, 1.0 / rollout.max_length)

@@ -82,7 +82,8 @@ def step_weights(episode: th.Tensor, aggregation: str, horizon: int) -> th.Tenso
     if aggregation == "step":
         return th.ones(len(episode), device=episode.device)
     _, row, length = th.unique_consecutive(episode, return_inverse=True, return_counts=True)
-    rows, episodes = ranks.count(len(episode)), ranks.count(len(length))
+    rows = ranks.count(len(episode))
+    episodes = ranks.count(len(length))
     if aggregation == "constant":
         return th.full((len(episode),), rows / (max(episodes, 1) * horizon), device=episode.device)
     weights: th.Tensor = rows / (episodes * length.float())

@@ -42,7 +42,8 @@ class RunningNormalizer(nn.Module):
         """
         n, mean, var = ranks.moments(x)
         total = self.count + n
-        delta, share = mean - self.mean, n / total
+        delta = mean - self.mean
+        share = n / total
         self.var.mul_(1.0 - share).add_(var * share).add_(delta.square() * share * (1.0 - share))
         self.mean.add_(delta * share)
         self.count.copy_(total)

@@ -62,7 +62,8 @@ class Gae:
     """
 
     def __init__(self, rollout: Rollout, gamma: float, gae_lambda: float) -> None:
-        self.rollout, self.gamma = rollout, gamma
+        self.rollout = rollout
+        self.gamma = gamma
         self.last = is_last(rollout)
         decay = gamma * gae_lambda * (~self.last).to(rollout.rewards.dtype)
         self.sum = LinearRecurrence(decay, rollout.max_length)

@@ -55,7 +55,8 @@ class AnchoredRidge:
         :param which: of the systems; default: all
         :return: ``[size, n]``, or ``[size, columns]``, float64
         """
-        factor, pull = self.factor[which], self.pull[which]
+        factor = self.factor[which]
+        pull = self.pull[which]
         sides = right.double()
         sides = sides.unsqueeze(-1) if pull.shape[2] == 1 else sides
         solution = th.cholesky_solve(sides + pull, factor)

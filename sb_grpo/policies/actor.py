@@ -114,13 +114,19 @@ class ActorPolicy(PredictingPolicy):
             )
         self._starts = starts_of(observation_space)
         self.newly_loaded = False  #: load_actor() has put weights here, and no reference was made of them
-        self.activation_fn, self.ortho_init = activation_fn, ortho_init
-        self.use_sde, self.log_std_init = use_sde, log_std_init
-        self.full_std, self.use_expln = full_std, use_expln
+        self.activation_fn = activation_fn
+        self.ortho_init = ortho_init
+        self.use_sde = use_sde
+        self.log_std_init = log_std_init
+        self.full_std = full_std
+        self.use_expln = use_expln
 
         self.features_extractor = self.make_features_extractor()
         self.features_dim = n_features = int(self.features_extractor.features_dim)
-        self.memory_kind, self.memory_size, self.n_layers, self.memory_span = memory, memory_size, n_layers, memory_span
+        self.memory_kind = memory
+        self.memory_size = memory_size
+        self.n_layers = n_layers
+        self.memory_span = memory_span
         self.memory = None
         if memory is not None:
             self.memory = Memory(memory, n_features, memory_size, n_layers, memory_span, self.features_beside_memory)
@@ -223,7 +229,8 @@ class ActorPolicy(PredictingPolicy):
     def _outputs(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
         """What the head makes a distribution of, and the memory after the step."""
         features, after = self._recall(obs)
-        out, masks = self._scores(features, obs), beside(obs, MASK)
+        out = self._scores(features, obs)
+        masks = beside(obs, MASK)
         return out if masks is None else put_masks(out, masks), after
 
     def _scores(self, features: th.Tensor, obs: PyTorchObs) -> th.Tensor:
@@ -281,7 +288,8 @@ class ActorPolicy(PredictingPolicy):
     def log_prob_and_entropy(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """Of each row, ``([batch], [batch])``; an entropy without a closed form (squashed gSDE) is estimated by -log_prob."""
         out = self._outputs(obs)[0].float()
-        log_prob, entropy = self.head.log_prob(out, actions), self.head.entropy(out)
+        log_prob = self.head.log_prob(out, actions)
+        entropy = self.head.entropy(out)
         return log_prob, -log_prob if entropy is None else entropy
 
     def get_distribution(self, obs: PyTorchObs, action_masks: Any = None) -> Distribution:

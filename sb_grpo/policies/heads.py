@@ -159,11 +159,14 @@ class StateDependentNoiseHead:
     """
 
     def __init__(self, dist: StateDependentNoiseDistribution, owner: HasLogStd) -> None:
-        self.dist, self.owner = dist, owner
+        self.dist = dist
+        self.owner = owner
 
     def distribution(self, out: th.Tensor) -> StateDependentNoiseDistribution:
         """As SB3's ``proba_distribution``, without the look at every value that makes the host wait for the device."""
-        dist, mean, latent = self.dist, out[:, : self.dist.action_dim], out[:, self.dist.action_dim :]
+        dist = self.dist
+        mean = out[:, : self.dist.action_dim]
+        latent = out[:, self.dist.action_dim :]
         dist._latent_sde = latent if dist.learn_features else latent.detach()
         variance = th.mm(dist._latent_sde**2, dist.get_std(self.owner.log_std) ** 2)
         dist.distribution = Normal(mean, th.sqrt(variance + dist.epsilon), validate_args=False)
@@ -172,7 +175,8 @@ class StateDependentNoiseHead:
     @th.no_grad()
     def draw(self, n_envs: int) -> None:
         """As SB3's ``sample_weights``, without that look: an exploration matrix per env. No gradient goes through it."""
-        dist, std = self.dist, self.dist.get_std(self.owner.log_std)
+        dist = self.dist
+        std = self.dist.get_std(self.owner.log_std)
         dist.weights_dist = Normal(th.zeros_like(std), std, validate_args=False)
         dist.exploration_mat = dist.weights_dist.rsample()
         dist.exploration_matrices = dist.weights_dist.rsample(th.Size((n_envs,)))

@@ -51,7 +51,8 @@ def checked(masks: Any, space: spaces.Space, n: int, where: str) -> np.ndarray:
     :return: ``[n, m]`` bool
     :raises ValueError: for another shape, for other values, and for a row without a valid action
     """
-    choices, each = choices_of(space), re.sub(r"(\w+) \{slot\}", r"each \1", where)
+    choices = choices_of(space)
+    each = re.sub(r"(\w+) \{slot\}", r"each \1", where)
     rows = [np.asarray(row) for row in (masks if np.ndim(masks) > 1 or not _is_flat(masks) else [masks])]
     shapes = {row.shape for row in rows}
     if len(rows) != n or shapes != {(sum(choices),)}:

@@ -44,9 +44,11 @@ class Memory(nn.Module):
         settings = {"memory": kind, "memory_size": size, "n_layers": n_layers, "memory_span": span}
         check_settings("policy_kwargs", settings)
         net, n_parts = KINDS[kind]
-        self.net, self.form = net(n_inputs, int(size), int(n_layers)), (n_parts, int(n_layers), int(size))
+        self.net = net(n_inputs, int(size), int(n_layers))
+        self.form = (n_parts, int(n_layers), int(size))
         self.n_state = n_parts * int(n_layers) * int(size)
-        self.with_features, self.n_outputs = with_features, int(size) + n_inputs * with_features
+        self.with_features = with_features
+        self.n_outputs = int(size) + n_inputs * with_features
         self._keep_long(float(span))
 
     @th.no_grad()
@@ -59,9 +61,11 @@ class Memory(nn.Module):
             bias, other = (getattr(self.net, f"{name}_l{layer}") for name in ("bias_ih", "bias_hh"))
             keep = th.empty(size).uniform_(1.0, span).log_()
             keep[::2] = 0.0
-            bias[size : 2 * size], other[size : 2 * size] = keep, 0.0  # the forget gate, or a GRU's update gate
+            bias[size : 2 * size] = keep  # the forget gate, or a GRU's update gate
+            other[size : 2 * size] = 0.0
             if self.form[0] == 2:
-                bias[:size], other[:size] = -keep, 0.0  # the input gate
+                bias[:size] = -keep  # the input gate
+                other[:size] = 0.0
 
     def forward(
         self, x: th.Tensor, state: th.Tensor | None, sequence: th.Tensor | None = None
@@ -100,7 +104,9 @@ class Memory(nn.Module):
         :return: ``[batch, size]``, and ``[batch, n_state]`` after it
         """
         n_parts, n_layers, size = self.form
-        before, hidden, cells = th.split(state, size, dim=-1), list[th.Tensor](), list[th.Tensor]()
+        before = th.split(state, size, dim=-1)
+        hidden = list[th.Tensor]()
+        cells = list[th.Tensor]()
         for layer, weights in enumerate(self.net.all_weights):
             if n_parts == 2:
                 x, cell = th.lstm_cell(x, (before[layer], before[n_layers + layer]), *weights)

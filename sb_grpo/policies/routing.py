@@ -34,9 +34,12 @@ class RoutedNet(nn.Module):
         super().__init__()
         code, *sizes = layers
         n_tasks = task.stop - task.start
-        self.task, self.n_modules, self.n_outputs = task, n_modules, n_modules * sizes[-1]
+        self.task = task
+        self.n_modules = n_modules
+        self.n_outputs = n_modules * sizes[-1]
         self.activation = activation_fn()
-        self.encode, self.embed = nn.Linear(n_inputs - n_tasks, code), nn.Linear(n_tasks, code)
+        self.encode = nn.Linear(n_inputs - n_tasks, code)
+        self.embed = nn.Linear(n_tasks, code)
         self.banks = nn.ModuleList(ModuleBank(n_modules, n, m) for n, m in zip([code, *sizes[:-1]], sizes, strict=True))
         self.route = nn.ModuleList(nn.Linear(code, n_modules**2) for _ in sizes)
         self.carry = nn.ModuleList(nn.Linear(n_modules**2, code) for _ in sizes[1:])
@@ -122,7 +125,8 @@ class RoutedPolicy(ActorPolicy):
                 f"policy_kwargs: n_tasks={n_tasks!r}, but RoutedPolicy must know how many of the {shape[0]} numbers of an "
                 f"observation, the last ones, are the one-hot of the task: pass 2 to {shape[0] - 1}."
             )
-        self.n_tasks, self.n_modules = int(n_tasks), int(n_modules)
+        self.n_tasks = int(n_tasks)
+        self.n_modules = int(n_modules)
         super().__init__(observation_space, action_space, lr_schedule, net_arch, **kwargs)
 
     def _build_action_head(self, latent_dim: int) -> None:

@@ -44,7 +44,8 @@ def load_actor(policy: ActorPolicy, source: Any) -> None:
         weights = other.state_dict()
     else:
         weights = _from_zip(source)
-    found, wanted = actor_weights(weights), policy.state_dict()
+    found = actor_weights(weights)
+    wanted = policy.state_dict()
     _check_fits(found, wanted)
     policy.load_state_dict(found)
     policy.newly_loaded = True

@@ -63,16 +63,16 @@ def _model(run: Run) -> Any:
     settings = dict(run.spec["hyperparams"])
     settings["advantage_kwargs"] = settings.pop("baseline_kwargs")  # its name when the runs were recorded
     with tempfile.TemporaryDirectory() as folder:
-        built = make_experiment(
-            Spec(**{**run.spec, "hyperparams": settings}), Path(folder), "cpu"
-        ).setup_experiment()
+        built = make_experiment(Spec(**{**run.spec, "hyperparams": settings}), Path(folder), "cpu").setup_experiment()
     assert built is not None
     return built[0]
 
 
 def _pairing_of(run: Run) -> dict[str, Any]:
     """What is logged of pairing, by rollout, and the share of the training's processor seconds that it takes."""
-    model, figures, seconds = _model(run), [], []
+    model = _model(run)
+    figures = []
+    seconds = []
     pairing = model.estimator.pairing
 
     def note(*_: Any) -> None:
