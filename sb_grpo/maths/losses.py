@@ -1,4 +1,4 @@
-"""Loss terms: pure functions on tensors, each the formula of one paper. GRPO.train adds them up."""
+"""Loss terms: pure functions of tensors, each the formula of one paper. GRPO.train adds them up."""
 
 from __future__ import annotations
 
@@ -71,9 +71,9 @@ def kl_k3(log_prob: th.Tensor, other_log_prob: th.Tensor) -> th.Tensor:
 
 
 def step_weights(episode: th.Tensor, aggregation: str, horizon: int) -> th.Tensor:
-    """Weight of each row, so that the mean of weight * loss over rows aggregates as asked.
+    """Weight of each row, such that the mean of weight * loss over rows is the requested aggregation.
 
-    :param episode: ``[M]`` ascending episode numbers; M is 0 where no group of the rollout has a signal
+    :param episode: ``[M]`` ascending episode numbers; M is 0 if no group of the rollout has a signal
     :param aggregation: ``"step"``: all steps equal; ``"episode"``: mean per episode first (DeepSeekMath's 1/|o_i|);
         ``"constant"``: sum per episode divided by ``horizon`` (Dr. GRPO, arXiv 2503.20783), no length bias
     :param horizon: steps of the longest episode possible (``"constant"`` only)
