@@ -26,7 +26,9 @@ from sb_grpo.envs.native import make_tensor_env
 
 #: float32 arithmetic and memory bandwidth per second, as published, where the floor needs them.
 H200 = (67e12, 4.8e12)
-N_STEPS, N_MINIBATCHES, N_EPOCHS = 32, 8, 4
+N_STEPS = 32
+N_MINIBATCHES = 8
+N_EPOCHS = 4
 
 
 def make_model(n_envs: int, device: str, compile: bool, env: Any = None, seed: int = 0, **settings: Any) -> GRPO:

@@ -24,7 +24,9 @@ from stable_baselines3.common.env_util import make_vec_env
 import sb_grpo.tasks.memory  # noqa: F401  # registers the task
 from sb_grpo import GRPO
 
-TASK, N_ENVS, UNITS = "CartPolePositions-v0", 8, 64
+TASK = "CartPolePositions-v0"
+N_ENVS = 8
+UNITS = 64
 SETTINGS: dict[str, Any] = dict(n_steps=128, batch_size=128, n_epochs=10, learning_rate=1e-3, seed=0, device="cpu")
 #: The one LSTM serves the critic too: less work than sb3-contrib's default, which has two.
 SHARED = dict(lstm_hidden_size=UNITS, shared_lstm=True, enable_critic_lstm=False)

@@ -35,14 +35,18 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 def worker(task: str, rollouts: int, out: str) -> None:
     """One learner: the rate of all of them, and how long a reduction takes."""
     th.set_num_threads(1)
-    n, (n_envs, rows) = ranks.announced().n, TASKS[task]
+    n = ranks.announced().n
+    n_envs, rows = TASKS[task]
     env: Any = make_tensor_env("CartPole-v1", n_envs) if task == "CartPole" else make_vec_env("LunarLander-v3", n_envs)
     model = GRPO("MlpPolicy", env, n_steps=2048 // n_envs, batch_size=rows * n, n_epochs=4, seed=0, device="cpu")
     size = rollouts * 2048 * n
     model.learn(size // 4)  # warm
-    steps, start, busy = model.num_timesteps, time.perf_counter(), time.process_time()
+    steps = model.num_timesteps
+    start = time.perf_counter()
+    busy = time.process_time()
     model.learn(size, reset_num_timesteps=False)
-    taken, busy = model.num_timesteps - steps, time.process_time() - busy
+    taken = model.num_timesteps - steps
+    busy = time.process_time() - busy
     rate = taken / (time.perf_counter() - start)
     parameters = list(model.policy.parameters())
     start = time.perf_counter()

@@ -28,8 +28,10 @@ class Sleeper(gym.Env):
     """
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self.render_mode = seconds, None
-        self.observation_space, self.action_space = spaces.Box(-1.0, 1.0, (8,), np.float32), spaces.Discrete(2)
+        self.seconds = seconds
+        self.render_mode = None
+        self.observation_space = spaces.Box(-1.0, 1.0, (8,), np.float32)
+        self.action_space = spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: dict | None = None) -> tuple[np.ndarray, dict]:
         super().reset(seed=seed)

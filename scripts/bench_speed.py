@@ -69,7 +69,8 @@ def fit_share(task: Task) -> float:
     """Share of an iteration that the closed-form baseline takes (fit, prediction and advantages together)."""
     model = GRPO("MlpPolicy", make_vec_env(task.env_id, 8, seed=0), seed=0, device="cpu", **task.settings)
     assert model.estimator is not None
-    compute, spent = model.estimator.advantages, []
+    compute = model.estimator.advantages
+    spent = []
 
     def timed(*args: Any) -> Any:
         start = time.perf_counter()
@@ -137,7 +138,8 @@ def print_memory(rows: list[dict[str, Any]]) -> None:
     print("\n| model (GRPO / PPO) | parameters | critic's share of PPO | memory of an update, kB | saved file, kB |")
     print("|---|---|---|---|---|")
     for row in rows:
-        ours, theirs = row["grpo"], row["ppo"]
+        ours = row["grpo"]
+        theirs = row["ppo"]
         share = 100 * (1 - ours["parameters"] / theirs["parameters"])
         memory, saved = (f"{ours[k] / 1e3:,.0f} / {theirs[k] / 1e3:,.0f}" for k in ("update_bytes", "saved_bytes"))
         print(f"| {row['case']} | {ours['parameters']:,} / {theirs['parameters']:,} | {share:.2f} % | {memory} | {saved} |")

@@ -29,11 +29,13 @@ class Ours:
     """
 
     def __init__(self, make: Callable[[], Any], n_timesteps: int) -> None:
-        self.model, self.n_timesteps = make(), n_timesteps
+        self.model = make()
+        self.n_timesteps = n_timesteps
         self.first_run_s, _ = self._run(1)
 
     def _run(self, n_timesteps: int) -> tuple[float, int]:
-        before, start = self.model.num_timesteps, time.perf_counter()
+        before = self.model.num_timesteps
+        start = time.perf_counter()
         self.model.learn(n_timesteps, reset_num_timesteps=False)
         if self.model.device.type == "cuda":
             th.cuda.synchronize()
@@ -61,7 +63,8 @@ class Peer:
         pipe = subprocess.PIPE
         self.process = subprocess.Popen([python, str(script), *flags], stdin=pipe, stdout=pipe, text=True, bufsize=1)
         first = self._answer()
-        self.first_run_s, self.versions = first.pop("first_run_s"), first
+        self.first_run_s = first.pop("first_run_s")
+        self.versions = first
         self.cpu_rates: list[float] = []
 
     def _answer(self) -> dict[str, Any]:
@@ -112,7 +115,9 @@ class UntilSolved(BaseCallback):
 
     def __init__(self, threshold: float = 475.0) -> None:
         super().__init__()
-        self.threshold, self.solved, self.looking_s = threshold, False, 0.0
+        self.threshold = threshold
+        self.solved = False
+        self.looking_s = 0.0
         self.env = make_tensor_env("CartPole-v1", 64)
 
     def _on_training_start(self) -> None:
@@ -124,7 +129,8 @@ class UntilSolved(BaseCallback):
         mean, _ = evaluate_policy(self.model, self.env, 64)
         self.looking_s += time.perf_counter() - begin
         self.solved = mean >= self.threshold
-        self.seconds, self.steps = time.perf_counter() - self.start - self.looking_s, self.num_timesteps
+        self.seconds = time.perf_counter() - self.start - self.looking_s
+        self.steps = self.num_timesteps
 
     def _on_step(self) -> bool:
         return not self.solved
@@ -146,7 +152,8 @@ def warmed_up(model: Any) -> tuple[Any, float]:
 
     :return: the model, and the seconds that took
     """
-    start, parameters = time.perf_counter(), model.get_parameters()
+    start = time.perf_counter()
+    parameters = model.get_parameters()
     model.learn(1)
     model.set_parameters(parameters)
     if model.estimator is not None:

@@ -102,7 +102,8 @@ def solve_cartpole(seeds: range) -> dict[str, Any]:
     print("|---|---|---|---|---|---|---|")
     for name, results in runs.items():
         steps, seconds, apart = (statistics.median(r[key] for r in results) for key in ("steps", "seconds", "compile_s"))
-        solved, longest = sum(r["solved"] for r in results), max(r["seconds"] for r in results)
+        solved = sum(r["solved"] for r in results)
+        longest = max(r["seconds"] for r in results)
         share = seconds / reference
         times = f"{seconds:.2f} | {longest:.2f} | {share:.2f} | {apart:.1f}"
         print(f"| {name} | {solved} of {len(results)} | {steps:,.0f} | {times} |")

@@ -93,7 +93,8 @@ def _read_model(path: Path) -> None:
 def saves(short: bool) -> list[Figure]:
     """``kill -9`` at random moments while models, statistics, tables and texts are written."""
     kills, least = (5, 100) if short else (50, 3000)
-    made, chance = models(), random.Random(0)
+    made = models()
+    chance = random.Random(0)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         life = 0
@@ -125,7 +126,9 @@ class Hiccup(gym.Wrapper):
 
     def __init__(self, env: gym.Env, reward: float, at: int) -> None:
         super().__init__(env)
-        self.reward, self.at, self.n = reward, at, 0
+        self.reward = reward
+        self.at = at
+        self.n = 0
 
     def step(self, action: Any) -> Any:
         obs, reward, *rest = self.env.step(action)
@@ -140,7 +143,8 @@ HICCUPS = [("CartPole-v1", reward) for reward in (1e9, 1e13, 1e30, 3e38, float("
 
 def recovery(short: bool) -> list[Figure]:
     """Real trainings that break down; what counts is the state in which they end, judged by a health check beside it."""
-    seeds, steps = range(1 if short else 3), 16_000 if short else 24_000
+    seeds = range(1 if short else 3)
+    steps = 16_000 if short else 24_000
     chosen = [(*one, seed) for one in TOO_HIGH[2 * short :] for seed in seeds]
     fast = [_recovered(env_id, seed, steps, learning_rate=rate) for env_id, rate, seed in chosen]
     alone = [_recovered(env_id, seed, steps, learning_rate=rate, retries=0) for env_id, rate, seed in chosen]
@@ -164,7 +168,8 @@ def _recovered(
     odd = {} if reward is None else {"wrapper_class": Hiccup, "wrapper_kwargs": {"reward": reward, "at": 300}}
     env = VecNormalize(make_vec_env(env_id, 4, seed=seed, **odd))  # type: ignore[arg-type]
     model = GRPO("MlpPolicy", env, learning_rate, n_steps=128, seed=seed, device="cpu")
-    callback, health = RecoveryCallback(max(retries, 1), verbose=0), HealthCallback(RECOVERY_RULES, verbose=0)
+    callback = RecoveryCallback(max(retries, 1), verbose=0)
+    health = HealthCallback(RECOVERY_RULES, verbose=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:

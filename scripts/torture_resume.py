@@ -30,7 +30,9 @@ from sb_grpo.callbacks import CurriculumCallback, GammaCallback, HealthCallback
 from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.tasks.goal_car import TensorGoalCar
 
-RUN, FIGURES, WEIGHTS = "run.zip", "figures.jsonl", "weights"
+RUN = "run.zip"
+FIGURES = "figures.jsonl"
+WEIGHTS = "weights"
 ROLLOUTS = 10
 
 
@@ -93,7 +95,8 @@ class Saves(BaseCallback):
 
     def __init__(self, path: Path | None, new_groups: bool) -> None:
         super().__init__()
-        self.path, self.new_groups = path, new_groups
+        self.path = path
+        self.new_groups = new_groups
 
     def _on_step(self) -> bool:
         return True
@@ -186,12 +189,14 @@ def resumed(cases: dict[str, Case], moments: int, seed: int = 0) -> tuple[int, i
 
     :return: how many ended elsewhere, of how many
     """
-    chance, elsewhere = random.Random(seed), 0
+    chance = random.Random(seed)
+    elsewhere = 0
     names = list(cases)
     with tempfile.TemporaryDirectory() as name:
         for moment in range(moments):
             case = names[moment % len(names)]
-            rollouts, share = chance.randint(1, ROLLOUTS - 3), chance.random()
+            rollouts = chance.randint(1, ROLLOUTS - 3)
+            share = chance.random()
             same, n = same_end(cases[case], seed + moment, Path(name, str(moment)), rollouts, share)
             elsewhere += not same
             print(f"{case}: killed, then {n} tables more: {'the same end' if same else 'ANOTHER END'}", flush=True)

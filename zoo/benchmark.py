@@ -123,7 +123,8 @@ def make_specs(arguments: Sequence[str]) -> Asked:
         args.algos = ["grpo"]
     if not args.algos and args.variants is None:
         raise BadInput("nothing to run: give --algos, --variants or both")
-    envs, packages = [], args.gym_packages
+    envs = []
+    packages = args.gym_packages
     for env in dict.fromkeys(args.envs):
         plain, packages = known_env(env, packages)
         envs.append(plain)

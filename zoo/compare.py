@@ -213,7 +213,8 @@ def body(arguments: Sequence[str]) -> int:
     check_place("--out", args.out, is_folder=True)
     if args.track:
         check_wandb()
-    thresholds, references = parse_thresholds(args.threshold), read_references(args.references)
+    thresholds = parse_thresholds(args.threshold)
+    references = read_references(args.references)
     runs, broken = load(results_of(args.folders, args.episodes, args.out, args.untrusted))
     for line in broken:
         print(f"zoo.compare: broken result file left out: {line}", file=sys.stderr)

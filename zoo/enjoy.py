@@ -161,11 +161,13 @@ class Recorder:
     """Writes what the env draws, frame by frame; without a file it does nothing."""
 
     def __init__(self, env: VecEnv, path: Path | None) -> None:
-        self.env, self.writer = env, None
+        self.env = env
+        self.writer = None
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.unfinished = path, path.with_name(f".{path.stem}.part{path.suffix}")
+        self.path = path
+        self.unfinished = path.with_name(f".{path.stem}.part{path.suffix}")
         fps: Any = env.unwrapped.get_attr("metadata", indices=[0])[0].get("render_fps", 30)  # a VecEnv's own has none
         self.writer = writer(self.unfinished, fps)
 
@@ -193,7 +195,10 @@ def play(model: BaseAlgorithm, env: VecEnv, deterministic: bool, args: Any) -> l
     """
     episodes: list[tuple[float, int]] = []
     recorder = Recorder(env, args.record)
-    obs, state, starts, infos = env.reset(), None, np.ones(env.num_envs, dtype=bool), None
+    obs = env.reset()
+    state = None
+    starts = np.ones(env.num_envs, dtype=bool)
+    infos = None
     source = source_of(env) if getattr(model, "mask_source", None) else None
     bar = tqdm(total=args.n_episodes or args.n_timesteps, disable=not args.progress)
     steps = 0

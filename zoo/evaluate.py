@@ -87,7 +87,8 @@ def loadable(models: Sequence[Contestant], device: str) -> list[Contestant]:
 
     :raises BadInput: if there are none
     """
-    found, refused = [], []
+    found = []
+    refused = []
     for one in models:
         try:
             env = one.saved.make_env({})
@@ -118,7 +119,9 @@ def write(models: Sequence[Contestant], played: Played, out: Path) -> Path:
 
 def _report(models: Sequence[Contestant], played: Played, made: dict[str, pd.DataFrame]) -> str:
     lines = [f"# {how_many(len(models), 'model')} on {', '.join(variant.name for variant in played.variants)}", ""]
-    n, first, last = len(played.seeds), played.seeds[0], played.seeds[-1]
+    n = len(played.seeds)
+    first = played.seeds[0]
+    last = played.seeds[-1]
     lines += [f"{how_many(n, 'episode')} each, from the reset seeds {first} to {last}.", ""]
     lines += [f"- {note}" for note in played.notes] + ([""] if played.notes else [])
     lines += [f"- {one.name}: {one.saved.path}, training seed {one.seed}, label {one.label}" for one in models]

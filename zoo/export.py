@@ -109,7 +109,8 @@ def body(arguments: Sequence[str]) -> int:
         model = GRPO.load(path, device="cpu", trusted=not args.untrusted)
     except Exception as error:  # a broken zip, another algorithm's model, missing classes
         raise BadInput(f"cannot load {path} as a GRPO model: {error}") from error
-    policy, masked = model.policy, model.mask_source in APART
+    policy = model.policy
+    masked = model.mask_source in APART
     within = statistics_within(path, policy)
     if args.untrusted and within is None and beside is not None:
         raise BadInput(f"--untrusted: the statistics of {path} are pickled, in {beside}.")

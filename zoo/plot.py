@@ -28,7 +28,9 @@ from .comparing import figures
 from .comparing.zoo_runs import COLUMNS, RETURN, first_steps
 
 MARKED = 40  # of a line's points: beyond that markers hide it
-TRAINING, EVALUATION = "#0072B2", "#D55E00"  # Okabe-Ito: told apart by colour-blind readers
+# Okabe-Ito: colour-blind readers can distinguish them.
+TRAINING = "#0072B2"
+EVALUATION = "#D55E00"
 
 
 def plot_learning_curve(folder: Path, title: str) -> Path:
@@ -41,7 +43,8 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
     :return: path of the PNG
     """
     episodes = load_results(str(folder))
-    steps, returns = first_steps([folder])[0] + episodes["l"].cumsum().to_numpy(), episodes["r"].to_numpy()
+    steps = first_steps([folder])[0] + episodes["l"].cumsum().to_numpy()
+    returns = episodes["r"].to_numpy()
     window = max(1, min(100, len(returns) // 10))
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
     axes.plot(steps, returns, ".", markersize=2, alpha=0.3, color=TRAINING)
@@ -52,7 +55,8 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
     evaluations = folder / "evaluations.npz"
     if evaluations.exists():
         data = np.load(evaluations)
-        mean, std = data["results"].mean(axis=1), data["results"].std(axis=1)
+        mean = data["results"].mean(axis=1)
+        std = data["results"].std(axis=1)
         episodes = how_many(data["results"].shape[1], "episode")
         axes.errorbar(data["timesteps"], mean, std, fmt="o-", markersize=4, capsize=3, color=EVALUATION,
                       label=f"deterministic evaluation, mean and std of {episodes}")  # fmt: skip
@@ -101,7 +105,8 @@ def parser() -> Parser:
         "over the evaluation's episodes where there is one run. Training returns are running means."
     )
     it = Parser("zoo.plot", text)
-    add, kinds = it.add_argument, ["both", reading.EVALUATION, reading.TRAINING]
+    add = it.add_argument
+    kinds = ["both", reading.EVALUATION, reading.TRAINING]
     add("folders", nargs="*", type=Path, metavar="FOLDER", help="zoo runs, folders of runs, or results of zoo.benchmark")
     add("--envs", nargs="+", default=[], metavar="ID", help="on which envs; nothing: all")
     add("--kind", choices=kinds, default="both", help="curves to draw from folders")

@@ -60,7 +60,8 @@ def parse(arguments: Sequence[str]) -> Namespace:
 
 def train(args: Namespace, tasks: Sequence[str]) -> tuple[GRPO, History]:
     """A model with ``advantage="state"``, trained for a while, and what it logged."""
-    history, settings = History(), {"gamma": 0.99, **args.hyperparams}
+    history = History()
+    settings = {"gamma": 0.99, **args.hyperparams}
     if tasks:
         settings["multitask"] = {"tasks": list(tasks), "grouping": "task", **settings.get("multitask", {})}
     try:

@@ -225,7 +225,8 @@ def take_up_trial(given: Any) -> None:
         other = "--continue" if given.conf_file is None else f"--conf-file {given.conf_file}"
         raise BadInput(f"--trial-id {given.trial_id}: a trial has all its settings: leave {other} out.")
     study = load_study(given.storage, given.study_name)
-    settings, about = settings_of_trial(study, given.trial_id), study.user_attrs
+    settings = settings_of_trial(study, given.trial_id)
+    about = study.user_attrs
     there = {name: about.get(name, getattr(given, name)) for name in ("algo", "env")}
     if there != {name: getattr(given, name) for name in there}:
         raise BadInput(

@@ -181,7 +181,8 @@ def open_study(
     :param grid: values by name, if a grid is searched
     :raises BadInput: if a study of this name is about something else
     """
-    storage, sampler = open_storage(args.storage), sampler_of(args, grid)
+    storage = open_storage(args.storage)
+    sampler = sampler_of(args, grid)
     pruner = PRUNERS[args.pruner](args.n_startup_trials, args.n_seeds * args.n_evaluations)
     if args.in_team:
         return _load_study(args, storage, sampler, pruner)

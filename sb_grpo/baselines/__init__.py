@@ -1,1 +1,1 @@
-"""What the other episodes lead one to expect of a state: values in closed form, and pairs."""
+"""Baselines from other episodes: state values in closed form, and paired groups."""

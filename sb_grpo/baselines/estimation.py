@@ -1,4 +1,4 @@
-"""From rewards to advantages where there are several tasks or objectives: split, estimate each part, put together."""
+"""Estimate advantages per task and objective, and combine them."""
 
 from __future__ import annotations
 
@@ -14,36 +14,40 @@ from sb_grpo.maths.chunks import in_chunks
 from sb_grpo.maths.estimators import to_one_scale
 from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Features, Rollout, select_episodes
 
-#: An input of values whose square, summed over a rollout, is still a float32.
+#: Largest feature whose square, summed over a rollout, fits in float32.
 LARGEST_FEATURE = 1e17
 
 
 class Baselines(nn.ModuleList):
     """One :class:`StateBaseline` per task and objective, so that no part's errors drown another's returns.
 
-    A fit over tasks with returns in the thousands and in the hundredths leaves residuals of the size of the former; dividing
-    by each task's spread afterwards would blow them up to noise in the latter. They predict eagerly, also with ``compile=``.
+    A fit over tasks with returns in the thousands and in the hundredths leaves residuals of the size of the former. Dividing
+    by each task's spread would turn them into noise for the latter. Predicts eagerly, also with ``compile=``.
 
     :param make: builds one baseline
     :param n_tasks: number of tasks; 1: one fit for all episodes
     :param n_objectives: number of reward columns
     """
 
-    uses_values, whole_episodes, needs_peers = True, False, False
+    uses_values = True
+    whole_episodes = False
+    needs_peers = False
 
     def __init__(self, make: Callable[[], StateBaseline], n_tasks: int, n_objectives: int) -> None:
         super().__init__(make() for _ in range(n_tasks * n_objectives))
         self.n_tasks = n_tasks
 
     def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
-        """Advantages under the baselines of one objective, each task by itself.
+        """Estimate advantages under the baselines of one objective, each task separately.
 
-        :param rollout: with ``task`` where there are several
+        :param rollout: with ``task`` if there are several
         :param features: of its observations
-        :param objective: which reward column the rollout's rewards are
+        :param objective: index of the reward column in the rollout's rewards
         """
         assert features is not None
-        advantages, explained, figures = th.zeros_like(rollout.rewards), [], []
+        advantages = th.zeros_like(rollout.rewards)
+        explained = []
+        figures = []
         task = rollout.task if self.n_tasks > 1 and rollout.task is not None else th.zeros_like(rollout.group)
         for label in th.unique(task).tolist():
             episodes = task == label
@@ -58,15 +62,15 @@ class Baselines(nn.ModuleList):
 
 
 def mean_figures(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Each figure's mean over the parts that have it."""
+    """Mean of each figure over the parts that have it."""
     found = {name: [part[name] for part in parts if name in part] for part in parts for name in part}
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
 def features_of(policy: Any, rollout: Rollout) -> Features:
-    """What the policy makes of a rollout's observations: what values are fitted on.
+    """Compute the policy's features of a rollout's observations, the inputs of values.
 
-    :raises Breakdown: for a feature that is not finite, or whose square is not
+    :raises Breakdown: if a feature or its square is not finite
     """
     policy.set_training_mode(False)  # a rollout may be judged after an update
     features = in_chunks(policy.features, rollout.observations)
@@ -83,10 +87,10 @@ def estimate_each(
     columns: Sequence[th.Tensor],
     weights: th.Tensor,
 ) -> Estimate:
-    """Every objective is estimated, and normalised, by itself; then they are summed by weight and brought to a spread of 1
-    over the rollout (GDPO, arXiv 2601.05242, section 3; rows without signal stay 0).
+    """Estimate and normalise each objective separately, sum by weight, and scale to a spread of 1 over the rollout. GDPO,
+     arXiv 2601.05242, section 3. Rows without signal stay 0.
 
-    :param columns: K rewards of the steps, ``[M]`` each
+    :param columns: K reward columns, ``[M]`` each
     :param weights: ``[K]``
     """
     parts = [estimator.estimate(rollout._replace(rewards=rewards), options, features, k) for k, rewards in enumerate(columns)]
@@ -100,9 +104,9 @@ def estimate_each(
 
 
 def check_features(features: th.Tensor, final_features: th.Tensor, rollout: Rollout) -> None:
-    """Check that the state baseline can standardise its inputs: finite, and with squares that are.
+    """Check that the state baseline can standardise its inputs: they and their squares must be finite.
 
-    :param features: ``[M, d]`` what the policy makes of each step's observation
+    :param features: ``[M, d]`` the policy's features of each step's observation
     :param final_features: ``[E, d]`` of the observation after each episode's last step
     :raises Breakdown: naming the step, the component and its value
     """

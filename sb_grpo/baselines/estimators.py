@@ -1,9 +1,8 @@
-"""The estimators that ``advantage=`` names: each says what it needs of a rollout, and makes advantages of it.
+"""Advantage estimators that ``advantage=`` names.
 
-An estimator is an object with ``uses_values`` (it looks at the policy's features of each observation and values what comes
-after a rollout's end), ``whole_episodes`` (it needs groups of which every member has ended) and ``estimate``. One that learns
-is an ``nn.Module``: it is moved to the model's device and saved with the model. One whose size depends on the policy or on
-the tasks has a method ``build`` that makes it.
+An estimator has ``uses_values`` (it needs the policy's features, and bootstraps after the rollout's end), ``whole_episodes``
+(it needs groups whose members have all ended) and ``estimate``. An estimator that learns is an ``nn.Module``, which is moved
+to the model's device and saved with the model. If its size depends on the policy or on the tasks, ``build`` makes it.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout
 
 
 class Estimator(Protocol):
-    """From a rollout to one number per step."""
+    """Interface: computes one number per step of a rollout."""
 
     uses_values: bool
     whole_episodes: bool
 
     def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
-        """Advantages of a rollout.
+        """Estimate the advantages of a rollout.
 
-        :param features: of its observations, where ``uses_values``
-        :param objective: number of the reward column that the rollout's rewards are
+        :param features: of its observations, if ``uses_values``
+        :param objective: index of the reward column in the rollout's rewards
         """
 
 
 @dataclass(frozen=True)
 class OfReturns:
-    """Base of the estimators that compare the members' returns: they learn nothing, and need whole episodes."""
+    """Base of the estimators that compare the members' returns. They need whole episodes and learn nothing."""
 
-    #: What is subtracted: ``"mean"``, ``"leave_one_out"`` or ``"median"`` of the group, or ``"global"``: the mean of all.
+    #: Baseline: ``"mean"``, ``"leave_one_out"`` or ``"median"`` of the group, or ``"global"``: the mean of all.
     baseline: str = "mean"
 
     uses_values: ClassVar[bool] = False
@@ -83,16 +82,16 @@ class Step(OfReturns):
 
 @dataclass(frozen=True)
 class State(StateSettings):
-    """The state-conditioned group baseline, fitted in closed form: :class:`~sb_grpo.baselines.state.StateBaseline`."""
+    """State-conditioned group baseline, fitted in closed form: :class:`~sb_grpo.baselines.state.StateBaseline`."""
 
     uses_values: ClassVar[bool] = True
     whole_episodes: ClassVar[bool] = False
     needs_peers: ClassVar[bool] = False
 
     def build(self, features_dim: int, n_tasks: int, n_objectives: int) -> StateBaseline | Baselines:
-        """The baseline of a model, or one for each task and objective."""
+        """Build the baseline of a model, or one for each task and objective."""
         settings = {f.name: getattr(self, f.name) for f in fields(self)}
-        settings["least_rows"] = max(self.least_rows // n_tasks, 1)  # a rollout of all tasks has as many as of one
+        settings["least_rows"] = max(self.least_rows // n_tasks, 1)  # a rollout's steps are divided among the tasks
 
         def make() -> StateBaseline:
             return StateBaseline(features_dim, **settings)
@@ -102,14 +101,14 @@ class State(StateSettings):
 
 @dataclass(frozen=True)
 class OfFunction:
-    """A function of one's own: of (:class:`Rollout`, :class:`AdvantageOptions`) and keyword arguments."""
+    """User function of (:class:`Rollout`, :class:`AdvantageOptions`) and keyword arguments."""
 
     function: Callable[..., th.Tensor]
     kwargs: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
 
     uses_values: ClassVar[bool] = False
     whole_episodes: ClassVar[bool] = True
-    needs_peers: ClassVar[bool | None] = None  # a function does not say
+    needs_peers: ClassVar[bool | None] = None  # unknown for a function
 
     def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Any = None, objective: int = 0) -> Estimate:
         return Estimate(self.function(rollout, options, **self.kwargs))
@@ -119,9 +118,9 @@ NAMES: dict[str, Any] = {"outcome": Outcome, "process": Process, "step": Step, "
 
 
 def make_estimator(advantage: Any, kwargs: Mapping[str, Any] | None) -> Any:
-    """The estimator that the arguments ``advantage`` and ``advantage_kwargs`` describe, not built yet.
+    """Make the estimator that ``advantage`` and ``advantage_kwargs`` describe; not built yet.
 
-    :raises ValueError: for what is no estimator, and for keyword arguments that it does not take
+    :raises ValueError: for an unknown estimator, and for unknown keyword arguments
     """
     if isinstance(advantage, str) and advantage in NAMES:
         kind = NAMES[advantage]

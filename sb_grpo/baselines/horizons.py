@@ -1,9 +1,9 @@
-"""What comes over several horizons, predicted in closed form: a first layer of features that the values have shaped.
+"""Predictions over several horizons in closed form: a first layer of learnt features.
 
-One kernel for all states measures their distance in the observations. Where a few of these tell a good state from a bad one by
-how they go together, a fit needs a distance that knows it. Predictions of rewards and of ends, near and far, are such a
-measure: states from which the same comes are alike. They are value functions like the baseline itself (general value
-functions, Sutton et al., 2011, "Horde"), share one ridge regression, and have no network and no optimiser.
+A kernel measures distances of states in their observations. If the value depends on how a few components combine, the fit
+needs a better distance. Predictions of rewards and of terminations over short and long horizons give one: states with the same
+expected future get the same features. The predictions are value functions like the baseline itself (general value functions,
+Sutton et al., 2011, "Horde"), share one ridge regression, and need no network and no optimiser.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from sb_grpo.maths.returns import gae, is_last
 from sb_grpo.maths.ridge import AnchoredRidge
 from sb_grpo.types import AdvantageOptions, Rollout
 
-#: Steps that a prediction reaches ahead, on average: the discount is 1 - 1 / horizon. Ends begin with the second.
+#: Horizons in steps: the discount is 1 - 1 / horizon. Terminations use all but the first.
 HORIZONS = (1, 5, 10, 20, 50, 100, 200)
-#: Weight of the rollouts before, per rollout of age; share of the weights before that the ridge pulls towards; the ridge.
-MEMORY, ANCHOR, RIDGE = 0.9, 0.9, 100.0
+#: Weight of earlier rollouts, per rollout of age; share of the previous weights that the ridge pulls towards; the ridge.
+MEMORY = 0.9
+ANCHOR = 0.9
+RIDGE = 100.0
 
 
 class Horizons(nn.Module):
-    """Discounted sums of rewards, and of ends, from a state on: one ridge regression with a column per horizon.
+    """Predict discounted sums of rewards and of terminations: one ridge regression with a column per horizon.
 
-    An end is a 1 at the last step of an episode that the env ended (``terminated``). Targets are lambda-returns which
-    bootstrap from the predictions before, as the baseline's do. Predictions that a rollout is given come from the rollouts
-    before it, except for the first.
+    `end` is 1 at the last step of a terminated episode, else 0. Targets are lambda-returns that bootstrap from the previous
+    predictions, as for the baseline. The predictions for a rollout come from earlier rollouts, except for the first.
 
     :param input_dim: size of the policy's feature vector
     :param seed: of the random projection
@@ -47,7 +48,7 @@ class Horizons(nn.Module):
         self._moments: tuple[th.Tensor, th.Tensor] | None = None
 
     def forward(self, x: th.Tensor) -> th.Tensor:
-        """Predictions: rewards by horizon, then ends by horizon.
+        """Predict rewards by horizon, then ends by horizon.
 
         :param x: ``[M, input_dim]``
         :return: ``[M, size]``
@@ -59,14 +60,15 @@ class Horizons(nn.Module):
     def learn(
         self, rollout: Rollout, options: AdvantageOptions, x: th.Tensor, x_final: th.Tensor
     ) -> tuple[th.Tensor, th.Tensor]:
-        """Predict for a rollout, then refit with it; the first is fitted before.
+        """Predict for a rollout, then refit with it; the first rollout is fitted before.
 
         :param x: ``[M, input_dim]`` of each step's observation
         :param x_final: ``[E, input_dim]`` of the observation after each episode's last step
         :return: ``[M, size]`` and ``[E, size]``
         """
         first = bool(self.phi.normalizer.count == 0)
-        predicted, predicted_final = in_chunks(self, x), in_chunks(self, x_final)
+        predicted = in_chunks(self, x)
+        predicted_final = in_chunks(self, x_final)
         self._fit(rollout, options, x, predicted, predicted_final)
         return (in_chunks(self, x), in_chunks(self, x_final)) if first else (predicted, predicted_final)
 
@@ -88,7 +90,8 @@ class Horizons(nn.Module):
         rows = evenly_spaced_steps(rollout, self.fit_rows, ranks.count(len(rollout.t)))
         self.phi.normalizer.update(x[rows])
         phi = self.phi(x[rows])
-        gram, moment = ranks.total(phi.T @ phi), ranks.total(phi.T @ target[rows])
+        gram = ranks.total(phi.T @ phi)
+        moment = ranks.total(phi.T @ target[rows])
         if self._moments is not None:
             gram.add_(self._moments[0], alpha=MEMORY)
             moment.add_(self._moments[1], alpha=MEMORY)

@@ -1,4 +1,4 @@
-"""Features of states that span a kernel."""
+"""Random Fourier features of states."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch import nn
 
 from sb_grpo.maths.normalizer import RunningNormalizer
 
-#: More inputs than this are not features themselves.
+#: With more inputs than this, projections replace the inputs among the features.
 LARGEST_LINEAR = 512
 
 
 def usual_n_features(dim: int) -> int:
-    """Random Fourier features that do for ``dim`` inputs: 32 per input, from 128 to 512."""
+    """Default number of random Fourier features: 32 per input, from 128 to 512."""
     return min(max(32 * dim, 128), 512)
 
 
@@ -22,8 +22,8 @@ class KernelFeatures(nn.Module):
     """``[1, z, z^2, cos(W z + p)]`` with standardised inputs z and fixed random numbers W and p.
 
     The random Fourier features (Rahimi & Recht, 2007) span a Gaussian kernel of length scale ``scale * sqrt(dim)``.
-    Squares are left out where there are more than 64 inputs, and with more than 512 the projections
-    ``W z`` stand in for z: the cost of the fit grows with the cube of the number of features.
+    With more than 64 inputs the squares are left out; with more than 512 the projections ``W z`` replace z, because the cost
+    of the fit grows with the cube of the number of features.
 
     :param dim: number of inputs
     :param n_features: number of random Fourier features
@@ -36,7 +36,8 @@ class KernelFeatures(nn.Module):
 
     def __init__(self, dim: int, n_features: int, scale: float, seed: int) -> None:
         super().__init__()
-        self.dim, self.with_squares = dim, dim <= 64
+        self.dim = dim
+        self.with_squares = dim <= 64
         self.wide = dim > LARGEST_LINEAR
         self.size = 1 + (n_features if self.wide else dim * (1 + self.with_squares)) + n_features
         generator = th.Generator().manual_seed(seed)
@@ -47,7 +48,7 @@ class KernelFeatures(nn.Module):
         self.normalizer = RunningNormalizer(dim, clip=5.0)
 
     def forward(self, x: th.Tensor) -> th.Tensor:
-        """Features of states.
+        """Compute features of states.
 
         :param x: ``[M, dim]``
         :return: ``[M, size]``

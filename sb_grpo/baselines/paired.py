@@ -1,10 +1,10 @@
-"""Paired groups: what the other members of a same-seed group got at the same step tells how much of a residual was luck.
+"""Paired groups: a control variate from the other members of a same-seed group at the same step.
 
-``reset(seed)`` fixes the env's own randomness to come, so the members of a group live through the same arrivals, prices or
-gusts. No function of the state can know that luck; the other members' residuals show it. Subtracting ``c`` times their mean
-leaves the expected policy gradient as it is, since what a member's own actions decide has no part in what the others got, and
-takes the common luck out of its variance (Mao et al., "Variance Reduction for Reinforcement Learning in Input-Driven
-Environments", ICLR 2019, https://arxiv.org/abs/1807.02264; simulation calls it common random numbers).
+``reset(seed)`` fixes the env's future noise, so the members of a group meet the same arrivals, prices or gusts. No function of
+the state knows this noise; the other members' residuals show it. Subtracting ``c`` times their mean does not change the
+expected policy gradient, since a member's actions do not affect the others' residuals, and removes the shared noise from its
+variance (Mao et al., "Variance Reduction for Reinforcement Learning in Input-Driven Environments", ICLR 2019,
+https://arxiv.org/abs/1807.02264; in simulation: common random numbers).
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ from sb_grpo.maths.returns import Residuals
 from sb_grpo.maths.segments import segment_sum
 from sb_grpo.types import Rollout
 
-#: Weight of the rollouts before in the correlation, per rollout of age: luck is as large tomorrow as it is today.
+#: Weight of earlier rollouts in the correlation, per rollout of age. The env's noise does not change with training.
 MEMORY = 0.9
-#: Stretches of an episode that have a coefficient each: of 8 steps, of 16, of 32, ..., and what comes after.
-STRETCHES, FIRST_STRETCH = 8, 8
-#: A step's number in its episode takes the lower bits of its key, the number of its group the upper ones.
+#: Parts of an episode with a coefficient each: 8 steps, 16, 32, ..., and the rest.
+STRETCHES = 8
+FIRST_STRETCH = 8
+#: Lower bits of a key: the step's index in its episode. Upper bits: the index of its group.
 STEP_BITS = 32
 
 
 class Met(NamedTuple):
-    """Steps of groups that may still meet a peer: sums over the members that have been there."""
+    """Steps that another member may still reach: sums over the members that have been there."""
 
     key: th.Tensor  #: [K] int64, sorted: group number and step
     total: th.Tensor  #: [K] sum of the residuals
-    members: th.Tensor  #: [K] how many they are
+    members: th.Tensor  #: [K] number of members
 
 
 class Moments(NamedTuple):
-    """Sums over the rows of a rollout that have peers, by stretch."""
+    """Sums over the rows that have other members at the same step, by part of the episode."""
 
     rows: th.Tensor
     own: th.Tensor  #: of x, a row's residual
@@ -46,23 +47,22 @@ class Moments(NamedTuple):
 
 
 class Pairing(nn.Module):
-    """Takes out of residuals what the peers at the same step of the same group had in common.
+    """Removes from residuals the noise shared with the other members at the same step.
 
-    With a residual x = luck + own part, luck common to the members and the own parts independent of each other, the best
-    multiple of the mean over n peers to subtract is
+    Let a residual be x = shared noise + own part, with independent own parts. The best multiple of the mean over n other
+    members to subtract is
 
         c(n) = r / (r + (1 - r) / n),
 
-    where r is the correlation of two members: a control variate's coefficient Cov / Var, for any number of peers. It is a
-    mean over the last rollouts of the correlation within each: while the baseline lags behind, all residuals of a rollout
-    are too high or too low, and that is no luck. A row's own group is left out, so that no reward has a part in what it is
-    multiplied with. Stretches of the episode have an r each: members start alike and drift apart, and what the same gust
-    does to them is in common only while they are near each other. Where members have nothing in common c is 0.
+    where r is the correlation of two members: a control variate's coefficient Cov / Var. r is the mean over the last rollouts
+    of the correlation within each: while the baseline lags, all residuals of a rollout share a bias, which is not noise. A
+    row's own group is left out, so no reward affects its own coefficient. Each part of the episode has its r, because members
+    start in the same state and drift apart. If members are uncorrelated, c is 0.
 
-    Peers that passed a step in an earlier rollout count with the residual that they had then, less that rollout's level, on
-    the level of today: of the mean of the other groups, by which a group has a small share in its own c.
+    Members that passed a step in an earlier rollout count with their residual then, minus that rollout's level plus today's.
+    The level is the mean of the other groups, so a group has a small share in its own c.
 
-    :param coefficient: takes the place of the fitted c, in [0, 1]; None: fitted
+    :param coefficient: fixed c in [0, 1]; None: fitted
     """
 
     memory: th.Tensor
@@ -70,25 +70,26 @@ class Pairing(nn.Module):
     def __init__(self, coefficient: float | None = None) -> None:
         super().__init__()
         self.coefficient = coefficient
-        #: Of the rollouts before, by stretch: rows with peers, and rows times correlation.
+        #: Of earlier rollouts, by part: rows with other members, and rows times correlation.
         self.register_buffer("memory", th.zeros(STRETCHES, 2))
         self._met: tuple[th.Tensor, ...] | None = None  # a :class:`Met`
-        #: What the last rollout is to log.
+        #: Metrics of the last rollout.
         self.figures: dict[str, float] = {}
 
     @th.no_grad()
     def forward(self, residuals: Residuals, rollout: Rollout) -> th.Tensor:
-        """Residuals without the luck that the peers show.
+        """Subtract the shared noise from residuals.
 
-        A row is compared with its peers under the values that its own episode had no part in: were its own rewards in
-        what the peers are measured against, they would come back with the peers' mean.
+        A row is compared with the other members under values fitted without its own episode. Otherwise its own rewards would
+        return through the others' mean.
 
         :param residuals: of M steps
         :param rollout: with ``seed_group``
-        :return: ``[M]``; rows without peers as they were
+        :return: ``[M]``; rows without other members are unchanged
         """
         assert rollout.seed_group is not None
-        own, group = residuals.own, rollout.seed_group[rollout.episode]
+        own = residuals.own
+        group = rollout.seed_group[rollout.episode]
         level = level_of_others(own, group)
         levelled = Residuals(residuals.by_fold - level.unsqueeze(1), residuals.fold, own - level)
         peers, n = self._peers(levelled, (group << STEP_BITS) + rollout.t)
@@ -100,15 +101,17 @@ class Pairing(nn.Module):
         return after
 
     def _peers(self, residuals: Residuals, key: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """Leave-one-out means over the members at the same step of the same group, and over how many they are.
+        """Leave-one-out means over the members at the same step of the same group, and their number.
 
         :param key: ``[M]`` group and step of each row
-        :return: ``[M]`` means, 0 where there is no peer; ``[M]`` numbers of peers
+        :return: ``[M]`` means, 0 without other members; ``[M]`` numbers of other members
         """
         by_fold, fold, own = residuals
         before = Met(*(self._met or (key[:0], own[:0], own[:0])))
         present, place = th.unique(th.cat([key, before.key]), return_inverse=True)
-        here, there, n_keys = place[: len(key)], place[len(key) :], len(present)
+        here = place[: len(key)]
+        there = place[len(key) :]
+        n_keys = len(present)
         count = segment_sum(th.ones_like(own), here, n_keys).index_add_(0, there, before.members)
         earlier = segment_sum(before.total, there, n_keys)
         total = by_fold.new_zeros(n_keys, by_fold.shape[1]).index_add_(0, here, by_fold) + earlier.unsqueeze(1)
@@ -118,9 +121,9 @@ class Pairing(nn.Module):
         return th.where(n > 0, mean, th.zeros_like(mean)), n
 
     def _forget(self, groups: th.Tensor) -> None:
-        """Drop the steps of groups that were not in the last rollout: nearly all are complete.
+        """Drop the steps of groups that were not in the last rollout; nearly all of these are complete.
 
-        A member that waits for a slot through a whole rollout finds no peers of before: it is paired less, and not wrongly.
+        A member that waits for an env during a whole rollout is paired with fewer members, but correctly.
         """
         assert self._met is not None
         met = Met(*self._met)
@@ -130,18 +133,20 @@ class Pairing(nn.Module):
     def _coefficients(
         self, own: th.Tensor, peers: th.Tensor, paired: th.Tensor, group: th.Tensor, t: th.Tensor, n: th.Tensor
     ) -> th.Tensor:
-        """``[M]`` c of each row, from all groups but its own and from the rollouts before.
+        """``[M]`` c of each row, from all groups but its own and from earlier rollouts.
 
-        :param paired: ``[M]`` 1 where the row has peers, 0 elsewhere
+        :param paired: ``[M]`` 1 if the row has other members, else 0
         """
         groups, place = th.unique(group, return_inverse=True)
         part = place * STRETCHES + stretch(t)
-        shift = ranks.mean(own)  # of no effect but on the rounding
-        own, peers = own - shift, (peers - shift) * paired
+        shift = ranks.mean(own)  # affects only the rounding
+        own = own - shift
+        peers = (peers - shift) * paired
         columns = th.stack([paired, own * paired, peers, own * peers, own.square() * paired], dim=1)
         of_part = own.new_zeros(len(groups) * STRETCHES, columns.shape[1]).index_add_(0, part, columns)
         of_group = of_part.view(len(groups), STRETCHES, -1)
-        whole, before = ranks.total(of_group.sum(0)), MEMORY * self.memory
+        whole = ranks.total(of_group.sum(0))
+        before = MEMORY * self.memory
         self.memory.copy_(before + correlated(Moments(*whole.unbind(-1))))
         if self.coefficient is not None:
             return th.full_like(own, self.coefficient)
@@ -152,14 +157,15 @@ class Pairing(nn.Module):
         share = ranks.mean(paired.to(own.dtype)).item()
         self.figures = {"group/paired_fraction": share}
         if ranks.count(int(paired.sum())) > 1:
-            before, left = ranks.moments(own[paired])[2], ranks.moments(after[paired])[2]
+            before = ranks.moments(own[paired])[2]
+            left = ranks.moments(after[paired])[2]
             self.figures["group/paired_coef"] = ranks.mean(c[paired]).item()
             if before > 0:
                 self.figures["group/paired_variance"] = (left / before).item()
 
 
 def stretch(t: th.Tensor) -> th.Tensor:
-    """Which stretch of its episode a step is in: 0 for t < 8, 1 for t < 24, 2 for t < 56, ...
+    """Part of its episode that a step is in: 0 for t < 8, 1 for t < 24, 2 for t < 56, ...
 
     :param t: ``[M]`` int64
     :return: ``[M]`` int64 in [0, ``STRETCHES``)
@@ -168,16 +174,16 @@ def stretch(t: th.Tensor) -> th.Tensor:
 
 
 def level_of_others(own: th.Tensor, group: th.Tensor) -> th.Tensor:
-    """Mean residual of the other groups, as far as it can be told from their luck.
+    """Mean residual of the other groups, shrunk by its sampling error.
 
-    While the baseline lags, all residuals of a rollout lie too high or too low. What every row has in common is taken out
-    when advantages are normalised; multiplied with a c that differs from row to row it would become noise. Few groups also
-    share a level by mere chance: the mean over K groups is shrunk by the share of its square that its own squared error
-    would make up (James and Stein 1961, positive part).
+    While the baseline lags, all residuals of a rollout are too high or too low. Normalisation removes a level shared by every
+    row, but multiplied with a c that varies by row the level would become noise. Few groups also share a level by chance: the
+    mean over K groups is shrunk by the share of its square that its squared error explains (James and Stein 1961, positive
+    part).
 
     :param own: ``[M]``
     :param group: ``[M]``
-    :return: ``[M]``; 0 with less than two other groups, those of all ranks counted
+    :return: ``[M]``; 0 with less than two other groups over all ranks
     """
     groups, place = th.unique(group, return_inverse=True)
     others = ranks.count(len(groups)) - 1
@@ -190,10 +196,10 @@ def level_of_others(own: th.Tensor, group: th.Tensor) -> th.Tensor:
 
 
 def correlated(moments: Moments) -> th.Tensor:
-    """Rows, and rows times the correlation of two members, from sums over the rows of one rollout.
+    """Numbers of rows, and rows times the correlation of two members, from sums over the rows of one rollout.
 
     :param moments: ``[...]`` each
-    :return: ``[..., 2]``; no rows where the residuals do not vary
+    :return: ``[..., 2]``; 0 rows if the residuals do not vary
     """
     rows = moments.rows.clamp(min=1.0)
     mean = moments.own / rows
@@ -208,9 +214,9 @@ def fitted_coefficient(correlation: th.Tensor, part: th.Tensor, n: th.Tensor) ->
     """c(n) of :class:`Pairing`.
 
     :param correlation: ``[P]`` of two members, at most 1
-    :param part: ``[M]`` int64, which of them is a row's
-    :param n: ``[M]`` number of peers
-    :return: ``[M]`` in [0, 1]; 0 where the members have nothing in common
+    :param part: ``[M]`` int64, index of the correlation for each row
+    :param n: ``[M]`` number of other members
+    :return: ``[M]`` in [0, 1]; 0 if the members are uncorrelated
     """
     luck = correlation.clamp(min=0.0)[part]
     return th.where(luck > 0, luck / (luck + (1.0 - luck) / n.clamp(min=1.0)), th.zeros_like(luck))

@@ -1,10 +1,9 @@
-"""The state-conditioned group baseline: what the other episodes lead one to expect from a state, solved in closed form.
+"""State-conditioned group baseline: state values from other episodes, solved in closed form.
 
-b(s) is a ridge regression of lambda-returns on fixed features of the state, anchored at the fit before. What an episode
-is compared with is fitted to the rollouts before and to the other episodes of its own (cross-fitting), so never to itself;
-there is no critic network, no optimiser, and little to save: weights, the statistics that standardise the inputs and, with
-a second layer, its weights. The memory of data is not saved: a loaded model
-begins with the weights.
+b(s) is a ridge regression of lambda-returns on fixed features of the state, anchored at the previous fit. The values for an
+episode are fitted to earlier rollouts and to the other episodes of its rollout (cross-fitting), never to itself. There is no
+critic network and no optimiser. A saved model holds the weights, the statistics that standardise the inputs and, with a second
+layer, its weights; it does not hold the memory of data.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ Predict = Callable[[th.Tensor], th.Tensor]
 class StateBaseline(nn.Module):
     """Ridge regression on :class:`~sb_grpo.baselines.kernel.KernelFeatures` of the policy's features.
 
-    Every fit is made with three ridges, ten apart; the one that predicts the next rollout best, before it is fitted to it, is
-    used there and becomes the middle one. The ridge pulls towards ``anchor`` times the weights before, not towards 0:
-    what the newest rollout says nothing about is kept. With returns that grow, old targets are wrong but old weights are
-    near; so a short memory of data goes with a long one of weights.
+    Every fit uses three ridges (x0.1, x1, x10). The one that predicts the next rollout best, before fitting it, is used for
+    that rollout and becomes the middle one. The ridge pulls towards ``anchor`` times the previous weights, not towards 0, so
+    directions absent from the newest rollout are kept. If returns grow, old targets are wrong but old weights are close;
+    therefore the memory of data is short and that of weights long.
 
     :param input_dim: size of the policy's feature vector
     :param settings: keyword arguments of :class:`~sb_grpo.baselines.settings.StateSettings`
@@ -47,8 +46,10 @@ class StateBaseline(nn.Module):
 
     ridge: th.Tensor
     weights: th.Tensor
-    uses_values, whole_episodes, needs_peers = True, False, False
-    #: In place of :meth:`predict`, to compute the same faster.
+    uses_values = True
+    whole_episodes = False
+    needs_peers = False
+    #: Faster replacement for :meth:`predict` with the same result.
     fast_predict: Predict | None = None
 
     def __init__(self, input_dim: int, **settings: Any) -> None:
@@ -56,9 +57,13 @@ class StateBaseline(nn.Module):
         s = StateSettings(**settings)
         dim = Horizons.size if s.horizons else input_dim
         n_features = usual_n_features(dim) if s.n_features is None else s.n_features
-        self.memory, self.anchor, self.follow_level = s.memory, s.anchor, s.follow_level
-        self.sweeps, self.folds = s.sweeps, s.folds
-        self.fit_rows, self.least_rows = s.fit_rows, s.least_rows
+        self.memory = s.memory
+        self.anchor = s.anchor
+        self.follow_level = s.follow_level
+        self.sweeps = s.sweeps
+        self.folds = s.folds
+        self.fit_rows = s.fit_rows
+        self.least_rows = s.least_rows
         self.horizons = Horizons(input_dim, s.seed + 1, s.fit_rows) if s.horizons else None
         self.phi = KernelFeatures(dim, n_features, s.scale, s.seed)
         self.register_buffer("ridge", th.tensor(100.0))
@@ -71,7 +76,7 @@ class StateBaseline(nn.Module):
             self.pairing = Pairing(None if s.paired is True else float(s.paired))
 
     def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
-        """Advantages of a rollout, and what there is to log of them; see :meth:`advantages`."""
+        """Advantages and metrics of a rollout; see :meth:`advantages`."""
         assert features is not None
         return Estimate(*self.advantages(rollout, options, *features), self.figures)
 
@@ -79,11 +84,11 @@ class StateBaseline(nn.Module):
     def advantages(
         self, rollout: Rollout, options: AdvantageOptions, features: th.Tensor, final_features: th.Tensor
     ) -> tuple[th.Tensor, float]:
-        """Advantages of a rollout under a baseline that no episode had a part in itself; then refit with all of it.
+        """Compute advantages under values fitted without each step's own episode; then refit with the whole rollout.
 
         :param features: ``[M, input_dim]`` of each step's observation
         :param final_features: ``[E, input_dim]`` of the observation after each episode's last step
-        :return: ``[M]`` advantages, and the explained variance of the baseline that they were computed with
+        :return: ``[M]`` advantages, and the explained variance of their baseline
         """
         residuals, values, target = self._judged(rollout, options, features, final_features)
         advantages = residuals.own if self.pairing is None else self.pairing(residuals, rollout)
@@ -91,14 +96,15 @@ class StateBaseline(nn.Module):
 
     @property
     def figures(self) -> dict[str, float]:
-        """What the last rollout is to log beside the explained variance."""
+        """Metrics of the last rollout besides the explained variance."""
         return {} if self.pairing is None else self.pairing.figures
 
     def _judged(
         self, rollout: Rollout, options: AdvantageOptions, features: th.Tensor, final_features: th.Tensor
     ) -> tuple[Residuals, th.Tensor, th.Tensor]:
-        """As :meth:`_residuals`, of a rollout that may be too small for a fit of its own: then it waits for the next ones."""
-        n, waiting = len(rollout.t), self._waiting
+        """:meth:`_residuals` of a rollout; one that is too small for a fit is kept for the next."""
+        n = len(rollout.t)
+        waiting = self._waiting
         whole = rollout._replace(observations=features, final_observations=final_features, extra={})
         if waiting is not None:
             whole = join_rollouts(Rollout(*waiting), whole)
@@ -109,7 +115,8 @@ class StateBaseline(nn.Module):
             return Residuals(*(column[-n:] for column in residuals)), values[-n:], target[-n:]
         self._waiting = tuple(whole)
         if self.horizons is not None:
-            features, final_features = self.horizons(features), self.horizons(final_features)
+            features = self.horizons(features)
+            final_features = self.horizons(final_features)
         values = self.predict(features)[:, 1:2]
         final_values = self.predict(final_features)[:, 1:2]
         fold = th.zeros_like(rollout.group)
@@ -119,14 +126,15 @@ class StateBaseline(nn.Module):
     def _residuals(
         self, rollout: Rollout, options: AdvantageOptions, n_steps: int, n_episodes: int
     ) -> tuple[Residuals, th.Tensor, th.Tensor]:
-        """Lambda-advantages under values that no episode had a part in itself; then the fit to all of the rollout.
+        """Compute lambda-advantages under values fitted without each step's own episode; then fit the whole rollout.
 
-        :param rollout: whose observations are the policy's features of them
+        :param rollout: its observations are the policy's features
         :param n_steps: of all ranks
         :param n_episodes: of all ranks
-        :return: the residuals; ``[M]`` values and ``[M]`` lambda-returns that they are the difference of
+        :return: the residuals, ``[M]`` values and ``[M]`` lambda-returns
         """
-        x, x_final = rollout.observations, rollout.final_observations
+        x = rollout.observations
+        x_final = rollout.final_observations
         assert isinstance(x, th.Tensor) and isinstance(x_final, th.Tensor)
         if self.horizons is not None:
             x, x_final = self.horizons.learn(rollout, options, x, x_final)
@@ -136,28 +144,34 @@ class StateBaseline(nn.Module):
         if first:
             self._begin(x_fit, rewards_to_go(rollout, options.gamma)[rows])
         predict = self.fast_predict or self.predict
-        predictions, final_predictions = in_chunks(predict, x), in_chunks(predict, x_final)
+        predictions = in_chunks(predict, x)
+        final_predictions = in_chunks(predict, x_final)
         under = Gae(rollout, options.gamma, options.gae_lambda)
         best = 1 if first else self._best_ridge(under, predictions, final_predictions)
         fold = th.zeros_like(rollout.group)
-        values, final_values = predictions[:, best : best + 1], final_predictions[:, best : best + 1]
+        values = predictions[:, best : best + 1]
+        final_values = final_predictions[:, best : best + 1]
         residuals = residuals_of(under, values, final_values, fold)
         target = residuals.own + values[:, 0]
-        if not first:  # weights must be used with the statistics that they were fitted under
+        if not first:  # weights belong to the statistics that they were fitted under
             self.phi.normalizer.update(x_fit)
-        phi, before = self.phi(x_fit), self.weights[:, best].clone()
+        phi = self.phi(x_fit)
+        before = self.weights[:, best].clone()
         if not isinstance(rows, slice):
             self.weights.copy_(self._regression(phi, before)(target[rows]))
             return residuals, values[:, 0], target
-        phi_final, own_values = self.phi(x_final), values[:, 0]
+        phi_final = self.phi(x_final)
+        own_values = values[:, 0]
         gram = None
         if self.folds > 1 and n_episodes > 1 and not first:
             fold = self._folds(rollout)
             weights, gram = self._cross_fitted(phi, fold[rollout.episode], target, before)
-            values, final_values = phi @ weights, phi_final @ weights
+            values = phi @ weights
+            final_values = phi_final @ weights
             own_values = values.gather(1, fold[rollout.episode].unsqueeze(1)).squeeze(1)
-            if self.pairing is None:  # only peers are looked at under another fold's values
-                values, final_values = own_values.unsqueeze(1), final_values.gather(1, fold.unsqueeze(1))
+            if self.pairing is None:  # only the pairing needs other folds' values
+                values = own_values.unsqueeze(1)
+                final_values = final_values.gather(1, fold.unsqueeze(1))
                 fold = th.zeros_like(fold)
             residuals = residuals_of(under, values, final_values, fold)
             target = residuals.own + own_values
@@ -165,7 +179,7 @@ class StateBaseline(nn.Module):
         return residuals, own_values, target
 
     def _begin(self, x: th.Tensor, returns: th.Tensor) -> None:
-        """There is nothing to predict with yet: the first rollout is compared with its own fit to plain returns."""
+        """Fit the first rollout to plain returns, since no earlier fit exists."""
         self.phi.normalizer.update(x)
         self.weights.copy_(self._regression(self.phi(x), self.weights[:, 1])(returns))
         self._moments = None
@@ -178,7 +192,7 @@ class StateBaseline(nn.Module):
         target: th.Tensor,
         solve: Callable[..., th.Tensor],
     ) -> None:
-        """Fit the weights to a rollout, several times: from the second on, lambda-returns bootstrap from the fit just made.
+        """Fit the weights to a rollout several times; from the second on, lambda-returns bootstrap from the newest fit.
 
         :param solve: of :meth:`_regression`
         """
@@ -189,7 +203,7 @@ class StateBaseline(nn.Module):
         self.weights.copy_(solve(target))
 
     def _folds(self, rollout: Rollout) -> th.Tensor:
-        """``[E]``: the episodes of all ranks are dealt into the folds in turn."""
+        """``[E]`` fold of each episode, assigned in turn over all ranks."""
         number = th.arange(len(rollout.group), device=rollout.group.device)
         if ranks.place().n > 1:
             assert rollout.seed_group is not None
@@ -199,10 +213,10 @@ class StateBaseline(nn.Module):
     def _cross_fitted(
         self, phi: th.Tensor, fold: th.Tensor, target: th.Tensor, before: th.Tensor
     ) -> tuple[th.Tensor, th.Tensor]:
-        """For every fold the fit to the past and to the other folds.
+        """Fit the past and the other folds, for every fold.
 
-        The targets must be made with values of the past alone: with refreshed ones an episode would find its own rewards
-        again in what the others bootstrap from.
+        The targets must use values of the past alone. Otherwise an episode's own rewards would return through the values that
+        the others bootstrap from.
 
         :param phi: ``[M, size]`` features of each step
         :param fold: ``[M]`` of each step's episode
@@ -213,7 +227,8 @@ class StateBaseline(nn.Module):
         parts = [(phi[rows], target[rows]) for rows in (fold == k for k in range(self.folds))]
         grams, moments = ranks.totals(th.stack([x.T @ x for x, _ in parts]), th.stack([x.T @ y for x, y in parts]))
         whole = grams.sum(0)
-        gram, moment = whole - grams, moments.sum(0) - moments
+        gram = whole - grams
+        moment = moments.sum(0) - moments
         if self._moments is not None:
             moment.add_(self._past_moment(self._moments, moment[:, :1], gram[:, 0], before), alpha=self.memory)
             gram.add_(self._moments[0], alpha=self.memory)
@@ -221,9 +236,9 @@ class StateBaseline(nn.Module):
         return AnchoredRidge(gram.double(), ridges, before, self.anchor).solve(moment).to(phi.dtype), whole
 
     def predict(self, x: th.Tensor) -> th.Tensor:
-        """The baseline under each ridge.
+        """Predict the baseline under each ridge.
 
-        :param x: as :meth:`phi` takes them: features of the policy, or with ``horizons`` their predictions
+        :param x: inputs of :meth:`phi`: features of the policy, or with ``horizons`` their predictions
         :return: ``[M, 3]``
         """
         values: th.Tensor = self.phi(x) @ self.weights
@@ -238,15 +253,16 @@ class StateBaseline(nn.Module):
         return best
 
     def _regression(self, phi: th.Tensor, before: th.Tensor, gram: th.Tensor | None = None) -> Callable[..., th.Tensor]:
-        """The ridge regression on given features, factorised.
+        """Factorise the ridge regression on given features.
 
         :param phi: ``[M, size]``
         :param before: ``[size]`` weights that the ridge pulls towards, times ``anchor``
-        :param gram: ``[size, size]`` Gram matrix of the features, where it is known; changed
-        :return: function of targets ``[M]``, and which of the ridges (a slice; default: all), to weights ``[size, ridges]``
+        :param gram: ``[size, size]`` Gram matrix of the features, if already known; modified in place
+        :return: function from targets ``[M]`` and a slice of the ridges (default: all) to weights ``[size, ridges]``
         """
         gram = ranks.total(phi.T @ phi) if gram is None else gram
-        past, sums = self._moments, gram[0].clone()
+        past = self._moments
+        sums = gram[0].clone()
         if past is not None:
             gram.add_(past[0], alpha=self.memory)
         ridges = self.ridge * gram.new_tensor(RIDGE_FACTORS, dtype=th.float64)
@@ -264,11 +280,11 @@ class StateBaseline(nn.Module):
     def _past_moment(
         self, past: tuple[th.Tensor, th.Tensor], target_sum: th.Tensor, sums: th.Tensor, before: th.Tensor
     ) -> th.Tensor:
-        """Moment of the data before: its targets as they were, or moved with the level.
+        """Moment of the earlier data, with its targets unchanged or shifted with the level.
 
         :param past: Gram matrix ``[size, size]`` and moment ``[size]`` of that data
         :param target_sum: ``[..., 1]`` sum of the newest targets
-        :param sums: ``[..., size]`` sums of the features that go with them; the first is their number
+        :param sums: ``[..., size]`` sums of their features; the first is the number of targets
         :param before: ``[size]`` weights of the past
         :return: ``[size]`` or ``[..., size]``
         """

@@ -1,4 +1,4 @@
-"""SB3 callbacks that plug into a training: passed to ``learn(callback=...)``, they need nothing in the algorithm."""
+"""SB3 callbacks for ``learn(callback=...)``."""
 
 from sb_grpo.callbacks.curriculum import CurriculumCallback
 from sb_grpo.callbacks.gamma import GammaCallback

@@ -1,4 +1,4 @@
-"""Curriculum: move the env's difficulty by the success that is measured."""
+"""Curriculum: change the env's difficulty with the success rate."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 
 class CurriculumCallback(BaseCallback):
-    """Promote to the next level when enough of the last episodes succeed, demote when too few do.
+    """Promote to the next level if enough of the last episodes succeed, demote if too few do.
 
-    The method is called with the level's value on every env (``env_method``) when training starts and when the level moves,
-    always between two rollouts; then every env is reset and new groups begin. So no group mixes difficulties, at the price
-    of the episodes that were running: their steps are trained on where the estimator can use cut episodes (``"state"``),
-    else they are dropped and counted in ``rollout/useful_fraction``. The level reached is saved with the model.
+    The method is called with the level's value on every env (``env_method``) when training starts and when the level changes,
+    always between two rollouts. Then every env is reset and new groups begin, so no group mixes difficulties. Running episodes
+    are cut: ``"state"`` trains on their steps; other estimators drop them, and they count in ``rollout/useful_fraction``. The
+    level is saved with the model.
 
     :param levels: values for the method, from easy to hard; a number range is ``np.linspace(0.0, 1.0, 11)``
-    :param success: what counts as one: ``"is_success"`` (host envs: ``info["is_success"]`` at the end of the episode),
-        ``"terminated"`` (the env ended it, not the time limit: for tasks with a goal), or a number: the least return
-    :param window: different starts (groups) that the success rate is taken over, as members of a group share their luck; the
-        window starts empty on every level
-    :param promote_above: success rate, in [0, 1], from which the next level is taken
-    :param demote_below: success rate, in [0, promote_above), at or below which the level before is taken; None: never
+    :param success: criterion of an episode: ``"is_success"`` (host envs: ``info["is_success"]`` at the end of the episode),
+        ``"terminated"`` (not cut by the time limit: for tasks with a goal), or a number: the least return
+    :param window: number of different initial states (groups) for the success rate, as members of a group share their noise;
+        the window is empty at the beginning of a level
+    :param promote_above: success rate, in [0, 1], at or above which the next level begins
+    :param demote_below: success rate, in [0, promote_above), at or below which the previous level begins; None: never
     :param method: of the envs; a setter that takes effect at the next reset at the latest
-    :param start: level to begin with, from 0; None: where the model's last curriculum stopped
-    :param verbose: 1 prints every move
-    :raises ValueError: for values out of range; at the start of a training also for envs without the method, and for
-        tensor envs that cannot tell ``success``; of host envs that is seen at the end of an episode
+    :param start: initial level, from 0; None: the level where the model's last curriculum stopped
+    :param verbose: 1 prints every change of level
+    :raises ValueError: for values out of range; at the start of a training also for envs without the method, and for tensor
+        envs without the ``success`` criterion; on host envs this is known at the end of an episode
     """
 
     def __init__(
@@ -55,11 +55,15 @@ class CurriculumCallback(BaseCallback):
     ) -> None:
         super().__init__(verbose)
         self.levels = levels.tolist() if isinstance(levels, np.ndarray) else list(levels)
-        self.success, self.window, self.method, self.start = success, window, method, start
-        self.promote_above, self.demote_below = promote_above, demote_below
+        self.success = success
+        self.window = window
+        self.method = method
+        self.start = start
+        self.promote_above = promote_above
+        self.demote_below = demote_below
         self._check_arguments()
         self.level = start or 0
-        self.moves: list[tuple[int, int]] = []  #: env steps and level of every move
+        self.moves: list[tuple[int, int]] = []  #: env steps and level of every change
         self._successes = StartWindow(window)
         self._of_rollout: list[tuple[int, bool]] = []  #: group and success of this learner's episodes, not counted yet
 
@@ -117,7 +121,8 @@ class CurriculumCallback(BaseCallback):
 
     def _on_step(self) -> bool:
         if not isinstance(self.training_env, TensorVecEnv):
-            dones, infos = self.locals["dones"], self.locals["infos"]
+            dones = self.locals["dones"]
+            infos = self.locals["infos"]
             slots = cast("GroupSlots", cast("GRPO", self.model).slots)
             for slot in np.flatnonzero(dones).tolist():
                 group = ranks.dealt(int(slots.job[slot]) // slots.group_size)
@@ -140,11 +145,11 @@ class CurriculumCallback(BaseCallback):
             self._move(rate)
 
     def state_dict(self) -> dict[str, Any]:
-        """Level, moves, and the episodes that the success rate is taken over."""
+        """Level, changes, and the episodes in the window."""
         return {"level": self.level, "moves": self.moves, "successes": list(self._successes.by_start.items())}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with another one's level."""
+        """Continue from a saved state."""
         self._check_level(state["level"], "The level of the run")
         self._set_level(state["level"])
         self.moves = state["moves"]
@@ -153,7 +158,7 @@ class CurriculumCallback(BaseCallback):
     # ---------------------------------------------------------------- levels
 
     def _move(self, rate: float) -> None:
-        """Take the next level or the one before, if the success rate says so and there is one."""
+        """Change to the next or the previous level if the success rate requires it and the level exists."""
         up = rate >= self.promote_above and self.level + 1 < len(self.levels)
         down = self.demote_below is not None and rate <= self.demote_below and self.level > 0
         if up or down:
@@ -163,8 +168,8 @@ class CurriculumCallback(BaseCallback):
                 print(f"Level {self.level} ({self.levels[self.level]}) at step {self.num_timesteps}: success rate {rate:.2f}")
 
     def _count(self) -> None:
-        """Successes of a rollout; of several learners all of them, so that these stay on one level."""
-        of_all = zip_longest(*ranks.gathered(self._of_rollout))  # side by side: none is the newest by its rank
+        """Count the successes of a rollout, over all learners, so that their levels are equal."""
+        of_all = zip_longest(*ranks.gathered(self._of_rollout))  # interleaved: no rank counts as the newest
         for found in of_all:
             for episode in found:
                 if episode is not None:
@@ -182,7 +187,7 @@ class CurriculumCallback(BaseCallback):
     def _succeeded(self, info: dict[str, Any]) -> bool:
         """Whether an episode of a host env was a success, from its last info.
 
-        :raises ValueError: where the info does not say
+        :raises ValueError: if the info lacks the criterion
         """
         if self.success == "terminated":
             return not info.get("TimeLimit.truncated", False)
@@ -202,9 +207,9 @@ class CurriculumCallback(BaseCallback):
 
 
 class StartWindow:
-    """Success rate over the last different starts; members of one group count as one start.
+    """Success rate over the last initial states; members of one group share one.
 
-    :param size: number of starts
+    :param size: number of initial states
     """
 
     def __init__(self, size: int) -> None:
@@ -222,17 +227,17 @@ class StartWindow:
             del self.by_start[next(iter(self.by_start))]
 
     def clear(self) -> None:
-        """Forget all starts."""
+        """Empty the window."""
         self.by_start.clear()
 
     @property
     def rate(self) -> float:
-        """Mean of the starts' shares of successes."""
+        """Mean success rate of the initial states."""
         return sum(successes / episodes for successes, episodes in self.by_start.values()) / len(self.by_start)
 
 
 def device_successes(buffer: TensorRolloutBuffer, success: str | float, group_size: int) -> list[tuple[int, bool]]:
-    """Group and success of the episodes that ended in a rollout of tensor envs, oldest first; one transfer.
+    """Group and success of the episodes that ended in a rollout of tensor envs, oldest first; one transfer to the host.
 
     :param success: ``"terminated"`` or a least return
     """

@@ -1,4 +1,4 @@
-"""A discount that rises while training: near goals first, far ones when the way to them is known."""
+"""Discount that changes during training: a short horizon first, then the full one."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 
 from sb_grpo.grpo import GRPO
 
-#: Attribute of SB3's algorithms: the discount as it was moved to, which is what their zips hold, and where it was to end.
+#: Attribute of SB3's algorithms: the current discount, as saved in their zips, and the final one.
 MOVED = "gamma_on_its_way"
 
 
 class GammaCallback(BaseCallback):
-    """Move the discount from ``start`` to the model's ``gamma`` over the first ``share`` of the training, then leave it there.
+    """Move the discount from ``start`` to the model's ``gamma`` over the first ``share`` of the training.
 
-    It moves before every rollout, so all steps of an update have one discount. The horizon ``1 / (1 - gamma)`` changes by the
-    same factor in equal numbers of env steps, as in François-Lavet et al. 2015, "How to Discount Deep Reinforcement Learning",
-    section 4.1. It is logged as ``train/gamma``. GRPO's ``gamma`` keeps its value, and the discount of the rollout is its
-    ``moving_gamma``; SB3's on-policy algorithms (PPO, A2C, TRPO) have no such place, so their ``gamma`` and their rollout
-    buffer's move, and ``gamma`` is back at its value when the training ends. As with SB3's schedules, a training that is
-    continued (``reset_num_timesteps=False``) counts all env steps, those done before included: it begins part of the way, by
-    the share that they are of the new total.
+    The discount changes before every rollout, so all steps of an update have the same. The horizon ``1 / (1 - gamma)`` changes
+    by the same factor in equal numbers of env steps, as in François-Lavet et al. 2015, "How to Discount Deep Reinforcement
+    Learning", section 4.1. It is logged as ``train/gamma``. GRPO's ``gamma`` keeps its value; its ``moving_gamma`` is the
+    discount of the rollout. SB3's on-policy algorithms (PPO, A2C, TRPO) have only ``gamma``, in the model and in the rollout
+    buffer: it changes and is restored when the training ends. As with SB3's schedules, a continued training
+    (``reset_num_timesteps=False``) counts all env steps, earlier ones included, and begins at their share of the new total.
 
     :param start: discount of the first rollout, in [0, 1)
-    :param share: of the training's env steps until the model's ``gamma`` is reached, in (0, 1]
+    :param share: share of the training's env steps until the model's ``gamma`` is reached, in (0, 1]
     :raises ValueError: for values out of range; at the start of a training also for ``gamma=1`` and algorithms with replay
     """
 
@@ -35,13 +34,14 @@ class GammaCallback(BaseCallback):
             raise ValueError(f"start={start} must lie in [0, 1): the horizon 1 / (1 - start) has to be finite.")
         if not 0.0 < share <= 1.0:
             raise ValueError(f"share={share} must lie in (0, 1]: it is the part of the training until gamma is reached.")
-        self.start, self.share = start, share
+        self.start = start
+        self.share = share
 
     def gamma(self, progress: float, end: float) -> float:
-        """The discount at a point of the training.
+        """Discount at a point of the training.
 
         :param progress: env steps done over all env steps, from 0
-        :param end: discount to arrive at, in [0, 1)
+        :param end: final discount, in [0, 1)
         """
         way = min(progress / self.share, 1.0)
         return float(1.0 - (1.0 - self.start) ** (1.0 - way) * (1.0 - end) ** way)
@@ -53,7 +53,7 @@ class GammaCallback(BaseCallback):
                 "which learns from steps of all times: train with sb_grpo.GRPO, or with an on-policy algorithm such as PPO."
             )
         moved, end = getattr(self.model, MOVED, (math.nan, math.nan))
-        if moved == self.model.gamma:  # a checkpoint of a training under way, or one that has failed
+        if moved == self.model.gamma:  # saved during a training, or one that failed
             self.model.gamma = end
         if self.model.gamma >= 1.0:
             raise ValueError(
@@ -63,7 +63,7 @@ class GammaCallback(BaseCallback):
         self.end = self.model.gamma
 
     def _on_training_start(self) -> None:
-        #: A loop of one's own says no end, so the way to it is not begun, as with schedules.
+        #: A user's own loop has no total, so the discount stays at its start, as with schedules.
         self.has_end = self.locals["total_timesteps"] > self.num_timesteps
 
     def _on_rollout_start(self) -> None:

@@ -1,4 +1,4 @@
-"""Health checks: watch what a training logs, and say once, in one sentence, what is wrong and which argument to change."""
+"""Health checks: compare logged values with rules, and warn once with the fault and the argument to change."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class HealthWarning(UserWarning):
 
 @dataclass
 class Watch:
-    """How a rule has fared in one training."""
+    """State of one rule in one training."""
 
     rule: Rule
     first: float = math.nan
     first_excuse: float = math.nan
     n: int = 0
     n_bad: int = 0
-    streak: int = 0  # rollouts in a row that speak against the present verdict
+    streak: int = 0  # consecutive rollouts against the present verdict
     broken: bool = False
     said_at: int | None = None
     low: float = math.inf
     high: float = -math.inf
 
     def look(self, figures: Mapping[str, float]) -> float | None:
-        """Take the figures of one rollout in.
+        """Process the metrics of one rollout.
 
-        :return: the value when the rule has just been broken for the first time
+        :return: the value if the rule has just been broken for the first time
         """
         value = self.rule.value(figures)
         if math.isnan(value):
@@ -48,23 +48,26 @@ class Watch:
             self.first = value
         excused = self._excused(figures)
         bad = self.rule.is_bad(value, self.first) and not excused
-        self.n, self.n_bad = self.n + 1, self.n_bad + bad
-        self.low, self.high = min(self.low, value), max(self.high, value)
+        self.n = self.n + 1
+        self.n_bad = self.n_bad + bad
+        self.low = min(self.low, value)
+        self.high = max(self.high, value)
         self.streak = self.streak + 1 if bad != self.broken else 0
         if self.streak < self.rule.patience:
             return None
-        self.broken, self.streak = bad, 0
+        self.broken = bad
+        self.streak = 0
         return value if self.broken and self.said_at is None else None
 
     def _excused(self, figures: Mapping[str, float]) -> bool:
-        """Whether the value that excuses has grown; nan has not."""
+        """Whether the value of ``excused_by`` has grown; False for nan."""
         excuse = figures.get(self.rule.excused_by, math.nan)
         if math.isnan(self.first_excuse):
             self.first_excuse = excuse
         return excuse > self.first_excuse + 0.5 * abs(self.first_excuse)
 
     def line(self) -> str:
-        """One row of the report."""
+        """Format one row of the report."""
         if self.n == 0:
             return f"{self.rule.name:<20} -        {self.rule.key} was not logged"
         state = "BROKEN" if self.broken else "mended" if self.said_at is not None else "ok"
@@ -72,18 +75,18 @@ class Watch:
         return f"{self.rule.name:<20} {state:<8} {seen}"
 
     def fared(self) -> dict[str, Any]:
-        """What has changed since it began, by field."""
+        """Fields that change during a training."""
         return {f.name: getattr(self, f.name) for f in fields(self)[1:]}
 
     def go_on(self, fared: Mapping[str, Any]) -> None:
-        """Go on with what another watch of the rule has seen."""
+        """Restore the fields from another watch of the rule."""
         vars(self).update(fared)
 
 
 class WatchingCallback(BaseCallback):
-    """Looks, rollout by rollout, at what rules are about.
+    """Base of callbacks that compare logged values with rules after every rollout.
 
-    :param rules: what to watch
+    :param rules: rules to watch
     """
 
     def __init__(self, rules: Sequence[Rule], verbose: int) -> None:
@@ -94,13 +97,13 @@ class WatchingCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         self._watches = [Watch(rule) for rule in self.rules]
-        self._seen = cast("GRPO", self.model).last_figures  # of an earlier training, already judged there
+        self._seen = cast("GRPO", self.model).last_figures  # of an earlier training, already processed there
 
     def _on_step(self) -> bool:
         return True
 
     def _looks(self) -> list[tuple[Watch, float | None]] | None:
-        """Every watch with what it has to say of the rollout and the update that came last; None if that has been judged."""
+        """Process the last rollout and update: every watch with its value, or None if already processed."""
         figures = cast("GRPO", self.model).last_figures
         if figures is self._seen:
             return None
@@ -108,25 +111,25 @@ class WatchingCallback(BaseCallback):
         return [(watch, watch.look(figures)) for watch in self._watches]
 
     def _fared(self) -> dict[str, Any]:
-        """How every rule has fared, by name."""
+        """State of every rule, by name."""
         return {watch.rule.name: watch.fared() for watch in self._watches}
 
     def _go_on(self, fared: Mapping[str, Any]) -> None:
-        """Go on with what another one has seen; rules that it did not have begin."""
+        """Restore the state of every rule; rules without a state start fresh."""
         for watch in self._watches:
             watch.go_on(fared.get(watch.rule.name, {}))
 
 
 class HealthCallback(WatchingCallback):
-    """Watch a GRPO training and speak up, once per rule, when something is wrong.
+    """Watch a GRPO training, and warn once per broken rule.
 
-    After every update the rules look at what that rollout and update logged. A rule that is broken for ``patience``
-    rollouts in a row gives one :class:`HealthWarning`, and logs ``health/<name>`` as 1 until it has been kept for as many;
-    ``health/n_broken`` counts such rules. When training ends a report is printed (``verbose=0``: it is not).
+    After every update the rules check the logged values of the rollout and the update. A rule that is broken for ``patience``
+    consecutive rollouts gives one :class:`HealthWarning`, and logs ``health/<name>`` as 1 until it has held for as many;
+    ``health/n_broken`` counts such rules. A report is printed when training ends, except with ``verbose=0``.
 
-    :attr:`ok` and :attr:`broken` are the verdict at any time.
+    :attr:`ok` and :attr:`broken` give the verdict at any time.
 
-    :param rules: what to watch; ``(*RULES, Rule(...))`` adds to the default ones; ``STRICT_RULES`` are tighter
+    :param rules: rules to watch; ``(*RULES, Rule(...))`` adds to the default ones; ``STRICT_RULES`` are tighter
     :param verbose: 1 prints the report
     :raises ValueError: for two rules of one name, and at the start of a training for a model other than GRPO
     """
@@ -140,12 +143,12 @@ class HealthCallback(WatchingCallback):
 
     @property
     def broken(self) -> tuple[str, ...]:
-        """Names of the rules that are broken, as of the last rollout that has been judged; after a training all have."""
+        """Names of the broken rules, up to the last processed rollout; after a training that is the last one."""
         return tuple(watch.rule.name for watch in self._watches if watch.broken)
 
     @property
     def ok(self) -> bool:
-        """No rule is broken."""
+        """True if no rule is broken."""
         return not self.broken
 
     def _init_callback(self) -> None:
@@ -164,7 +167,7 @@ class HealthCallback(WatchingCallback):
             print(self.report())
 
     def _look(self) -> None:
-        """Judge the rollout and the update that came last, unless that has been done."""
+        """Check the last rollout and update, unless already done."""
         looks = self._looks()
         if looks is None:
             return
@@ -179,16 +182,16 @@ class HealthCallback(WatchingCallback):
         self.logger.record("health/n_broken", sum(watch.broken for watch in self._watches))
 
     def state_dict(self) -> dict[str, Any]:
-        """How every rule has fared, and whether the last rollout has been judged."""
+        """State of every rule, and whether the last rollout has been checked."""
         return {"watches": self._fared(), "judged": cast("GRPO", self.model).last_figures is self._seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what another one has seen; rules that it did not have begin."""
+        """Restore the state; rules without one start fresh."""
         self._go_on(state["watches"])
         self._seen = cast("GRPO", self.model).last_figures if state["judged"] else None
 
     def report(self) -> str:
-        """The state of every rule, and the advice of those that were broken, as text."""
+        """Format the state of every rule, and the advice of those that were broken."""
         said = [watch for watch in self._watches if watch.said_at is not None]
         lines = [f"Health after {self.num_timesteps} steps: {len(said)} of {len(self._watches)} rules broken"]
         lines += [f"  {watch.line()}" for watch in self._watches]

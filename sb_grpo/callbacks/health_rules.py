@@ -1,4 +1,4 @@
-"""What is out of bounds in a training, in one table: the logged value, its bounds, and which argument to change."""
+"""Table of the health rules: the logged value, its bounds, and the argument to change."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ class Rule:
     """Bounds of one logged value.
 
     :param name: logged as ``health/<name>``
-    :param key: the logged value that it looks at
-    :param advice: one sentence: what is wrong, and which argument to change; ``{value}`` becomes the value
+    :param key: key of the logged value
+    :param advice: one sentence: the fault and the argument to change; ``{value}`` becomes the value
     :param why: the reason for the bound
     :param low: values below it are bad
     :param high: values above it are bad
     :param relative: the bounds are multiples of the run's first positive value
-    :param unless: a key; in trainings that log it the rule does not apply
-    :param excused_by: a key; while its value is above the run's first one by more than half of that one's size, nothing is bad
-    :param patience: rollouts in a row that must be bad before it counts as broken, and good before it counts as mended
+    :param unless: a key; the rule does not apply to trainings that log it
+    :param excused_by: a key; no value is bad while this key's value exceeds the run's first by more than half of the first
+        one's size
+    :param patience: consecutive bad rollouts until the rule is broken, and consecutive good ones until it holds again
     :raises ValueError: without a bound, or with a patience below 1
     """
 
@@ -45,11 +46,11 @@ class Rule:
             raise ValueError(f"Rule {self.name!r}: patience={self.patience} must be at least 1 rollout.")
 
     def value(self, figures: Mapping[str, float]) -> float:
-        """What the rule looks at; nan where the training does not log it."""
+        """Logged value of the rule; nan if it is not logged."""
         return math.nan if self.unless in figures else float(figures.get(self.key, math.nan))
 
     def is_bad(self, value: float, first: float) -> bool:
-        """Whether a value is out of bounds; nan is not.
+        """Whether a value is out of bounds; False for nan.
 
         :param value: of :meth:`value`
         :param first: the run's first positive value
@@ -175,7 +176,7 @@ def _strict(name: str, key: str, says: str, way_out: str, **bounds: Any) -> Rule
     )
 
 
-#: Tighter bounds, with verdicts after one rollout: for trainings that are known to keep them, such as nightly ones.
+#: Tighter bounds, with verdicts after one rollout: for known trainings, such as nightly ones.
 STRICT_RULES: tuple[Rule, ...] = (
     next(rule for rule in RULES if rule.name == "start_mismatch"),
     _strict(
@@ -186,7 +187,7 @@ STRICT_RULES: tuple[Rule, ...] = (
         "advantage_mean", "group/episode_advantage", "The mean advantage of an episode is {value:.3g}, not about 0",
         "groups are compared with something other than their own mean; see advantage_kwargs: baseline, ended_members",
         low=-0.1, high=0.1, patience=1,
-        unless="train/explained_variance",  # "state" subtracts what it expects, not the mean of a group
+        unless="train/explained_variance",  # "state" subtracts a state value, not the mean of a group
     ),
     _strict(
         "entropy", "train/mean_entropy", "The policy's entropy is {value:.3g} nats, outside 0.1 to 3",

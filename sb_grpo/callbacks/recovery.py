@@ -1,4 +1,4 @@
-"""Recovery: a training that breaks down goes back to its last healthy weights and tries again with a lower learning rate."""
+"""Recovery: after a breakdown, restore the last healthy weights and retry with a lower learning rate."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from sb_grpo.normalization import put_running_state, running_state
 from sb_grpo.save_util import OPTIONAL_MODULES
 from sb_grpo.types import Breakdown
 
-#: Steps that are too large, and what a single huge reward does to the baseline.
+#: Signs of too large steps, and of a single huge reward in the baseline.
 RUNAWAY = ("kl", "grad_norm", "noise_growth", "reward_outlier")
-#: A policy that tries nothing new any more: a breakdown unless returns have grown, as they do where a task is solved.
+#: A policy that has stopped exploring: a breakdown unless returns have grown, as they do when a task is solved.
 COLLAPSE = ("entropy", "noise_collapse")
-#: Rules whose breach smaller steps can mend.
+#: Rules that smaller steps can restore.
 RECOVERY_RULES: tuple[Rule, ...] = (
     *(rule for rule in RULES if rule.name in RUNAWAY),
     *(replace(rule, excused_by="group/baseline") for rule in RULES if rule.name in COLLAPSE),
@@ -27,24 +27,23 @@ RECOVERY_RULES: tuple[Rule, ...] = (
 
 
 class RecoveryCallback(WatchingCallback):
-    """Go back to the last healthy weights, multiply the learning rate by ``factor``, and try again: at most ``max_retries``
-    times in one training.
+    """Restore the last healthy weights, multiply the learning rate by ``factor``, and retry, up to ``max_retries`` times.
 
-    A training breaks down where GRPO meets a value that is not finite or beyond all measure (:class:`Breakdown`), and where
-    one of the ``rules`` is broken. Healthy is what stood at the beginning of the last rollout at which no rule had anything
-    to complain of. All that learns goes back: policy and optimiser, baseline with its moments, normalisers, clusters, group
-    weights, bonus, VecNormalize's statistics. The envs begin new groups; steps that were taken stay counted, and so the
-    schedules go on. ``model.lr_scale`` is what the learning rate, or its schedule, is multiplied with; it stays in the model,
-    also when that is saved and loaded.
+    A training breaks down if GRPO meets a value that is not finite or far too large (:class:`Breakdown`), or if one of the
+    ``rules`` is broken. The state at the beginning of a rollout is healthy if no rule is broken then. All learnt state is
+    restored: policy and optimiser, baseline with its moments, normalisers, clusters, group weights, bonus, VecNormalize's
+    statistics. The envs begin new groups. Env steps stay counted, so schedules continue. ``model.lr_scale`` multiplies the
+    learning rate or its schedule; it is saved with the model.
 
     Logged: ``recovery/n`` and ``recovery/lr_scale``.
 
-    :param max_retries: number of times, from 1
-    :param factor: of the learning rate each time, in (0, 1)
-    :param rules: as those of a :class:`HealthCallback`, which may watch beside it; an empty list: errors alone
-    :param verbose: 1 says each time what happened
-    :raises ValueError: for values out of range; at the start of a training for other models than GRPO, and for several
-        learners. After ``max_retries`` :class:`Breakdown` with the reason; the model then has its last healthy weights
+    :param max_retries: number of retries, at least 1
+    :param factor: factor of the learning rate at each retry, in (0, 1)
+    :param rules: like those of a :class:`HealthCallback`, which may be used too; an empty list: errors alone
+    :param verbose: 1 prints the reason of each retry
+    :raises ValueError: for values out of range; at the start of a training for models other than GRPO, and for several
+        learners
+    :raises Breakdown: after ``max_retries``, with the reason; the model then has its last healthy weights
     """
 
     def __init__(
@@ -55,9 +54,10 @@ class RecoveryCallback(WatchingCallback):
             raise ValueError(f"max_retries={max_retries} must be at least 1; leave the callback out for none.")
         if not 0.0 < factor < 1.0:
             raise ValueError(f"factor={factor} must lie in (0, 1): the learning rate is multiplied with it; 0.5 is usual.")
-        self.max_retries, self.factor = max_retries, factor
-        self.n = 0  #: times that this training has gone back
-        self.reasons: list[str] = []  #: why, each time
+        self.max_retries = max_retries
+        self.factor = factor
+        self.n = 0  #: retries in this training
+        self.reasons: list[str] = []  #: reason of each retry
 
     def _init_callback(self) -> None:
         if not isinstance(self.model, GRPO):
@@ -73,7 +73,8 @@ class RecoveryCallback(WatchingCallback):
 
     def _on_training_start(self) -> None:
         super()._on_training_start()
-        self.n, self.reasons = 0, []
+        self.n = 0
+        self.reasons = []
         self._keep()
 
     def _on_rollout_start(self) -> None:
@@ -91,17 +92,18 @@ class RecoveryCallback(WatchingCallback):
             self._say(f"At the end: {error}")
 
     def state_dict(self) -> dict[str, Any]:
-        """How often this training has gone back and why, and how every rule has fared."""
+        """Number and reasons of the retries, and the state of every rule."""
         return {"n": self.n, "reasons": self.reasons, "watches": self._fared()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with what another one has seen; what stands now is what it goes back to."""
-        self.n, self.reasons = state["n"], list(state["reasons"])
+        """Restore the state; the current weights count as healthy."""
+        self.n = state["n"]
+        self.reasons = list(state["reasons"])
         self._go_on(state["watches"])
         self._keep()
 
     def _judge(self) -> None:
-        """Look at what the last rollout and the update after it logged, unless that has been done.
+        """Check the logged values of the last rollout and update, unless already done.
 
         :raises Breakdown: if a rule is broken
         """
@@ -110,29 +112,31 @@ class RecoveryCallback(WatchingCallback):
                 raise Breakdown(f"The rule {watch.rule.name} is broken: {watch.rule.advice.format(value=value)}")
 
     def _keep(self) -> None:
-        """What stands now is healthy."""
+        """Keep the current state as healthy."""
         model = cast(GRPO, self.model)
         normalize = model.get_vec_normalize_env()
         self._healthy = Snapshot([model.policy, *(getattr(model, name) for name in OPTIONAL_MODULES)])
         self._statistics = None if normalize is None else running_state(normalize)
-        self._healthy_at, self._healthy_watches = self.num_timesteps, [replace(watch) for watch in self._watches]
+        self._healthy_at = self.num_timesteps
+        self._healthy_watches = [replace(watch) for watch in self._watches]
 
     def _go_back(self, error: Breakdown) -> None:
         model = cast(GRPO, self.model)
-        self._seen, self._watches = model.last_figures, [replace(watch) for watch in self._healthy_watches]
+        self._seen = model.last_figures
+        self._watches = [replace(watch) for watch in self._healthy_watches]
         self._healthy.put_back()
         normalize = model.get_vec_normalize_env()
         if normalize is not None and self._statistics is not None:
             put_running_state(normalize, self._statistics)
         self.reasons.append(str(error))
         if model.env is not None:
-            model.rollout_buffer.reset()  # the observations of what broke down are not to be learnt from
+            model.rollout_buffer.reset()  # never learn from the rollout that broke down
             model.restart_groups()
 
     def recover(self, error: Breakdown) -> None:
         """Go back to the last healthy weights, with a lower learning rate. The training loop calls this and tries again.
 
-        :raises Breakdown: if that has been done often enough
+        :raises Breakdown: after ``max_retries``
         """
         model = cast(GRPO, self.model)
         self._go_back(error)

@@ -210,7 +210,8 @@ def correlate(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
     :return: zeros where the values do not vary
     """
     seen = ~(np.isnan(first) | np.isnan(second))
-    a, b = np.where(seen, first, 0.0), np.where(seen, second, 0.0)
+    a = np.where(seen, first, 0.0)
+    b = np.where(seen, second, 0.0)
     scale = float(np.sqrt((a**2).sum() * (b**2).sum()))
     if scale < 1e-12 * max(1, seen.sum()):
         return 0.0, 0.0
@@ -263,9 +264,7 @@ def _judge(
     shifted = correlation[peak] - correlation[now] > _Z * np.hypot(error[peak], error[now])
     to_go = returns_to_go(residuals)
     in_returns, returns_error = correlate(to_go[:, 0], to_go[:, 1])
-    shared = (
-        correlation[now] > _Z * error[now] or thirds[0] > _Z * thirds_error[0] or in_returns > _Z * returns_error > 0.0
-    )
+    shared = correlation[now] > _Z * error[now] or thirds[0] > _Z * thirds_error[0] or in_returns > _Z * returns_error > 0.0
     if shifted and correlation[peak] > _Z * error[peak]:
         verdict = f"out of step by {abs(int(lags[peak]))}"
     elif not (replays and starts_equal):
@@ -280,7 +279,8 @@ def _judge(
         verdict = "fades"
     else:
         verdict = "in step"
-    share, by_third = float(correlation[now]), (float(thirds[0]), float(thirds[1]), float(thirds[2]))
+    share = float(correlation[now])
+    by_third = (float(thirds[0]), float(thirds[1]), float(thirds[2]))
     return Alignment(
         *(lags, correlation, error, share, in_returns, by_third),
         *(starts_equal, replays, seeds_matter, generator_alike, verdict),

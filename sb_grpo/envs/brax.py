@@ -64,7 +64,8 @@ class BraxEnv(TensorVecEnv):
     def __init__(
         self, env: Any, num_envs: int, episode_length: int = 1000, device: th.device | str = "cpu", obs_key: str | None = None
     ) -> None:
-        self.env, self.obs_key = env, obs_key
+        self.env = env
+        self.obs_key = obs_key
         shape = jax.eval_shape(env.reset, jax.random.PRNGKey(0)).obs
         if isinstance(shape, dict) and obs_key not in shape:
             raise ValueError(f"obs_key={obs_key!r} does not choose one of this env's observations: {sorted(shape)}.")
@@ -78,7 +79,8 @@ class BraxEnv(TensorVecEnv):
         )
         _check_platform(self.device)
         self._reset_jit = jax.jit(jax.vmap(lambda seed: env.reset(jax.random.PRNGKey(seed))))
-        self._step_jit, self._choose_jit = jax.jit(jax.vmap(env.step)), jax.jit(_choose)
+        self._step_jit = jax.jit(jax.vmap(env.step))
+        self._choose_jit = jax.jit(_choose)
         self.elapsed = th.zeros(num_envs, dtype=th.int64, device=self.device)
         self._state: Any = None
 

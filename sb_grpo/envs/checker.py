@@ -161,7 +161,8 @@ def _check_mask(env: TensorVecEnv) -> None:
     """A reset of slot 0 leaves the others alone."""
     env.reset_all(_seeds(env, equal=False))
     env.step_tensor(_actions(env, equal=False))
-    before, mask = env.observations.clone(), th.zeros(env.num_envs, dtype=th.bool, device=env.device)
+    before = env.observations.clone()
+    mask = th.zeros(env.num_envs, dtype=th.bool, device=env.device)
     env.reset_slots(mask, _seeds(env, equal=True))
     if _differing(env.observations, before) is not None:
         raise ValueError("reset_slots with an empty mask changed the observations: it must do nothing.")

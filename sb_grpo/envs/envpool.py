@@ -46,7 +46,8 @@ class EnvPoolEnv(HostSimulatorEnv):
             )
         if "seed" in kwargs:
             raise ValueError(f"seed={kwargs['seed']}: GRPO(..., seed=...) decides the seeds of the pool. Leave it out here.")
-        self.task_id, self.kwargs = task_id, kwargs
+        self.task_id = task_id
+        self.kwargs = kwargs
         self.pool: Any = None
         spec = envpool.make_spec(task_id, num_envs=num_envs, **kwargs)
         super().__init__(
@@ -70,7 +71,8 @@ class EnvPoolEnv(HostSimulatorEnv):
             self.idle = self.idle & ~mask
 
     def step_tensor(self, actions: th.Tensor) -> TensorStep:
-        rewards, (terminated, truncated) = np.zeros(self.num_envs, np.float32), np.zeros((2, self.num_envs), bool)
+        rewards = np.zeros(self.num_envs, np.float32)
+        terminated, truncated = np.zeros((2, self.num_envs), bool)
         running = (~self.idle).cpu().numpy().nonzero()[0].astype(np.int32)
         if len(running) > 0:
             obs, *columns, info = self.pool.step(self.to_numpy(actions)[running], running)

@@ -105,7 +105,8 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
 
         :raises ValueError: if not
         """
-        n, alone = self.num_envs, np.zeros(self.num_envs, dtype=bool)
+        n = self.num_envs
+        alone = np.zeros(self.num_envs, dtype=bool)
         alone[0] = True
         try:
             start = np.array(self.vec_env.reset(seed=[1] * n)[0])

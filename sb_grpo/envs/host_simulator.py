@@ -16,11 +16,14 @@ def tensor_space(space: spaces.Space) -> spaces.Space:
     """The observation space as its tensors will have it: no float64, images with the channel first, as SB3 has them."""
     if not isinstance(space, spaces.Box):
         return space
-    low, high = space.low, space.high
+    low = space.low
+    high = space.high
     if _channels_last(space):
-        low, high = np.moveaxis(low, -1, 0), np.moveaxis(high, -1, 0)
+        low = np.moveaxis(low, -1, 0)
+        high = np.moveaxis(high, -1, 0)
     if space.dtype == np.float64:
-        low, high = low.astype(np.float32), high.astype(np.float32)
+        low = low.astype(np.float32)
+        high = high.astype(np.float32)
     return spaces.Box(low, high, dtype=low.dtype.type)
 
 
@@ -70,6 +73,7 @@ class HostSimulatorEnv(TensorVecEnv):
 
     def note_step(self, rewards: Any, terminated: np.ndarray, truncated: np.ndarray) -> TensorStep:
         """The step as tensors, with the observations that the env has now (of an ended episode, the last)."""
-        rewards, terminated = np.asarray(rewards, dtype=np.float32), np.array(terminated, dtype=bool)
+        rewards = np.asarray(rewards, dtype=np.float32)
+        terminated = np.array(terminated, dtype=bool)
         truncated = np.array(truncated, dtype=bool) & ~terminated
         return TensorStep(self._obs, *(th.tensor(column, device=self.device) for column in (rewards, terminated, truncated)))

@@ -99,7 +99,10 @@ class EpisodeLuck:
     def __init__(self, env: gym.Env[Any, Any], k: int, transform: Transform | None = None, block: int = 200) -> None:
         if k < 1 or block < 1:
             raise ValueError(f"k={k} and block={block} must be at least 1: numbers per step, and steps drawn at once.")
-        self.env, self.k, self.transform, self.block = env, k, transform, block
+        self.env = env
+        self.k = k
+        self.transform = transform
+        self.block = block
         self._seed: int | None = None
         self._generator: np.random.Generator | None = None
         self._first = 0
@@ -112,7 +115,8 @@ class EpisodeLuck:
         :param n: how many numbers the start state needs
         :return: ``[n]`` float64, uniform in [0, 1): those of ``sb_grpo.envs.random.uniform``
         """
-        self._generator, self._rows = self.env.np_random, []
+        self._generator = self.env.np_random
+        self._rows = []
         self._seed = int(self._generator.integers(2**31)) if seed is None else seed
         return uniform(_as_tensor(self._seed), n, th.float64)[0].numpy()
 
@@ -136,7 +140,8 @@ class EpisodeLuck:
             self._seed = int(self._generator.integers(2**31))
         t = th.arange(first, first + self.block)
         u = luck(_as_tensor(self._seed), t, self.k, th.float64)
-        self._first, self._rows = first, (u if self.transform is None else self.transform(u, t.double())).tolist()
+        self._first = first
+        self._rows = (u if self.transform is None else self.transform(u, t.double())).tolist()
 
 
 def _as_tensor(seed: int) -> th.Tensor:

@@ -47,7 +47,8 @@ class CartPole(_ClassicControl):
     def transition(self, state: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         x, x_dot, theta, theta_dot = state.unbind(1)
         force = 20.0 * actions.to(state.dtype) - 10.0
-        cos, sin = theta.cos(), theta.sin()
+        cos = theta.cos()
+        sin = theta.sin()
         temp = (force + 0.05 * theta_dot.square() * sin) / 1.1
         theta_acc = (9.8 * sin - cos * temp) / (0.5 * (4.0 / 3.0 - 0.1 * cos.square() / 1.1))
         x_acc = temp - 0.05 * theta_acc * cos / 1.1
@@ -95,7 +96,8 @@ class Acrobot(_ClassicControl):
     @staticmethod
     def _derivative(state: th.Tensor, torque: th.Tensor) -> th.Tensor:
         theta1, theta2, omega1, omega2 = state.unbind(1)
-        cos2, sin2 = theta2.cos(), theta2.sin()
+        cos2 = theta2.cos()
+        sin2 = theta2.sin()
         d1 = 3.5 + cos2
         d2 = 1.25 + 0.5 * cos2
         phi2 = 4.9 * (theta1 + theta2 - math.pi / 2).cos()
@@ -112,7 +114,8 @@ class Acrobot(_ClassicControl):
         k4 = self._derivative(state + 0.2 * k3, torque)
         theta1, theta2, omega1, omega2 = (state + (0.2 / 6.0) * (k1 + 2 * k2 + 2 * k3 + k4)).unbind(1)
         theta1, theta2 = (th.remainder(a + math.pi, 2 * math.pi) - math.pi for a in (theta1, theta2))
-        omega1, omega2 = omega1.clamp(-4 * math.pi, 4 * math.pi), omega2.clamp(-9 * math.pi, 9 * math.pi)
+        omega1 = omega1.clamp(-4 * math.pi, 4 * math.pi)
+        omega2 = omega2.clamp(-9 * math.pi, 9 * math.pi)
         terminated = -theta1.cos() - (theta1 + theta2).cos() > 1.0
         return th.stack([theta1, theta2, omega1, omega2], 1), terminated.to(state.dtype) - 1.0, terminated
 

@@ -21,7 +21,8 @@ def signed(word: int) -> int:
 
 #: splitmix64's increment and multipliers, as int64.
 _GOLDEN, _M1, _M2 = (signed(constant) for constant in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-_MASK64, _HALF = (1 << 64) - 1, (1 << 32) - 1
+_MASK64 = (1 << 64) - 1
+_HALF = (1 << 32) - 1
 
 
 def mix(*words: int) -> int:

@@ -22,7 +22,8 @@ from sb_grpo.envs.worker_vec_env import WorkerDied, WorkerVecEnv
 #: Seconds in which a cluster's address must answer; Ray itself would wait for minutes.
 PATIENCE_S = 5.0
 #: Seconds that actors may wait for cores before something is said, and then until it is given up.
-SILENT_S, START_S = 10.0, 120.0
+SILENT_S = 10.0
+START_S = 120.0
 #: Of Ray's compiled graphs: wait as long as it takes.
 FOR_EVER = -1
 START_ONE = "start one with 'ray start --head', or give no address to use this machine alone"
@@ -99,7 +100,8 @@ class _Batch:
     """
 
     def __init__(self, env_fns: list[Callable[[], gym.Env]], threaded: bool) -> None:
-        self.env_fns, self.threaded = env_fns, threaded
+        self.env_fns = env_fns
+        self.threaded = threaded
         self.batch: EnvBatch | None = None
 
     def answer(self, call: bytes) -> bytes:
@@ -149,7 +151,8 @@ class RayVecEnv(WorkerVecEnv):
     ) -> None:
         if cpus_per_actor < 0:
             raise ValueError(f"cpus_per_actor={cpus_per_actor} must be a number from 0 on.")
-        self.threaded, self.cpus_per_actor = threaded, cpus_per_actor
+        self.threaded = threaded
+        self.cpus_per_actor = cpus_per_actor
         self._ray = joined(address)
         room = _room(self._ray, cpus_per_actor, len(env_fns))
         n_actors = min(room, len(env_fns)) if n_actors is None else n_actors
@@ -173,9 +176,11 @@ class RayVecEnv(WorkerVecEnv):
 
         :raises ValueError: if they have not been let go of in time
         """
-        ray, waiting = self._ray, [actor.__ray_ready__.remote() for actor in self._actors.values()]
+        ray = self._ray
+        waiting = [actor.__ray_ready__.remote() for actor in self._actors.values()]
         _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=SILENT_S)
-        n, free = len(waiting), _free(ray)
+        n = len(waiting)
+        free = _free(ray)
         if not waiting or free >= self.cpus_per_actor:  # all are there, or still starting
             return
         have = f"{n} of {len(self._actors)} Ray actors wait for cores: of the cluster's, {free:g} are free, and each asks for"
@@ -200,7 +205,8 @@ class RayVecEnv(WorkerVecEnv):
 
     def _ask(self, worker: int, method: str, *args: Any) -> Any:
         dumps = pickle.dumps if method == "step" else cloudpickle.dumps  # a step sends an array, others anything
-        call, answer = dumps((method, args)), None
+        call = dumps((method, args))
+        answer = None
         try:
             answer = self._actors[worker].answer.remote(call) if self._by_client else self._line(worker).execute(call)
         except self._ray.exceptions.RayError as error:

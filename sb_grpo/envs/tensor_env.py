@@ -88,7 +88,8 @@ class TensorVecEnv(VecEnv):
                 "MultiBinary: one tensor. Join its parts into one Box (gymnasium.wrappers.FlattenObservation around each env "
                 "of a simulator), or train on an SB3 VecEnv, which takes Dict."
             )
-        self.device, self.max_episode_steps = th.device(device), max_episode_steps
+        self.device = th.device(device)
+        self.max_episode_steps = max_episode_steps
         try:
             th.zeros(1, device=self.device)
         except (RuntimeError, AssertionError) as error:
@@ -96,10 +97,13 @@ class TensorVecEnv(VecEnv):
                 f"device={str(device)!r} is not there ({error}). Use device='cpu', or a device that is."
             ) from error
         self.spec = gym.spec(self.env_id) if self.env_id else None
-        self.allow_early_resets, self.render_mode = True, None
+        self.allow_early_resets = True
+        self.render_mode = None
         super().__init__(num_envs, observation_space, action_space)
-        self._episode_return, self._episode_length = np.zeros(num_envs), np.zeros(num_envs, dtype=np.int64)
-        self._base_seed, self._episodes_started = 0, 0
+        self._episode_return = np.zeros(num_envs)
+        self._episode_length = np.zeros(num_envs, dtype=np.int64)
+        self._base_seed = 0
+        self._episodes_started = 0
         self.calls = 0  #: resets and steps through SB3's interface, which no trainer of this package makes in mid-rollout
         self._start = time.time()
         self.idle = th.zeros(num_envs, dtype=th.bool, device=self.device)  #: slots that wait, ended, for their peers
@@ -194,17 +198,21 @@ class TensorVecEnv(VecEnv):
 
         :param step: what the simulator says of every slot
         """
-        idle, held = self.idle, self._held
+        idle = self.idle
+        held = self._held
         observations = step.observations
         if held is not None:
             observations = th.where(idle.view(-1, *[1] * (observations.dim() - 1)), held, observations)
-        terminated, truncated = step.terminated & ~idle, step.truncated & ~idle
-        self.idle, self._held = idle | terminated | truncated, observations
+        terminated = step.terminated & ~idle
+        truncated = step.truncated & ~idle
+        self.idle = idle | terminated | truncated
+        self._held = observations
         return TensorStep(observations, step.rewards.masked_fill(idle, 0.0), terminated, truncated)
 
     def wake(self) -> None:
         """No slot idles any more."""
-        self.idle, self._held = th.zeros_like(self.idle), None
+        self.idle = th.zeros_like(self.idle)
+        self._held = None
 
     # ------------------------------------------------------------ SB3's VecEnv
 
@@ -221,7 +229,8 @@ class TensorVecEnv(VecEnv):
 
     def reset(self) -> np.ndarray:  # type: ignore[override]
         self.reset_all(self._fresh_seeds())
-        self._episode_return[:], self._episode_length[:] = 0.0, 0
+        self._episode_return[:] = 0.0
+        self._episode_length[:] = 0
         self.calls += 1
         self._reset_seeds()
         self._reset_options()
@@ -236,7 +245,8 @@ class TensorVecEnv(VecEnv):
         running = ~self.idle.cpu().numpy()
         step = self.step_tensor(self._actions)
         done_mask = step.terminated | step.truncated
-        rewards, dones = step.rewards.cpu().numpy(), done_mask.cpu().numpy()
+        rewards = step.rewards.cpu().numpy()
+        dones = done_mask.cpu().numpy()
         self._episode_return += rewards
         self._episode_length += running
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
@@ -247,7 +257,8 @@ class TensorVecEnv(VecEnv):
             for info, values in zip(infos, self.objectives.tolist(), strict=True):
                 info["rewards"] = dict(zip(self.objective_names, values, strict=True))
         if dones.any():
-            final, truncated = step.observations.cpu().numpy(), step.truncated.cpu().numpy()
+            final = step.observations.cpu().numpy()
+            truncated = step.truncated.cpu().numpy()
             for slot in np.flatnonzero(dones).tolist():
                 seconds = round(time.time() - self._start, 6)
                 infos[slot] |= {
@@ -255,7 +266,8 @@ class TensorVecEnv(VecEnv):
                     "TimeLimit.truncated": bool(truncated[slot]),
                     "episode": {"r": float(self._episode_return[slot]), "l": int(self._episode_length[slot]), "t": seconds},
                 }
-            self._episode_return[dones], self._episode_length[dones] = 0.0, 0
+            self._episode_return[dones] = 0.0
+            self._episode_length[dones] = 0
             if self.grouping != "synchronous":
                 self.reset_slots(done_mask, self._fresh_seeds())
             elif self.idle.all():

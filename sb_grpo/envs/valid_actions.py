@@ -38,7 +38,8 @@ class ValidActions(gym.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """As the env's."""
         found = self.env.step(action)
-        self._obs, self._info = found[0], found[4]
+        self._obs = found[0]
+        self._info = found[4]
         return found
 
     def allows(self, action: Any) -> bool:

@@ -1,1 +1,1 @@
-"""Who is compared with whom, weights, exploration: what most trainings go without."""
+"""Optional parts: groupings, group weights, exploration bonuses."""

@@ -1,8 +1,8 @@
-"""Exploration bonuses: a reward for visiting what is new, added to the env's own before advantages are computed.
+"""Exploration bonuses: rewards for new states, added to the env's before advantages are computed.
 
-What GRPO is given (``rewards=dict(bonus=...)``) are settings; :meth:`build` makes of them the module that counts or learns,
-which belongs to one model, lives on its device and is saved with it. The members of a group are judged by the same bonus: one
-rollout is given its bonuses at once.
+``rewards=dict(bonus=...)`` holds settings; :meth:`build` makes the module that counts or learns. It belongs to one model, is
+on its device and is saved with it. A whole rollout gets its bonuses at once, so the members of a group are compared under the
+same bonus.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from sb_grpo.policies.observations import from_zero, starts_of
 from sb_grpo.ranges import check_fields
 from sb_grpo.types import Rollout, TensorOrDict, map_obs
 
-#: What a rollout is handed to: M bonuses for M steps.
+#: Function from a rollout of M steps to ``[M]`` bonuses.
 Bonus = Callable[[Rollout], th.Tensor]
 
-#: Entries of the table of counts.
+#: Size of the table of counts.
 CELLS = 1 << 16
-#: Bounds of a Box beyond this are no scale.
+#: Larger bounds of a Box do not tell the scale of observations.
 LARGEST_BOUND = 1e4
 
 
 class BonusSettings(Protocol):
-    """What makes a bonus for one model."""
+    """Interface of a bonus's settings."""
 
     def build(self, place: Place) -> Bonus:
-        """A bonus of this model's own, an ``nn.Module`` where it keeps anything."""
+        """Build the bonus of one model, an ``nn.Module`` if it has state."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +50,13 @@ class CountBonus:
     """Counts of hashed observations (Tang et al., 2017, https://arxiv.org/abs/1611.04717, section 2): scale / sqrt(n(phi(s))).
 
     phi is SimHash: the signs of ``bits`` random projections of the observation. The observation is scaled to [-1, 1] by the
-    bounds of its space where all lie within +-1e4, else standardised by the first rollout (for good: the hash of a state must
-    not change), and a 1 is appended, so that the planes do not all go through the centre and near and far differ too.
+    bounds of its space if all are within +-1e4, else standardised by the first rollout, permanently, because the hash of a
+    state must not change. A 1 is appended, so that not all planes go through the centre.
 
-    :param scale: of the bonus, in units of reward; what the first visit to a cell pays
-    :param bits: planes that cut the observations into cells; more of them make smaller cells. 1 to 62: they are packed into
-        one integer
-    :param seed: of the planes; the same in every run, so there is nothing to save but counts
+    :param scale: bonus of the first visit to a cell, in units of reward
+    :param bits: number of planes that divide the observations into cells, 1 to 62 (packed into one integer); more planes,
+        smaller cells
+    :param seed: of the planes; the same in every run, so only counts are saved
     :raises ValueError: for values out of range
     """
 
@@ -74,7 +74,7 @@ class CountBonus:
 
 
 def is_scale(space: spaces.Box) -> bool:
-    """Whether the bounds say how large observations are; bounds such as float32's largest number are a way to say nothing."""
+    """Whether the bounds tell the scale of observations; bounds such as float32's largest number do not."""
     return bool((np.abs(space.low) <= LARGEST_BOUND).all() and (np.abs(space.high) <= LARGEST_BOUND).all())
 
 
@@ -82,9 +82,9 @@ def is_scale(space: spaces.Box) -> bool:
 class RNDBonus:
     """Random network distillation (Burda et al., 2018, https://arxiv.org/abs/1810.12894, sections 2.2 and 2.4).
 
-    The bonus is the squared error with which a network predicts the output of a fixed random one; it learns to, so what was
-    seen often pays little. Observations are standardised by running statistics and clipped at 5, the error is divided by
-    the running standard deviation of its discounted sum, as in the paper.
+    The bonus is the squared error of a network that learns to predict the output of a fixed random one, so familiar states pay
+    little. Observations are standardised by running statistics and clipped at 5; the error is divided by the running standard
+    deviation of its discounted sum, as in the paper.
 
     :param scale: of the bonus, in units of reward; 1: an episode's discounted bonuses have a standard deviation near 1
     :param hidden: units in each of the two hidden layers of both networks
@@ -110,7 +110,7 @@ class RNDBonus:
 
 
 class StateCounts(nn.Module):
-    """The table behind :class:`CountBonus`.
+    """Module of :class:`CountBonus`: the table of counts.
 
     :param space: of observations; Dict included
     :param settings: scale, bits and seed
@@ -124,7 +124,9 @@ class StateCounts(nn.Module):
 
     def __init__(self, space: spaces.Space, settings: CountBonus, bounded: bool) -> None:
         super().__init__()
-        self.space, self.scale, self._settled = space, settings.scale, bounded
+        self.space = space
+        self.scale = settings.scale
+        self._settled = bounded
         size = get_flattened_obs_dim(space)
         generator = th.Generator().manual_seed(settings.seed)
         self.register_buffer("planes", th.randn(size + 1, settings.bits, generator=generator), persistent=False)
@@ -132,7 +134,8 @@ class StateCounts(nn.Module):
         self.register_buffer("width", th.zeros(size))  # 0: not known yet
         self.register_buffer("counts", th.zeros(CELLS, dtype=th.int64))
         if bounded:
-            low, high = th.zeros(size), th.ones(size)  # one-hot
+            low = th.zeros(size)  # one-hot
+            high = th.ones(size)
             if isinstance(space, spaces.Box):
                 low, high = (flat(th.as_tensor(bound).unsqueeze(0), space)[0] for bound in (space.low, space.high))
             self.centre.copy_((low + high) / 2)
@@ -140,7 +143,7 @@ class StateCounts(nn.Module):
 
     @th.no_grad()
     def forward(self, rollout: Rollout) -> th.Tensor:
-        """Count a rollout, then say what its steps are worth; every step of a cell gets the same.
+        """Count a rollout, then return its bonuses; every step in a cell gets the same.
 
         :return: ``[M]``
         """
@@ -151,14 +154,14 @@ class StateCounts(nn.Module):
         return self.scale * self.counts[cell].float().rsqrt()
 
     def cells(self, obs: TensorOrDict) -> th.Tensor:
-        """``[M]`` place of each observation in the table."""
+        """``[M]`` index of each observation in the table."""
         z = (flat(obs, self.space) - self.centre) / self.width
         signs = th.addmm(self.planes[-1], z, self.planes[:-1]) > 0
         code = (signs.long() << th.arange(signs.shape[1], device=signs.device)).sum(1)
         return mix_tensor(code).remainder(CELLS)
 
     def _settle(self, obs: TensorOrDict) -> None:
-        """Centre and width of the first rollout; those that a saved model had stay."""
+        """Set centre and width from the first rollout, unless a saved model has them."""
         self._settled = True
         unknown = self.width == 0
         rows = flat(obs, self.space)
@@ -167,17 +170,20 @@ class StateCounts(nn.Module):
 
 
 class RandomDistillation(nn.Module):
-    """The networks behind :class:`RNDBonus`, with their optimiser and statistics.
+    """Module of :class:`RNDBonus`: the networks with their optimiser and statistics.
 
     :param space: of observations; Dict included
-    :param settings: see there
-    :param gamma: discount of the sums whose spread is the unit
+    :param settings: see :class:`RNDBonus`
+    :param gamma: discount of the sums whose standard deviation is the unit
     """
 
     def __init__(self, space: spaces.Space, settings: RNDBonus, gamma: float) -> None:
         super().__init__()
-        self.space, self.settings, self.gamma = space, settings, gamma
-        size, layers = get_flattened_obs_dim(space), [settings.hidden] * 2
+        self.space = space
+        self.settings = settings
+        self.gamma = gamma
+        size = get_flattened_obs_dim(space)
+        layers = [settings.hidden] * 2
         self.target = nn.Sequential(*create_mlp(size, settings.outputs, layers)).requires_grad_(False)
         self.predictor = nn.Sequential(*create_mlp(size, settings.outputs, layers))
         self.obs_normalizer = RunningNormalizer(size, clip=5.0)
@@ -185,7 +191,7 @@ class RandomDistillation(nn.Module):
         self.optimizer = th.optim.Adam(self.predictor.parameters(), lr=settings.learning_rate)
 
     def forward(self, rollout: Rollout) -> th.Tensor:
-        """What the steps of a rollout are worth; then learn from them.
+        """Compute the bonuses of a rollout, then learn from it.
 
         :return: ``[M]``
         """
@@ -209,7 +215,7 @@ class RandomDistillation(nn.Module):
         difference: th.Tensor = self.predictor(z) - self.target(z)
         return difference.square().mean(1)
 
-    # The optimiser travels with the module's state_dict, so that a loaded model goes on as it would have.
+    # The optimiser is part of the module's state_dict, so that a loaded model continues exactly.
     def get_extra_state(self) -> dict[str, Any]:
         return self.optimizer.state_dict()
 
@@ -225,12 +231,12 @@ def flat(obs: TensorOrDict, space: spaces.Space) -> th.Tensor:
 
 
 def no_zeros(width: th.Tensor) -> th.Tensor:
-    """1 in place of widths that are next to nothing: a component that never changed is not blown up when it does."""
+    """Replace widths near 0 by 1, so that a constant component is not blown up when it changes."""
     return th.where(width > 1e-6, width, 1.0)
 
 
 class Place(NamedTuple):
-    """What a bonus is built for."""
+    """Facts about the model that a bonus is built for."""
 
     observation_space: spaces.Space
     vec_normalized: bool  #: a VecNormalize is between env and model
@@ -239,7 +245,7 @@ class Place(NamedTuple):
 
 
 def make_bonus(given: Any, place: Place) -> Bonus | None:
-    """The bonus of a model; None without one.
+    """Make the bonus of a model; None without one.
 
     :param given: settings, or a function
     """
@@ -248,9 +254,9 @@ def make_bonus(given: Any, place: Place) -> Bonus | None:
 
 
 def bonus_of(bonus: Bonus, rollout: Rollout, given: Any) -> th.Tensor:
-    """What the steps of a rollout are worth beside their rewards.
+    """Compute and check the bonuses of a rollout.
 
-    :param given: what the user gave, for the message
+    :param given: the user's argument, for the message
     :return: ``[M]``
     :raises ValueError: if the bonus is no tensor of the right shape, or not finite
     """

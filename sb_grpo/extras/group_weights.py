@@ -1,7 +1,7 @@
-"""Group weights: how much of the loss each group gets, by size, by performance or by progress.
+"""Group weights: shares of the loss by group size, performance or progress.
 
-A weighting says which *share* of the loss every group should have; rows then weigh share / (rows of the group), brought to
-a mean of 1 over the rows, so that learning rate and gradient norm keep their meaning.
+A weighting gives each group its *share* of the loss. A row then weighs share / (rows of the group), scaled to a mean of 1 over
+the rows, so that learning rate and gradient norm keep their meaning.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from sb_grpo.types import Rollout
 
 
 def row_weights(shares: th.Tensor, label: th.Tensor, max_weight: float = 10.0) -> th.Tensor:
-    """Weight of each row, so that every label gets its share of the loss.
+    """Weight of each row, such that every label gets its share of the loss.
 
-    :param shares: ``[n]`` 0 or more; labels without rows are passed over
+    :param shares: ``[n]`` 0 or more; labels without rows are skipped
     :param label: ``[M]`` int64 in [0, n)
-    :param max_weight: a row weighs at most so many times the mean row before weights are brought to a mean of 1 (after that
-        perhaps more), lest a group of three steps steer the update
+    :param max_weight: largest weight relative to the mean row, before weights are scaled to a mean of 1 (then possibly more),
+        so that a group of three steps cannot dominate the update
     :return: ``[M]`` with mean 1
     """
     rows = segment_sum(th.ones_like(label, dtype=shares.dtype), label, len(shares))
@@ -37,7 +37,7 @@ def row_weights(shares: th.Tensor, label: th.Tensor, max_weight: float = 10.0) -
 
 
 def performance_shares(scores: th.Tensor, temperature: float) -> th.Tensor:
-    """More for what lags: shares proportional to exp(-score / temperature).
+    """Larger shares for lower scores: proportional to exp(-score / temperature).
 
     :param scores: ``[n]``, 0 is worst and 1 best
     :param temperature: 0.5 gives the worst 7 times the share of the best
@@ -47,31 +47,32 @@ def performance_shares(scores: th.Tensor, temperature: float) -> th.Tensor:
 
 
 def progress_shares(progress: th.Tensor, floor: float) -> th.Tensor:
-    """More for what changes: shares proportional to the absolute progress, above a common floor.
+    """Larger shares for faster change: proportional to the absolute progress, above a common floor.
 
-    Progress is what a teacher should look at (Matiisen et al., arXiv 1707.00183, section 2): a task that improves is worth
-    practising, one that is forgotten again too; one that is solved or out of reach is not.
+    As in teacher-student curricula (Matiisen et al., arXiv 1707.00183, section 2): practise tasks that improve or are being
+    forgotten, not those that are solved or out of reach.
 
     :param progress: ``[n]`` 0 or more
-    :param floor: part that is dealt out equally, in (0, 1]
+    :param floor: part that is shared equally, in (0, 1]
     :return: ``[n]`` with sum 1
     """
-    n, total = len(progress), progress.sum()
+    n = len(progress)
+    total = progress.sum()
     equal = th.full_like(progress, 1.0 / n)
     return th.where(total > 0, floor / n + (1.0 - floor) * progress / total.clamp(min=th.finfo(total.dtype).tiny), equal)
 
 
 class GroupWeights(nn.Module):
-    """Shares of the loss for the groups of a rollout, and the memory that they need.
+    """Shares of the loss for the groups of a rollout, with running returns per label.
 
-    Returns of whole episodes are followed per label by a fast and a slow exponential average; both are buffers, saved with the
-    model. A label that has not ended an episode yet counts as average.
+    Each label has a fast and a slow exponential average of whole episodes' returns; both are buffers, saved with the model. A
+    label without a complete episode counts as average.
 
     :param kind: ``"balanced"``, ``"performance"``, ``"adaptive"``, or a function of (rollout, labels) to ``[n]`` shares
-    :param n_labels: labels that mean the same in every rollout; 0: they do not
+    :param n_labels: number of labels with the same meaning in every rollout; 0: they have none
     :param temperature: of ``"performance"``
     :param ranges: returns that count as score 0 and 1, one pair per label (``"performance"``); None: the lowest and
-        highest average return over the labels, which only makes sense where all are paid on one scale
+        highest average return over the labels, which requires returns on one scale
     :param floor: of ``"adaptive"``
     :param max_weight: of :func:`row_weights`
     :raises ValueError: for values out of range
@@ -81,8 +82,9 @@ class GroupWeights(nn.Module):
     slow: th.Tensor
     spread: th.Tensor
     seen: th.Tensor
-    #: How much of the newest rollout enters the averages.
-    FAST, SLOW = 0.5, 0.1
+    #: Weight of the newest rollout in the averages.
+    FAST = 0.5
+    SLOW = 0.1
 
     def __init__(
         self,
@@ -98,15 +100,19 @@ class GroupWeights(nn.Module):
         check_settings("multitask: weights_kwargs", given)
         if ranges is not None and len(ranges) != n_labels:
             raise ValueError(f"weights_kwargs: ranges has {len(ranges)} pairs for {n_labels} groups: give one for each.")
-        self.kind, self.n_labels, self.max_weight = kind, n_labels, max_weight
-        self.temperature, self.ranges, self.floor = temperature, ranges, floor
+        self.kind = kind
+        self.n_labels = n_labels
+        self.max_weight = max_weight
+        self.temperature = temperature
+        self.ranges = ranges
+        self.floor = floor
         for name in ("fast", "slow", "spread"):
             self.register_buffer(name, th.zeros(n_labels))
         self.register_buffer("seen", th.zeros(n_labels, dtype=th.bool))
 
     @th.no_grad()
     def observe(self, rollout: Rollout, labels: th.Tensor) -> None:
-        """Take note of the episodes that ended in this rollout.
+        """Update the averages with the episodes that ended in this rollout.
 
         :param labels: ``[E]``
         """
@@ -114,7 +120,8 @@ class GroupWeights(nn.Module):
             return
         assert rollout.episode_return is not None
         ended = rollout.terminated | rollout.truncated
-        returns, label = rollout.episode_return[ended], labels[ended]
+        returns = rollout.episode_return[ended]
+        label = labels[ended]
         here = segment_sum(th.ones_like(returns), label, self.n_labels) > 0
         mean = segment_mean(returns, label, self.n_labels)
         for name, value, share in (
@@ -146,11 +153,11 @@ class GroupWeights(nn.Module):
 
     @th.no_grad()
     def shares(self, rollout: Rollout, labels: th.Tensor) -> th.Tensor:
-        """Shares of the loss.
+        """Compute shares of the loss.
 
         :param labels: ``[E]``
-        :return: ``[n]``, n labels or, where they have no lasting meaning, as many as this rollout has
-        :raises ValueError: for what a function returned, if it cannot be shares
+        :return: ``[n]``; n is ``n_labels``, or the number of labels in this rollout if that is 0
+        :raises ValueError: if a function returned invalid shares
         """
         n = self.n_labels or int(labels.max()) + 1
         if self.kind == "performance":
@@ -177,7 +184,7 @@ class GroupWeights(nn.Module):
 def weights_by_label(
     weighting: GroupWeights, rollout: Rollout, labels: th.Tensor, row_label: th.Tensor
 ) -> tuple[th.Tensor, th.Tensor]:
-    """Let the weighting see a rollout, and weigh its rows.
+    """Update the weighting with a rollout, and weigh its rows.
 
     :param labels: ``[E]`` int64 label of each episode
     :param row_label: ``[B]`` int64 label of each row

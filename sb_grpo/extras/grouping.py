@@ -26,22 +26,22 @@ from sb_grpo.types import Rollout
 class Grouping:
     """Base of all groupings."""
 
-    #: Names of the labels, where a label means the same in every rollout; () where it does not.
+    #: Names of the labels if a label means the same in every rollout, else ().
     names: tuple[str, ...] = ()
     #: Labels are the declared tasks: ``"state"`` then fits one baseline per task.
     by_task = False
 
     def labels(self, rollout: Rollout) -> th.Tensor:
-        """``[E]`` int64 label of each episode, 0 or more, in any order; weights and logs go by it."""
+        """``[E]`` int64 label of each episode, 0 or more, in any order; used for weights and logs."""
         raise NotImplementedError
 
     def regroup(self, rollout: Rollout, labels: th.Tensor) -> Rollout:
-        """The rollout with these labels as its groups; labels without an episode leave no empty group behind."""
+        """Use these labels as the rollout's groups; labels without an episode make no empty group."""
         present, group = th.unique(labels, return_inverse=True)
         return rollout._replace(group=group, n_groups=len(present))
 
     def rescale(self, advantages: th.Tensor, row_labels: th.Tensor) -> th.Tensor:
-        """What is left to do after the estimator.
+        """Rescale the estimator's advantages; unchanged by default.
 
         :param advantages: ``[M]``
         :param row_labels: ``[M]`` label of each row's episode
@@ -77,7 +77,7 @@ class ByTask(Grouping):
 
 
 class Hierarchical(ByTask):
-    """Same-seed groups within tasks: z-scores within the seed group, then every task is brought to one scale."""
+    """Same-seed groups within tasks: z-scores within the seed group, then one scale for all tasks."""
 
     def regroup(self, rollout: Rollout, labels: th.Tensor) -> Rollout:
         return rollout
@@ -87,16 +87,17 @@ class Hierarchical(ByTask):
 
 
 class ByQuantile(Grouping):
-    """Episodes of similar return (``"difficulty"``) or length, cut at the rollout's own quantiles.
+    """Episodes of similar return (``"difficulty"``) or length, split at the rollout's quantiles.
 
-    :param what: number of each episode, ``[E]``
+    :param what: function from a rollout to the sorted quantity of each episode, ``[E]``
     :param n_quantiles: number of groups
     :raises ValueError: for fewer than 2
     """
 
     def __init__(self, what: Callable[[Rollout], th.Tensor], n_quantiles: int = 4) -> None:
         check_settings("multitask: grouping_kwargs", {"n_quantiles": n_quantiles})
-        self.what, self.n_quantiles = what, n_quantiles
+        self.what = what
+        self.n_quantiles = n_quantiles
         self.names = tuple(f"quantile_{i}" for i in range(n_quantiles))
 
     def labels(self, rollout: Rollout) -> th.Tensor:
@@ -116,10 +117,10 @@ def lengths(rollout: Rollout) -> th.Tensor:
 
 
 class ByFunction(Grouping):
-    """Whatever a function says.
+    """Episodes with the same label from a user function.
 
-    :param fn: from a rollout to ``[E]`` int64 labels; with an attribute ``n_labels``, its labels 0 to n_labels - 1 mean
-        the same in every rollout
+    :param fn: from a rollout to ``[E]`` int64 labels; with an attribute ``n_labels``, its labels 0 to n_labels - 1 mean the
+        same in every rollout
     """
 
     def __init__(self, fn: Callable[[Rollout], th.Tensor]) -> None:
@@ -134,14 +135,15 @@ class ByFunction(Grouping):
             raise ValueError(
                 f"grouping={self.fn!r} returned {got}; it must return one label per episode: a torch int64 tensor {expected}."
             )
-        low, high = int(labels.min()), int(labels.max())
+        low = int(labels.min())
+        high = int(labels.max())
         if low < 0 or (self.names and high >= len(self.names)):
             upper = f" and at most n_labels - 1 = {len(self.names) - 1}" if self.names else ""
             raise ValueError(f"grouping={self.fn!r} returned labels from {low} to {high}; they must be at least 0{upper}.")
         return labels
 
 
-#: Vector observations of more components than this do not enter the features of episodes.
+#: Vector observations with more components are not part of the features of episodes.
 MAX_OBSERVATION = 64
 
 
@@ -152,12 +154,13 @@ def n_episode_features(space: spaces.Space) -> int:
 
 
 def episode_features(rollout: Rollout, n_features: int) -> th.Tensor:
-    """What an episode looks like: return, length, mean and spread of its rewards; of vector observations mean and spread.
+    """Features of episodes: return, length, mean and std of the rewards; mean and std of vector observations.
 
     :param n_features: of :func:`n_episode_features`
     :return: ``[E, n_features]`` float32
     """
-    episode, n = rollout.episode, len(rollout.group)
+    episode = rollout.episode
+    n = len(rollout.group)
     rewards = rollout.rewards
     columns = [
         segment_sum(rewards, episode, n), lengths(rollout), segment_mean(rewards, episode, n), segment_std(rewards, episode, n)
@@ -171,14 +174,14 @@ def episode_features(rollout: Rollout, n_features: int) -> th.Tensor:
 class Clusters(nn.Module, Grouping):
     """Clusters of similar episodes, followed over time: k-means on standardised features of the last ``window`` episodes.
 
-    Mini-batch k-means (Sculley, 2010; scikit-learn's) takes one step per rollout, from the centres it had, so that a cluster
-    keeps its number. Until the window holds as many episodes as there are clusters, all are one group. Window and centres
-    are buffers, saved with the model.
+    Mini-batch k-means (Sculley, 2010; scikit-learn's) takes one step per rollout from the previous centres, so that a cluster
+    keeps its number. While the window holds fewer episodes than clusters, all episodes are one group. Window and centres are
+    buffers, saved with the model.
 
     :param n_features: of :func:`n_episode_features`
     :param seed: of the first centres
     :param n_clusters: number of groups
-    :param window: episodes that are remembered
+    :param window: number of last episodes
     :raises ValueError: for sizes out of range, or without scikit-learn
     """
 
@@ -201,7 +204,8 @@ class Clusters(nn.Module, Grouping):
                 f"grouping_kwargs: n_clusters={n_clusters} is more than window={window}, the episodes that are remembered. "
                 "Raise window or lower n_clusters."
             )
-        self.n_clusters, self.seed = n_clusters, seed
+        self.n_clusters = n_clusters
+        self.seed = seed
         self.names = tuple(f"cluster_{i}" for i in range(n_clusters))
         self.register_buffer("history", th.zeros(window, n_features))
         self.register_buffer("centres", th.zeros(n_clusters, n_features))
@@ -219,8 +223,9 @@ class Clusters(nn.Module, Grouping):
         remembered = self.history[-min(int(self.n_seen), window) :]
         if len(remembered) < self.n_clusters:
             return th.zeros_like(rollout.group)
-        mean, spread = remembered.mean(0), remembered.std(0, unbiased=False)
-        spread = th.where(spread > 1e-6 * mean.abs(), spread, th.ones_like(spread))  # a constant feature tells nothing
+        mean = remembered.mean(0)
+        spread = remembered.std(0, unbiased=False)
+        spread = th.where(spread > 1e-6 * mean.abs(), spread, th.ones_like(spread))  # constant features
 
         def standardised(x: th.Tensor) -> np.ndarray:
             return ((x - mean) / spread).double().cpu().numpy()
@@ -240,13 +245,14 @@ class Clusters(nn.Module, Grouping):
 
 
 def make_grouping(multitask: Multitask, observation_space: spaces.Space, seed: int) -> Grouping:
-    """The grouping that a model's arguments describe.
+    """Make the grouping that a model's arguments describe.
 
     :param multitask: the argument of GRPO
     :param observation_space: of the env
     :param seed: of the model
     """
-    grouping, kwargs = multitask.grouping, multitask.grouping_kwargs or {}
+    grouping = multitask.grouping
+    kwargs = multitask.grouping_kwargs or {}
     if callable(grouping):
         return ByFunction(grouping)
     if grouping in ("task", "hierarchical"):

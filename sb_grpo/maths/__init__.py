@@ -1,1 +1,1 @@
-"""Pure functions of tensors: returns, estimators, losses, regressions. No environment, no policy, no state but their own."""
+"""Pure functions of tensors: returns, estimators, losses, regressions. No environment and no policy."""

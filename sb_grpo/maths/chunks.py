@@ -1,4 +1,4 @@
-"""Rows in chunks where all at once would be too many, and a few of many where those are enough."""
+"""Process many rows in chunks, and choose evenly spaced rows."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import torch as th
 from sb_grpo import ranks
 from sb_grpo.types import Rollout, map_obs
 
-#: Rows per forward pass where no gradient is needed; a GPU, which waits for launches, gets more of them where rows are narrow.
-CHUNK, GPU_CHUNK, NARROW = 4096, 65536, 256
+#: Rows per forward pass without gradient. A GPU gets more if rows are narrow, because launches dominate its time.
+CHUNK = 4096
+GPU_CHUNK = 65536
+NARROW = 256
 
 
 def chunk_rows(x: th.Tensor) -> int:
-    """Rows per forward pass, for rows like these."""
+    """Rows per forward pass for rows of this width and device."""
     return GPU_CHUNK if x.is_cuda and x[:1].numel() <= NARROW else CHUNK
 
 
@@ -28,7 +30,8 @@ def in_chunks(fn: Callable[..., th.Tensor], *columns: Any) -> th.Tensor:
     :return: ``[M, ...]``
     """
     first = next(iter(columns[0].values())) if isinstance(columns[0], dict) else columns[0]
-    n, size = len(first), chunk_rows(first)
+    n = len(first)
+    size = chunk_rows(first)
     if n <= size:
         return fn(*columns)
     parts = [fn(*(map_obs(lambda x: x[i : i + size], column) for column in columns)) for i in range(0, n, size)]  # noqa: B023
@@ -36,9 +39,9 @@ def in_chunks(fn: Callable[..., th.Tensor], *columns: Any) -> th.Tensor:
 
 
 def evenly_spaced(n: int, at_most: int, device: th.device) -> th.Tensor | slice:
-    """Some of n rows: all of them, or ``at_most`` at equal distances.
+    """Index of all n rows, or of ``at_most`` rows at equal distances.
 
-    :return: an index of rows
+    :return: index of rows
     """
     if n <= at_most:
         return slice(None)
@@ -46,12 +49,13 @@ def evenly_spaced(n: int, at_most: int, device: th.device) -> th.Tensor | slice:
 
 
 def evenly_spaced_steps(rollout: Rollout, at_most: int, of_all: int) -> th.Tensor | slice:
-    """As :func:`evenly_spaced`, of the steps of all ranks together: an index of those that are this rank's.
+    """Choose :func:`evenly_spaced` steps among those of all ranks, and index the ones on this rank.
 
     :param rollout: M steps, its episodes in the order of their groups
     :param of_all: steps of all ranks
     """
-    n, place = len(rollout.t), ranks.place()
+    n = len(rollout.t)
+    place = ranks.place()
     if place.n == 1:
         return evenly_spaced(n, at_most, rollout.t.device)
     if of_all <= at_most:

@@ -1,11 +1,11 @@
 """Advantage estimators: pure functions from a rollout to one number per step. No environment, no policy, no state.
 
 Notation: r_{i,t} is the reward of member i at step t, G_{i,t} = sum_k gamma^k r_{i,t+k} its discounted reward-to-go.
-Every estimator subtracts what the other members of the group would lead one to expect, then divides by the spread.
-Steps of groups without spread get exactly 0: they carry no signal and the update leaves them out.
+Every estimator subtracts a baseline of the group's returns, then divides by the spread. Steps of groups without spread get
+exactly 0: they carry no signal and the update skips them.
 
-Decided here once: standard deviations are population ones (DeepSeekMath's std over the G outputs); a spread below
-``SPREAD_TOLERANCE`` of the returns' size counts as none; a group of one has no spread and no peers.
+Standard deviations are population ones (DeepSeekMath's std over the G outputs). A spread below ``SPREAD_TOLERANCE`` of the
+returns' size counts as zero. A group of one has no spread and no other members.
 """
 
 from __future__ import annotations
@@ -20,29 +20,30 @@ from sb_grpo.maths.segments import Total, own, segment_mean, segment_means, segm
 from sb_grpo.types import AdvantageOptions, Rollout
 
 SPREAD_TOLERANCE = 1e-5
-#: The same for residuals of a fit, which are never exactly 0: a constant reward leaves 1e-4, CartPole when solved 7e-3.
+#: The tolerance for residuals of a fit, which are never exactly 0: a constant reward leaves 1e-4, solved CartPole 7e-3.
 RESIDUAL_TOLERANCE = 1e-3
-#: Steps that a return's size is made of, at most, where residuals are compared with it. Under a longer horizon it is mostly a
-#: level which all states share: at gamma 0.9999 a good baseline leaves less than a thousandth of it.
+#: Longest horizon, in steps, of the return's size that residuals are compared with. Beyond it the return is mostly a level
+#: shared by all states: at gamma 0.9999 a good baseline leaves less than a thousandth of it.
 LONGEST_HORIZON = 100.0
 
 AdvantageEstimator = Callable[..., th.Tensor]
 
 
 def peer_baseline(values: th.Tensor, key: th.Tensor, n: int, kind: str) -> th.Tensor:
-    """What the peers lead one to expect of each value.
+    """Baseline of each value from the values with the same key.
 
     :param values: ``[K]`` one value per member
-    :param key: ``[K]`` which values are peers
+    :param key: ``[K]`` int64 in [0, n); equal keys are compared with each other
     :param n: number of keys
     :param kind: ``"mean"`` (itself included), ``"leave_one_out"`` (RLOO, arXiv 2402.14740) or ``"median"``
-    :return: ``[K]``; a value without peers is its own baseline
+    :return: ``[K]``; a value with a unique key is its own baseline
     """
     if kind == "median":
         return segment_median(values, key, n)[key]
     if kind == "mean":
         return segment_mean(values, key, n)[key]
-    total, count = segment_sum(values, key, n)[key], segment_sum(th.ones_like(values), key, n)[key]
+    total = segment_sum(values, key, n)[key]
+    count = segment_sum(th.ones_like(values), key, n)[key]
     return th.where(count > 1, (total - values) / (count - 1).clamp(min=1.0), values)
 
 
@@ -57,17 +58,17 @@ def scale(
     total: Total = own,
     known: Sequence[th.Tensor] | None = None,
 ) -> th.Tensor:
-    """Divide by the spread, and set to 0 what belongs to a group without spread.
+    """Divide by the spread; values of groups without spread become 0.
 
     :param centred: ``[K]`` values minus baseline
-    :param spread_of: ``[K]`` whose standard deviation counts
-    :param size_of: ``[K]`` whose size says which spread is too small to be one
+    :param spread_of: ``[K]`` values for the standard deviation
+    :param size_of: ``[K]`` values for the size that the spread is compared with
     :param group: ``[K]`` group of each value
     :param n_groups: number of groups
     :param normalize: ``"group"``, ``"batch"`` or ``"none"``
-    :param tolerance: a spread below this share of the root mean square of ``size_of`` is none
-    :param total: of sums over the ranks, where groups lie on several
-    :param known: ``[n_groups]`` means of ``spread_of`` and of the squares of ``size_of``, if they have been asked for
+    :param tolerance: a spread below this share of the root mean square of ``size_of`` counts as zero
+    :param total: sum over the ranks, if groups span several
+    :param known: ``[n_groups]`` means of ``spread_of`` and of the squares of ``size_of``, if already computed
     :return: ``[K]``
     """
     mean, mean_square = known or segment_means((spread_of, size_of.square()), group, n_groups, total)
@@ -86,22 +87,25 @@ def outcome(rollout: Rollout, options: AdvantageOptions, baseline: str = "mean")
 
     R_i is the discounted return of the whole episode; ``gamma=1`` gives the paper's plain sum.
 
-    :param baseline: of the group: ``"mean"``, ``"leave_one_out"``, ``"median"``; or ``"global"``, the mean of all groups.
-        Groups of one have no spread, so with ``"global"`` that of all counts for them
+    :param baseline: of the group: ``"mean"``, ``"leave_one_out"``, ``"median"``; or ``"global"``, the mean of all groups. With
+        ``"global"``, groups of one use the spread over all groups
     :return: ``[M]``
     """
-    returns, group, n_groups = episode_returns(rollout, options.gamma), rollout.group, rollout.n_groups
+    returns = episode_returns(rollout, options.gamma)
+    group = rollout.group
+    n_groups = rollout.n_groups
     centred = returns - _baseline(returns, group, n_groups, baseline)
     if baseline == "global" and n_groups == len(group):
-        group, n_groups = th.zeros_like(group), 1
+        group = th.zeros_like(group)
+        n_groups = 1
     return scale(centred, returns, returns, group, n_groups, options.normalize)[rollout.episode]
 
 
 def process(rollout: Rollout, options: AdvantageOptions, baseline: str = "mean") -> th.Tensor:
     """Process supervision (DeepSeekMath, section 4.1.3): step rewards normalised over the group, then summed to go.
 
-    The sum is discounted by gamma; ``gamma=1`` gives the paper's. Where every step pays the same (CartPole) it has
-    nothing to compare and every group counts as one without spread.
+    The sum is discounted by gamma; ``gamma=1`` gives the paper's. If every step pays the same (CartPole), no group has a
+    spread.
 
     :param baseline: as of :func:`outcome`
     :return: ``[M]``
@@ -124,22 +128,26 @@ def step(rollout: Rollout, options: AdvantageOptions, baseline: str = "mean", en
     """Time-aligned group baseline (GPG with f = t, arXiv 2510.03679): A_{i,t} = (G_{i,t} - b_t) / std.
 
     b_t is taken over the members at the same step t. A member that has ended counts as return 0, its true value, or is
-    left out; then the last survivor has no peers and gets 0.
+    dropped; then the last survivor gets 0.
 
     :param baseline: as of :func:`outcome`, over the members at the same step
     :param ended_members: ``"zero"`` or ``"drop"``
     :return: ``[M]``
     """
-    to_go, row_group = rewards_to_go(rollout, options.gamma), rollout.group[rollout.episode]
+    to_go = rewards_to_go(rollout, options.gamma)
+    row_group = rollout.group[rollout.episode]
     horizon = rollout.max_length
-    key, n_keys = row_group * horizon + rollout.t, rollout.n_groups * horizon
+    key = row_group * horizon + rollout.t
+    n_keys = rollout.n_groups * horizon
     if baseline == "global":
-        key, n_keys = rollout.t, horizon
+        key = rollout.t
+        n_keys = horizon
         members = th.full((n_keys,), len(rollout.group), device=key.device)
     else:
         per_group = segment_sum(th.ones_like(rollout.group), rollout.group, rollout.n_groups)
         members = per_group.repeat_interleave(horizon)
-    values, keys = to_go, key
+    values = to_go
+    keys = key
     if ended_members == "zero":
         ended = members - segment_sum(th.ones_like(key), key, n_keys)
         keys = th.cat([key, th.arange(n_keys, device=key.device).repeat_interleave(ended)])
@@ -150,19 +158,23 @@ def step(rollout: Rollout, options: AdvantageOptions, baseline: str = "mean", en
 
 
 def centre_and_scale(advantages: th.Tensor, targets: th.Tensor, rollout: Rollout, options: AdvantageOptions) -> th.Tensor:
-    """z-scores of steps within the group or the batch: what makes ``"state"`` advantages group-relative.
+    """Centre and scale ``"state"`` advantages within the group or the batch, which makes them group-relative.
 
     :param advantages: ``[M]`` targets minus baseline
-    :param targets: ``[M]`` lambda-returns; advantages below ``RESIDUAL_TOLERANCE`` of their size over at most
-        ``LONGEST_HORIZON`` steps count as none
-    :param options: with ``normalize="none"`` they are returned as they are
+    :param targets: ``[M]`` lambda-returns; a spread of advantages below ``RESIDUAL_TOLERANCE`` of their size over at most
+        ``LONGEST_HORIZON`` steps counts as zero
+    :param options: with ``normalize="none"`` the advantages are returned unchanged
     :return: ``[M]``
     """
     if options.normalize == "none":
         return advantages
-    row_group, n, total = rollout.group[rollout.episode], rollout.n_groups, own
+    row_group = rollout.group[rollout.episode]
+    n = rollout.n_groups
+    total = own
     if options.normalize == "batch":
-        row_group, n, total = th.zeros_like(row_group), 1, ranks.total
+        row_group = th.zeros_like(row_group)
+        n = 1
+        total = ranks.total
     means = segment_means((advantages, targets.square()), row_group, n, total)
     centred = advantages - means[0][row_group]
     one_over_horizon = max(1.0 - options.gamma, 1.0 / rollout.max_length)
@@ -171,7 +183,7 @@ def centre_and_scale(advantages: th.Tensor, targets: th.Tensor, rollout: Rollout
 
 
 def to_one_scale(advantages: th.Tensor, label: th.Tensor, n: int) -> th.Tensor:
-    """Divide by the root mean square of the label's advantages, rows without signal (exactly 0) not counted.
+    """Divide by the root mean square of the label's advantages; rows without signal (exactly 0) do not count.
 
     :param advantages: ``[M]``, centred already
     :param label: ``[M]`` int64 in [0, n)
@@ -190,7 +202,7 @@ def _baseline(values: th.Tensor, group: th.Tensor, n_groups: int, kind: str) -> 
 
 
 def shape_rewards(rewards: th.Tensor, scaling: str, limit: float) -> th.Tensor:
-    """Bound the step rewards before anything else sees them.
+    """Bound the step rewards.
 
     :param rewards: ``[M]``
     :param scaling: ``"none"``, ``"clip"`` to [-limit, limit], or ``"tanh"``: limit * tanh(r / limit)

@@ -41,9 +41,9 @@ def kl_k3(log_prob: th.Tensor, other_log_prob: th.Tensor) -> th.Tensor:
 
 
 def step_weights(episode: th.Tensor, aggregation: str, horizon: int) -> th.Tensor:
-    """Weight of each row, so that the mean of weight * loss over rows aggregates as asked.
+    """Weight of each row, such that the mean of weight * loss over rows is the requested aggregation.
 
-    :param episode: ``[M]`` ascending episode numbers; M is 0 where no group of the rollout has a signal
+    :param episode: ``[M]`` ascending episode numbers; M is 0 if no group of the rollout has a signal
     :param aggregation: ``"step"``: all steps equal; ``"episode"``: mean per episode first (DeepSeekMath's 1/|o_i|);
         ``"constant"``: sum per episode divided by ``horizon`` (Dr. GRPO, arXiv 2503.20783), no length bias
     :param horizon: steps of the longest episode possible (``"constant"`` only)
@@ -52,7 +52,8 @@ def step_weights(episode: th.Tensor, aggregation: str, horizon: int) -> th.Tenso
     if aggregation == "step":
         return th.ones(len(episode), device=episode.device)
     _, row, length = th.unique_consecutive(episode, return_inverse=True, return_counts=True)
-    rows, episodes = ranks.count(len(episode)), ranks.count(len(length))
+    rows = ranks.count(len(episode))
+    episodes = ranks.count(len(length))
     if aggregation == "constant":
         return th.full((len(episode),), rows / (max(episodes, 1) * horizon), device=episode.device)
     weights: th.Tensor = rows / (episodes * length.float())

@@ -1,4 +1,4 @@
-"""Running mean and variance of vectors, on the device and saved with what they belong to."""
+"""Running mean and variance of vectors, as buffers on the device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sb_grpo import ranks
 
 
 class RunningNormalizer(nn.Module):
-    """Standardise vectors by the statistics of all that was seen: (x - mean) / std, clipped.
+    """Standardise vectors by running statistics: (x - mean) / std, clipped.
 
     :param dim: length of the vectors
     :param clip: bound of the result, in standard deviations
@@ -42,7 +42,8 @@ class RunningNormalizer(nn.Module):
         """
         n, mean, var = ranks.moments(x)
         total = self.count + n
-        delta, share = mean - self.mean, n / total
+        delta = mean - self.mean
+        share = n / total
         self.var.mul_(1.0 - share).add_(var * share).add_(delta.square() * share * (1.0 - share))
         self.mean.add_(delta * share)
         self.count.copy_(total)

@@ -1,4 +1,4 @@
-"""Numbers that a function has returned for the steps of a rollout: are they what it must return?"""
+"""Checks of the numbers per step that a user's function returns."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sb_grpo.types import Breakdown, Rollout
 
 
 def numbers_of(values: Any, device: th.device) -> th.Tensor | None:
-    """What a function has returned as a tensor of numbers without a gradient; None for what is no array.
+    """Convert an array of numbers to a float tensor without gradient; None for anything else.
 
     :param values: tensor or NumPy array of any number type
     """
@@ -23,14 +23,14 @@ def numbers_of(values: Any, device: th.device) -> th.Tensor | None:
 
 
 def per_step(argument: str, what: str, remedy: str, values: Any, rollout: Rollout) -> th.Tensor:
-    """One number per step.
+    """Check and convert the numbers per step that a user's function returned.
 
-    :param argument: that the function was given as
-    :param what: its numbers are, for the message
-    :param remedy: what to do where they are not finite
-    :param values: what it returned
+    :param argument: name of the argument that holds the function
+    :param what: name of the numbers, for the message
+    :param remedy: for the message about numbers that are not finite
+    :param values: returned by the function
     :return: ``[M]`` floats
-    :raises ValueError: if it is no array of the right shape; :class:`~sb_grpo.types.Breakdown` if it is not finite
+    :raises ValueError: if it is no array of the right shape; :class:`~sb_grpo.types.Breakdown` if a number is not finite
     """
     found = numbers_of(values, rollout.rewards.device)
     if found is None or found.shape != rollout.rewards.shape:

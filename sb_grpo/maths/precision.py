@@ -1,4 +1,4 @@
-"""The precision that networks run in."""
+"""Precision of the networks' arithmetic."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch as th
 
 
 def autocasting(device: th.device, enabled: bool) -> AbstractContextManager[object]:
-    """The context of every forward pass that makes log-probabilities: ratios compare like with like.
+    """Autocast context of every forward pass that computes log-probabilities, so that ratios compare equal precisions.
 
     :param enabled: bfloat16; False: float32
     """

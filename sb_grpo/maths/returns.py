@@ -1,4 +1,4 @@
-"""Returns of a rollout's steps and episodes, and lambda-returns under given values: pure functions, no loop over steps.
+"""Returns of steps and episodes, and lambda-returns under given values: pure functions without a loop over steps.
 
 Notation: r_{i,t} is the reward of member i at step t, G_{i,t} = sum_k gamma^k r_{i,t+k} its discounted reward-to-go.
 """
@@ -30,7 +30,7 @@ class LinearRecurrence:
             shift *= 2
 
     def __call__(self, x: th.Tensor) -> th.Tensor:
-        """``[M]`` y of ``[M]`` x."""
+        """Solve for ``[M]`` y, given ``[M]`` x."""
         y = x.clone()
         for shift, decay in self.decays:
             y[:-shift] += decay * y[shift:]
@@ -38,7 +38,7 @@ class LinearRecurrence:
 
 
 def is_last(rollout: Rollout) -> th.Tensor:
-    """``[M]`` bool: this row is the last of its episode in the rollout."""
+    """``[M]`` bool: True at the last row of each episode in the rollout."""
     return th.cat([rollout.episode[1:] != rollout.episode[:-1], rollout.episode.new_ones(1, dtype=th.bool)])
 
 
@@ -62,13 +62,14 @@ class Gae:
     """
 
     def __init__(self, rollout: Rollout, gamma: float, gae_lambda: float) -> None:
-        self.rollout, self.gamma = rollout, gamma
+        self.rollout = rollout
+        self.gamma = gamma
         self.last = is_last(rollout)
         decay = gamma * gae_lambda * (~self.last).to(rollout.rewards.dtype)
         self.sum = LinearRecurrence(decay, rollout.max_length)
 
     def __call__(self, values: th.Tensor, final_values: th.Tensor) -> th.Tensor:
-        """Advantages.
+        """Compute advantages.
 
         :param values: ``[M]`` baseline at each step's observation
         :param final_values: ``[E]`` baseline after the last step; terminated episodes ignore it
@@ -88,17 +89,17 @@ class Residuals(NamedTuple):
     """Lambda-advantages of M steps under the values of each fold."""
 
     by_fold: th.Tensor  #: [M, folds]
-    fold: th.Tensor  #: [M] int64, whose values the step's own episode had no part in
-    own: th.Tensor  #: [M] those under the values of ``fold``
+    fold: th.Tensor  #: [M] int64, the fold whose values were fitted without the step's own episode
+    own: th.Tensor  #: [M] advantages under the values of ``fold``
 
 
 def residuals_of(advantages: Gae, values: th.Tensor, final_values: th.Tensor, fold: th.Tensor) -> Residuals:
-    """Lambda-advantages under several baselines.
+    """Compute lambda-advantages under several baselines.
 
     :param advantages: of the rollout
     :param values: ``[M, folds]``
     :param final_values: ``[E, folds]`` after each episode's last step
-    :param fold: ``[E]`` int64, which of them an episode is judged by
+    :param fold: ``[E]`` int64, the baseline for each episode
     """
     of_row = fold[advantages.rollout.episode]
     by_fold = th.stack([advantages(*both) for both in zip(values.unbind(1), final_values.unbind(1), strict=True)], dim=1)
@@ -106,6 +107,6 @@ def residuals_of(advantages: Gae, values: th.Tensor, final_values: th.Tensor, fo
 
 
 def explained_variance(predicted: th.Tensor, actual: th.Tensor) -> float:
-    """1 - Var[actual - predicted] / Var[actual]: 1 is perfect, 0 no better than a constant; nan without variance."""
+    """1 - Var[actual - predicted] / Var[actual]: 1 is perfect, 0 equals a constant; nan without variance."""
     whole, left = ranks.variances(actual, actual - predicted)
     return math.nan if whole == 0 else 1.0 - left / whole

@@ -1,4 +1,4 @@
-"""Ridge regressions from their Gram matrices, several at once, that remember data and weights."""
+"""Solve several ridge regressions at once from their Gram matrices."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import torch as th
 
 from sb_grpo.types import Breakdown
 
-#: What is added to a Gram matrix that has no Cholesky factor, in units of its mean diagonal, until it has one.
+#: Terms added in turn to the diagonal of a Gram matrix without a Cholesky factor, in units of its mean diagonal.
 JITTER = (1e-5, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)
 
 
 def factorise(systems: th.Tensor, ridges: th.Tensor) -> th.Tensor:
-    """Cholesky factors of Gram matrices with a ridge each; the constant, column 0, is not shrunk.
+    """Compute Cholesky factors of Gram matrices, each with its ridge; the constant, column 0, is not shrunk.
 
-    :param systems: ``[n, size, size]`` float64; changed
+    :param systems: ``[n, size, size]`` float64; modified in place
     :param ridges: ``[n]``
     :return: ``[n, size, size]``
     :raises Breakdown: for systems that are not finite
@@ -30,15 +30,14 @@ def factorise(systems: th.Tensor, ridges: th.Tensor) -> th.Tensor:
 
 
 class AnchoredRidge:
-    """Weights w that minimise ``|y - Phi w|^2 + ridge |w - anchor * before|^2``, the constant, column 0, not shrunk.
+    """Weights w that minimise ``|y - Phi w|^2 + ridge |w - anchor * before|^2``; the constant, column 0, is not shrunk.
 
-    Earlier data is in the Gram matrices, and in the right sides that :meth:`solve` is given. Factorised once, solved for any
-    number of right sides.
+    Gram matrices and right sides may include earlier data. Factorised once, solved for any number of right sides.
 
-    :param grams: ``[n, size, size]`` float64, one per system; changed
+    :param grams: ``[n, size, size]`` float64, one per system; modified in place
     :param ridges: ``[n]`` float64
     :param before: ``[size]`` or ``[size, columns]`` weights that the ridge pulls towards
-    :param anchor: share of them
+    :param anchor: share of ``before``
     :raises Breakdown: for systems that are not finite
     """
 
@@ -55,7 +54,8 @@ class AnchoredRidge:
         :param which: of the systems; default: all
         :return: ``[size, n]``, or ``[size, columns]``, float64
         """
-        factor, pull = self.factor[which], self.pull[which]
+        factor = self.factor[which]
+        pull = self.pull[which]
         sides = right.double()
         sides = sides.unsqueeze(-1) if pull.shape[2] == 1 else sides
         solution = th.cholesky_solve(sides + pull, factor)

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate and the like. Saved models name these functions, so they live in the library."""
+"""Schedules, for example of the learning rate. Saved models name these functions, so they are part of the library."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def warm_up_cosine(progress_remaining: float, peak: float, warm_up: float) -> fl
 
 
 def scaled(progress_remaining: float, schedule: Schedule, factor: float) -> float:
-    """A multiple of another schedule.
+    """Multiply another schedule by a factor.
 
     :param progress_remaining: 1 at the start of training, 0 at its end
     """
@@ -43,10 +43,10 @@ def scaled(progress_remaining: float, schedule: Schedule, factor: float) -> floa
 
 
 def named(text: str) -> Schedule:
-    """The function that a schedule's name stands for. It can be pickled, so that models with it can be saved.
+    """Parse the name of a schedule. The function can be pickled, so models with it can be saved.
 
     :param text: such as ``lin_3e-4`` or ``cos_3e-4_0.05``
-    :raises ValueError: if the text is none
+    :raises ValueError: if the text is not a schedule
     """
     kind, *numbers = text.split("_")
     try:

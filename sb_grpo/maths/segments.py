@@ -1,4 +1,4 @@
-"""Sums, means, spreads and medians per segment of a column: pure functions of tensors."""
+"""Sums, means, standard deviations and medians per segment: pure functions of tensors."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import torch as th
 
-#: Adds up sums over the ranks, where segments lie on several of them.
+#: Adds up sums over the ranks, if segments span several.
 Total = Callable[[th.Tensor], th.Tensor]
 
 
 def own(values: th.Tensor) -> th.Tensor:
-    """The sums as they are: every segment lies on one rank."""
+    """Return the sums unchanged: every segment lies on one rank."""
     return values
 
 
@@ -29,7 +29,7 @@ def segment_sum(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:
 def segment_mean(values: th.Tensor, segment: th.Tensor, n: int, total: Total = own) -> th.Tensor:
     """Mean per segment, 0 for an empty one; arguments as in :func:`segment_sum`.
 
-    :param total: of sums over the ranks
+    :param total: sum over the ranks
     """
     return segment_means((values,), segment, n, total)[0]
 
@@ -45,7 +45,7 @@ def segment_means(columns: Sequence[th.Tensor], segment: th.Tensor, n: int, tota
 def segment_std(values: th.Tensor, segment: th.Tensor, n: int, total: Total = own, mean: th.Tensor | None = None) -> th.Tensor:
     """Population standard deviation per segment; arguments as in :func:`segment_mean`.
 
-    :param mean: ``[n]``, where it is known
+    :param mean: ``[n]``, if already known
     """
     mean = segment_mean(values, segment, n, total) if mean is None else mean
     return segment_mean((values - mean[segment]).square(), segment, n, total).sqrt()

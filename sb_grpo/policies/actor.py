@@ -1,4 +1,4 @@
-"""Actor-only policies: features extractor, policy network, action distribution. There is no critic to find here."""
+"""Actor-only policies: features extractor, policy network, action distribution. No critic."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class ActorPolicy(PredictingPolicy):
     :param lr_schedule: learning rate as a function of the remaining progress (1 to 0)
     :param net_arch: hidden layer sizes, ``[64, 64]`` by default (none after a NatureCNN); ``dict(pi=[...])`` is understood
     :param activation_fn: activation of the hidden layers
-    :param ortho_init: orthogonal initialisation with gain sqrt(2), 0.01 for the action layer, as SB3's PPO has it
+    :param ortho_init: orthogonal initialisation with gain sqrt(2), 0.01 for the action layer, as in SB3's PPO
     :param use_sde: state-dependent exploration (Box actions only)
     :param log_std_init: initial log standard deviation of Box actions
     :param full_std: gSDE: one standard deviation per latent feature and action, not per latent feature
@@ -54,12 +54,12 @@ class ActorPolicy(PredictingPolicy):
     :param features_extractor_class: network in front of the policy network
     :param features_extractor_kwargs: its keyword arguments
     :param normalize_images: divide uint8 images by 255
-    :param normalize_obs: standardise flat observations by running statistics that are saved with the policy, in place of
+    :param normalize_obs: standardise flat observations by running statistics that are saved with the policy, instead of
         VecNormalize; GRPO updates them between rollouts
-    :param memory: ``"lstm"`` or ``"gru"``: the policy network sees what it makes of the features so far
+    :param memory: ``"lstm"`` or ``"gru"``: recurrent layers between features and policy network
     :param memory_size: units per layer of the memory
     :param n_layers: layers of the memory
-    :param memory_span: steps that every other unit remembers for at first, at most
+    :param memory_span: longest initial time scale of every other unit, in steps
     :param optimizer_class: optimiser, Adam by default (then fused, with eps 1e-5)
     :param optimizer_kwargs: its keyword arguments, learning rate excluded
     """
@@ -113,14 +113,20 @@ class ActorPolicy(PredictingPolicy):
                 stacklevel=2,
             )
         self._starts = starts_of(observation_space)
-        self.newly_loaded = False  #: load_actor() has put weights here, and no reference was made of them
-        self.activation_fn, self.ortho_init = activation_fn, ortho_init
-        self.use_sde, self.log_std_init = use_sde, log_std_init
-        self.full_std, self.use_expln = full_std, use_expln
+        self.newly_loaded = False  #: load_actor() has set the weights, and no reference policy was made of them yet
+        self.activation_fn = activation_fn
+        self.ortho_init = ortho_init
+        self.use_sde = use_sde
+        self.log_std_init = log_std_init
+        self.full_std = full_std
+        self.use_expln = use_expln
 
         self.features_extractor = self.make_features_extractor()
         self.features_dim = n_features = int(self.features_extractor.features_dim)
-        self.memory_kind, self.memory_size, self.n_layers, self.memory_span = memory, memory_size, n_layers, memory_span
+        self.memory_kind = memory
+        self.memory_size = memory_size
+        self.n_layers = n_layers
+        self.memory_span = memory_span
         self.memory = None
         if memory is not None:
             self.memory = Memory(memory, n_features, memory_size, n_layers, memory_span, self.features_beside_memory)
@@ -141,7 +147,7 @@ class ActorPolicy(PredictingPolicy):
             self.obs_normalizer = RunningNormalizer(n_features, clip=10.0)
         self.optimizer = make_optimizer(self.optimizer_class, self.parameters(), lr_schedule(1), self.optimizer_kwargs)
 
-    @th.no_grad()  # gSDE's first noise cannot be copied if it hangs on to the gradient of its scale
+    @th.no_grad()  # gSDE's first noise could not be copied if it kept the gradient of its scale
     def _build_action_head(self, latent_dim: int) -> None:
         """Create ``action_net``, ``log_std`` (Box only), ``action_dist`` (SB3's object) and ``head`` (the hot path)."""
         if not isinstance(self.action_space, spaces.Box):
@@ -164,7 +170,7 @@ class ActorPolicy(PredictingPolicy):
     def _get_constructor_parameters(self) -> dict[str, Any]:
         data = super()._get_constructor_parameters()
         data.update(
-            lr_schedule=self._dummy_schedule,  # not needed to use the policy on its own
+            lr_schedule=self._dummy_schedule,  # not needed to use the policy alone
             net_arch=self.net_arch,
             activation_fn=self.activation_fn,
             ortho_init=self.ortho_init,
@@ -200,18 +206,18 @@ class ActorPolicy(PredictingPolicy):
         return obs.float().flatten(1)
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
-        """A mask is no network input."""
+        """Make the features extractor without the mask, which is not a network input."""
         return self.features_extractor_class(space_without(self.observation_space), **self.features_extractor_kwargs)
 
     @property
     def _obs_is_features(self) -> bool:
-        """A flat float observation is its own feature vector: no preprocessing on the hot path."""
+        """Whether a flat float observation is its own feature vector: no preprocessing on the hot path."""
         extractor: Any = self._modules["features_extractor"]
         replaced = "extract_features" in self.__dict__ or "forward" in extractor.__dict__ or hooked(extractor)
         return self._flat and not replaced and type(extractor) is FlattenExtractor
 
     def features(self, obs: PyTorchObs) -> th.Tensor:
-        """Features of a batch of observations, or what the memory makes of them.
+        """Features of a batch of observations, after the recurrent layers if there are any.
 
         :param obs: ``[batch, ...]`` or a dict of such
         :return: ``[batch, features_dim]`` float
@@ -219,7 +225,7 @@ class ActorPolicy(PredictingPolicy):
         return self._recall(obs)[0]
 
     def _recall(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
-        """As :meth:`features`, and the memory after the step; None without a memory, and of whole stretches."""
+        """:meth:`features`, and the recurrent state after the step; None without memory, and for whole sequences."""
         if self._obs_is_features:
             flat = self.flat_observations(obs)
             seen = self.obs_normalizer(flat) if self.normalize_obs else flat
@@ -228,19 +234,20 @@ class ActorPolicy(PredictingPolicy):
         return (seen, None) if self.memory is None else self.memory(seen, beside(obs, MEMORY), beside(obs, SEQUENCE))
 
     def _outputs(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
-        """What the head makes a distribution of, and the memory after the step."""
+        """Parameters of the action distribution, and the recurrent state after the step."""
         features, after = self._recall(obs)
-        out, masks = self._scores(features, obs), beside(obs, MASK)
+        out = self._scores(features, obs)
+        masks = beside(obs, MASK)
         return out if masks is None else put_masks(out, masks), after
 
     def _scores(self, features: th.Tensor, obs: PyTorchObs) -> th.Tensor:
-        """What the head makes a distribution of, before any mask, ``[batch, n]``."""
+        """Parameters of the action distribution before any mask, ``[batch, n]``."""
         latent = through(self.policy_net, features)
         out = through(self.action_net, latent)
         return th.cat([out, latent], dim=-1) if self.use_sde else out
 
     def act(self, obs: PyTorchObs, deterministic: bool = False) -> th.Tensor:
-        """Actions only: all that collecting needs.
+        """Choose actions, without log-probabilities.
 
         :param obs: ``[batch, ...]`` or a dict of such
         :param deterministic: the mode instead of a sample
@@ -249,7 +256,7 @@ class ActorPolicy(PredictingPolicy):
         return self.act_and_remember(obs, deterministic)[0]
 
     def act_and_remember(self, obs: PyTorchObs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
-        """Actions as :meth:`act`, and the memory after the step; None without one. NaN is a ValueError."""
+        """Choose actions as :meth:`act`, and return the recurrent state after the step, or None. NaN is a ValueError."""
         actions, _, after = self._choose(obs, deterministic)
         return actions, after
 
@@ -260,7 +267,7 @@ class ActorPolicy(PredictingPolicy):
         return self.head.mode(out) if deterministic else self.head.sample(out, self.head.noise(out)), out, after
 
     def noise(self, *batch: int) -> th.Tensor:
-        """Random numbers for :meth:`sample`, many steps' worth in one call.
+        """Draw random numbers for :meth:`sample`, for many steps in one call.
 
         :param batch: sizes in front, for example ``n_steps, n_envs``
         :return: ``[*batch, n]``
@@ -268,11 +275,12 @@ class ActorPolicy(PredictingPolicy):
         return self.head.noise(th.empty((*batch, self.n_outputs), device=self.device))
 
     def sample(self, obs: PyTorchObs, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
-        """Actions and their log-probabilities, from random numbers that were drawn before.
+        """Actions and their log-probabilities, from given random numbers.
 
         :param obs: ``[batch, ...]``
         :param noise: ``[batch, n]`` of :meth:`noise`
-        :return: actions ``[batch]`` (Discrete) or ``[batch, n]``, log-probabilities ``[batch]``, the memory after the step
+        :return: actions ``[batch]`` (Discrete) or ``[batch, n]``, log-probabilities ``[batch]``, the recurrent state after the
+            step
         """
         out, after = self._outputs(obs)
         actions = self.head.sample(out := out.float(), noise)
@@ -286,13 +294,14 @@ class ActorPolicy(PredictingPolicy):
         return self.head.log_prob(self._outputs(obs)[0].float(), actions)
 
     def log_prob_and_entropy(self, obs: PyTorchObs, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """Of each row, ``([batch], [batch])``; an entropy without a closed form (squashed gSDE) is estimated by -log_prob."""
+        """Log-probability and entropy per row, ``[batch]`` each; squashed gSDE estimates the entropy by -log_prob."""
         out = self._outputs(obs)[0].float()
-        log_prob, entropy = self.head.log_prob(out, actions), self.head.entropy(out)
+        log_prob = self.head.log_prob(out, actions)
+        entropy = self.head.entropy(out)
         return log_prob, -log_prob if entropy is None else entropy
 
     def get_distribution(self, obs: PyTorchObs, action_masks: Any = None) -> Distribution:
-        """SB3's distribution object at these observations. It is shared and mutable: copy it before a second call."""
+        """SB3's distribution object for these observations. It is shared and mutable: copy it before a second call."""
         out = self._outputs(self.with_masks(obs, action_masks))[0]
         if isinstance(self.head, StateDependentNoiseHead):
             return self.head.distribution(out)
@@ -309,14 +318,14 @@ class ActorPolicy(PredictingPolicy):
         if not isinstance(self.head, StateDependentNoiseHead):
             raise ValueError("reset_noise() belongs to gSDE; construct the policy with use_sde=True.")
         self.head.draw(n_envs)
-        if n_envs == 1:  # SB3 then uses this one; see renew_noise
+        if n_envs == 1:  # the matrix that SB3 uses for one env; see renew_noise
             self.head.dist.exploration_mat = self.head.dist.exploration_matrices[0]
 
     @th.no_grad()
     def renew_noise(self, mask: th.Tensor) -> None:
-        """gSDE: a new exploration matrix for some envs. Members of a group must not share one, or they would be copies.
+        """gSDE: draw new exploration matrices for some envs. Members of a group must not share one, or they would be copies.
 
-        :param mask: ``[n_envs]`` bool, where an episode starts
+        :param mask: ``[n_envs]`` bool, True if an episode starts
         """
         dist = self.action_dist
         assert isinstance(dist, StateDependentNoiseDistribution)

@@ -1,8 +1,7 @@
-"""What the policy sees beside the env's observation: which actions are valid, and what it remembers.
+"""Extra inputs of the policy besides the env's observation: action masks and recurrent states.
 
-Both travel as keys of the observation. So the buffer, packing, minibatches and the reference policy carry them as they carry
-any observation, rows that wait for their group included; only the policy tells them apart. An observation that is no Dict
-stands under the key ``""`` then.
+Both are keys of a Dict observation, so the buffer, packing, minibatches and the reference policy handle them like any
+observation; only the policy distinguishes them. An observation that is not a Dict gets the key ``""``.
 """
 
 from __future__ import annotations
@@ -14,19 +13,19 @@ from gymnasium import spaces
 
 MASK = "action_mask"  #: [batch, m] valid actions (sb_grpo.policies.masks)
 MEMORY = "policy_memory"  #: [batch, n] state of a recurrent policy before the step (sb_grpo.policies.memory)
-SEQUENCE = "policy_sequence"  #: [batch] int64: rows of one number follow each other, from the first one's memory on
-ALONE = ""  #: key of an observation that is no Dict, beside these
+SEQUENCE = "policy_sequence"  #: [batch] int64: number of the sequence; a sequence starts from its first row's state
+ALONE = ""  #: key of an observation that is not a Dict
 
 BESIDE = (MASK, MEMORY, SEQUENCE)
 
 
 def with_beside(obs: Any, parts: Mapping[str, Any]) -> Any:
-    """An observation with what stands beside it; itself where that is nothing."""
+    """Add extra inputs to an observation; unchanged without any."""
     return {**(obs if isinstance(obs, Mapping) else {ALONE: obs}), **parts} if parts else obs
 
 
 def env_part(obs: Any) -> Any:
-    """An observation as the networks see it."""
+    """Observation without the extra inputs."""
     if not isinstance(obs, Mapping):
         return obs
     if ALONE in obs:
@@ -35,21 +34,21 @@ def env_part(obs: Any) -> Any:
 
 
 def beside(obs: Any, key: str) -> Any:
-    """One of the parts that stand beside an observation; None where it has none."""
+    """One of the extra inputs of an observation, or None."""
     return obs.get(key) if isinstance(obs, Mapping) else None
 
 
 def space_with(space: spaces.Space, parts: Mapping[str, spaces.Space]) -> spaces.Space:
-    """Where :func:`with_beside` is at home."""
+    """Observation space of :func:`with_beside`'s result."""
     if not parts:
         return space
     return spaces.Dict({**(dict(space.spaces) if isinstance(space, spaces.Dict) else {ALONE: space}), **parts})
 
 
 def space_without(space: spaces.Space) -> spaces.Space:
-    """What the networks see of a space.
+    """Observation space without the extra inputs.
 
-    :raises ValueError: if nothing is left, and for keys that the policy needs for itself
+    :raises ValueError: if nothing is left, and for keys that the policy reserves
     """
     if not isinstance(space, spaces.Dict):
         return space

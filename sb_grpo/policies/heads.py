@@ -21,14 +21,13 @@ HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class ActionHead(Protocol):
-    """What the policy asks of a distribution. ``out`` is the output of the action net, ``[batch, n]``.
+    """Interface of an action distribution. ``out`` is the output of the action net, ``[batch, n]``.
 
-    Random numbers are drawn apart from the actions made of them, so that many steps' worth can be drawn in one call, and the
-    arithmetic can be captured in a graph.
+    Random numbers are drawn separately, so that one call draws those of many steps and a graph can capture the arithmetic.
     """
 
     def noise(self, like: th.Tensor) -> th.Tensor:
-        """Random numbers for :meth:`sample`.
+        """Draw random numbers for :meth:`sample`.
 
         :param like: ``[..., n]`` tensor of the shape, type and device of ``out``
         """
@@ -43,11 +42,11 @@ class ActionHead(Protocol):
         """Log-probability (density) of each row's action, ``[batch]``."""
 
     def entropy(self, out: th.Tensor) -> th.Tensor | None:
-        """Entropy per row in nats, ``[batch]``; None where it has no closed form."""
+        """Entropy per row in nats, ``[batch]``; None without a closed form."""
 
 
 class HasLogStd(Protocol):
-    """The policy, as far as a head of Box actions needs it."""
+    """Interface: the policy's part that a head for Box actions needs."""
 
     log_std: th.nn.Parameter
 
@@ -123,7 +122,7 @@ class BernoulliHead:
 class GaussianHead:
     """Diagonal Gaussian with a state-independent log standard deviation; ``out`` is the mean ``[batch, n]``.
 
-    :param owner: module whose ``log_std`` to use; it is looked up each time, because ``torch.func`` swaps parameters
+    :param owner: module with ``log_std``; looked up each time, because ``torch.func`` swaps parameters
     """
 
     def __init__(self, owner: HasLogStd) -> None:
@@ -131,7 +130,7 @@ class GaussianHead:
 
     @property
     def log_std(self) -> th.Tensor:
-        """``[n]``"""
+        """Log standard deviation ``[n]``."""
         return self.owner.log_std
 
     def noise(self, like: th.Tensor) -> th.Tensor:
@@ -159,11 +158,14 @@ class StateDependentNoiseHead:
     """
 
     def __init__(self, dist: StateDependentNoiseDistribution, owner: HasLogStd) -> None:
-        self.dist, self.owner = dist, owner
+        self.dist = dist
+        self.owner = owner
 
     def distribution(self, out: th.Tensor) -> StateDependentNoiseDistribution:
-        """As SB3's ``proba_distribution``, without the look at every value that makes the host wait for the device."""
-        dist, mean, latent = self.dist, out[:, : self.dist.action_dim], out[:, self.dist.action_dim :]
+        """SB3's ``proba_distribution`` without argument validation, which makes the host wait for the device."""
+        dist = self.dist
+        mean = out[:, : self.dist.action_dim]
+        latent = out[:, self.dist.action_dim :]
         dist._latent_sde = latent if dist.learn_features else latent.detach()
         variance = th.mm(dist._latent_sde**2, dist.get_std(self.owner.log_std) ** 2)
         dist.distribution = Normal(mean, th.sqrt(variance + dist.epsilon), validate_args=False)
@@ -171,20 +173,21 @@ class StateDependentNoiseHead:
 
     @th.no_grad()
     def draw(self, n_envs: int) -> None:
-        """As SB3's ``sample_weights``, without that look: an exploration matrix per env. No gradient goes through it."""
-        dist, std = self.dist, self.dist.get_std(self.owner.log_std)
+        """SB3's ``sample_weights`` without validation: an exploration matrix per env, without gradient."""
+        dist = self.dist
+        std = self.dist.get_std(self.owner.log_std)
         dist.weights_dist = Normal(th.zeros_like(std), std, validate_args=False)
         dist.exploration_mat = dist.weights_dist.rsample()
         dist.exploration_matrices = dist.weights_dist.rsample(th.Size((n_envs,)))
 
     def noise(self, like: th.Tensor) -> th.Tensor:
-        return like.new_zeros(like.shape)  # the exploration matrices hold it: see ActorPolicy.reset_noise
+        return like.new_zeros(like.shape)  # the noise is in the exploration matrices: see ActorPolicy.reset_noise
 
     def sample(self, out: th.Tensor, noise: th.Tensor) -> th.Tensor:
         return self.distribution(out).sample()
 
     def mode(self, out: th.Tensor) -> th.Tensor:
-        mean = out[:, : self.dist.action_dim]  # without the distribution object, which no exported graph can hold
+        mean = out[:, : self.dist.action_dim]  # without the distribution object, which cannot be exported
         return mean if self.dist.bijector is None else self.dist.bijector.forward(mean)
 
     def log_prob(self, out: th.Tensor, actions: th.Tensor) -> th.Tensor:
@@ -195,7 +198,7 @@ class StateDependentNoiseHead:
 
 
 def make_discrete_head(action_space: spaces.Space) -> ActionHead:
-    """The head of a space without free parameters.
+    """Make the head of a discrete action space.
 
     :param action_space: Discrete, MultiDiscrete or MultiBinary
     :return: its head

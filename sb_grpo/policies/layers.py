@@ -1,4 +1,4 @@
-"""The layers of the policy network: their sizes, in any of the forms that SB3 has had, and a quick way through them."""
+"""Layers of the policy network: their sizes in any of SB3's forms, and fast calls."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ MOST_WEIGHTS = 10_000_000
 
 
 def layers_of_the_actor(net_arch: Any) -> list[int]:
-    """Hidden layer sizes of the actor, from any of the forms that SB3 has had.
+    """Parse the actor's hidden layer sizes from any of SB3's forms.
 
     :param net_arch: ``[64, 64]``, ``dict(pi=[64, 64], vf=...)``, or that dict in a list as before SB3 1.8
-    :raises ValueError: for sizes that are no whole numbers from 1 on
+    :raises ValueError: unless all sizes are whole numbers of at least 1
     """
     if isinstance(net_arch, list) and len(net_arch) == 1 and isinstance(net_arch[0], dict):
         warnings.warn(f"net_arch={net_arch} is SB3's form before version 1.8: pass {net_arch[0]}.", UserWarning, stacklevel=3)
@@ -39,17 +39,17 @@ def layers_of_the_actor(net_arch: Any) -> list[int]:
 
 
 def through(layer: nn.Module, x: th.Tensor) -> th.Tensor:
-    """``layer(x)``. Where no hook listens, a module's call is a third of what a small layer costs: it is left out then."""
+    """Compute ``layer(x)``. Without hooks it skips the module's call, a third of a small layer's time."""
     return layer(x) if hooked(layer) else layer.forward(x)  # type: ignore[no-any-return]
 
 
 def hooked(layer: nn.Module) -> bool:
-    """Whether somebody listens to a layer's calls."""
+    """Whether a layer has hooks."""
     return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
 
 
 class Layers(nn.Sequential):
-    """Layers one after another."""
+    """Sequence of layers with fast calls."""
 
     def forward(self, x: th.Tensor) -> th.Tensor:
         for layer in self:

@@ -1,4 +1,4 @@
-"""Action masks: an action that is not valid gets no probability and no gradient.
+"""Action masks: an invalid action gets no probability and no gradient.
 
 The form of a mask is sb3-contrib's: one entry per action (Discrete), per action of each choice in turn (MultiDiscrete), or for
 0 and 1 of each bit in turn (MultiBinary). The method: Huang and Ontañón, 2022 (https://arxiv.org/abs/2006.14171).
@@ -13,13 +13,13 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-METHOD = "action_masks"  #: sb3-contrib's name for what an env is asked
-#: In place of an impossible action's logit: exp of it is 0 in every floating-point type, and 0 times it is 0.
+METHOD = "action_masks"  #: sb3-contrib's name of the env's method
+#: Logit of an invalid action: its exp is 0 in every floating-point type, and 0 times it is 0.
 NEVER = -1e8
 
 
 def choices_of(space: spaces.Space) -> list[int]:
-    """Actions of each choice that a mask tells of; none for Box actions, which have no masks."""
+    """Number of actions of each choice in a mask; none for Box actions, which have no masks."""
     if isinstance(space, spaces.Discrete):
         return [int(space.n)]
     if isinstance(space, spaces.MultiDiscrete):
@@ -28,9 +28,9 @@ def choices_of(space: spaces.Space) -> list[int]:
 
 
 def put_masks(out: th.Tensor, masks: th.Tensor) -> th.Tensor:
-    """What the action net says, with masks on it.
+    """Apply masks to the outputs of the action net.
 
-    :param out: ``[batch, n]`` logits; of bits, which have two entries in a mask, ``[batch, m / 2]``
+    :param out: ``[batch, n]`` logits; for bits ``[batch, m / 2]``, because a mask has two entries per bit
     :param masks: ``[batch, m]`` bool, or 0 and 1
     :return: ``[batch, n]``
     """
@@ -42,16 +42,17 @@ def put_masks(out: th.Tensor, masks: th.Tensor) -> th.Tensor:
 
 
 def checked(masks: Any, space: spaces.Space, n: int, where: str) -> np.ndarray:
-    """Masks as booleans.
+    """Check masks, and convert them to booleans.
 
-    :param masks: ``[n, m]`` of booleans, or numbers that are 0 or 1; ``[m]`` where n is 1
-    :param space: of actions
-    :param n: rows wanted
-    :param where: they come from, for the message; ``{slot}`` stands for the row
+    :param masks: ``[n, m]`` of booleans, or numbers that are 0 or 1; ``[m]`` if n is 1
+    :param space: action space
+    :param n: number of rows required
+    :param where: source of the masks, for the message; ``{slot}`` stands for the row
     :return: ``[n, m]`` bool
     :raises ValueError: for another shape, for other values, and for a row without a valid action
     """
-    choices, each = choices_of(space), re.sub(r"(\w+) \{slot\}", r"each \1", where)
+    choices = choices_of(space)
+    each = re.sub(r"(\w+) \{slot\}", r"each \1", where)
     rows = [np.asarray(row) for row in (masks if np.ndim(masks) > 1 or not _is_flat(masks) else [masks])]
     shapes = {row.shape for row in rows}
     if len(rows) != n or shapes != {(sum(choices),)}:
@@ -77,14 +78,14 @@ def checked(masks: Any, space: spaces.Space, n: int, where: str) -> np.ndarray:
 
 
 def _is_flat(masks: Any) -> bool:
-    """One mask, rather than a sequence of them."""
+    """Whether this is one mask, not a sequence of masks."""
     return len(masks) > 0 and np.ndim(masks[0]) == 0
 
 
 def drawn(space: spaces.Space, mask: np.ndarray | None) -> Any:
-    """A random action among the valid ones.
+    """Draw a random valid action.
 
-    :param mask: ``[m]`` bool; None: all are
+    :param mask: ``[m]`` bool; None: all actions are valid
     """
     if mask is None:
         return space.sample()

@@ -1,11 +1,11 @@
-"""A policy that remembers: an LSTM or GRU between features and policy network, whose state travels with the observation.
+"""Recurrent layers (LSTM or GRU) between features and policy network; the state is part of the observation.
 
-The policy network sees what the memory makes of the features, and not the features themselves: beside them it settles for what
-they tell by themselves before the memory has learnt to tell more (docs/studies/masks_and_memory.md).
+The policy network sees only the outputs of the recurrent layers. If it also saw the features, it would settle for a policy
+without memory before the memory has learnt (docs/studies/masks_and_memory.md).
 
-Every stored step has the state that it was taken from. So a step can be judged by itself (old log-probabilities, features of
-the baseline), and a stretch of steps can begin anywhere: gradients go back through it and end where it begins (truncated
-back-propagation through time from stored states, as in R2D2, Kapturowski et al., 2019, section 3).
+Every step is stored with the state before it. So each step can be evaluated alone (old log-probabilities, features of the
+baseline), and a sequence can begin anywhere; gradients stop at its beginning (truncated back-propagation through time from
+stored states, as in R2D2, Kapturowski et al., 2019, section 3).
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from sb_grpo.ranges import check_settings
 KINDS: dict[str, tuple[type[nn.LSTM] | type[nn.GRU], int]] = {"lstm": (nn.LSTM, 2), "gru": (nn.GRU, 1)}
 
 
-#: Steps that units remember for at first, at most.
+#: Longest initial time scale of units, in steps.
 SPAN = 100.0
 
 
 class Memory(nn.Module):
-    """Layers of LSTM or GRU cells; a state is one row of numbers, zeros where an episode begins.
+    """Layers of LSTM or GRU cells; a state is one row of numbers, zeros when an episode begins.
 
     :param kind: ``"lstm"`` or ``"gru"``
     :param n_inputs: features of a step
     :param size: units per layer
     :param n_layers: layers
-    :param span: steps that every other unit remembers for at first, at most; the others forget half at every step
-    :param with_features: hand out the features too
+    :param span: longest initial time scale of every other unit, in steps; the others forget half at every step
+    :param with_features: also output the features
     :raises ValueError: for another kind, and for sizes below 1
     """
 
@@ -44,36 +44,40 @@ class Memory(nn.Module):
         settings = {"memory": kind, "memory_size": size, "n_layers": n_layers, "memory_span": span}
         check_settings("policy_kwargs", settings)
         net, n_parts = KINDS[kind]
-        self.net, self.form = net(n_inputs, int(size), int(n_layers)), (n_parts, int(n_layers), int(size))
+        self.net = net(n_inputs, int(size), int(n_layers))
+        self.form = (n_parts, int(n_layers), int(size))
         self.n_state = n_parts * int(n_layers) * int(size)
-        self.with_features, self.n_outputs = with_features, int(size) + n_inputs * with_features
+        self.with_features = with_features
+        self.n_outputs = int(size) + n_inputs * with_features
         self._keep_long(float(span))
 
     @th.no_grad()
     def _keep_long(self, span: float) -> None:
-        """Chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188) of every other unit: it keeps
-        what it has for a time of up to ``span`` steps, and takes in as slowly. Those in between have the usual bias of 0,
-        which forgets half at every step, so that what was a few steps ago is not learnt late."""
+        """Chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188) of every other unit. Such a unit
+        keeps its value for up to ``span`` steps, and changes as slowly. The other units have the usual bias of 0, which
+        forgets half at every step, so that short dependencies are learnt early."""
         size = self.form[2]
         for layer in range(self.form[1]):
             bias, other = (getattr(self.net, f"{name}_l{layer}") for name in ("bias_ih", "bias_hh"))
             keep = th.empty(size).uniform_(1.0, span).log_()
             keep[::2] = 0.0
-            bias[size : 2 * size], other[size : 2 * size] = keep, 0.0  # the forget gate, or a GRU's update gate
+            bias[size : 2 * size] = keep  # the forget gate, or a GRU's update gate
+            other[size : 2 * size] = 0.0
             if self.form[0] == 2:
-                bias[:size], other[:size] = -keep, 0.0  # the input gate
+                bias[:size] = -keep  # the input gate
+                other[:size] = 0.0
 
     def forward(
         self, x: th.Tensor, state: th.Tensor | None, sequence: th.Tensor | None = None
     ) -> tuple[th.Tensor, th.Tensor | None]:
-        """What the memory makes of the features so far, after those themselves where they are asked for.
+        """Compute the outputs of the recurrent layers, preceded by the features if ``with_features``.
 
         :param x: ``[batch, n_inputs]``
-        :param state: ``[batch, n_state]`` before each step; None: nothing is remembered
-        :param sequence: of :meth:`run`; None: every row stands by itself
-        :return: ``[batch, n_outputs]``, and the state after each step where every row stands by itself
+        :param state: ``[batch, n_state]`` before each step; None: zeros
+        :param sequence: of :meth:`run`; None: every row is a sequence of its own
+        :return: ``[batch, n_outputs]``, and the state after each step if ``sequence`` is None
         """
-        if th.is_autocast_enabled(x.device.type):  # what adds up over many steps is not rounded at each
+        if th.is_autocast_enabled(x.device.type):  # bfloat16 would round the state at each of many steps
             with th.autocast(x.device.type, enabled=False):
                 return self(x.float(), state, sequence)  # type: ignore[no-any-return]
         if state is None:
@@ -82,9 +86,9 @@ class Memory(nn.Module):
         return th.cat([x, out], dim=-1) if self.with_features else out, after
 
     def before(self, state: th.Tensor | None, begins: th.Tensor) -> th.Tensor:
-        """What is remembered before a step: nothing where an episode begins.
+        """Recurrent state before a step: zeros when an episode begins.
 
-        :param state: ``[batch, n_state]`` after the last step; None: there was none
+        :param state: ``[batch, n_state]`` after the previous step, or None
         :param begins: ``[batch]`` bool
         :return: ``[batch, n_state]``
         """
@@ -93,14 +97,16 @@ class Memory(nn.Module):
         return state.masked_fill(begins.unsqueeze(1), 0.0)
 
     def step(self, x: th.Tensor, state: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """One step of every row.
+        """Advance every row by one step.
 
         :param x: ``[batch, n_inputs]``
         :param state: ``[batch, n_state]`` before the step
         :return: ``[batch, size]``, and ``[batch, n_state]`` after it
         """
         n_parts, n_layers, size = self.form
-        before, hidden, cells = th.split(state, size, dim=-1), list[th.Tensor](), list[th.Tensor]()
+        before = th.split(state, size, dim=-1)
+        hidden = list[th.Tensor]()
+        cells = list[th.Tensor]()
         for layer, weights in enumerate(self.net.all_weights):
             if n_parts == 2:
                 x, cell = th.lstm_cell(x, (before[layer], before[n_layers + layer]), *weights)
@@ -111,11 +117,11 @@ class Memory(nn.Module):
         return x, th.cat([*hidden, *cells], dim=-1)
 
     def run(self, x: th.Tensor, state: th.Tensor, sequence: th.Tensor) -> th.Tensor:
-        """Stretches of steps, each from the state of its first row.
+        """Run sequences of steps, each from the state of its first row.
 
-        :param x: ``[batch, n_inputs]``, rows of a stretch adjacent and in order
+        :param x: ``[batch, n_inputs]``, rows of a sequence adjacent and in order
         :param state: ``[batch, n_state]``
-        :param sequence: ``[batch]`` the stretch that a row belongs to
+        :param sequence: ``[batch]`` number of each row's sequence
         :return: ``[batch, size]``
         """
         if len(x) == 0:  # one of several learners may have no rows
@@ -129,11 +135,11 @@ class Memory(nn.Module):
         return out[place, stretch]  # type: ignore[no-any-return]
 
     def to_parts(self, state: th.Tensor) -> tuple[np.ndarray, ...]:
-        """As sb3-contrib's RecurrentPPO hands states out: ``[n_layers, batch, size]`` per part."""
+        """Split a state into the form of sb3-contrib's RecurrentPPO: ``[n_layers, batch, size]`` per part."""
         return tuple(state.view(-1, *self.form).permute(1, 2, 0, 3).cpu().numpy())
 
     def from_parts(self, parts: Any, n: int, device: th.device) -> th.Tensor | None:
-        """``[n, n_state]``; None where there are no parts yet.
+        """Join the parts to ``[n, n_state]``; None without parts.
 
         :raises ValueError: for parts of another form
         """

@@ -1,6 +1,6 @@
-"""Outputs of a policy that are no numbers: noticed before anybody acts on them, and traced to what made them.
+"""Detect NaN and inf in a policy's outputs before they are used, and find their cause.
 
-The largest of some NaN is still the number of an action, so whatever a ruined network says looks like a choice.
+The argmax of NaN is still an action index, so the outputs of a broken network would look like actions.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from sb_grpo.types import Breakdown
 
 
 def trouble_with(policy: nn.Module, outputs: th.Tensor) -> str | None:
-    """Says what is wrong with outputs of a policy; None: all are numbers. Nothing is looked at while a graph is traced.
+    """Describe the fault of a policy's outputs; None if all are finite. Nothing is checked while a graph is traced.
 
-    :param outputs: what actions are made of, or their log-probabilities
+    :param outputs: parameters of the action distribution, or log-probabilities
     """
     if th.compiler.is_compiling() or math.isfinite(outputs.sum().item()):
         return None
@@ -35,7 +35,7 @@ def check_outputs(policy: nn.Module, outputs: th.Tensor, step: int) -> None:
 
 
 def no_numbers(policy: nn.Module) -> str:
-    """Says which part of a policy makes NaN or inf."""
+    """Describe which part of a policy produces NaN or inf."""
     begin = "the policy's outputs are not finite: "
     for kind, tensors in (("parameter", policy.named_parameters()), ("buffer", policy.named_buffers())):
         for name, values in tensors:

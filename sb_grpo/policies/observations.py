@@ -1,4 +1,4 @@
-"""What kind of observations a policy sees: flat ones that are features as they are, codes that count from another number."""
+"""Kinds of observations: flat ones that are features already, and discrete ones that do not start at 0."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sb_grpo.policies.predicting import PredictingPolicy
 
 
 def reads_flat(policy: PredictingPolicy) -> bool:
-    """Whether the numbers of an observation are read as they are: no code, no image, and nobody's own way to read them."""
+    """Whether the networks read observations unchanged: no one-hot code, no image, no custom features extractor."""
     space = policy.observation_space
     if not isinstance(space, spaces.Box) or (policy.normalize_images and is_image_space(space)):
         return False
@@ -21,7 +21,7 @@ def reads_flat(policy: PredictingPolicy) -> bool:
 
 
 def starts_of(space: spaces.Space) -> Any:
-    """First numbers of a discrete space, by key in a Dict; None where all count from 0, or do not count."""
+    """``start`` of a discrete space, by key in a Dict; None if all start at 0 or none is discrete."""
     if isinstance(space, spaces.Dict):
         starts = {key: start for key, part in space.items() if (start := starts_of(part)) is not None}
         return starts or None
@@ -30,7 +30,7 @@ def starts_of(space: spaces.Space) -> Any:
 
 
 def from_zero(obs: Any, starts: Any) -> Any:
-    """Observations that count from 0.
+    """Shift discrete observations to start at 0.
 
     :param obs: ``[batch, ...]`` or a dict of such
     :param starts: of :func:`starts_of`
@@ -39,4 +39,4 @@ def from_zero(obs: Any, starts: Any) -> Any:
         return obs
     if isinstance(starts, dict):
         return {key: from_zero(part, starts.get(key)) for key, part in obs.items()}
-    return (obs - starts.to(obs.device)).clamp(min=0)  # what follows a terminated episode, which nobody asks for, is 0
+    return (obs - starts.to(obs.device)).clamp(min=0)  # the unused observation after a terminated episode is 0

@@ -1,4 +1,4 @@
-"""The optimiser of a policy's weights."""
+"""Optimiser of a policy's weights."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from sb_grpo.rules import shown
 def make_optimizer(
     kind: Any, parameters: Iterable[nn.Parameter], rate: float, kwargs: Mapping[str, Any]
 ) -> th.optim.Optimizer:
-    """An optimiser.
+    """Make an optimiser.
 
     :param kind: its class
-    :param rate: learning rate to begin with
+    :param rate: initial learning rate
     :param kwargs: its settings
-    :raises ValueError: with the optimiser's own words, for settings or weights that it does not take
+    :raises ValueError: with the optimiser's message, for settings or weights that it rejects
     """
     try:
         return kind(parameters, lr=rate, **kwargs)  # type: ignore[no-any-return]
-    except Exception as error:  # whatever it is that it cannot do with them
+    except Exception as error:  # any optimiser may reject them in its own way
         name = getattr(kind, "__name__", kind)
         raise ValueError(
             f"policy_kwargs: {name} does not take optimizer_kwargs={shown(kwargs)} or these weights ({error}): "

@@ -1,4 +1,4 @@
-"""What SB3, and what is built around it, asks of a policy: ``predict`` and its like, with masks and a memory."""
+"""SB3's policy interface: ``predict``, ``forward``, ``evaluate_actions``, with masks and recurrent states."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from sb_grpo.policies.memory import Memory
 
 
 class PredictingPolicy(BasePolicy):
-    """Names, arguments and results of SB3's policies."""
+    """Base policy with the names, arguments and results of SB3's policies."""
 
     memory: Memory | None
     head: ActionHead
-    #: Whether the policy network sees the features beside the memory, where there is one.
+    #: Whether the policy network also sees the features if there are recurrent layers.
     features_beside_memory = False
 
     def extract_features(self, obs: PyTorchObs, features_extractor: BaseFeaturesExtractor | None = None) -> th.Tensor:
@@ -37,31 +37,31 @@ class PredictingPolicy(BasePolicy):
 
     @abstractmethod
     def act_and_remember(self, obs: Any, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
-        """Actions of a batch, and the memory after them."""
+        """Choose actions of a batch; return them and the recurrent state after them."""
 
     @abstractmethod
     def _choose(self, obs: Any, deterministic: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
-        """Actions of a batch, what :attr:`head` makes their distribution of, and the memory after them."""
+        """Choose actions of a batch; return them, the parameters of their distribution, and the recurrent state after them."""
 
     @abstractmethod
     def log_prob_and_entropy(self, obs: Any, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """Log-probabilities of a batch of actions, and the entropies of what they are drawn from."""
+        """Log-probabilities of a batch of actions, and the entropies of their distributions."""
 
     def forward(
         self, obs: Any, deterministic: bool = False, action_masks: Any = None
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """SB3's three of acting. There is no critic: the values are NaN, as tracing and exporting take nothing but tensors.
+        """Return actions, values and log-probabilities as in SB3. Without a critic the values are NaN: tracing needs tensors.
 
         :param obs: ``[batch, ...]`` or a dict of such
         :param action_masks: as for :meth:`with_masks`
-        :return: actions as the action space has them, NaN ``[batch, 1]``, log-probabilities ``[batch]``
+        :return: actions in the shape of the action space, NaN ``[batch, 1]``, log-probabilities ``[batch]``
         """
         actions, out, _ = self._choose(self.with_masks(obs, action_masks), deterministic)
         log_prob = self.head.log_prob(out.float(), actions)
         return actions.reshape((-1, *(self.action_space.shape or ()))), th.full_like(log_prob, th.nan)[:, None], log_prob
 
     def evaluate_actions(self, obs: Any, actions: th.Tensor, action_masks: Any = None) -> tuple[None, th.Tensor, th.Tensor]:
-        """SB3's three of actions that were taken: None, as there are no values, log-probabilities, entropies ``[batch]``.
+        """Return values (None), log-probabilities and entropies ``[batch]`` of given actions, as in SB3.
 
         :param obs: ``[batch, ...]`` or a dict of such
         :param action_masks: as for :meth:`with_masks`
@@ -76,15 +76,15 @@ class PredictingPolicy(BasePolicy):
         deterministic: bool = False,
         action_masks: np.ndarray | None = None,
     ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
-        """Actions for observations.
+        """Choose actions for observations.
 
         :param observation: of one env, or of several
-        :param state: what the last call returned; None: nothing is remembered yet
-        :param episode_start: ``[n_envs]`` bool, where an episode begins: what was remembered there is forgotten
+        :param state: returned by the last call; None at the beginning
+        :param episode_start: ``[n_envs]`` bool, True if an episode begins: its state is reset
         :param deterministic: the most likely action instead of a sample
-        :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them
+        :param action_masks: ``[n_envs, m]`` valid actions, unless the observation holds them
         :return: actions, and the state for the next call; None without a memory
-        :raises ValueError: for observations, states or masks of another form, and for all that a reset or step returns
+        :raises ValueError: for observations, states or masks of another form, and for a whole result of ``reset`` or ``step``
         """
         self.set_training_mode(False)
         _check_is_observation(observation)
@@ -98,7 +98,7 @@ class PredictingPolicy(BasePolicy):
         return found if vectorized else found.squeeze(axis=0), remembered  # type: ignore[return-value]
 
     def with_masks(self, obs: Any, action_masks: np.ndarray | th.Tensor | None) -> Any:
-        """Observations with masks beside them, which go before any that they hold; as they are without.
+        """Add masks to observations, in place of any that they hold; unchanged if None.
 
         :param obs: ``[batch, ...]`` or a dict of such
         :param action_masks: ``[batch, m]`` valid actions
@@ -128,7 +128,7 @@ class PredictingPolicy(BasePolicy):
         return with_beside(obs, parts)
 
     def in_bounds(self, actions: np.ndarray) -> np.ndarray:
-        """Actions in the env's own bounds: unsquashed or clipped where the space is a Box.
+        """Map actions to the env's bounds: unsquashed or clipped if the space is a Box.
 
         :param actions: ``[n_envs]`` or ``[n_envs, n]`` as sampled
         :return: ``[n_envs, *action_space.shape]``
@@ -148,7 +148,7 @@ def _n_rows(obs: Any) -> int:
 
 
 def _check_numbers(what: str, given: Any) -> None:
-    """The network would make some action of a NaN in an observation, and of its own weights when they are NaN."""
+    """Reject NaN and inf in observations or outputs; the network would turn them into some action."""
     for part in given.values() if isinstance(given, dict) else [given]:
         if isinstance(part, np.ndarray) and part.dtype.kind == "f" and np.isnan(part).any():
             cause = "the env or a wrapper" if what == "observation" else "the policy's weights"
@@ -156,7 +156,7 @@ def _check_numbers(what: str, given: Any) -> None:
 
 
 def _check_is_observation(given: Any) -> None:
-    """Gym's ``reset`` and every ``step`` return tuples that end with infos; SB3's ``VecEnv.reset`` the observations alone."""
+    """Reject results of Gym's ``reset`` and of ``step``, which are tuples that end with infos."""
     last = given[-1] if isinstance(given, tuple) and len(given) > 1 else None
     if isinstance(last, list | tuple) and last:
         last = last[0]

@@ -1,7 +1,7 @@
-"""Soft modularization: layers of modules that all tasks share, and a routing network that mixes them for each task and state.
+"""Soft modularization: layers of shared modules, and a routing network that mixes them by task and state.
 
-Yang, Xu, Wu and Wang, 2020 (https://arxiv.org/abs/2003.13661), section 4: only the routing network is told the task. So what
-tasks have in common can be learnt once, and where their gradients conflict each takes another way through the modules.
+Yang, Xu, Wu and Wang, 2020 (https://arxiv.org/abs/2003.13661), section 4: only the routing network sees the task. Tasks can
+share modules, and tasks with conflicting gradients can use different ones.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from sb_grpo.ranges import check_settings
 
 
 class RoutedNet(nn.Module):
-    """A layer that encodes the state, then layers of modules with a routing after each.
+    """Layer that encodes the state, then layers of modules with a routing after each.
 
     :param n_inputs: features of a step
-    :param task: columns among them that are the one-hot of the task
+    :param task: columns of the task's one-hot among them
     :param layers: units of the encoding, and of each module, layer by layer
     :param n_modules: modules per layer
     :param activation_fn: after the encoding, after every module, and in front of every routing
@@ -34,15 +34,18 @@ class RoutedNet(nn.Module):
         super().__init__()
         code, *sizes = layers
         n_tasks = task.stop - task.start
-        self.task, self.n_modules, self.n_outputs = task, n_modules, n_modules * sizes[-1]
+        self.task = task
+        self.n_modules = n_modules
+        self.n_outputs = n_modules * sizes[-1]
         self.activation = activation_fn()
-        self.encode, self.embed = nn.Linear(n_inputs - n_tasks, code), nn.Linear(n_tasks, code)
+        self.encode = nn.Linear(n_inputs - n_tasks, code)
+        self.embed = nn.Linear(n_tasks, code)
         self.banks = nn.ModuleList(ModuleBank(n_modules, n, m) for n, m in zip([code, *sizes[:-1]], sizes, strict=True))
         self.route = nn.ModuleList(nn.Linear(code, n_modules**2) for _ in sizes)
         self.carry = nn.ModuleList(nn.Linear(n_modules**2, code) for _ in sizes[1:])
 
     def forward(self, features: th.Tensor) -> th.Tensor:
-        """What each module of an output layer sees, ``[batch, n_inputs]`` -> ``[batch, n_modules * units]``.
+        """Inputs of the output layer's modules, ``[batch, n_inputs]`` -> ``[batch, n_modules * units]``.
 
         The output layer's modules are linear and their outputs are added up: one linear layer on all of it.
         """
@@ -53,11 +56,11 @@ class RoutedNet(nn.Module):
         return at.flatten(1)
 
     def shares(self, features: th.Tensor) -> list[th.Tensor]:
-        """By layer ``[batch, to, from]``: how much of what a module receives comes from each module before it; 1 in sum."""
+        """Routing weights by layer, ``[batch, to, from]``; they sum to 1 over ``from``."""
         return self._shares(*self._parts(features))
 
     def _parts(self, features: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """The state encoded, ``[batch, units]``, and the task's one-hot."""
+        """Encoded state, ``[batch, units]``, and the task's one-hot."""
         state = th.cat([features[:, : self.task.start], features[:, self.task.stop :]], dim=1)
         return self.activation(self.encode(state)), features[:, self.task]
 
@@ -70,9 +73,9 @@ class RoutedNet(nn.Module):
 
 
 class ModuleBank(nn.Module):
-    """Linear layers side by side, each with an input of its own.
+    """Parallel linear layers, each with its own input.
 
-    :param n: of them
+    :param n: number of layers
     :param n_inputs: of each
     :param n_outputs: of each
     """
@@ -92,13 +95,13 @@ class ModuleBank(nn.Module):
 class RoutedPolicy(ActorPolicy):
     """:class:`ActorPolicy` whose hidden layers are routed modules, for many tasks.
 
-    :param n_tasks: last entries of the flat observation that are the one-hot of the task
+    :param n_tasks: length of the task's one-hot at the end of the flat observation
     :param n_modules: modules per layer
     :param net_arch: units of the layer that encodes the state, and of each module, layer by layer; at least two sizes
     :raises ValueError: for observations without such a one-hot, for another features extractor, and for fewer sizes
     """
 
-    features_beside_memory = True  # the routing must be told the task
+    features_beside_memory = True  # the routing needs the task
 
     def __init__(
         self,
@@ -122,7 +125,8 @@ class RoutedPolicy(ActorPolicy):
                 f"policy_kwargs: n_tasks={n_tasks!r}, but RoutedPolicy must know how many of the {shape[0]} numbers of an "
                 f"observation, the last ones, are the one-hot of the task: pass 2 to {shape[0] - 1}."
             )
-        self.n_tasks, self.n_modules = int(n_tasks), int(n_modules)
+        self.n_tasks = int(n_tasks)
+        self.n_modules = int(n_modules)
         super().__init__(observation_space, action_space, lr_schedule, net_arch, **kwargs)
 
     def _build_action_head(self, latent_dim: int) -> None:
@@ -131,7 +135,7 @@ class RoutedPolicy(ActorPolicy):
                 f"policy_kwargs: net_arch={self.net_arch} must give RoutedPolicy two sizes or more, of the encoding and of "
                 "the modules of each layer: [64, 64] is usual."
             )
-        n_features = self.features_extractor.features_dim  # what a memory adds comes after them
+        n_features = self.features_extractor.features_dim  # the outputs of a memory come after them
         task = slice(n_features - self.n_tasks, n_features)
         self.policy_net: Any = RoutedNet(self.features_dim, task, self.net_arch, self.n_modules, self.activation_fn)
         super()._build_action_head(self.policy_net.n_outputs)

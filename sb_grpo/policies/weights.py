@@ -1,7 +1,7 @@
-"""Weights of other policies: load_actor starts from GRPO's or the actor of SB3's PPO and A2C; references share no weights.
+"""Weights from other policies: load_actor reads GRPO's and the actors of SB3's PPO and A2C; copies for references.
 
-The actor of an SB3 ``ActorCriticPolicy`` has the same layers as :class:`ActorPolicy` under other names, beside those of its
-critic. With the same weights, observations and activation its deterministic actions are the same.
+The actor of an SB3 ``ActorCriticPolicy`` has the layers of :class:`ActorPolicy` under other names. With the same weights,
+observations and activation the deterministic actions are equal.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from sb_grpo.policies.actor import ActorPolicy
 from sb_grpo.state import copied
 
-#: Beginnings of names in an actor-critic, and what an actor calls them; the first that is there is taken.
+#: Prefixes of names in an actor-critic, and the actor's prefix; the first that exists is used.
 ACTOR = (("mlp_extractor.policy_net.", "policy_net."), ("pi_features_extractor.", "features_extractor."))
-#: Beginnings of what belongs to the critic.
+#: Prefixes of the critic's weights.
 CRITIC = ("mlp_extractor.", "value_net.", "vf_features_extractor.", "pi_features_extractor.")
 
-#: Beginning of the names of a memory's weights.
+#: Prefix of a memory's weights.
 MEMORY = "memory."
 
 
 def load_actor(policy: ActorPolicy, source: Any) -> None:
-    """Give a policy the weights of another one.
+    """Copy the weights of another policy into a policy.
 
-    :param policy: as built, for example ``GRPO(...).policy``; its optimiser starts afresh
-    :param source: a policy, a model that has one, or the zip of a saved model, of which only tensors are read. What
-        VecNormalize has learnt is not part of a policy: use the same statistics (docs/fine_tuning.md)
+    :param policy: for example ``GRPO(...).policy``; its optimiser is reset
+    :param source: a policy, a model with a policy, or the zip of a saved model, of which only tensors are read. VecNormalize's
+        statistics are not part of a policy: use the same ones (docs/fine_tuning.md)
     :raises ValueError: naming the first layer that does not fit, or an activation that differs
     """
     if not isinstance(policy, ActorPolicy):
@@ -44,14 +44,15 @@ def load_actor(policy: ActorPolicy, source: Any) -> None:
         weights = other.state_dict()
     else:
         weights = _from_zip(source)
-    found, wanted = actor_weights(weights), policy.state_dict()
+    found = actor_weights(weights)
+    wanted = policy.state_dict()
     _check_fits(found, wanted)
     policy.load_state_dict(found)
     policy.newly_loaded = True
 
 
 def shared_tensor(policy: th.nn.Module, other: th.nn.Module) -> str | None:
-    """Name of a parameter or buffer whose memory two modules share; None where they share nothing."""
+    """Name of a parameter or buffer whose memory two modules share, or None."""
 
     def memory(x: th.Tensor) -> int:
         found: int = StorageWeakRef(x.untyped_storage()).cdata  # type: ignore[no-untyped-call]
@@ -63,9 +64,9 @@ def shared_tensor(policy: th.nn.Module, other: th.nn.Module) -> str | None:
 
 
 def check_apart(policy: th.nn.Module, reference: th.nn.Module) -> None:
-    """Check that a policy and its reference have no network in common: it would be frozen, and take the reference's weights.
+    """Check that a policy and its reference share no network, which would be frozen with the reference's weights.
 
-    :raises ValueError: naming a tensor that belongs to both
+    :raises ValueError: naming a shared tensor
     """
     name = shared_tensor(policy, reference)
     if name is not None:
@@ -80,12 +81,12 @@ def made_apart(policy: ActorPolicy, make: Callable[[Any], ActorPolicy], kwargs: 
 
     :param policy: the first
     :param make: builds one from keyword arguments; a network among these is copied before
-    :param kwargs: those that the first was built of
-    :raises ValueError: where neither arguments nor policy can be copied
+    :param kwargs: arguments of the first
+    :raises ValueError: if neither arguments nor policy can be copied
     """
     before = copied(policy.state_dict())
     second = make(_copy_of(kwargs))
-    if shared_tensor(policy, second) is not None:  # its class holds a network itself, and may have initialised it once more
+    if shared_tensor(policy, second) is not None:  # its class holds a network and may have initialised it again
         policy.load_state_dict(before)
         second = _copy_of(policy)
     check_apart(policy, second)
@@ -95,12 +96,12 @@ def made_apart(policy: ActorPolicy, make: Callable[[Any], ActorPolicy], kwargs: 
 def _copy_of(value: Any) -> Any:
     try:
         return deepcopy(value)
-    except Exception:  # of any object in it; where it matters, check_apart says so
+    except Exception:  # any object may refuse to be copied; check_apart finds shared tensors
         return value
 
 
 def actor_weights(weights: Mapping[str, th.Tensor]) -> dict[str, th.Tensor]:
-    """An actor-critic's weights without its critic, by the names that :class:`ActorPolicy` has; an actor's own as they are.
+    """Rename an actor-critic's weights to :class:`ActorPolicy`'s names, without its critic; an actor's are unchanged.
 
     :param weights: by name
     """
@@ -135,7 +136,7 @@ def _check_activation(policy: ActorPolicy, other: th.nn.Module) -> None:
 
 
 def _check_fits(found: Mapping[str, th.Tensor], wanted: Mapping[str, th.Tensor]) -> None:
-    for name in sorted([*wanted, *found], key=lambda name: not name.startswith(MEMORY)):  # what else differs follows from it
+    for name in sorted([*wanted, *found], key=lambda name: not name.startswith(MEMORY)):  # explains the others
         theirs, own = (None if name not in side else tuple(side[name].shape) for side in (found, wanted))
         if theirs != own:
             raise ValueError(

@@ -11,7 +11,8 @@ from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
 from sb_grpo.envs.native import MountainCar
 
 #: Where the flag stands at difficulty 0 (random actions reach it in half of the episodes) and 1 (MountainCar-v0's hill top).
-EASIEST, HARDEST = -0.4, 0.5
+EASIEST = -0.4
+HARDEST = 0.5
 
 
 def goal_position(difficulty: float) -> float:

@@ -105,14 +105,17 @@ class MultiTaskEnv(gym.Env[np.ndarray, Any]):
         self.fixed_task = None if task is None else find_task(self.task_names, task)
         base: Any = gym.make(suite.base_id, render_mode=render_mode).unwrapped
         self.base = base
-        self.metadata, self.render_mode = self.base.metadata, render_mode
+        self.metadata = self.base.metadata
+        self.render_mode = render_mode
         self._own_physics = {name: getattr(self.base, name) for t in self.tasks for name in t.physics}
         space = base.observation_space
         n = len(self.tasks)
-        low, high = np.append(space.low, np.zeros(n)), np.append(space.high, np.ones(n))
+        low = np.append(space.low, np.zeros(n))
+        high = np.append(space.high, np.ones(n))
         self.observation_space = spaces.Box(low.astype(np.float32), high.astype(np.float32), dtype=np.float32)
         self.action_space = self.base.action_space
-        self.task, self.elapsed = 0, 0
+        self.task = 0
+        self.elapsed = 0
 
     def _observation(self, obs: np.ndarray) -> np.ndarray:
         one_hot = np.zeros(len(self.tasks), dtype=np.float32)

@@ -79,16 +79,16 @@ class CartPoleTasks(_Tasks):
         task = number.long()
         force_mag, mass, length = (self.parameters[name][task] for name in ("force_mag", "masspole", "length"))
         force = force_mag * (2.0 * actions.to(state.dtype) - 1.0)
-        cos, sin, total = theta.cos(), theta.sin(), mass + 1.0
+        cos = theta.cos()
+        sin = theta.sin()
+        total = mass + 1.0
         temp = (force + mass * length * theta_dot.square() * sin) / total
         theta_acc = (9.8 * sin - cos * temp) / (length * (4.0 / 3.0 - mass * cos.square() / total))
         x_acc = temp - mass * length * theta_acc * cos / total
-        x, x_dot, theta, theta_dot = (
-            x + 0.02 * x_dot,
-            x_dot + 0.02 * x_acc,
-            theta + 0.02 * theta_dot,
-            theta_dot + 0.02 * theta_acc,
-        )
+        x = x + 0.02 * x_dot
+        x_dot = x_dot + 0.02 * x_acc
+        theta = theta + 0.02 * theta_dot
+        theta_dot = theta_dot + 0.02 * theta_acc
         terminated = (x.abs() > 2.4) | (theta.abs() > 12 * 2 * math.pi / 360)
         reward = th.where(self.other_goal[task], (-4.0 * (x - 1.0).square()).exp(), th.ones_like(x))
         return th.stack([x, x_dot, theta, theta_dot, number], 1), self.scale[task] * reward, terminated
@@ -117,7 +117,8 @@ class PendulumTasks(_Tasks):
         return after, -self.scale[task] * cost, th.zeros_like(theta, dtype=th.bool)
 
     def observe(self, state: th.Tensor) -> th.Tensor:
-        theta, theta_dot = state[:, 0], state[:, 1]
+        theta = state[:, 0]
+        theta_dot = state[:, 1]
         return th.cat([th.stack([theta.cos(), theta.sin(), theta_dot], 1), self.one_hot(state)], 1).float()
 
 

@@ -49,7 +49,8 @@ class UnitBoxes(gym.Wrapper[np.ndarray, np.ndarray, Any, Any]):
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         super().__init__(env)
         box: Any = env.action_space
-        self._low, self._high = box.low.astype(np.float64), box.high.astype(np.float64)
+        self._low = box.low.astype(np.float64)
+        self._high = box.high.astype(np.float64)
         self._inner = box.dtype
         self.action_space = spaces.Box(-1.0, 1.0, box.shape, np.float32)
         self.observation_space = spaces.Box(-np.inf, np.inf, (spaces.flatdim(env.observation_space),), np.float32)

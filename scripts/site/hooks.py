@@ -71,7 +71,8 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 def as_link(role: re.Match[str]) -> str:
     """A link to what a role names, by the title that it gives or the last part of the name."""
-    title, name = role["title"], role["name"]
+    title = role["title"]
+    name = role["name"]
     full = name if name.startswith("sb_grpo.") else f"sb_grpo.{name}"
     shown = title or (name.rsplit(".", 1)[-1] if role["short"] else name)
     return f'<autoref optional identifier="{full}"><code>{shown}</code></autoref>'

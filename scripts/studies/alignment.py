@@ -28,13 +28,15 @@ def orders_about(share: float, shape: tuple[int, ...], seed: int = 0) -> Callabl
 
 
 def steps_per_second(env: gym.Env[Any, Any], episodes: int = 3) -> float:
-    steps, begin = 0, time.process_time()
+    steps = 0
+    begin = time.process_time()
     for seed in range(episodes):
         env.reset(seed=seed)
         over = False
         while not over:
             _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-            steps, over = steps + 1, terminated or truncated
+            steps = steps + 1
+            over = terminated or truncated
     return steps / (time.process_time() - begin)
 
 

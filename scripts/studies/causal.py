@@ -45,7 +45,8 @@ from zoo.training.building import build
 GRAPHS = 200
 #: Reset seeds of the evaluation.
 SEEDS = range(1_000_000, 1_000_000 + GRAPHS)
-FOLDER, PAGE = DATA / "causal", DOCS / "studies" / "causal.md"
+FOLDER = DATA / "causal"
+PAGE = DOCS / "studies" / "causal.md"
 RESAMPLES = 2000
 NAMES = {
     "grpo": "GRPO",
@@ -67,7 +68,9 @@ Choose = Callable[[CausalInterventionEnv, np.ndarray, np.random.Generator], Any]
 def play(env: CausalInterventionEnv, choose: Choose, seed: int) -> dict[str, float]:
     """Return and last potentials of one episode."""
     obs, _ = env.reset(seed=seed)
-    rng, total, over = np.random.default_rng(seed), 0.0, False
+    rng = np.random.default_rng(seed)
+    total = 0.0
+    over = False
     while not over:
         obs, reward, over, _, info = env.step(choose(env, obs, rng))
         total += reward
@@ -144,7 +147,8 @@ def measure_speed(episodes: int = 40) -> None:
             env = CausalInterventionEnv(n_variables=d, mechanism=mechanism)
             env.reset(seed=0)
             env.action_space.seed(0)
-            steps, resets = [], []
+            steps = []
+            resets = []
             for _ in range(episodes):
                 start = time.process_time()
                 env.reset()

@@ -30,7 +30,8 @@ from scripts.studies.common.runs import DATA, evaluate_normalized, probe_parser,
 from zoo.common.provenance import commit, versions
 
 FOLDER = DATA / "critic_probe"
-STEPS, EPISODES = 500_000, 50
+STEPS = 500_000
+EPISODES = 50
 #: What makes the advantages, and under which discount.
 DRIVERS = {
     "critic": ("critic", 0.99),
@@ -81,11 +82,13 @@ class Critic(nn.Module):
 class Probe(nn.Module):
     """Stands where the model has its baseline: one of them decides, the others look on."""
 
-    uses_values, whole_episodes = True, False
+    uses_values = True
+    whole_episodes = False
 
     def __init__(self, dim: int, driver: str) -> None:
         super().__init__()
-        self.critic, self.driver = Critic(dim), driver
+        self.critic = Critic(dim)
+        self.driver = driver
         self.baselines = {name: StateBaseline(dim, **kwargs) for name, kwargs in BASELINES.items()}
         self.unexplained: dict[str, list[float]] = {name: [] for name in ("critic", *BASELINES)}
 
@@ -93,7 +96,8 @@ class Probe(nn.Module):
         """Advantages by the driver; the others are fitted beside it."""
         assert seen is not None
         features, final_features = seen
-        values, final_values = self.critic(features), self.critic(final_features)
+        values = self.critic(features)
+        final_values = self.critic(final_features)
         to_go = gae(rollout, values, final_values, options.gamma, 1.0) + values
         guesses = {"critic": values} | {name: b.predict(features)[:, 1] for name, b in self.baselines.items()}
         for name, guess in guesses.items():

@@ -50,7 +50,8 @@ VARIANTS = [_variant("outcome", 19), _variant("outcome", 10), _variant("state", 
 
 def rows() -> tables.Rows:
     """By estimator: without (the same model on MountainCar-v0, measured for docs/studies/exploration.md), then with."""
-    without, found = results("exploration", exploration.VARIANTS), results("curriculum", VARIANTS)
+    without = results("exploration", exploration.VARIANTS)
+    found = results("curriculum", VARIANTS)
     made = []
     for base in BASES:
         made.append((f"{exploration.BASES[base][0]}: flag at the hill top (MountainCar-v0)", without[f"{base}-none"]))

@@ -32,9 +32,15 @@ from scripts.studies.common.runs import DATA, IMG
 from zoo.common.provenance import commit, versions
 from zoo.comparing.figures import styles
 
-FILE, PICTURE = DATA / "fine_tuning.jsonl", IMG / "fine_tuning.png"
-ENV, OLD, NEW = "Pendulum-v1", 10.0, 14.0
-PPO_STEPS, STEPS, SEEDS, EPISODES = 150_000, 32_768, range(5), 100
+FILE = DATA / "fine_tuning.jsonl"
+PICTURE = IMG / "fine_tuning.png"
+ENV = "Pendulum-v1"
+OLD = 10.0
+NEW = 14.0
+PPO_STEPS = 150_000
+STEPS = 32_768
+SEEDS = range(5)
+EPISODES = 100
 COEFFICIENTS = (0.0, 0.1, 0.3, 1.0, 3.0)
 SCRATCH = "from scratch"
 START = "PPO, as it is"
@@ -59,7 +65,8 @@ def fine_tuned(label: str, kl_coef: float, seed: int, path: Path) -> dict[str, A
     """
     reference: dict[str, Any] = {"kl_coef": kl_coef, "loss_kwargs": {"ref_policy": path}} if kl_coef > 0 else {}
     envs = make_vec_env(ENV, 4, env_kwargs={"g": NEW})
-    model, start = GRPO("MlpPolicy", envs, seed=seed, **SETTINGS, **reference), time.perf_counter()
+    model = GRPO("MlpPolicy", envs, seed=seed, **SETTINGS, **reference)
+    start = time.perf_counter()
     if label != SCRATCH:
         load_actor(model.policy, path)
     model.learn(STEPS)
@@ -82,7 +89,8 @@ def kl_to(model: GRPO, path: Path) -> float:
     """KL(policy || PPO's actor) in nats per step, over one more rollout of the policy."""
     other = ActorPolicy(model.observation_space, model.action_space, lambda _: 0.0)
     load_actor(other, path)
-    rollout, policies = model.collect(), (model.policy, other)
+    rollout = model.collect()
+    policies = (model.policy, other)
     assert rollout is not None
     with th.no_grad():
         found: list[Any] = [policy.get_distribution(rollout.observations).distribution for policy in policies]

@@ -47,7 +47,8 @@ FITS: dict[str, dict[str, Any]] = {
     "state, follow_level, scale=2, sweeps=1": {"follow_level": True, "scale": 2.0, "sweeps": 1},
 }
 SHARES = (0.06, 0.2, 0.4, 0.6, 0.8, 1.0)  #: of the training, after which the policy is frozen
-FROZEN, LAMBDA = 16, 0.97
+FROZEN = 16
+LAMBDA = 0.97
 
 #: From a rollout, features and final features to ``[M]`` advantages.
 Estimator = Callable[[Rollout, AdvantageOptions, th.Tensor, th.Tensor], th.Tensor]
@@ -109,12 +110,16 @@ def agreement(gradients: th.Tensor, expected: th.Tensor) -> float:
 class Study(nn.Module):
     """The model's estimator: the critic drives, the others are fitted beside it."""
 
-    uses_values, whole_episodes = True, False
+    uses_values = True
+    whole_episodes = False
 
     def __init__(self, model: GRPO, stops: list[int]) -> None:
         super().__init__()
         dim = model.policy.features_dim
-        self.model, self.stops, self.fitted, self.scores = [model], stops, 0, list[dict[str, float]]()
+        self.model = [model]
+        self.stops = stops
+        self.fitted = 0
+        self.scores = list[dict[str, float]]()
         self.critic = CriticAdvantages(dim)
         self.estimators: dict[str, Estimator] = {"critic": self.critic}
         self.estimators |= {name: StateAdvantages(dim, **kwargs) for name, kwargs in FITS.items()}
@@ -158,7 +163,8 @@ def run(env_id: str, seed: int, steps: int) -> None:
     model = GRPO("MlpPolicy", env, seed=seed, device="cpu", **kwargs)
     size = model.steps_per_env * model.n_envs
     study = Study(model, sorted({max(1, round(share * steps / size)) for share in SHARES}))
-    model.estimator, train = study, model.train  # type: ignore[assignment]
+    model.estimator = study  # type: ignore[assignment]
+    train = model.train
 
     def train_unless_frozen() -> None:
         if study.frozen is None:

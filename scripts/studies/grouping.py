@@ -21,9 +21,13 @@ from sb_grpo.envs.random import mix_tensor, uniform
 from scripts.studies.common import variant_files
 from scripts.studies.common.runs import DATA, IMG
 
-TASKS, PAY, ODDS = ("a", "b", "c"), (1.0, 100.0, 10_000.0), (0.05, 0.20)
-STEPS, EVERY = 8_192, 1024
-FILE, PICTURE = DATA / "grouping.jsonl", IMG / "grouping.png"
+TASKS = ("a", "b", "c")
+PAY = (1.0, 100.0, 10_000.0)
+ODDS = (0.05, 0.20)
+STEPS = 8_192
+EVERY = 1024
+FILE = DATA / "grouping.jsonl"
+PICTURE = IMG / "grouping.png"
 COMMON: dict[str, Any] = dict(
     **dict(n_steps=EVERY // 16, batch_size=256, n_epochs=10, learning_rate=3e-3, gamma=0.99),
     **dict(group_size=4, seed=0, device="cpu"),
@@ -85,7 +89,8 @@ def p_right(model: GRPO) -> list[float]:
 def run(multitask: dict[str, Any], seed: int) -> dict[str, Any]:
     """Train, and look every ``EVERY`` steps."""
     model = GRPO("MlpPolicy", Contradiction(16), multitask=dict(tasks=TASKS, **multitask), **{**COMMON, "seed": seed})
-    curve, conflicts = [], []
+    curve = []
+    conflicts = []
     for _ in range(STEPS // EVERY):
         model.learn(EVERY, reset_num_timesteps=model.num_timesteps == 0)
         curve.append(p_right(model))
@@ -106,7 +111,8 @@ def report() -> None:
     for name in VARIANTS:
         runs = variant_files.runs_of(FILE, name)
         p = np.array([r["p_right"] for r in runs])
-        last, worst = p[:, -1], p.min(axis=2)
+        last = p[:, -1]
+        worst = p.min(axis=2)
         reached = [int(np.argmax(w >= 0.9) + 1) * EVERY if (w >= 0.9).any() else None for w in worst]
         steps = [x for x in reached if x is not None]
         when = f"{np.mean(steps):,.0f} ({len(steps)} of {len(runs)} runs)" if steps else "never"

@@ -20,7 +20,8 @@ from sb_grpo.callbacks import RULES, HealthCallback, HealthWarning
 from scripts.studies.common.runs import DATA, IMG, Variant, main, results
 
 PICTURED = ("kl", "entropy", "grad_norm")
-EXAMPLE, PICTURE = DATA / "health" / "example.json", IMG / "health.png"
+EXAMPLE = DATA / "health" / "example.json"
+PICTURE = IMG / "health.png"
 
 
 class Kept(HealthCallback):
@@ -60,7 +61,8 @@ def table() -> str:
         cells = []
         for runs in found.values():
             seen = [run["health"][rule.name] for run in runs if rule.name in run["health"]]
-            low, high = min((s["low"] for s in seen), default=0.0), max((s["high"] for s in seen), default=0.0)
+            low = min((s["low"] for s in seen), default=0.0)
+            high = max((s["high"] for s in seen), default=0.0)
             said = sum(s["said_at"] is not None for s in seen)
             cells.append(f"{low:.3g} to {high:.3g}{f', **broken in {said}**' if said else ''}" if seen else "-")
         what = ", ".join(bounds) + (" x its start" if rule.relative else "")
@@ -103,7 +105,8 @@ def example() -> dict[str, dict[str, Any]]:
 def draw() -> None:
     """What three rules saw in the two trainings of :func:`example`: lines, bounds (dashed), and a cross where a rule spoke."""
     figure, panels = plt.subplots(1, len(PICTURED), figsize=(3.0 * len(PICTURED), 2.8), layout="constrained")
-    rules, trainings = {rule.name: rule for rule in RULES}, example()
+    rules = {rule.name: rule for rule in RULES}
+    trainings = example()
     for axis, name in zip(panels, PICTURED, strict=True):
         rule = rules[name]
         for label, training in trainings.items():

@@ -93,7 +93,8 @@ def played(runs: Sequence[dict[str, Any]]) -> np.ndarray:
 
 def taxi() -> str:
     """Seeds that reach the goal, steps to it (median and worst seed), final return."""
-    found, rows = results("masks", VARIANTS), []
+    found = results("masks", VARIANTS)
+    rows = []
     masked = found.get("masked", [])
     for name, setting in ALGORITHMS.items():
         runs = found.get(name, [])
@@ -109,7 +110,8 @@ def taxi() -> str:
 
 def board() -> str:
     """Returns of training, whose moves are drawn, and of the most likely moves of the last weights."""
-    found, rows = results("masks", VARIANTS), []
+    found = results("masks", VARIANTS)
+    rows = []
     masked = found.get("Board2048-v0_masked", [])
     for name, setting in ALGORITHMS.items():
         runs = found.get(f"Board2048-v0_{name}", [])

@@ -95,12 +95,15 @@ def rate_of(task: Task) -> str:
 
 def table() -> str:
     """Returns of the last weights over the seeds, and how often a run of GRPO with memory is better."""
-    found, rows = results("memory", VARIANTS), []
+    found = results("memory", VARIANTS)
+    rows = []
     for variant in VARIANTS:
         label, name = variant.label.rsplit("_", 1)
-        runs, task = found.get(variant.label, []), TASKS[label]
+        runs = found.get(variant.label, [])
+        task = TASKS[label]
         if runs:
-            means, ours = finals(runs), finals(found.get(f"{label}_lstm", []))
+            means = finals(runs)
+            ours = finals(found.get(f"{label}_lstm", []))
             won = better(ours, means) if name != "lstm" and len(ours) else ""
             what = [task.env_id, f"{task.ent_coef:g}", rate_of(task), variant.setting, f"{len(means)}"]
             rows.append([*what, middle(means), f"{means.min():.2f}", f"{task.steps:,}", f"{runs[0]['gradient_steps']:,}", won])
@@ -118,9 +121,12 @@ def best_of(found: dict[str, list[dict[str, Any]]], env_id: str, name: str) -> t
 
 def best_table() -> str:
     """Each algorithm at the setting that suits it best: task by task, and all tasks together."""
-    found, rows, scores = results("memory", VARIANTS), [], []
+    found = results("memory", VARIANTS)
+    rows = []
+    scores = []
     for env_id in dict.fromkeys(task.env_id for task in TASKS.values()):
-        ours, theirs = best_of(found, env_id, "lstm"), best_of(found, env_id, "recurrent-ppo")
+        ours = best_of(found, env_id, "lstm")
+        theirs = best_of(found, env_id, "recurrent-ppo")
         scores.append((ours[1], theirs[1]))
         cells = [f"{cell}" for setting, means in (ours, theirs) for cell in (setting, len(means), middle(means))]
         rows.append([env_id, *cells, better(*scores[-1])])

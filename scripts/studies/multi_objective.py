@@ -19,8 +19,10 @@ from sb_grpo.envs.native import CartPole
 from scripts.studies.common import variant_files
 from scripts.studies.common.runs import DATA, IMG
 
-STEPS, EVALUATED = 16_384, 64
-FILE, PICTURE = DATA / "multi_objective.jsonl", IMG / "multi_objective.png"
+STEPS = 16_384
+EVALUATED = 64
+FILE = DATA / "multi_objective.jsonl"
+PICTURE = IMG / "multi_objective.png"
 COMMON: dict[str, Any] = dict(
     n_steps=64, batch_size=256, n_epochs=10, learning_rate=3e-3, group_size=4, gamma=0.99, device="cpu"
 )
@@ -48,7 +50,8 @@ def evaluate(model: GRPO) -> tuple[float, float]:
     env = StillCartPole(EVALUATED)
     env.reset_all(th.arange(EVALUATED))
     running = th.ones(EVALUATED, dtype=th.bool)
-    length, square = th.zeros(EVALUATED), th.zeros(EVALUATED)
+    length = th.zeros(EVALUATED)
+    square = th.zeros(EVALUATED)
     while bool(running.any()):
         with th.no_grad():
             step = env.step_tensor(model.policy.act(env.observations, deterministic=True))

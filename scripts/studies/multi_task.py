@@ -29,8 +29,10 @@ from scripts.studies.common.runs import DATA, IMG
 from zoo.common.provenance import commit, versions
 from zoo.schedules import make_schedule
 
-SLOTS_PER_TASK, EPISODES = 2, 20
-FOLDER, PICTURE = DATA / "multi_task", IMG / "multi_task.png"
+SLOTS_PER_TASK = 2
+EPISODES = 20
+FOLDER = DATA / "multi_task"
+PICTURE = IMG / "multi_task.png"
 RANDOM = "random"
 KEY = ("variant", "seed")  # what tells runs of a suite apart
 
@@ -100,7 +102,8 @@ def evaluate(suite: str, model: Any, task: str) -> list[float]:
     envs = [gym.make(suite, task=task) for _ in range(EPISODES if model else 10 * EPISODES)]
     envs[0].action_space.seed(0)
     obs = np.stack([env.reset(seed=100_000 + i)[0] for i, env in enumerate(envs)])
-    returns, running = np.zeros(len(envs)), np.arange(len(envs))
+    returns = np.zeros(len(envs))
+    running = np.arange(len(envs))
     while len(running):
         actions = (
             model.predict(obs[running], deterministic=True)[0] if model else [envs[0].action_space.sample() for _ in running]
@@ -127,7 +130,8 @@ def train(suite: str, variant: Variant, tasks: list[str], seed: int) -> dict[str
         kwargs["multitask"] = {**kwargs.get("multitask", {}), "tasks": tasks}
     if isinstance(kwargs["learning_rate"], str):
         kwargs["learning_rate"] = make_schedule(kwargs["learning_rate"])
-    env, start = make_env(suite, tasks, seed), time.perf_counter()
+    env = make_env(suite, tasks, seed)
+    start = time.perf_counter()
     if variant.scaled:
         env = VecNormalize(env, norm_obs=False, gamma=kwargs["gamma"])
     model = variant.algorithm(variant.policy, env, seed=seed, **kwargs)
@@ -139,7 +143,8 @@ def train(suite: str, variant: Variant, tasks: list[str], seed: int) -> dict[str
 
 def run(suite: str, name: str, seed: int) -> dict[str, Any]:
     """All tasks of a variant: in one training, or in one training each."""
-    variant, tasks = VARIANTS[name], task_names(suite)
+    variant = VARIANTS[name]
+    tasks = task_names(suite)
     parts = [train(suite, variant, part, seed) for part in ([tasks] if variant.together else [[task] for task in tasks])]
     return {
         "suite": suite,
@@ -185,7 +190,8 @@ def gini(scores: np.ndarray) -> float:
 
 def normalised(suite: str) -> dict[str, np.ndarray]:
     """``[seeds, tasks]`` scores by variant that learns all tasks with one policy."""
-    floor, ceiling = random_returns(suite), results(suite, "grpo_single").mean(0)
+    floor = random_returns(suite)
+    ceiling = results(suite, "grpo_single").mean(0)
     found = {name: results(suite, name) for name, variant in VARIANTS.items() if variant.together}
     return {name: (returns - floor) / (ceiling - floor) for name, returns in found.items() if len(returns)}
 
@@ -196,7 +202,8 @@ def table(suite: str) -> str:
     heads = ["one policy", "seeds", *tasks, "worst task", "worst / best", "Gini"]
     rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for name, score in normalised(suite).items():
-        worst, fair = score.min(1), np.clip(score.min(1), 0, None) / score.max(1)
+        worst = score.min(1)
+        fair = np.clip(score.min(1), 0, None) / score.max(1)
         figures = [f"{m:.2f} ± {s:.2f}" for m, s in zip(score.mean(0), score.std(0), strict=True)]
         figures += [f"{x.mean():.2f} ± {x.std():.2f}" for x in (worst, fair, np.array([gini(s) for s in score]))]
         rows.append(f"| {VARIANTS[name].label} | {len(score)} | {' | '.join(figures)} |")

@@ -27,13 +27,17 @@ from scripts.studies.common.runs import DATA, evaluate_normalized, probe_parser,
 from zoo.common.provenance import commit, versions
 
 FOLDER = DATA / "ppo_changes"
-STEPS, EPISODES, N_ENVS, GROUP_SIZE = 500_000, 50, 8, 8
+STEPS = 500_000
+EPISODES = 50
+N_ENVS = 8
+GROUP_SIZE = 8
 CHANGES = {
     "starts": "groups of 8 episodes start alike",
     "clipping": "gradients of actor and critic are clipped apart",
     "scale": "rewards times 0.02, not by VecNormalize's moving scale",
 }
-FIXED_SCALE, MAX_NORM = 0.02, 0.5
+FIXED_SCALE = 0.02
+MAX_NORM = 0.5
 #: What SB3 logs of an update.
 KEPT = ("std", "clip_fraction", "approx_kl", "explained_variance")
 

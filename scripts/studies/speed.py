@@ -16,7 +16,8 @@ from typing import Any
 
 from scripts.studies.common.runs import DATA
 
-PPO_8, PPO_256 = "SB3 PPO, 8 envs", "SB3 PPO, 256 envs"
+PPO_8 = "SB3 PPO, 8 envs"
+PPO_256 = "SB3 PPO, 256 envs"
 #: GRPO / PPO that each task should reach, as scripts/bench_speed.py says.
 WANTED = {"CartPole-v1": 2.0, "CartPole-v1, light updates": 2.0, "Pendulum-v1": 1.8, "HalfCheetah-v5": 1.5}
 
@@ -36,7 +37,8 @@ def memory() -> str:
     columns = ("model (GRPO / PPO)", "parameters", "critic's share of PPO", "memory of an update, kB", "saved file, kB")
     lines = _head(*columns)
     for row in _raw("speed")["memory"]:
-        grpo, ppo = row["grpo"], row["ppo"]
+        grpo = row["grpo"]
+        ppo = row["ppo"]
         share = f"{100 * (1 - grpo['parameters'] / ppo['parameters']):.2f} %"
         kilobytes = (f"{grpo[name] / 1e3:,.0f} / {ppo[name] / 1e3:,.0f}" for name in ("update_bytes", "saved_bytes"))
         parameters = f"{grpo['parameters']:,} / {ppo['parameters']:,}"

@@ -29,7 +29,8 @@ from zoo.common.provenance import commit, versions
 from zoo.training.building import build
 
 FILE = DATA / "transfer.jsonl"
-STEPS, FEW = 20_480, 4_096
+STEPS = 20_480
+FEW = 4_096
 #: By name: arguments of the source's env, and of the target's.
 SHIFTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "chain, fork -> star, collider, random": (
@@ -72,7 +73,8 @@ def returns(model: GRPO | None, kwargs: dict[str, Any], baseline: str = "") -> l
     :param model: None: the policy that does not learn
     :param kwargs: of the env
     """
-    env, fixed = CausalInterventionEnv(**kwargs), BASELINES.get(baseline)
+    env = CausalInterventionEnv(**kwargs)
+    fixed = BASELINES.get(baseline)
 
     def choose(env: CausalInterventionEnv, obs: np.ndarray, rng: np.random.Generator) -> Any:
         return fixed(env.parts(obs), rng) if model is None and fixed else model.predict(obs, deterministic=True)[0]  # type: ignore[union-attr]

@@ -66,7 +66,8 @@ def run(spec: dict[str, Any], options: dict[str, object]) -> Brought:
     :param options: ``{keep, device, gym_packages, command}``
     """
     with tempfile.TemporaryDirectory(prefix="sb_grpo_") as scratch:
-        out, folder = Path(scratch, "out"), Path(scratch, "run")
+        out = Path(scratch, "out")
+        folder = Path(scratch, "run")
         folder.mkdir()
         process = start(spec, {**options, "out": str(out)}, folder)
         try:
@@ -74,7 +75,8 @@ def run(spec: dict[str, Any], options: dict[str, object]) -> Brought:
         finally:
             process.kill()
             process.communicate()
-        result, log = Spec(**spec).file(out), (folder / "log.txt").read_text()
+        result = Spec(**spec).file(out)
+        log = (folder / "log.txt").read_text()
         if code != 0:
             return Brought(code, log)
         return Brought(code, log, result.read_bytes(), _packed(folder) if options["keep"] else b"")

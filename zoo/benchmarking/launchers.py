@@ -81,7 +81,9 @@ class RayLauncher(RemoteLauncher):
 
     def __init__(self, launch: Launch, jobs: int | None) -> None:
         super().__init__()
-        self.ray, self.resources, self.jobs = connect_ray(launch), launch.resources, jobs
+        self.ray = connect_ray(launch)
+        self.resources = launch.resources
+        self.jobs = jobs
         # Whoever waits for a retry by Ray would not hear of it: a lost run is begun anew by the benchmark.
         self._task = self.ray.remote(errand.run).options(max_retries=0, **self.resources.for_ray())
 
@@ -99,7 +101,8 @@ class RayPromise:
     """A Ray task as an errand's promise."""
 
     def __init__(self, ray: Any, reference: Any) -> None:
-        self._ray, self._reference = ray, reference
+        self._ray = ray
+        self._reference = reference
 
     def done(self) -> bool:
         return bool(self._ray.wait([self._reference], timeout=0)[0])
@@ -154,7 +157,8 @@ class SubmititPromise:
     """A submitit job as an errand's promise."""
 
     def __init__(self, job: Any, gone: type[Exception]) -> None:
-        self._job, self._gone = job, gone
+        self._job = job
+        self._gone = gone
 
     def done(self) -> bool:
         return bool(self._job.done())

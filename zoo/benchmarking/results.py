@@ -159,7 +159,8 @@ def _content(path: Path, text: str) -> dict[str, Any]:
 
 def _run(path: Path, content: dict[str, Any]) -> Run:
     try:
-        spec, checkpoints = content["spec"], content["checkpoints"]
+        spec = content["spec"]
+        checkpoints = content["checkpoints"]
         run = Run(
             path=path,
             spec=dict(spec),
@@ -222,7 +223,8 @@ def read_all(files: Iterable[Path]) -> tuple[list[Run], list[str]]:
     :param files: each of one run, or of one per line
     :return: runs, in an order that does not depend on the form they are kept in, and one line per broken one
     """
-    runs, broken = [], []
+    runs = []
+    broken = []
     for file in files:
         try:
             places = _places(file)

@@ -134,12 +134,14 @@ def settings_for(variant: Variant, env_id: str) -> tuple[dict[str, Any], str]:
     if variant.algo == RANDOM:
         return {}, "none"
     if variant.conf_file in CONSTRUCTOR_DEFAULTS:
-        entry, source = {"policy": "MlpPolicy"}, "constructor's defaults"
+        entry = {"policy": "MlpPolicy"}
+        source = "constructor's defaults"
     else:
         path = Path(variant.conf_file) if variant.conf_file else _default_conf(variant.algo)
         table = read_sections(path)
         name = entry_name(table, env_id, path)
-        entry, source = table[name], f"{path.name}: {name}"
+        entry = table[name]
+        source = f"{path.name}: {name}"
     settings: dict[str, Any] = {"policy": "MlpPolicy", **entry, **variant.hyperparams}
     for name, changes in variant.hyperparams.items():
         before = entry.get(name)
@@ -159,7 +161,8 @@ def _variant(path: Path, label: str, entry: dict[str, Any]) -> Variant:
     for key in entry:
         if key not in VARIANT_KEYS:
             raise BadInput(f"{path}: {label}: unknown key {key!r}.{did_you_mean(key, VARIANT_KEYS)}")
-    algo, hyperparams = entry.get("algo"), entry.get("hyperparams", {})
+    algo = entry.get("algo")
+    hyperparams = entry.get("hyperparams", {})
     if algo not in known_algos():
         raise BadInput(f"{path}: {label}: unknown algorithm {algo!r} (known: {', '.join(known_algos())})")
     if not isinstance(hyperparams, dict):

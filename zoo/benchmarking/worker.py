@@ -82,10 +82,12 @@ class Checkpoints(BaseCallback):
 
     def __init__(self, experiment: Experiment, spec: Spec) -> None:
         super().__init__()
-        self.spec, self.experiment = spec, experiment
+        self.spec = spec
+        self.experiment = experiment
         self.points = [spec.steps * i // spec.evaluations for i in range(spec.evaluations + 1)]
         self.records: list[dict[str, Any]] = []
-        self.wall, self.cpu = 0.0, 0.0
+        self.wall = 0.0
+        self.cpu = 0.0
         self.eval_wall = self.eval_cpu = 0.0
         self.env: VecEnv | None = None
 
@@ -102,7 +104,8 @@ class Checkpoints(BaseCallback):
 
     def record(self) -> None:
         """Evaluate and note returns, env steps and training time."""
-        start, start_cpu = time.perf_counter(), time.process_time()
+        start = time.perf_counter()
+        start_cpu = time.process_time()
         self.wall = start - self._started[0] - self.eval_wall
         self.cpu = start_cpu - self._started[1] - self.eval_cpu
         if self.env is None:
@@ -232,7 +235,8 @@ def main(arguments: list[str]) -> int:
     :return: exit code; 2 if the settings build no model
     """
     th.set_num_threads(1)
-    spec, options = Spec(**json.loads(arguments[0])), json.loads(arguments[1])
+    spec = Spec(**json.loads(arguments[0]))
+    options = json.loads(arguments[1])
     folder = Path(options["folder"])
     for package in options["gym_packages"]:
         importlib.import_module(package)

@@ -13,7 +13,10 @@ from ..benchmarking.errand import Brought, deliver, start
 from ..benchmarking.results import read_run
 from ..benchmarking.specs import Spec
 
-DONE, RUNNING, FAILED, LEFT = "done", "running", "failed", "left"
+DONE = "done"
+RUNNING = "running"
+FAILED = "failed"
+LEFT = "left"
 #: A run whose machine has died this often is not tried again: it may be what kills them.
 MAX_LOSSES = 3
 
@@ -26,7 +29,10 @@ class Worker(ABC):
     """
 
     def __init__(self, spec: Spec, options: dict[str, object]) -> None:
-        self.spec, self.started, self.took, self.complaint = spec, time.perf_counter(), 0.0, ""
+        self.spec = spec
+        self.started = time.perf_counter()
+        self.took = 0.0
+        self.complaint = ""
         self.result = spec.file(Path(str(options["out"])))
         self.log = self.result.with_suffix(".failed.log")
         self.log.unlink(missing_ok=True)
@@ -69,7 +75,8 @@ class LocalWorker(Worker):
 
     def __init__(self, spec: Spec, options: dict[str, object]) -> None:
         super().__init__(spec, options)
-        self.folder, self.keep = self.result.with_suffix(".run"), bool(options["keep"])
+        self.folder = self.result.with_suffix(".run")
+        self.keep = bool(options["keep"])
         self.folder.mkdir(parents=True, exist_ok=True)
         self.process = start(asdict(spec), options, self.folder)
 
@@ -127,7 +134,8 @@ class RemoteWorker(Worker):
 
     def __init__(self, spec: Spec, options: dict[str, object], promise: Promise, losses: int) -> None:
         super().__init__(spec, options)
-        self.promise, self.losses = promise, losses
+        self.promise = promise
+        self.losses = losses
 
     def has_ended(self) -> bool:
         return self.promise.done()

@@ -16,7 +16,8 @@ from sb_grpo.envs.random import group_seed
 from sb_grpo.envs.seeded_reset import observation_digest
 
 #: Members of a group, and groups, at most: fewer where the env is slow.
-MEMBERS, GROUPS = 8, 16
+MEMBERS = 8
+GROUPS = 16
 #: An episode is cut off here.
 LONGEST = 5000
 

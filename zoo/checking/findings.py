@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-BROKEN, LOOK, FINE = "BROKEN", "look", "fine"
+BROKEN = "BROKEN"
+LOOK = "look"
+FINE = "fine"
 
 
 class Finding(NamedTuple):

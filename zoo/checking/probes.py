@@ -29,7 +29,8 @@ SLOW = 1000.0
 #: Fewer seeds may have episodes of one length by chance.
 SEEDS = 4
 #: Pairs of episodes, and steps of each, that alignment is measured on, where there is time for them.
-PAIRS, PAIR_STEPS = 100, 200
+PAIRS = 100
+PAIR_STEPS = 200
 #: Verdicts of :func:`noise_alignment` by level; those that are not named are fine.
 ALIGNMENT = {"ignores its seed": BROKEN, "out of step": LOOK, "falls out of step": LOOK}
 
@@ -138,7 +139,8 @@ def check_rewards(episodes: Sequence[Episode]) -> list[Finding]:
     if len(paid) == 0:
         advice = "a reward at the goal alone is seldom met by chance: shape it, begin near the goal (docs/curriculum.md), or "
         return [Finding(LOOK, "reward", "no step of any episode paid anything", advice + "rewards=dict(bonus=...)")]
-    largest, typical = float(paid.max()), float(np.median(paid))
+    largest = float(paid.max())
+    typical = float(np.median(paid))
     if largest > LARGE:
         advice = "divide them, or rewards=dict(scaling='clip'), or normalize:True (VecNormalize)"
         return [Finding(LOOK, "reward", f"{says}; a reward has the size {largest:.3g}", advice)]
@@ -155,7 +157,8 @@ def check_rewards(episodes: Sequence[Episode]) -> list[Finding]:
 
 def check_time_limit(env: gym.Env[Any, Any], episodes: Sequence[Episode]) -> list[Finding]:
     """Episodes come to an end, and one that the clock ends is truncated, not terminated."""
-    limit, lengths = limit_of(env), [len(episode.steps) for episode in episodes]
+    limit = limit_of(env)
+    lengths = [len(episode.steps) for episode in episodes]
     ended = [episode for episode in episodes if episode.ended]
     said = f"lengths {min(lengths):,} to {max(lengths):,}, limit {limit if limit is not None else 'unknown'}"
     if not ended and limit is None:
@@ -188,12 +191,15 @@ def measure_speed(env: gym.Env[Any, Any], seconds: float = 1.0) -> float:
 
     :param seconds: to measure for
     """
-    n, start, done = 0, time.perf_counter(), True
+    n = 0
+    start = time.perf_counter()
+    done = True
     while time.perf_counter() - start < seconds:
         if done:
             env.reset()
         _, _, terminated, truncated, _ = env.step(env.action_space.sample())
-        n, done = n + 1, terminated or truncated
+        n = n + 1
+        done = terminated or truncated
     return n / (time.perf_counter() - start)
 
 

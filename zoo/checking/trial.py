@@ -58,7 +58,8 @@ def check_training(model: BaseAlgorithm, seconds: float) -> list[Finding]:
     :param model: a new GRPO model
     :param seconds: to train
     """
-    deadline, health = Deadline(seconds), HealthCallback(verbose=0)
+    deadline = Deadline(seconds)
+    health = HealthCallback(verbose=0)
     try:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -80,7 +81,8 @@ def _progress(returns: Sequence[float], done: str) -> Finding:
     n = len(returns) // 10
     if n < 2:
         return Finding(FINE, "training", f"runs ({done}); too few episodes to see a trend")
-    first, last = np.array(returns[:n]), np.array(returns[-n:])
+    first = np.array(returns[:n])
+    last = np.array(returns[-n:])
     says = f"mean return {first.mean():.4g} at first, {last.mean():.4g} at last ({done})"
     if last.mean() - first.mean() > _Z * np.hypot(first.std(ddof=1), last.std(ddof=1)) / np.sqrt(n):
         return Finding(FINE, "training", f"learns: {says}")

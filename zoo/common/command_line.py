@@ -67,7 +67,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         found = re.search(r"unrecognized arguments: --([a-zA-Z][\w-]*)(?:[= ](\S+))?", message)
         if found is not None and "--hyperparams" in self._option_string_actions:
-            name, value = found[1].replace("-", "_"), found[2] or "VALUE"
+            name = found[1].replace("-", "_")
+            value = found[2] or "VALUE"
             message += f" (a setting of the algorithm is given as -params {name}:{value})"
         self.exit(2, f"{self.prog}: {one_line(message)}\n")
 

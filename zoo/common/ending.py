@@ -32,7 +32,8 @@ def with_monitor_outside(wrapper: Callable[[gym.Env], gym.Env] | None) -> Callab
 
     def wrap(env: gym.Env) -> gym.Env:
         wrapped = env if wrapper is None else wrapper(env)
-        layer, limited = wrapped, False
+        layer = wrapped
+        limited = False
         while isinstance(layer, gym.Wrapper) and not isinstance(layer, Monitor):
             limited |= isinstance(layer, TimeLimit)
             layer = layer.env
@@ -41,7 +42,8 @@ def with_monitor_outside(wrapper: Callable[[gym.Env], gym.Env] | None) -> Callab
         if not isinstance(layer, Monitor):
             return Monitor(wrapped)
         outer = Monitor(wrapped, None, layer.allow_early_resets, layer.reset_keywords, layer.info_keywords)
-        outer.results_writer, layer.results_writer = layer.results_writer, None
+        outer.results_writer = layer.results_writer
+        layer.results_writer = None
         return outer
 
     return wrap
@@ -58,7 +60,8 @@ class Counting:
         self.ends: Counter[int] = Counter()
 
     def __call__(self, step: dict[str, Any], _: dict[str, Any]) -> None:
-        slot, done = step["i"], bool(step["done"])
+        slot = step["i"]
+        done = bool(step["done"])
         self.steps[slot] = 0 if done else self.steps[slot] + 1
         self.ends[slot] = 0 if "episode" in step["info"] else self.ends[slot] + done
         if step["is_monitor_wrapped"] and self.ends[slot] >= UNCOUNTED_ENDS:

@@ -40,7 +40,9 @@ class GifWriter:
     """
 
     def __init__(self, path: Path, fps: float) -> None:
-        self.path, self.fps, self.n_frames = path, fps, 0
+        self.path = path
+        self.fps = fps
+        self.n_frames = 0
         self.shown: list[tuple[int, Image.Image]] = []  #: hundredths of a second, picture
 
     def append_data(self, picture: np.ndarray) -> None:

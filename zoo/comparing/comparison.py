@@ -161,7 +161,8 @@ def _check_budgets(table: Mapping[tuple[str, str], list[Run]], allow_unequal: bo
         for run in runs:
             if not np.array_equal(run.checkpoint_steps, runs[0].checkpoint_steps) or run.steps != runs[0].steps:
                 raise BadInput(f"{env}: runs of {label} have different budgets or checkpoints: {runs[0].path} and {run.path}")
-            excess, tolerance = run.env_steps - run.steps, BUDGET_TOLERANCE
+            excess = run.env_steps - run.steps
+            tolerance = BUDGET_TOLERANCE
             if run.origin["settings_of"].startswith(EVALUATED) and excess > 0:
                 tolerance = ROLLOUT_TOLERANCE
             if abs(excess) > max(tolerance * run.steps, 64) and not allow_unequal:

@@ -16,7 +16,8 @@ from ..common.command_line import BadInput, did_you_mean, one_line
 from ..comparing import statistics
 from ..comparing import zoo_runs as runs
 
-EVALUATION, TRAINING = "evaluation", "training"
+EVALUATION = "evaluation"
+TRAINING = "training"
 GRID = 100  # points of the mean over runs that were measured at different steps
 WINDOW = 0.1  # of a run's episodes: the running mean of training returns
 
@@ -132,7 +133,8 @@ def from_tensorboard(folder: Path, tag: str) -> list[Curve]:
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # takes a second to import
 
-    curves, tags = [], set()
+    curves = []
+    tags = set()
     for run_folder in sorted({file.parent for file in folder.rglob("events.out.tfevents.*")}):
         events = EventAccumulator(str(run_folder), size_guidance={"scalars": 0})
         events.Reload()
@@ -160,9 +162,11 @@ def _continued(curves: list[Curve]) -> list[Curve]:
     for path in sorted(by_name, key=lambda path: path.count("_continued_")):
         name, _, _ = path.rpartition("_continued_")
         if name in by_name:
-            before, curve = by_name[name], by_name[path]
+            before = by_name[name]
+            curve = by_name[path]
             kept = before.steps < curve.steps[0]
-            steps, values = np.append(before.steps[kept], curve.steps), np.append(before.values[kept], curve.values)
+            steps = np.append(before.steps[kept], curve.steps)
+            values = np.append(before.values[kept], curve.values)
             by_name[path] = replace(curve, label=before.label, steps=steps, values=values)
             went_on.add(name)
     return [curve for path, curve in by_name.items() if path not in went_on]
@@ -208,8 +212,10 @@ def average(curves: Sequence[Curve]) -> list[Mean]:
 def _mean(label: str, kind: str, group: Sequence[Curve]) -> Mean:
     first = group[0]
     if len(group) == 1:
-        samples, of = first.samples, "one run, its episodes"
-        steps, matrix = first.steps, first.values[None]
+        samples = first.samples
+        of = "one run, its episodes"
+        steps = first.steps
+        matrix = first.values[None]
     else:
         group = _as_far_as_all_go(group)
         steps = group[0].steps if _same_steps(group) else np.linspace(*_common_range(group), GRID)
@@ -233,8 +239,10 @@ def _common_range(group: Sequence[Curve]) -> tuple[float, float]:
 
 def _as_far_as_all_go(group: Sequence[Curve]) -> list[Curve]:
     """Curves within the steps that all of them reach; what is left out is said where it is more than a tenth."""
-    late, early = max(group, key=lambda curve: curve.steps[0]), min(group, key=lambda curve: curve.steps[-1])
-    (start, end), longest = _common_range(group), max(curve.steps[-1] for curve in group)
+    late = max(group, key=lambda curve: curve.steps[0])
+    early = min(group, key=lambda curve: curve.steps[-1])
+    start, end = _common_range(group)
+    longest = max(curve.steps[-1] for curve in group)
     what = f"{group[0].panel}: {group[0].label}, {group[0].kind}"
     if end < start or (end == start and not _same_steps(group)):
         raise BadInput(

@@ -47,7 +47,8 @@ def row(tasks: Sequence[str], scores: Array) -> dict[str, Any]:
     :param tasks: names
     :param scores: ``[tasks]`` normalised
     """
-    worst, best = int(np.argmin(scores)), int(np.argmax(scores))
+    worst = int(np.argmin(scores))
+    best = int(np.argmax(scores))
     return {
         "tasks": len(tasks),
         "worst_task": tasks[worst],

@@ -65,10 +65,12 @@ def _row(env: str, a: str, b: str, pairs: Sequence[tuple[Run, Run]]) -> dict[str
 
 def notes(c: Comparison) -> list[str]:
     """At most one line: which algorithms cannot be paired, and whether seeds were left out of pairs."""
-    apart, partial = [], []
+    apart = []
+    partial = []
     for env in c.envs:
         for a, b in combinations(c.on(env), 2):
-            some, others = c.runs[env, a], c.runs[env, b]
+            some = c.runs[env, a]
+            others = c.runs[env, b]
             n = len(match(some, others))
             if n < 2:
                 apart.append(f"{env} {a} and {b} ({_why(some, others)})")

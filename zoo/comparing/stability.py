@@ -36,7 +36,8 @@ def stability(c: Comparison) -> pd.DataFrame:
     """Per env and algorithm, means over runs: what a run loses after its best checkpoint, and the area under its curve."""
     rows = []
     for env, label in c.keys:
-        curves, steps = c.curves(env, label), c.runs[env, label][0].checkpoint_steps
+        curves = c.curves(env, label)
+        steps = c.runs[env, label][0].checkpoint_steps
         drops = np.array([drop_from_best(curve) for curve in curves])
         areas = np.array([area_under_curve(curve, steps) for curve in curves])
         row: dict[str, Any] = {"env": env, "algorithm": label, "seeds": len(curves)}

@@ -94,7 +94,8 @@ def performance_profile(scores: Scores, thresholds: Array) -> Array:
 
 def _share_above(scores: Array, thresholds: Array) -> Array:
     """Share of the last axis above each of ascending thresholds, ``[..., T]``, in memory for the scores alone."""
-    n, size = scores.shape[-1], len(thresholds) + 1
+    n = scores.shape[-1]
+    size = len(thresholds) + 1
     passed = np.searchsorted(thresholds, scores, side="left").reshape(-1, n)  # how many thresholds a score is above
     rows = np.arange(len(passed))[:, None] * size
     counts = np.bincount((passed + rows).ravel(), minlength=len(passed) * size).reshape(*scores.shape[:-1], size)
@@ -111,7 +112,8 @@ def probability_of_improvement(x: Scores, y: Scores) -> Array:
     """
     wins = []
     for a, b in zip(x, y, strict=True):
-        n, m = a.shape[-1], b.shape[-1]
+        n = a.shape[-1]
+        m = b.shape[-1]
         # Mann and Whitney: the ranks of X among all, less those that it would have alone, count the runs of Y below.
         ranked = stats.rankdata(np.concatenate([a, b], axis=-1), axis=-1)[..., :n]
         wins.append((ranked.sum(axis=-1) - n * (n + 1) / 2) / (n * m))
@@ -319,7 +321,9 @@ def common_luck(x: Scores, y: Scores) -> tuple[float, float]:
     :return: Pearson's correlation (NaN if one sample has no spread) and the share (NaN if neither has)
     """
     dx, dy = (np.concatenate([block - block.mean() for block in sample]) for sample in (x, y))
-    xx, yy, xy = dx @ dx, dy @ dy, dx @ dy
+    xx = dx @ dx
+    yy = dy @ dy
+    xy = dx @ dy
     correlation = xy / np.sqrt(xx * yy) if xx * yy > 0 else np.nan
     return float(correlation), float(2 * xy / (xx + yy)) if xx + yy > 0 else float("nan")
 
@@ -344,7 +348,8 @@ def cohens_d(x: Array, y: Array) -> float:
     :param x: ``[n]``
     :param y: ``[m]``
     """
-    n, m = len(x), len(y)
+    n = len(x)
+    m = len(y)
     if min(n, m) < 2:
         return float("nan")
     pooled = ((n - 1) * x.var(ddof=1) + (m - 1) * y.var(ddof=1)) / (n + m - 2)

@@ -18,7 +18,8 @@ from ..comparing.fairness import fairness
 from ..comparing.pairs import paired
 from ..comparing.stability import stability
 
-PROFILE_POINTS, PROFILE_RANGE = 81, (-1.0, 3.0)
+PROFILE_POINTS = 81
+PROFILE_RANGE = (-1.0, 3.0)
 NONE = "-"  # cannot be computed, or does not apply
 SHARES = np.linspace(0.0, 1.0, 21)
 
@@ -97,7 +98,8 @@ def aggregate(c: Comparison) -> pd.DataFrame:
     }
     rows = []
     for label in c.labels if c.common_envs else []:
-        scores, row = c.normalised(label), dict[str, Any](algorithm=label)
+        scores = c.normalised(label)
+        row = dict[str, Any](algorithm=label)
         for name, measure in measures.items():
             row |= statistics.with_interval(name, float(measure(scores)), *statistics.interval(measure, scores))
         rows.append({**row, "envs": len(scores), "runs": sum(map(len, scores))})
@@ -194,7 +196,8 @@ def _timed(runs: Iterable[Run]) -> tuple[str, list[Run]]:
 
 def _timed_together(some: Iterable[Run], others: Iterable[Run]) -> tuple[list[Run], list[Run]] | None:
     """Those of both on one processor: the one where the fewer of the two are most; None where there is none in common."""
-    a, b = _by_processor(some), _by_processor(others)
+    a = _by_processor(some)
+    b = _by_processor(others)
     pairs = [(a[processor], b[processor]) for processor in a if processor in b]
     return max(pairs, key=lambda pair: min(map(len, pair)), default=None)
 

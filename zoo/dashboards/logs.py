@@ -10,7 +10,8 @@ from typing import Any
 from ..common.command_line import read_or_note
 
 #: Points of a logged value that are kept, and histograms.
-POINTS, HISTOGRAMS = 500, 60
+POINTS = 500
+HISTOGRAMS = 60
 #: Significant digits of a value that are kept: a chart shows three.
 DIGITS = 6
 #: Quantiles of a histogram that are drawn.
@@ -133,8 +134,11 @@ def go_on(points: dict[int, Any], later: dict[int, Any]) -> None:
 
 def quantiles(limits: Any, counts: Any) -> list[float]:
     """Upper limits of the buckets in which the quantiles lie; a limit without end counts as the one before it."""
-    total, bounded = sum(counts), [limit for limit in limits if abs(limit) < 1e300]
-    found, seen, place = [], 0.0, 0
+    total = sum(counts)
+    bounded = [limit for limit in limits if abs(limit) < 1e300]
+    found = []
+    seen = 0.0
+    place = 0
     for share in QUANTILES:
         while place < len(counts) - 1 and seen + counts[place] < share * total:
             seen += counts[place]

@@ -37,7 +37,8 @@ def health_messages(log: dict[str, Column]) -> list[str]:
 
 def stretches(name: str, log: dict[str, Column]) -> list[str]:
     """When a rule was broken, with its advice at the last value that it saw then."""
-    column, rule = log[f"health/{name}"], ADVICE.get(name)
+    column = log[f"health/{name}"]
+    rule = ADVICE.get(name)
     rows = list(zip(column["steps"], column["values"], strict=True))
     found = []
     for is_broken, part in itertools.groupby(rows, key=lambda row: row[1] > 0):
@@ -58,7 +59,9 @@ def summary(run: dict[str, Any]) -> str:
 
     :param run: of :func:`~zoo.dashboards.runs.page_of`
     """
-    final, episodes, log = run["final"], run["episodes"], run["log"]
+    final = run["final"]
+    episodes = run["episodes"]
+    log = run["log"]
     steps = final.get("env_steps") or (episodes["steps"] or [0])[-1]
     lines = [f"{run['name']}: {run['algo']} on {run['env'] or 'an unnamed env'}, {run['state']}"]
     planned = f" of {float(run['planned']):,.0f}" if run["planned"] else ""

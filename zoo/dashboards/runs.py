@@ -18,7 +18,8 @@ from ..dashboards.messages import health_messages, watched
 from ..training.run_files import RunFiles, read_run_files, read_values, settings_folder_of
 
 #: Points of a curve over episodes, and runs on one page.
-POINTS, MOST_RUNS = 300, 40
+POINTS = 300
+MOST_RUNS = 40
 #: Seconds without a new episode after which a run without final metrics counts as stopped.
 SILENT = 120.0
 #: What a run without groups cannot show, and why.
@@ -71,7 +72,8 @@ def read_runs(place: Path, tensorboard: Path | None, page_folder: Path | None = 
     """
     if tensorboard is not None and not tensorboard.is_dir():
         raise BadInput(f"--tensorboard {tensorboard} is no folder.")
-    runs, refused = [], []
+    runs = []
+    refused = []
     for folder in run_folders(place):
         try:
             runs.append(page_of(folder, place, tensorboard, page_folder or place, trusted))
@@ -183,7 +185,8 @@ def read_evaluations(path: Path) -> dict[str, Any]:
     :raises ValueError: if there are not as many of them as steps
     """
     with np.load(path) as data:
-        steps, results = data["timesteps"], np.asarray(data["results"], dtype=float)
+        steps = data["timesteps"]
+        results = np.asarray(data["results"], dtype=float)
     if steps.ndim != 1 or results.ndim != 2 or len(steps) != len(results):
         raise ValueError(f"results of shape {results.shape} at steps of shape {steps.shape}")
     columns = {"mean": results.mean(1), "low": results.min(1), "high": results.max(1)}

@@ -68,7 +68,8 @@ def _read_metrics(path: Path) -> dict[str, Any]:
 
 def _read_evaluations(path: Path) -> tuple[np.ndarray, np.ndarray]:
     with np.load(path) as data:
-        steps, results = np.asarray(data["timesteps"], dtype=np.int64), np.asarray(data["results"], dtype=np.float64)
+        steps = np.asarray(data["timesteps"], dtype=np.int64)
+        results = np.asarray(data["results"], dtype=np.float64)
     if steps.ndim != 1 or results.ndim != 2 or len(steps) != len(results) or not np.isfinite(results).all():
         raise ValueError(f"{steps.shape} steps and {results.shape} results, which must be finite")
     return steps, results
@@ -130,7 +131,9 @@ def _contestant(
 ) -> Contestant:
     settings = settings_folder_of(folder)
     args = read_run_files(settings, trusted).options
-    algo, env_id, seed = algo or args.get("algo"), env_id or args.get("env"), args.get("seed") or 0
+    algo = algo or args.get("algo")
+    env_id = env_id or args.get("env")
+    seed = args.get("seed") or 0
     path = model or folder / ("best_model.zip" if best else f"{settings.name}.zip")
     if algo is None or env_id is None:
         raise BadInput(f"{path}: no run stands beside it, so say --algo and --env.")

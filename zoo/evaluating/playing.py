@@ -85,7 +85,8 @@ def play_all(
                 raise BadInput(f"{one.name} on {variant.name}: {error}") from error
             finally:
                 close(env)
-            returns[variant.name, one.name], starts[one.name] = episodes.returns, episodes.starts
+            returns[variant.name, one.name] = episodes.returns
+            starts[one.name] = episodes.starts
         first, *others = starts
         unlike = [name for name in others if starts[name] != starts[first]]
         if unlike:

@@ -14,9 +14,11 @@ from sb_grpo import Rollout, files
 from ..common.command_line import BadInput
 from .episodes import packed
 
-FORMAT, VERSION = "sb_grpo.rollout", 1
+FORMAT = "sb_grpo.rollout"
+VERSION = 1
 #: Significant digits of rewards and values, and of what is only drawn.
-DIGITS, DRAWN_DIGITS = 6, 4
+DIGITS = 6
+DRAWN_DIGITS = 4
 #: Components of an observation that are kept, at most.
 MAX_COLUMNS = 24
 
@@ -77,7 +79,8 @@ def read(path: Path) -> dict[str, Any]:
 
 def rollout_of(document: dict[str, Any], dtype: th.dtype = th.float64) -> tuple[Rollout, th.Tensor, th.Tensor]:
     """The rollout that a recording holds, its values ``[M]`` and the values after each episode's last step ``[E]``."""
-    episodes, steps = document["episodes"], document["steps"]
+    episodes = document["episodes"]
+    steps = document["steps"]
     observations = th.tensor(steps["observation"], dtype=dtype).T
     rollout = packed(
         observations=observations,

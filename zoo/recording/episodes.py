@@ -43,7 +43,8 @@ def collect(env: gym.Env, policy: ActorPolicy, n_groups: int, group_size: int, m
     :param max_steps: episodes are cut after so many steps
     :param n_tasks: 0: the env has one task
     """
-    seeds, alone = group_seeds(env, n_groups, n_tasks), DummyVecEnv([lambda: env])
+    seeds = group_seeds(env, n_groups, n_tasks)
+    alone = DummyVecEnv([lambda: env])
     return as_rollout([[run(alone, policy, seed, max_steps) for _ in range(group_size)] for seed in seeds])
 
 
@@ -79,9 +80,13 @@ def run(env: VecEnv, policy: ActorPolicy, seed: int, max_steps: int) -> Episode:
     :param env: with one slot
     """
     env.seed(seed)
-    observations, actions, rewards = list[Any](), list[th.Tensor](), list[float]()
+    observations = list[Any]()
+    actions = list[th.Tensor]()
+    rewards = list[float]()
     obs: Any = env.reset()
-    task, terminated, carried = task_of(env.reset_infos[0]), False, Beside(source_of(env))
+    task = task_of(env.reset_infos[0])
+    terminated = False
+    carried = Beside(source_of(env))
     carried.see(env)
     for t in range(max_steps):
         seen = carried.observe(th.as_tensor(obs), policy, np.array([t]), t)
@@ -94,7 +99,8 @@ def run(env: VecEnv, policy: ActorPolicy, seed: int, max_steps: int) -> Episode:
         actions.append(action[0])
         rewards.append(float(reward[0]))
         if dones[0]:
-            obs, terminated = infos[0]["terminal_observation"][None], not infos[0]["TimeLimit.truncated"]
+            obs = infos[0]["terminal_observation"][None]
+            terminated = not infos[0]["TimeLimit.truncated"]
             break
     observations.append(map_obs(th.as_tensor, carried.after(0, obs[0])))
     return Episode(observations, actions, rewards, terminated, task)

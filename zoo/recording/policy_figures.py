@@ -20,8 +20,11 @@ from ..recording.document import rounded
 from ..recording.episodes import chunks
 
 #: Rows of a minibatch, passes, and the learning rate of the update whose ratios are recorded.
-BATCH, EPOCHS, RATE = 64, 4, 3e-4
-CLIP, MAX_NORM = 0.2, 0.5
+BATCH = 64
+EPOCHS = 4
+RATE = 3e-4
+CLIP = 0.2
+MAX_NORM = 0.5
 
 
 @th.no_grad()
@@ -63,7 +66,8 @@ def ratios_after_update(policy: ActorPolicy, rollout: Rollout, advantage: th.Ten
 
     :param seed: of the minibatches
     """
-    new, generator = copy.deepcopy(policy), th.Generator().manual_seed(seed)
+    new = copy.deepcopy(policy)
+    generator = th.Generator().manual_seed(seed)
     parameters = list(new.parameters())
     optimizer = th.optim.Adam(parameters, lr=RATE, eps=1e-5)
     with th.no_grad():

@@ -45,7 +45,8 @@ def _metadata(metrics: dict[str, Any]) -> str:
 
 
 def _text(folder: Path, metrics: dict[str, Any]) -> str:
-    algo, env = metrics["algo"], metrics["env"]
+    algo = metrics["algo"]
+    env = metrics["env"]
     returns = [value for value in metrics["final_returns"] if value is not None]
     (config,) = folder.glob("*/config.yml")
     command = _command()

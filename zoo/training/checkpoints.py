@@ -105,11 +105,15 @@ class Checkpoints(BaseCallback):
 
     def __init__(self, every: int, folder: Path, settings: dict[str, Any], keep: Keep | None = None) -> None:
         super().__init__()
-        self.every, self.folder, self.settings, self.keep = every, folder, settings, keep
+        self.every = every
+        self.folder = folder
+        self.settings = settings
+        self.keep = keep
 
     def _on_step(self) -> bool:
         if self.n_calls % self.every == 0:
-            path, known = self.folder / f"rl_model_{self.num_timesteps}_steps.zip", facts(self.model, self.settings)
+            path = self.folder / f"rl_model_{self.num_timesteps}_steps.zip"
+            known = facts(self.model, self.settings)
             save(self.model, path, known)
             if self.keep is not None:
                 self.keep(path, known)
@@ -126,7 +130,9 @@ class BestModel(BaseCallback):
 
     def __init__(self, folder: Path, settings: dict[str, Any], keep: Keep | None = None) -> None:
         super().__init__()
-        self.folder, self.settings, self.keep = folder, settings, keep
+        self.folder = folder
+        self.settings = settings
+        self.keep = keep
 
     def _on_step(self) -> bool:
         assert isinstance(self.parent, EvalCallback)

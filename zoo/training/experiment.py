@@ -95,7 +95,8 @@ class Experiment(Setup):
     def create_log_folder(self) -> None:
         """A run folder that no other training has, also if one starts at the same moment; that of the run that goes on."""
         if self.resumed is not None:
-            self.save_path, self.params_path = str(self.resumed), f"{self.resumed}/{self.env_name}"
+            self.save_path = str(self.resumed)
+            self.params_path = f"{self.resumed}/{self.env_name}"
             self._keep_to_itself(f"--resume {self.resumed}: this run is going on in another process. Stop that one first.")
             set_monitors_aside(self.resumed, Path(self.trained_agent), str(self.device))
             return
@@ -111,7 +112,8 @@ class Experiment(Setup):
 
     def create_callbacks(self) -> None:
         """As rl_zoo3's, with whole checkpoints; frequencies are in steps of all envs together."""
-        folder, settings = Path(self.save_path), self.settings
+        folder = Path(self.save_path)
+        settings = self.settings
         if self.show_progress:
             self.callbacks.append(ProgressBarCallback())
         if self.save_freq > 0:
@@ -171,7 +173,8 @@ class Experiment(Setup):
 
     def learn(self, model: BaseAlgorithm) -> None:
         """Train. Ctrl-C ends it as if it were over; after an error what has been learnt is saved before it is raised."""
-        start, before = time.perf_counter(), getattr(model, "_n_gradient_steps", None)
+        start = time.perf_counter()
+        before = getattr(model, "_n_gradient_steps", None)
         before = 0 if self.resumed is not None else before  # the run's own are all of them
         saves = self.run_saves
         try:
@@ -210,7 +213,8 @@ class Experiment(Setup):
             options["log_interval"] = self.log_interval if self.log_interval >= 0 else None
         steps = self.n_timesteps
         if self.going_on:  # SB3 adds the steps that the model has taken, and schedules go by the sum
-            options["reset_num_timesteps"], steps = False, steps - model.num_timesteps
+            options["reset_num_timesteps"] = False
+            steps = steps - model.num_timesteps
         try:
             if self.resumed is not None:
                 assert isinstance(model, GRPO)

@@ -44,7 +44,8 @@ class Follower(Experiment):
 
     def create_callbacks(self) -> None:
         self.save_freq = self.eval_freq = -1
-        self.show_progress, self.tensorboard_log = False, None
+        self.show_progress = False
+        self.tensorboard_log = None
         super().create_callbacks()
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:

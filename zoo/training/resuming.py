@@ -30,7 +30,8 @@ OF_STRANGERS = (
     "num_threads", "vec_env", "verbose", "progress", "health", "recover", "env_kwargs", "eval_env_kwargs",
 )  # fmt: skip
 #: Seconds after which the state at a rollout's end is kept in memory once more, and written once more.
-KEEP_EVERY, WRITE_EVERY = 5.0, 60.0
+KEEP_EVERY = 5.0
+WRITE_EVERY = 60.0
 SET_ASIDE = "before_"
 
 
@@ -85,7 +86,8 @@ def check_kinds(options: dict[str, Any], parser: ArgumentParser) -> None:
     :raises BadInput: naming the first that is not
     """
     for action in parser._actions:
-        value, option = options.get(action.dest), f"--{action.dest.replace('_', '-')}"
+        value = options.get(action.dest)
+        option = f"--{action.dest.replace('_', '-')}"
         if value is None or isinstance(value, Unreadable):
             continue
         kind: Any = bool if action.const is True else object
@@ -139,7 +141,9 @@ class RunSaves(BaseCallback):
 
     def __init__(self, every: int, folder: Path, path: Path) -> None:
         super().__init__()
-        self.every, self.folder, self.path = every, folder, path
+        self.every = every
+        self.folder = folder
+        self.path = path
         self.seconds_before = 0.0  #: that the run took before it was resumed
         self.start = self.kept_at = time.monotonic()
         self.written_at = -math.inf
@@ -159,7 +163,10 @@ class RunSaves(BaseCallback):
         assert isinstance(self.model, GRPO)
         now = time.monotonic()
         if self.due or now - self.written_at > WRITE_EVERY:
-            self.due, self.written_at, self.kept_at, self.kept = False, now, now, []
+            self.due = False
+            self.written_at = now
+            self.kept_at = now
+            self.kept = []
             self.model.save_run(self.path)
         elif now - self.kept_at > KEEP_EVERY or not self.kept:
             self.kept_at = now

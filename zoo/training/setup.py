@@ -115,7 +115,8 @@ class Setup(ExperimentManager):
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
         n_envs = n_envs if eval_env else share_of_envs(n_envs)
-        wrapper, in_processes = self.env_wrapper, self.vec_env_class is SubprocVecEnv
+        wrapper = self.env_wrapper
+        in_processes = self.vec_env_class is SubprocVecEnv
         self.env_wrapper = with_monitor_outside(wrapper)
         if in_processes:  # imports once, in the fork server, and not in every env's process
             multiprocessing.set_forkserver_preload(["__main__", "sb_grpo.envs.preloaded", "zoo.training.experiment"])

@@ -67,7 +67,8 @@ def not_begun(error: Exception) -> BadInput:
     """What to do about such an error."""
     from wandb.errors import CommError  # an extra
 
-    said, remedy = one_line(error), ""
+    said = one_line(error)
+    remedy = ""
     if re.search(r"api.?key|log ?in|not logged|authenticat", said, re.IGNORECASE):
         remedy = " Run wandb login first, or set WANDB_MODE=offline and wandb sync later."
     elif isinstance(error, CommError):

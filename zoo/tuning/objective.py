@@ -87,7 +87,9 @@ class ReportCallback(BaseCallback):
 
     def __init__(self, n_timesteps: int, n_evaluations: int, evaluate: Callable[[int], object]) -> None:
         super().__init__()
-        self.n_timesteps, self.n_evaluations, self.evaluate = n_timesteps, n_evaluations, evaluate
+        self.n_timesteps = n_timesteps
+        self.n_evaluations = n_evaluations
+        self.evaluate = evaluate
         self.done = 0
 
     def _on_step(self) -> bool:

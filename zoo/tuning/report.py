@@ -35,7 +35,8 @@ from ..common.provenance import without_passwords
 from ..tuning.study import failure
 
 #: Parameters that slice and parallel-coordinate plots, and contour plots, show: the most important ones.
-SHOWN, SHOWN_IN_CONTOUR = 6, 3
+SHOWN = 6
+SHOWN_IN_CONTOUR = 3
 VALUE = "mean return at the end"
 SIZES = {"slice": (20.0, 4.5), "parallel_coordinate": (16.0, 5.0), "contour": (13.0, 10.0)}
 
@@ -47,7 +48,8 @@ def write_report(study: Study, storage: str, folder: Path, plots: bool = True) -
     """
     files.write(folder / "trials.csv", study.trials_dataframe().to_csv(index=False))
     by_state = {state: study.get_trials(deepcopy=False, states=(state,)) for state in TrialState}
-    completed, crashed = by_state[TrialState.COMPLETE], [t for t in by_state[TrialState.FAIL] if failure(t)]
+    completed = by_state[TrialState.COMPLETE]
+    crashed = [t for t in by_state[TrialState.FAIL] if failure(t)]
     counts = ", ".join(f"{len(trials)} {state.name.lower()}" for state, trials in by_state.items() if trials)
     print(f"\nStudy {study.study_name}: {counts}")
     if crashed:
@@ -72,7 +74,8 @@ def write_report(study: Study, storage: str, folder: Path, plots: bool = True) -
 
 def best_as_yaml(study: Study) -> str:
     """The best trial's settings as an entry that ``zoo.train --conf-file`` reads, and where they come from."""
-    best, about = study.best_trial, study.user_attrs
+    best = study.best_trial
+    about = study.user_attrs
     settings = {name: value for name, value in best.user_attrs["settings"].items() if value is not None}
     return (
         f"# Trial {best.number} of {len(study.trials)} in study {study.study_name}: {VALUE} {best.value:.1f} over "
@@ -85,7 +88,8 @@ def best_as_yaml(study: Study) -> str:
 def draw(study: Study, folder: Path) -> None:
     """Importance, history, slice, parallel coordinate and contour: Plotly as HTML, Matplotlib as PNG (without a browser)."""
     importance = list(get_param_importances(study))
-    shown, contour = importance[:SHOWN], importance[:SHOWN_IN_CONTOUR]
+    shown = importance[:SHOWN]
+    contour = importance[:SHOWN_IN_CONTOUR]
     figures: dict[str, tuple[Callable, Callable, dict[str, Any]]] = {
         "importance": (plot_param_importances, drawn.plot_param_importances, {}),
         "history": (plot_optimization_history, drawn.plot_optimization_history, {"target_name": VALUE}),

@@ -113,7 +113,8 @@ def with_clip_range_high(base: dict[str, Any], high: float) -> dict[str, Any]:
 
 
 def _learning_rate(draw_from: Callable[[str], Any]) -> float | str:
-    peak, schedule = draw_from("learning_rate"), draw_from("schedule")
+    peak = draw_from("learning_rate")
+    schedule = draw_from("schedule")
     return float(peak) if schedule == "constant" else SCHEDULES[schedule].format(peak)
 
 

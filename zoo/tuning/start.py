@@ -23,7 +23,8 @@ def grpo_start(model: GRPO, base: dict[str, Any]) -> dict[str, Any]:
     :param base: the env's entry
     """
     kind, *numbers = str(base.get("learning_rate", model.learning_rate)).split("_")
-    low, high = FloatSchedule(model.clip_range)(1.0), model.options.loss.clip_range_high
+    low = FloatSchedule(model.clip_range)(1.0)
+    high = model.options.loss.clip_range_high
     clip_high = low if high is None else FloatSchedule(high)(1.0)
     start = {name: getattr(model, name) for name in ("advantage", "group_size", "n_groups", "n_epochs", "normalize_advantage")}
     paired = getattr(model.options.estimator, "paired", None)
@@ -51,7 +52,8 @@ def widened(
     :param space: to widen; None: that of GRPO
     :return: the space; the start, as far as it can be said; what was widened or cannot be said, a line each
     """
-    space, said = dict(GRPO_SPACE if space is None else space), []
+    space = dict(GRPO_SPACE if space is None else space)
+    said = []
     kept: dict[str, Any] = {}
     for name, value in start.items():
         if value is None:  # not in use
@@ -63,7 +65,8 @@ def widened(
             continue
         if wider != among:
             said.append(f"{name} widened to {value}")
-        space[name], kept[name] = wider, _nearest(wider, value)
+        space[name] = wider
+        kept[name] = _nearest(wider, value)
     return space, kept, said
 
 
@@ -78,7 +81,8 @@ def _holding(among: BaseDistribution, value: Any) -> BaseDistribution | None:
     assert isinstance(among, FloatDistribution)
     if not math.isfinite(value) or (among.log and value <= 0.0):
         return None
-    low, high = min(among.low, value), max(among.high, value)
+    low = min(among.low, value)
+    high = max(among.high, value)
     if among.step is not None:  # by whole steps
         low = among.low - math.ceil(round((among.low - low) / among.step, 6)) * among.step
         high = among.high + math.ceil(round((high - among.high) / among.step, 6)) * among.step

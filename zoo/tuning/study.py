@@ -71,7 +71,8 @@ class SeededByTrial(BaseSampler):
     """
 
     def __init__(self, make: Callable[[int], BaseSampler], seed: int) -> None:
-        self.make, self.seed = make, seed
+        self.make = make
+        self.seed = seed
         self._samplers: dict[int, BaseSampler] = {}
 
     def _sampler(self, trial: FrozenTrial) -> BaseSampler:
@@ -214,7 +215,8 @@ def enqueue_interrupted(study: Study) -> list[int]:
 
     :return: their numbers
     """
-    trials, again = study.get_trials(deepcopy=False), _tried_again(study)
+    trials = study.get_trials(deepcopy=False)
+    again = _tried_again(study)
     ended = [t for t in trials if t.state == TrialState.FAIL and failure(t) is None and t.number not in again]
     mine = [t for t in ended if t.user_attrs.get("worker") == worker()]
     for trial in mine:
@@ -233,7 +235,8 @@ def counted(study: Study) -> int:
 
 def _counted(study: Study) -> list[int]:
     """Their numbers."""
-    trials, again = study.get_trials(deepcopy=False), _tried_again(study)
+    trials = study.get_trials(deepcopy=False)
+    again = _tried_again(study)
     left_out = {t.number for t in trials if SURPLUS in t.user_attrs or t.state == TrialState.WAITING}
     left_out |= {t.number for t in trials if t.state == TrialState.FAIL and t.number in again}
     return [t.number for t in trials if t.number not in left_out]
@@ -285,7 +288,8 @@ def check_source(folder: Path, storage: str) -> None:
     :param folder: of the study; one without the note, of a version before it was kept, is anybody's
     :raises BadInput: if results would be overwritten
     """
-    note, here = folder / SOURCE, _source(folder, storage)
+    note = folder / SOURCE
+    here = _source(folder, storage)
     noted = note.read_text().strip() if note.exists() else here
     if noted != here:
         raise BadInput(
@@ -304,7 +308,8 @@ def _source(folder: Path, storage: str) -> str:
     scheme, path = re.fullmatch(r"(sqlite[^:]*:///)?(.*)", storage, re.DOTALL).groups(default="")  # type: ignore[union-attr]
     if not scheme and "://" in path:
         return without_passwords(storage)
-    whole, home = Path(path).resolve(), folder.resolve()
+    whole = Path(path).resolve()
+    home = folder.resolve()
     return f"{scheme}{whole.relative_to(home) if whole.is_relative_to(home) else whole}"
 
 
@@ -313,7 +318,8 @@ def settings_of_trial(study: Study, number: int) -> dict[str, Any]:
 
     :raises BadInput: if there is none
     """
-    trials, name = study.get_trials(deepcopy=False), study.study_name
+    trials = study.get_trials(deepcopy=False)
+    name = study.study_name
     if not 0 <= number < len(trials) or "settings" not in trials[number].user_attrs:
         raise BadInput(f"--trial-id {number}: {name} has no such trial with settings of zoo.tune.")
     settings: dict[str, Any] = trials[number].user_attrs["settings"]

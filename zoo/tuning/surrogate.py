@@ -82,7 +82,8 @@ class Encoding:
         found = []
         for name, among in self.space.items():
             if isinstance(among, CategoricalDistribution):
-                choices, place = self._choices(among), self._choices(among).index(params[name])
+                choices = self._choices(among)
+                place = self._choices(among).index(params[name])
                 beside = choices[max(place - 1, 0) : place] + choices[place + 1 : place + 2] if is_ordered(among) else []
             else:
                 assert isinstance(among, FloatDistribution | IntDistribution)
@@ -102,7 +103,8 @@ class Surrogate:
     """
 
     def __init__(self, encoding: Encoding, params: Sequence[Mapping[str, Any]], values: Array, noise: Array) -> None:
-        self.encoding, self.x = encoding, np.array([encoding(p) for p in params])
+        self.encoding = encoding
+        self.x = np.array([encoding(p) for p in params])
         self.mean = float(np.mean(values))
         self.scale = float(np.std(values)) or 1.0
         lengths = np.full(self.x.shape[1], 0.5)

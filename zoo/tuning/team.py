@@ -48,7 +48,9 @@ def search_together(launch: Launch, n_workers: int | None, arguments: Sequence[s
     ray: Any = connect_ray(launch, said=True)
     task = ray.remote(worker).options(max_retries=0, **launch.resources.for_ray())
     number = {task.remote(arguments, os.getcwd()): n + 1 for n in range(n_workers or room_in(ray, launch.resources))}
-    running, losses, failed = list(number), 0, 0
+    running = list(number)
+    losses = 0
+    failed = 0
     try:
         while running:
             (ended, *_), running = ray.wait(running)

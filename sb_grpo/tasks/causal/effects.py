@@ -31,7 +31,8 @@ class Effects:
         self._unit = float(np.sqrt((unit**2 + ((baseline - self._centre) ** 2).sum()) / (1 + len(baseline))))
         self._regressions = Regressions(np.ones((d - 1, 1 + N_FEATURES[mechanism]), dtype=bool), n_max)
         arms = np.concatenate([np.ones((len(grid), 1)), self._features(grid)], axis=1)
-        self._arms, self._which = np.tile(arms, (d - 1, 1)), np.repeat(np.arange(d - 1), len(grid))
+        self._arms = np.tile(arms, (d - 1, 1))
+        self._which = np.repeat(np.arange(d - 1), len(grid))
         self._shape = d - 1, len(grid)
 
     def update(self, variable: int, value: float, target_value: float) -> None:

@@ -82,11 +82,15 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
         check_positive(max_value=max_value, noise=noise)
         if mechanism not in FEATURES:
             raise ValueError(f"mechanism={mechanism!r}: choose {', '.join(map(repr, FEATURES))}.")
-        self.structures, self.mechanism = check_structures(structures), mechanism
+        self.structures = check_structures(structures)
+        self.mechanism = mechanism
         self.graph = None if graph is None else check_graph(graph, max_parents)
         self.n_variables = check_sizes(n_variables if self.graph is None else self.graph.number_of_nodes())
-        self.budget, self.n_observations, self.n_samples = budget, n_observations, n_samples
-        self.noise, self.max_parents = noise, max_parents
+        self.budget = budget
+        self.n_observations = n_observations
+        self.n_samples = n_samples
+        self.noise = noise
+        self.max_parents = max_parents
         self.grid = np.linspace(-max_value, max_value, n_values)
         self.weights = check_weights(reward_weights)
         most = self.n_variables[1]
@@ -181,13 +185,15 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
             variable, value = divmod(best, len(self.grid))
             self._recommendation: tuple[int | None, float | None] = (variable + 1, float(self.grid[value]))
         else:
-            best, self._recommendation = -1, (None, None)
+            best = -1
+            self._recommendation = (None, None)
         quality = float(self._quality[best])
         self._potentials = self._score(quality, self._edges, int(np.count_nonzero(self.tries)))
 
     def _observation(self) -> np.ndarray:
         obs: np.ndarray = np.zeros(self._size, dtype=np.float32)
-        part, d = self.parts(obs), self.d  # views
+        part = self.parts(obs)  # views
+        d = self.d
         part["present"][:d] = 1.0
         part["tried"][:d] = self.tries / self.budget
         part["edges"][:d, :d] = self._edges

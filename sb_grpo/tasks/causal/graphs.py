@@ -103,7 +103,8 @@ def draw_graph(structure: str, d: int, max_parents: int, rng: np.random.Generato
     effects = sorted({j for _, j in edges})
     target = effects[rng.integers(len(effects))]
     other = int(np.flatnonzero(label == TARGET)[0])
-    label[other], label[target] = label[target], TARGET
+    label[other] = label[target]
+    label[target] = TARGET
     graph = nx.DiGraph()
     graph.add_nodes_from(range(d))
     graph.add_edges_from((int(label[i]), int(label[j])) for i, j in edges)

@@ -27,7 +27,8 @@ def layout(observation_space: spaces.Space, action_space: spaces.Space) -> tuple
     :raises ValueError: for spaces that are not those of CausalIntervention-v0 with ``actions="discrete"``
     """
     if isinstance(action_space, spaces.Discrete) and isinstance(observation_space, spaces.Box):
-        arms, size = int(action_space.n) - 1, observation_space.shape[0]
+        arms = int(action_space.n) - 1
+        size = observation_space.shape[0]
         d = math.isqrt(max(size - 2 * arms, 0)) - 1  # size = d (d + 2) + 2 arms + 1
         if d >= 2 and arms % (d - 1) == 0 and d * (d + 2) + 2 * arms + 1 == size:
             return d, arms // (d - 1)
@@ -49,7 +50,8 @@ def describe(obs: th.Tensor, d: int, n_values: int) -> th.Tensor:
     present, tried, edges, effects, deviations, left = th.split(obs, [d, d, d * d, arms, arms, 1], dim=1)
     p = edges.view(-1, d, d).clamp(1e-6, 1.0 - 1e-6)
     entropy = (-p * p.log() - (1.0 - p) * (1.0 - p).log()) * (1.0 - th.eye(d, device=obs.device))
-    p_cause, p_effect = edges.view(-1, d, d)[:, 1:, 0], edges.view(-1, d, d)[:, 0, 1:]
+    p_cause = edges.view(-1, d, d)[:, 1:, 0]
+    p_effect = edges.view(-1, d, d)[:, 0, 1:]
     of_variable = [present[:, 1:], tried[:, 1:], p_cause, p_effect, entropy.sum(2)[:, 1:], entropy.sum(1)[:, 1:]]
     value = th.linspace(-1.0, 1.0, n_values, device=obs.device).repeat(d - 1).expand_as(effects)
     below_best = effects - effects.max(1, keepdim=True).values

@@ -59,7 +59,8 @@ def _level(d: int, k: int) -> Level:
     def members(mask: int, inside: bool) -> list[int]:
         return [j for j in range(d) if bool(mask >> j & 1) == inside]
 
-    sets, smaller = masks(k), masks(k - 1)
+    sets = masks(k)
+    smaller = masks(k - 1)
     return Level(
         sets=np.array(sets),
         before=np.array([[s ^ 1 << j for j in members(s, True)] for s in sets]),
@@ -120,9 +121,11 @@ def edge_probabilities(log_scores: np.ndarray, t: Tables) -> np.ndarray:
     n_sets = 1 << (d - 1)
     best = log_scores.max(1, keepdims=True)
     if (best[:, 0] - log_scores.min(1)).sum() < PLAIN_RANGE:
-        ring, scores = PLAIN, np.exp(log_scores - best)
+        ring = PLAIN
+        scores = np.exp(log_scores - best)
     else:
-        ring, scores = LOGARITHMS, log_scores - best
+        ring = LOGARITHMS
+        scores = log_scores - best
     # sums[j, U] = sum of the scores of all parent sets of j inside U: a zeta transform, bit by bit.
     sums = np.full((d, n_sets), ring.zero)
     sums[:, t.masks] = scores
@@ -131,7 +134,8 @@ def edge_probabilities(log_scores: np.ndarray, t: Tables) -> np.ndarray:
         ring.plus(view[:, :, 0], view[:, :, 1], out=view[:, :, 1])
     flat = sums.ravel()
     # first[U], last[U]: summed weights of all orders of U, and of all orders of the rest, given that U comes first.
-    first, last = np.full(1 << d, ring.one), np.full(1 << d, ring.one)
+    first = np.full(1 << d, ring.one)
+    last = np.full(1 << d, ring.one)
     for level in t.levels:
         first[level.sets] = ring.plus.reduce(ring.times(first[level.before], flat[level.step]), axis=1)
     for level in reversed(t.levels):
@@ -159,7 +163,8 @@ class EdgePosterior:
     """
 
     def __init__(self, d: int, max_parents: int, n_features: int, n_max: int) -> None:
-        self.d, self._tables = d, tables(d, max_parents, n_features)
+        self.d = d
+        self._tables = tables(d, max_parents, n_features)
         t = self._tables
         self._families = t.columns.shape[:2]
         self._columns = t.columns.reshape(-1, t.columns.shape[2])

@@ -15,7 +15,8 @@ import math
 import numpy as np
 
 #: Shape and rate of the prior on the noise precision: about 2 samples' worth of belief in a variance near 1.
-SHAPE, RATE = 1.0, 1.0
+SHAPE = 1.0
+RATE = 1.0
 #: Prior precision of the weights, in units of the noise variance.
 PRECISION = 0.5
 

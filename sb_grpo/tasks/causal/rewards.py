@@ -38,7 +38,8 @@ class BalancedAccuracy:
     """
 
     def __init__(self, truth: np.ndarray) -> None:
-        there, absent = int(truth.sum()), int((~truth).sum())
+        there = int(truth.sum())
+        absent = int((~truth).sum())
         sides = (there > 0) + (absent > 0)
         self._weights = np.where(truth, 1.0 / max(there, 1), -1.0 / max(absent, 1)) / sides
         self._offset = (absent > 0) / sides

@@ -107,7 +107,8 @@ class CausalModel:
         :return: ``[k]``
         """
         draws = np.zeros((1, self.d)) if self.mechanism == "linear" else MEAN_NOISE[:, : self.d]
-        k, n = len(variables), len(draws)
+        k = len(variables)
+        n = len(draws)
         fixed = np.zeros((k, n, self.d), dtype=bool)
         fixed[np.arange(k), :, variables] = True
         fixed[variables < 0] = False
@@ -128,5 +129,6 @@ def draw_model(graph: nx.DiGraph, mechanism: str, noise: float, rng: np.random.G
     d = graph.number_of_nodes()
     size = rng.uniform(0.5, 1.5, (d, N_FEATURES[mechanism], d)) * rng.choice([-1.0, 1.0], (d, N_FEATURES[mechanism], d))
     edge = nx.to_numpy_array(graph, nodelist=range(d)) > 0
-    bias, scale = rng.uniform(-0.5, 0.5, d), noise * rng.uniform(0.5, 1.0, d)
+    bias = rng.uniform(-0.5, 0.5, d)
+    scale = noise * rng.uniform(0.5, 1.0, d)
     return CausalModel(graph, mechanism, size * edge[:, None, :], bias, scale)

@@ -22,7 +22,8 @@ class InputDrivenEnv(gym.Env[np.ndarray, Any]):
 
     def __init__(self) -> None:
         version = self.tensor_version
-        self.observation_space, self.action_space = version.observed, version.acted
+        self.observation_space = version.observed
+        self.action_space = version.acted
         self.t = 0
         self._luck = EpisodeLuck(self, version.k, version.noise)
 

@@ -16,13 +16,16 @@ from gymnasium import spaces
 from sb_grpo.envs.luck import exponential, normal
 from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 
-RATE, EFFICIENCY = 0.25, 0.92  #: of the capacity per hour; of each way, in and out
+RATE = 0.25  #: share of the capacity per hour
+EFFICIENCY = 0.92  #: of charging, and of discharging
 LEVEL = 50.0  #: mean price
 _ANGLE = 2.0 * np.pi / 24.0 * np.arange(24)
 #: Mean price by hour: cheap at night, dear at 8, dearest at 20.
 SHAPE = LEVEL + 12.0 * np.cos(_ANGLE - _ANGLE[17]) + 9.0 * np.cos(2.0 * (_ANGLE - _ANGLE[8]))
-PERSISTENCE, INNOVATION = 0.95, 5.0  #: of the AR(1) process, per hour: its deviation in the long run is 16
-SPIKES, SPIKE = 0.04, 80.0  #: probability per hour, and mean height (exponential)
+PERSISTENCE = 0.95  #: of the AR(1) process, per hour
+INNOVATION = 5.0  #: its standard deviation per hour; 16 in the long run
+SPIKES = 0.04  #: probability per hour
+SPIKE = 80.0  #: mean height (exponential)
 SCALE = 10.0  #: the reward is the money divided by this, for a battery of one unit
 
 
@@ -32,10 +35,12 @@ class TensorBatteryArbitrage(TensorInputDrivenEnv):
     env_id = "BatteryArbitrage-v0"
     observed = spaces.Box(-20.0, 200.0, (5,), np.float32)
     acted = spaces.Box(-1.0, 1.0, (1,), np.float32)
-    n_start, k = 3, 3
+    n_start = 3
+    k = 3
 
     def constants(self, tensor: Any) -> None:
-        self.shape, self.clock_face = tensor(SHAPE), tensor(np.stack([np.sin(_ANGLE), np.cos(_ANGLE)], 1))
+        self.shape = tensor(SHAPE)
+        self.clock_face = tensor(np.stack([np.sin(_ANGLE), np.cos(_ANGLE)], 1))
 
     def body_start(self, u: th.Tensor) -> th.Tensor:
         charge, hour, wander = _start(u).unbind(1)
@@ -54,7 +59,8 @@ class TensorBatteryArbitrage(TensorInputDrivenEnv):
         stored = th.minimum(th.maximum(rate, -charge), 1.0 - charge)
         traded = th.where(stored > 0, stored / EFFICIENCY, stored * EFFICIENCY)
         reward = (LEVEL * stored - price * traded) / SCALE
-        hour, wander = (hour + 1.0) % 24.0, PERSISTENCE * wander + noise[:, 0]
+        hour = (hour + 1.0) % 24.0
+        wander = PERSISTENCE * wander + noise[:, 0]
         price = self.shape[hour.long()] + wander + noise[:, 1]
         return th.stack([charge + stored, hour, wander, price, recent + (price - recent) / 24.0], 1), reward
 
@@ -82,10 +88,12 @@ class BatteryArbitrage(InputDrivenEnv):
     def start(self, u: np.ndarray) -> None:
         self.charge, hour, self.wander = _start(th.from_numpy(u).unsqueeze(0))[0].tolist()
         self.hour = int(hour)
-        self.price, self.recent = float(SHAPE[self.hour]) + self.wander, LEVEL + self.wander
+        self.price = float(SHAPE[self.hour]) + self.wander
+        self.recent = LEVEL + self.wander
 
     def advance(self, action: Any, noise: list[float]) -> tuple[float, dict[str, Any]]:
-        rate, price = RATE * min(max(float(action[0]), -1.0), 1.0), self.price
+        rate = RATE * min(max(float(action[0]), -1.0), 1.0)
+        price = self.price
         stored = min(max(rate, -self.charge), 1.0 - self.charge)
         traded = stored / EFFICIENCY if stored > 0 else stored * EFFICIENCY
         self.charge += stored

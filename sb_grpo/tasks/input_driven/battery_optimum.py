@@ -49,7 +49,8 @@ def expected_values(hours: int = 168) -> np.ndarray:
     after, stored, traded = (column[:, None, None] for column in _trades())
     price = SHAPE[:, None, None] + WANDER[:, None] + np.array([0.0, *HEIGHTS])  # [hour, wander, spike]
     money = (LEVEL * stored - price[:, None, :, :, None] * traded) / SCALE  # [hour, cell, wander, spike, move]
-    transition, expected = _next_wander(), np.zeros((24, CELLS + 1, len(WANDER)))
+    transition = _next_wander()
+    expected = np.zeros((24, CELLS + 1, len(WANDER)))
     for _ in range(hours):
         ahead = expected[:, after[:, 0, 0]].transpose(0, 1, 3, 2)[:, :, :, None]
         value = (money + ahead).max(4) @ _CHANCES
@@ -63,7 +64,8 @@ def optimal(observations: np.ndarray) -> np.ndarray:
     :param observations: ``[n, 5]`` of BatteryArbitrage-v0
     :return: actions ``[n, 1]``
     """
-    charge, price = (observations[:, 0] + 1.0) / 2.0, LEVEL + 25.0 * observations[:, 1]
+    charge = (observations[:, 0] + 1.0) / 2.0
+    price = LEVEL + 25.0 * observations[:, 1]
     hour = np.rint(np.arctan2(observations[:, 3], observations[:, 4]) * 12.0 / np.pi).astype(int) % 24
     cell = np.rint(charge * CELLS).astype(int)
     wander = np.abs((price - SHAPE[hour])[:, None] - WANDER).argmin(1)

@@ -16,11 +16,15 @@ from gymnasium import spaces
 from sb_grpo.envs.luck import geometric
 from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 
-LEAD_TIME, SEASON = 3, 20  #: days
-MEAN, SWING = 10.0, 0.5  #: demand per day and its relative amplitude over the season
+LEAD_TIME = 3  #: days
+SEASON = 20  #: days
+MEAN = 10.0  #: demand per day
+SWING = 0.5  #: its relative amplitude over the season
 PARTS = 2  #: the demand is a sum of so many geometric numbers: variance m + m^2 / PARTS
 LARGEST = 24.0  #: order
-HOLDING, LOST, PURCHASE = 1.0, 9.0, 1.0  #: per unit and day, per unit of demand that went away, per unit ordered
+HOLDING = 1.0  #: cost per unit and day
+LOST = 9.0  #: cost per unit of lost demand
+PURCHASE = 1.0  #: cost per unit ordered
 SCALE = 100.0  #: the reward is minus the cost of the day divided by this
 
 
@@ -30,7 +34,8 @@ class TensorInventory(TensorInputDrivenEnv):
     env_id = "Inventory-v0"
     observed = spaces.Box(-1.0, 100.0, (LEAD_TIME + 4,), np.float32)
     acted = spaces.Box(-1.0, 1.0, (1,), np.float32)
-    n_start, k = 1, PARTS
+    n_start = 1
+    k = PARTS
 
     def body_start(self, u: th.Tensor) -> th.Tensor:
         return th.cat([_stock(u), th.full_like(u, MEAN).expand(-1, LEAD_TIME + 1)], 1)
@@ -66,13 +71,16 @@ class Inventory(InputDrivenEnv):
     tensor_version = TensorInventory
 
     def start(self, u: np.ndarray) -> None:
-        self.on_hand, self.under_way, self.demand = float(_stock(u[0])), [MEAN] * LEAD_TIME, MEAN
+        self.on_hand = float(_stock(u[0]))
+        self.under_way = [MEAN] * LEAD_TIME
+        self.demand = MEAN
 
     def advance(self, action: Any, noise: list[float]) -> tuple[float, dict[str, Any]]:
         order = (min(max(float(action[0]), -1.0), 1.0) + 1.0) * (LARGEST / 2.0)
         self.demand = noise[0]
         left = self.on_hand + self.under_way.pop(0) - self.demand
-        self.on_hand, lost = max(left, 0.0), max(-left, 0.0)
+        self.on_hand = max(left, 0.0)
+        lost = max(-left, 0.0)
         self.under_way.append(order)
         cost = HOLDING * self.on_hand + LOST * lost + PURCHASE * order
         return -cost / SCALE, {"demand": self.demand, "lost": lost, "order": order}

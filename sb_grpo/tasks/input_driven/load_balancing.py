@@ -18,7 +18,10 @@ from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 
 N_SERVERS = 10
 RATES = np.linspace(0.15, 1.05, N_SERVERS).tolist()  #: work done per unit of time
-SMALLEST, SHAPE, BETWEEN = 100.0, 1.5, 55.0  #: jobs are Pareto, 300 units of work in the mean, and come 55 units of time apart
+#: Pareto sizes of jobs, mean 300 units of work.
+SMALLEST = 100.0
+SHAPE = 1.5
+BETWEEN = 55.0  #: mean units of time between jobs
 SCALE = 1000.0  #: the reward is minus the completion time divided by this
 
 
@@ -28,10 +31,12 @@ class TensorLoadBalancing(TensorInputDrivenEnv):
     env_id = "LoadBalancing-v0"
     observed = spaces.Box(-10.0, 20.0, (2 * N_SERVERS + 1,), np.float32)
     acted = spaces.Discrete(N_SERVERS)
-    n_start, k = 1, 2
+    n_start = 1
+    k = 2
 
     def constants(self, tensor: Any) -> None:
-        self.rates, self.servers = tensor(RATES), tensor(range(N_SERVERS))
+        self.rates = tensor(RATES)
+        self.servers = tensor(range(N_SERVERS))
 
     def body_start(self, u: th.Tensor) -> th.Tensor:
         return th.cat([u.new_zeros(len(u), N_SERVERS), pareto(u, SHAPE, SMALLEST)], 1)
@@ -49,7 +54,8 @@ class TensorLoadBalancing(TensorInputDrivenEnv):
         return th.cat([work, noise[:, 1:]], 1), -completion / SCALE
 
     def look(self, body: th.Tensor, t: th.Tensor) -> th.Tensor:
-        work, size = body[:, :-1], body[:, -1:]
+        work = body[:, :-1]
+        size = body[:, -1:]
         return th.cat([th.log1p(work / 100.0), th.log1p((work + size) / self.rates / 100.0) - 2.0, th.log(size / 100.0)], 1)
 
 
@@ -62,7 +68,8 @@ class LoadBalancing(InputDrivenEnv):
     tensor_version = TensorLoadBalancing
 
     def start(self, u: np.ndarray) -> None:
-        self.work, self.size = [0.0] * N_SERVERS, float(pareto(u, SHAPE, SMALLEST)[0])
+        self.work = [0.0] * N_SERVERS
+        self.size = float(pareto(u, SHAPE, SMALLEST)[0])
 
     def advance(self, action: Any, noise: list[float]) -> tuple[float, dict[str, Any]]:
         self.work[action] += self.size
@@ -72,6 +79,7 @@ class LoadBalancing(InputDrivenEnv):
         return -completion / SCALE, {"completion_time": completion}
 
     def observation(self) -> np.ndarray:
-        waiting, size = [work / 100.0 for work in self.work], self.size / 100.0
+        waiting = [work / 100.0 for work in self.work]
+        size = self.size / 100.0
         completion = [log1p((work + size) / rate) - 2.0 for work, rate in zip(waiting, RATES, strict=True)]
         return np.array([*map(log1p, waiting), *completion, log(size)], dtype=np.float32)

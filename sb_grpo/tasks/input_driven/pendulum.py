@@ -17,7 +17,8 @@ from sb_grpo.envs.luck import EpisodeLuck, normal
 from sb_grpo.envs.native import seen_of_pole, swing
 from sb_grpo.tasks.input_driven.base import TensorInputDrivenEnv
 
-PERSISTENCE, INNOVATION = 0.9, 0.3  #: of the torque, per step: its deviation in the long run is 0.69; the motor has 2
+PERSISTENCE = 0.9  #: of the torque, per step
+INNOVATION = 0.3  #: its standard deviation per step; 0.69 in the long run, and the motor has 2
 KICK = 3.0 * 0.05  #: speed that a torque of 1 adds in a step
 
 
@@ -27,7 +28,8 @@ class TensorDisturbedPendulum(TensorInputDrivenEnv):
     env_id = "DisturbedPendulum-v0"
     observed = spaces.Box(np.array([-1, -1, -8], np.float32), np.array([1, 1, 8], np.float32))
     acted = spaces.Box(-2.0, 2.0, (1,), np.float32)
-    n_start, k = 3, 1
+    n_start = 3
+    k = 1
 
     def body_start(self, u: th.Tensor) -> th.Tensor:
         return _start(u)
@@ -59,17 +61,20 @@ class DisturbedPendulum(PendulumEnv):
 
     def __init__(self, render_mode: str | None = None) -> None:
         super().__init__(render_mode)
-        self.t, self.torque = 0, 0.0
+        self.t = 0
+        self.torque = 0.0
         self._luck = EpisodeLuck(self, 1, TensorDisturbedPendulum.noise)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
         *state, self.torque = _start(th.from_numpy(self._luck.begin(seed, 3)).unsqueeze(0))[0].tolist()
-        self.state, self.t = np.array(state), 0
+        self.state = np.array(state)
+        self.t = 0
         return self._get_obs(), {}  # type: ignore[no-untyped-call]
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        torque, innovation = self.torque, self._luck.at(self.t)[0]
+        torque = self.torque
+        innovation = self._luck.at(self.t)[0]
         self.state = np.array([self.state[0], self.state[1] + KICK * torque])
         obs, reward, _, _, _ = super().step(action)  # type: ignore[no-untyped-call]
         self.torque = PERSISTENCE * torque + innovation

@@ -20,7 +20,9 @@ from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 LINES = (6.0, 3.0, 4.0, 2.0)  #: work a line does in a step, in the mean; exponential
 STATIONS = (9.0, 6.0)  #: the same for the stations behind lines 0 and 1, 2 and 3
 WORK = ((1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 2.0, 2.0), (2.0, 2.0, 1.0, 1.0))  #: work of a job by class and line
-SMALLEST, SHAPE = 4.5, 2.25  #: batches are Pareto, 8.1 jobs in the mean
+#: Pareto sizes of batches, mean 8.1 jobs.
+SMALLEST = 4.5
+SHAPE = 2.25
 SCALE = 50.0  #: the reward is minus the work in the system divided by this
 
 
@@ -30,11 +32,14 @@ class TensorQueueRouting(TensorInputDrivenEnv):
     env_id = "QueueRouting-v0"
     observed = spaces.Box(-5.0, 20.0, (14,), np.float32)
     acted = spaces.Discrete(4)
-    n_start, k = 2, 8
+    n_start = 2
+    k = 8
 
     def constants(self, tensor: Any) -> None:
-        self.numbers, self.work = tensor(range(4)), tensor(WORK)
-        self.lines, self.stations = tensor(LINES), tensor(STATIONS)
+        self.numbers = tensor(range(4))
+        self.work = tensor(WORK)
+        self.lines = tensor(LINES)
+        self.stations = tensor(STATIONS)
 
     def body_start(self, u: th.Tensor) -> th.Tensor:
         return th.cat([u.new_zeros(len(u), 6), _batch(u)], 1)
@@ -45,15 +50,21 @@ class TensorQueueRouting(TensorInputDrivenEnv):
         return th.cat([exponential(u[:, :6]), _batch(u[:, 6:])], 1)
 
     def advance(self, body: th.Tensor, actions: th.Tensor, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        line, station, size, kind = body[:, :4], body[:, 4:6], body[:, 6:7], body[:, 7].long()
+        line = body[:, :4]
+        station = body[:, 4:6]
+        size = body[:, 6:7]
+        kind = body[:, 7].long()
         line = line + (actions.unsqueeze(1) == self.numbers) * size * self.work[kind]
         served = th.minimum(line, self.lines * noise[:, :4])
-        line, station = line - served, station + served.view(-1, 2, 2).sum(2)
+        line = line - served
+        station = station + served.view(-1, 2, 2).sum(2)
         station = (station - self.stations * noise[:, 4:6]).clamp(min=0.0)
         return th.cat([line, station, noise[:, 6:]], 1), -(line.sum(1) + station.sum(1)) / SCALE
 
     def look(self, body: th.Tensor, t: th.Tensor) -> th.Tensor:
-        waiting, size, kind = body[:, :6], body[:, 6:7], body[:, 7].long()
+        waiting = body[:, :6]
+        size = body[:, 6:7]
+        kind = body[:, 7].long()
         work = size * self.work[kind]
         behind = (body[:, 4:6] / self.stations).repeat_interleave(2, 1)
         delay = (body[:, :4] + work) / self.lines + behind
@@ -75,12 +86,15 @@ class QueueRouting(InputDrivenEnv):
     tensor_version = TensorQueueRouting
 
     def start(self, u: np.ndarray) -> None:
-        self.line, self.station = [0.0] * 4, [0.0] * 2
+        self.line = [0.0] * 4
+        self.station = [0.0] * 2
         size, kind = _batch(th.from_numpy(u).unsqueeze(0))[0].tolist()
-        self.size, self.kind = size, int(kind)
+        self.size = size
+        self.kind = int(kind)
 
     def advance(self, action: Any, noise: list[float]) -> tuple[float, dict[str, Any]]:
-        line, station = self.line, self.station
+        line = self.line
+        station = self.station
         line[action] += self.size * WORK[self.kind][action]
         for i, mean in enumerate(LINES):
             served = min(line[i], mean * noise[i])
@@ -88,12 +102,15 @@ class QueueRouting(InputDrivenEnv):
             station[i // 2] += served
         for j, mean in enumerate(STATIONS):
             station[j] = max(station[j] - mean * noise[4 + j], 0.0)
-        self.size, self.kind = noise[6], int(noise[7])
+        self.size = noise[6]
+        self.kind = int(noise[7])
         in_system = sum(line) + sum(station)
         return -in_system / SCALE, {"in_system": in_system}
 
     def observation(self) -> np.ndarray:
-        line, station, work = self.line, self.station, WORK[self.kind]
+        line = self.line
+        station = self.station
+        work = WORK[self.kind]
         delay = [
             log1p((line[i] + self.size * work[i]) / LINES[i] + station[i // 2] / STATIONS[i // 2]) - 1.0 for i in range(4)
         ]

@@ -23,7 +23,10 @@ from sb_grpo.tasks.input_driven.load_balancing import N_SERVERS
 Policy = Callable[[np.ndarray], np.ndarray]
 
 #: Best parameters on 2,000 episodes with seeds from 2 * 10^6 on, found by :func:`search`.
-BASE_STOCK, SEASONAL_BASE_STOCK, THRESHOLDS, GAINS = 47.0, (48.0, 0.5), (48.0, 62.0), (30.0, 9.0)
+BASE_STOCK = 47.0
+SEASONAL_BASE_STOCK = (48.0, 0.5)
+THRESHOLDS = (48.0, 62.0)
+GAINS = (30.0, 9.0)
 
 
 class Reference(NamedTuple):
@@ -107,7 +110,8 @@ def swing_up(obs: np.ndarray, angle_gain: float, speed_gain: float) -> np.ndarra
 
     After Astrom and Furuta, "Swinging up a pendulum by energy control" (Automatica 36, 2000).
     """
-    angle, speed = np.arctan2(obs[:, 1], obs[:, 0]), obs[:, 2]
+    angle = np.arctan2(obs[:, 1], obs[:, 0])
+    speed = obs[:, 2]
     missing = 5.0 * (1.0 - obs[:, 0]) - speed**2 / 6.0
     pump = 2.0 * np.sign(missing * np.where(speed == 0.0, 1.0, speed))
     hold = -angle_gain * angle - speed_gain * speed
@@ -180,10 +184,13 @@ def episode_returns(env_id: str, policy: Policy, seeds: Sequence[int]) -> np.nda
 def _returns_one_by_one(env: gym.Env[Any, Any], policy: Policy, seeds: Iterable[int]) -> np.ndarray:
     returns = []
     for seed in seeds:
-        obs, total, over = env.reset(seed=seed)[0], 0.0, False
+        obs = env.reset(seed=seed)[0]
+        total = 0.0
+        over = False
         while not over:
             obs, reward, terminated, truncated, _ = env.step(policy(obs[None])[0])
-            total, over = total + float(reward), terminated or truncated
+            total = total + float(reward)
+            over = terminated or truncated
         returns.append(total)
     return np.array(returns)
 

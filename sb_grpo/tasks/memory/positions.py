@@ -21,7 +21,8 @@ class Positions(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
 
     def __init__(self, env: gym.Env[np.ndarray, Any], kept: tuple[int, ...]) -> None:
         super().__init__(env)
-        self.kept, space = list(kept), env.observation_space
+        self.kept = list(kept)
+        space = env.observation_space
         assert isinstance(space, spaces.Box)
         self.observation_space = spaces.Box(space.low[self.kept], space.high[self.kept], dtype=np.float32)
 

@@ -48,7 +48,8 @@ class TensorTMaze(FunctionalTensorEnv):
     def transition(self, state: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         place, cue = state.unbind(1)
         at_end = place >= self.length
-        forward, turned = actions == 0, at_end & (actions > 0)
+        forward = actions == 0
+        turned = at_end & (actions > 0)
         right = turned & ((actions == 1) == (cue > 0))
         wasted = ~turned & (at_end | ~forward)
         place = place + (forward & ~at_end)
@@ -70,13 +71,15 @@ class TensorTMaze(FunctionalTensorEnv):
 class TensorTMaze10(TensorTMaze):
     """A corridor of 10 steps."""
 
-    env_id, length = "TMaze10-v0", 10
+    env_id = "TMaze10-v0"
+    length = 10
 
 
 class TensorTMaze50(TensorTMaze):
     """A corridor of 50 steps."""
 
-    env_id, length = "TMaze50-v0", 50
+    env_id = "TMaze50-v0"
+    length = 50
 
 
 class TMaze(gym.Env[np.ndarray, np.int64]):
@@ -87,7 +90,8 @@ class TMaze(gym.Env[np.ndarray, np.int64]):
     :raises ValueError: for a shorter corridor
     """
 
-    observation_space, action_space = OBSERVED, ACTED
+    observation_space = OBSERVED
+    action_space = ACTED
 
     def __init__(self, length: int = 10, masks: bool = False) -> None:
         if length < 1:
@@ -98,11 +102,13 @@ class TMaze(gym.Env[np.ndarray, np.int64]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
         super().reset(seed=seed)
-        self.place, self.cue = 0, 1 if self.np_random.random() < 0.5 else -1
+        self.place = 0
+        self.cue = 1 if self.np_random.random() < 0.5 else -1
         return self._look(), {}
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
-        at_end, choice = self.place == self.length, int(action)
+        at_end = self.place == self.length
+        choice = int(action)
         if at_end and choice > 0:
             right = (choice == 1) == (self.cue == 1)
             return self._look(), float(right), True, False, {"is_success": right}

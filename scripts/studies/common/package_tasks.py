@@ -41,7 +41,10 @@ def legal_moves(board: np.ndarray) -> np.ndarray:
     def changes(to: np.ndarray, tile: np.ndarray) -> bool:
         return bool(np.any((tile != 0) & ((to == 0) | (to == tile))))
 
-    above, below, left, right = board[:-1], board[1:], board[:, :-1], board[:, 1:]
+    above = board[:-1]
+    below = board[1:]
+    left = board[:, :-1]
+    right = board[:, 1:]
     return np.array([changes(above, below), changes(right, left), changes(below, above), changes(left, right)])
 
 

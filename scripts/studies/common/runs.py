@@ -21,9 +21,11 @@ from scripts.studies.common import records
 from zoo.common.provenance import commit, versions
 
 DOCS = Path(__file__).parents[3] / "docs"
-DATA, IMG = DOCS / "studies" / "data", DOCS / "img"
+DATA = DOCS / "studies" / "data"
+IMG = DOCS / "img"
 ANEW = "; the others are there (--again: all)"
-EVAL_SEED, EVAL_EPISODES = 10_000, 20
+EVAL_SEED = 10_000
+EVAL_EPISODES = 20
 
 
 class Variant(NamedTuple):
@@ -50,7 +52,8 @@ class Progress(BaseCallback):
     def _on_step(self) -> bool:
         for slot in np.flatnonzero(self.locals["dones"]).tolist():
             reached = not self.locals["infos"][slot].get("TimeLimit.truncated", False)
-            self.episodes, self.goals = self.episodes + 1, self.goals + reached
+            self.episodes = self.episodes + 1
+            self.goals = self.goals + reached
             if reached and self.first_goal is None:
                 self.first_goal = self.num_timesteps
         return True
@@ -63,7 +66,9 @@ class Progress(BaseCallback):
 def train(variant: Variant, seed: int) -> dict[str, Any]:
     """Train, then evaluate the last weights, actions at their mode, over episodes that all runs share."""
     th.set_num_threads(1)
-    model, progress, start = variant.make(seed), Progress(), time.perf_counter()
+    model = variant.make(seed)
+    progress = Progress()
+    start = time.perf_counter()
     callbacks = variant.callbacks()
     model.learn(variant.steps, callback=[progress, *callbacks])
     seconds = time.perf_counter() - start

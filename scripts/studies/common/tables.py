@@ -62,6 +62,7 @@ def on_one_grid(curves: Sequence[Sequence[Any]]) -> tuple[np.ndarray, np.ndarray
     :param curves: per seed, pairs of step and value
     :return: ``[K]`` steps, ``[seeds, K]`` values
     """
-    start, end = max(c[0][0] for c in curves), min(c[-1][0] for c in curves)
+    start = max(c[0][0] for c in curves)
+    end = min(c[-1][0] for c in curves)
     steps = np.linspace(start, end, 60)
     return steps, np.array([np.interp(steps, *np.array(c).T) for c in curves])

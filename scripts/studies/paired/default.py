@@ -15,8 +15,11 @@ from zoo.benchmarking.results import RANDOM, Run, find_results
 from zoo.comparing.comparison import compare_runs
 from zoo.comparing.statistics import Array
 
-RUNS, WITHOUT, MINIGRID = DATA / "paired_default", DATA / "study", DATA / "paired_minigrid"
-ENTRY, CONSTRUCTOR = "entry-paired", "defaults-paired"
+RUNS = DATA / "paired_default"
+WITHOUT = DATA / "study"
+MINIGRID = DATA / "paired_minigrid"
+ENTRY = "entry-paired"
+CONSTRUCTOR = "defaults-paired"
 #: Label with pairs -> the same settings without.
 PAIRS = {ENTRY: TUNED, CONSTRUCTOR: DEFAULTS}
 
@@ -75,7 +78,8 @@ def default(runs: Sequence[Run], label: str) -> Default | None:
     same = [r for r in runs if r.env in tasks and (r.label not in (label, without) or (r.env, r.seed) in seeds)]
     shown = [r for r in same if r.label in (label, without, BAR, RANDOM)]
     c = compare_runs(shown, [label, without, BAR], BAR, allow_unequal=True)  # checkpoints differ; only the end is compared
-    ours, theirs = c.normalised(label), c.normalised(without)
+    ours = c.normalised(label)
+    theirs = c.normalised(without)
     cells = [_cell(env, c.scores(env, label), c.scores(env, without)) for env in c.envs]
     asked = {r.env for r in runs if r.label == without}
     return Default(label, cells, middle(ours), middle(theirs), middle_difference(ours, theirs), len(asked))

@@ -70,7 +70,9 @@ def _model(run: Run) -> Any:
 
 def _pairing_of(run: Run) -> dict[str, Any]:
     """What is logged of pairing, by rollout, and the share of the training's processor seconds that it takes."""
-    model, figures, seconds = _model(run), [], []
+    model = _model(run)
+    figures = []
+    seconds = []
     pairing = model.estimator.pairing
 
     def note(*_: Any) -> None:

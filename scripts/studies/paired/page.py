@@ -19,8 +19,10 @@ from scripts.studies.paired.study import RUNS, Row, Study, load, rows
 from scripts.studies.paired.verdicts import verdicts
 
 TEXTS = DATA / "paired.yml"
-PAGE, USERS = DOCS / "studies" / "paired.md", DOCS / "when_groups_win.md"
-IMAGES, USERS_IMAGES = PAGE.parent / "img", DOCS / "img"
+PAGE = DOCS / "studies" / "paired.md"
+USERS = DOCS / "when_groups_win.md"
+IMAGES = PAGE.parent / "img"
+USERS_IMAGES = DOCS / "img"
 MARKS = "<!-- table: python -m scripts.studies.paired -->", "<!-- end of table -->"
 #: As the commands name it, from the root of the checkout.
 FOLDER = RUNS.relative_to(DOCS.parent).as_posix()

@@ -96,7 +96,8 @@ def _curves(axis: Any, study: Study, task: str, ink: str = "black", names: Mappi
     later: list[np.ndarray] = []
     for label in [label for label in COLOURS if label in study.runs[task]]:
         runs = study.runs[task][label]
-        middle, steps = study.curve(task, label), runs[0].checkpoint_steps
+        middle = study.curve(task, label)
+        steps = runs[0].checkpoint_steps
         low, high = curve_interval([np.array([run.curve for run in runs])], iqm, resamples=RESAMPLES)
         colour = ink if label == TUNED else COLOURS[label]
         axis.plot(steps, middle, color=colour, label=names[label] if names else label)
@@ -109,7 +110,8 @@ def _curves(axis: Any, study: Study, task: str, ink: str = "black", names: Mappi
 
 def _limits(curves: Sequence[np.ndarray]) -> tuple[float, float]:
     values = np.concatenate(curves)
-    bottom, top = float(values.min()), float(values.max())
+    bottom = float(values.min())
+    top = float(values.max())
     room = max(top - bottom, 1e-9)
     return bottom - 0.1 * room, top + 0.25 * room
 

@@ -14,7 +14,10 @@ from zoo.benchmarking.results import Run, read_all
 from zoo.comparing.statistics import Scores, interval, iqm, probability_of_improvement, time_to_threshold
 
 RUNS = DATA / "paired"
-PAIRED, STATE, TUNED, CONTROL = "grpo-paired", "grpo-state", "ppo-tuned", "ppo-grpo-settings"
+PAIRED = "grpo-paired"
+STATE = "grpo-state"
+TUNED = "ppo-tuned"
+CONTROL = "ppo-grpo-settings"
 CRITICS = (TUNED, CONTROL)
 #: Pairing with settings that were searched as those of tuned PPO.
 SEARCHED = "grpo-tuned"
@@ -179,7 +182,8 @@ def row(study: Study, task: str, critic: str, rules: dict[str, float]) -> Row:
     :param critic: label
     :param rules: name -> return
     """
-    theirs, ours = level(study, task, critic).value, level(study, task, PAIRED).value
+    theirs = level(study, task, critic).value
+    ours = level(study, task, PAIRED).value
     best = max(rules.values(), default=-math.inf)
     return Row(
         task, critic, theirs, ours, difference(study, task, critic),
@@ -211,7 +215,8 @@ def gap_closed(study: Study, rows: Sequence[Row]) -> Estimate | None:
         gains = [(iqm([a]) - iqm([b])) / r.gap for a, b, r in zip(ours, theirs, there, strict=True)]
         return np.asarray(np.minimum(gains, 1.0).mean(0))
 
-    ours, theirs = [study.scores(r.task, PAIRED) for r in there], [study.scores(r.task, r.critic) for r in there]
+    ours = [study.scores(r.task, PAIRED) for r in there]
+    theirs = [study.scores(r.task, r.critic) for r in there]
     return Estimate(float(closed(ours, theirs)), *_bounds(interval(closed, ours, theirs)))
 
 

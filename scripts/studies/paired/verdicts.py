@@ -11,7 +11,12 @@ from scripts.studies.paired.default import CONSTRUCTOR, ENTRY, Default
 from scripts.studies.paired.study import CONTROL, PAIRED, SEARCHED, TUNED, Row, Study, gap_closed, geometric_mean, improvement
 
 #: The bar, as it was set before the study.
-TASKS, BY_OTHERS, SHARE, CLOSED, BETTER, COST = 6, 2, 0.5, 0.5, 0.9, 0.03
+TASKS = 6
+BY_OTHERS = 2
+SHARE = 0.5
+CLOSED = 0.5
+BETTER = 0.9
+COST = 0.03
 #: On the tasks of results.md with pairs: what is measured, and the aggregate IQM that it must not fall below.
 DEFAULTS = {ENTRY: "the tuned entries", CONSTRUCTOR: "the constructor's defaults"}
 AGGREGATE = {ENTRY: 1.09, CONSTRUCTOR: 0.97}
@@ -79,7 +84,8 @@ def _gap(study: Study, rows: Sequence[Row]) -> Verdict:
 
 
 def _better(study: Study, label: str, name: str, of: str = PAIRED, how: str = "") -> Verdict:
-    wanted, tasks = f"probability of improvement over {name} at least {BETTER}{how}", study.with_label(of, label)
+    wanted = f"probability of improvement over {name} at least {BETTER}{how}"
+    tasks = study.with_label(of, label)
     if not tasks:
         return Verdict(wanted, "not run yet", None)
     p = improvement(study, tasks, label, of)
@@ -91,6 +97,7 @@ def _default(found: Default | None, what: str, least: float) -> Verdict:
     wanted = f"{what} on the tasks of results.md, with pairs: aggregate IQM not below {least}, no task worse, interval too"
     if found is None:
         return Verdict(wanted, "not run yet", None)
-    a, tasks = found.aggregate, ", ".join(found.worse) or "none"
+    a = found.aggregate
+    tasks = ", ".join(found.worse) or "none"
     words = f"{a.value:.2f} [{a.low:.2f}, {a.high:.2f}] on {len(found.cells)} of {found.tasks} tasks; worse: {tasks}"
     return Verdict(wanted, words, round(a.value, 2) >= least and not found.worse, found.complete)

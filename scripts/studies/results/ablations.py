@@ -46,7 +46,8 @@ def ablation(entry: dict[str, Any], pictures: Path | None) -> tuple[list[str], l
     runs = [run for run in runs if run.label in c.labels]
     budgets = ", ".join(f"{env} {steps_text(c, env)}" for env in c.envs)
     seeds = sorted({r.seed for r in runs})
-    rows, points = [], []
+    rows = []
+    points = []
     for label in c.labels:
         there = [env for env in c.envs if (env, label) in c.runs]
         steps = [f"{np.median([r.gradient_steps for r in c.runs[env, label]]):,.0f}" for env in there]

@@ -17,7 +17,8 @@ from zoo.comparing.comparison import load
 
 BAR = "ppo"  # per task the better of PPO's settings
 BAR_SETTINGS = ("ppo-tuned", "ppo-defaults")
-TUNED, DEFAULTS = "grpo-state", "grpo-defaults"  # zoo/hyperparams/grpo.yml, and the constructor's defaults on all tasks
+TUNED = "grpo-state"  # zoo/hyperparams/grpo.yml
+DEFAULTS = "grpo-defaults"  # the constructor's defaults on all tasks
 CONTROL = "ppo-grpo-settings"  # PPO with the tuned entries' settings
 #: Labels of the defaults with another discount than they choose themselves.
 DISCOUNTS = {"grpo-gamma-0.995": 0.995, "grpo-gamma-0.99": 0.99}
@@ -63,7 +64,8 @@ def with_defaults(runs: Sequence[Run], entry: str = TUNED, defaults: str = DEFAU
     own = [r for r in runs if r.label == defaults]
     if not own:
         return list(runs)
-    asked, settings = {r.env for r in own}, effective(own[0].settings)
+    asked = {r.env for r in own}
+    settings = effective(own[0].settings)
     entries = (r for r in runs if r.label == entry and r.env not in asked)
     return [*runs, *(replace(r, label=defaults) for r in entries if effective(r.settings) == settings)]
 

@@ -36,7 +36,8 @@ def timing(folder: Path, pictures: Path | None) -> Timing:
     seeds = sorted({len(of_one) for of_one in c.runs.values()})
     how_many = f"{'-'.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} runs of each."
     settings = {env: label.removeprefix("ppo-") for env, label in chosen.items()}
-    bar, control = tables.speed(c), pd.DataFrame()
+    bar = tables.speed(c)
+    control = pd.DataFrame()
     lines = ["## Training time on one machine", "", f"{text('timings')} {how_many}", "", _seconds(c, bar, settings), ""]
     known = {run.label for run in runs}
     if CONTROL in known:
@@ -55,7 +56,9 @@ def _seconds(c: Comparison, times: pd.DataFrame, settings: Mapping[str, str]) ->
     :param settings: env -> what PPO's are there
     """
     medians = tables.cost(c).set_index(["env", "algorithm"])
-    seconds, steps, rows = medians["train_wall_s"].map("{:.1f}".format), medians["gradient_steps"], []
+    seconds = medians["train_wall_s"].map("{:.1f}".format)
+    steps = medians["gradient_steps"]
+    rows = []
     for _, row in times.iterrows():
         env = row["env"]
         cells = dict.fromkeys(("task", "steps", "PPO", "PPO, s", "GRPO, s", "gradient steps, PPO / GRPO"), "")

@@ -60,7 +60,8 @@ def aggregate_difference(c: Comparison, label: str, other: str) -> str:
     def difference(a: statistics.Scores, b: statistics.Scores) -> np.ndarray:
         return np.asarray(statistics.iqm(a) - statistics.iqm(b))
 
-    x, y = c.normalised(label), c.normalised(other)
+    x = c.normalised(label)
+    y = c.normalised(other)
     low, high = (float(bound) for bound in statistics.interval(difference, x, y))
     return f"{float(difference(x, y)):+.2f} " + ("(no interval)" if np.isnan(low) else f"[{low:+.2f}, {high:+.2f}]")
 
@@ -69,7 +70,8 @@ def verdict(c: Comparison, env: str, label: str, other: str = BAR) -> str:
     """What the bootstrap interval of the difference of IQMs says of a label against another."""
     if (env, label) not in c.runs or (env, other) not in c.runs:
         return "-"
-    x, y = c.scores(env, label), c.scores(env, other)
+    x = c.scores(env, label)
+    y = c.scores(env, other)
     difference = float(statistics.iqm([x]) - statistics.iqm([y]))
     if difference == 0.0:
         return "equal"

@@ -32,7 +32,8 @@ def main_table(c: Comparison, chosen: dict[str, str]) -> pd.DataFrame:
 
 def sooner(c: Comparison) -> list[str]:
     """Where the tuned entry and the bar end at the same score, how many steps each takes to the threshold."""
-    lines, table = [], tables.threshold(c)
+    lines = []
+    table = tables.threshold(c)
     for env in [env for env in c.envs if env in c.thresholds and verdict(c, env, TUNED) == "equal"]:
         steps = table[table["env"] == env].set_index("algorithm")["median_steps"]
         there = [label for label in (TUNED, *BAR_SETTINGS) if label in steps]
