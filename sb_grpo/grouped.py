@@ -17,19 +17,17 @@ from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import learners, ranks, saving
-from sb_grpo.arguments import check_arguments, check_env, check_members, default_group_size, members_at
 from sb_grpo.collect.beside import Beside, spaces_beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.masks import APART, UNTOLD, masks_of_the_evaluated
 from sb_grpo.collect.rollouts import buffer_class
+from sb_grpo.config import as_read, check_as_read, default_group_size, members_at, steps_per_env
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
 from sb_grpo.envs.random import mix
 from sb_grpo.envs.tensor_env import is_tensor_env
 from sb_grpo.extras.exploration import Place, make_bonus
 from sb_grpo.extras.group_weights import GroupWeights
 from sb_grpo.extras.grouping import make_grouping
-from sb_grpo.given import Options, check_as_read, read_once
-from sb_grpo.group_arguments import obstacle_to_pairs
 from sb_grpo.learn.captured import Captured, rollout_obstacle, update_obstacle
 from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
 from sb_grpo.learn.losses import Loss
@@ -38,10 +36,9 @@ from sb_grpo.maths.schedules import scaled
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, RoutedPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policies.weights import made_apart
-from sb_grpo.policy_arguments import check_memory, check_policy_kwargs, check_policy_name, check_routing
 from sb_grpo.profiles import arguments_of
-from sb_grpo.rules import steps_per_env
 from sb_grpo.slotted import SlottedAlgorithm
+from sb_grpo.validation import Options, check_env, check_policy_name, give_warnings, obstacle_to_pairs, validate
 
 SelfGrouped = TypeVar("SelfGrouped", bound="GroupedAlgorithm")
 #: Defaults that follow from other arguments: of a loaded model they are found anew where one of those is replaced.
@@ -99,21 +96,16 @@ class GroupedAlgorithm(SlottedAlgorithm):
             self.rollout_buffer_class = None
         self.options, self._as_read = Options.read(self.__dict__), None
         self._derive()
-        given = self._arguments()
-        check_arguments(given)
-        check_members(replace(given, group_size=members_at(self.group_size, 0.0)))  # where a schedule leads
-        learners.check_shares(given)
+        config = self._config()
+        validate(config)
+        validate(replace(config, group_size=members_at(self.group_size, 0.0)))  # where a schedule leads
+        give_warnings(config)
         learners.check_equal(self.settings)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         if self._base_seed is None:
             self._base_seed = ranks.gathered(int(np.random.randint(2**31)))[0]
         self.clip_range = FloatSchedule(self.clip_range)
-        whole = None if self.whole_episodes else self.steps_per_env
-        limit = time_limit(self.env) if self.env is not None else None
-        check_memory(self.policy_class, self.policy_kwargs, self.options.update.sequence_length, whole, limit)
-        check_policy_kwargs(self.policy_class, self.policy_kwargs)
-        check_routing(self.policy_kwargs, self.options.multitask.names)
         self.policy = self._make_policy(self.policy_kwargs)
         self._maybe_recommend_cpu()
         self._find_masks()
@@ -128,7 +120,7 @@ class GroupedAlgorithm(SlottedAlgorithm):
         self.bonus = make_bonus(self.options.rewards.bonus, place)
         self._capture()
         self._begin_together()
-        self._as_read = read_once(self.__dict__)
+        self._as_read = as_read(self.__dict__)
 
     def _maybe_recommend_cpu(self, mlp_class_name: str = ActorPolicy.__name__) -> None:
         """As SB3's: steps of host envs wait for a small network. Tensor envs and memories are another matter."""
@@ -230,7 +222,9 @@ class GroupedAlgorithm(SlottedAlgorithm):
         former = self.env, self._vec_normalize_env, self._last_obs
         super().set_env(env, force_reset)
         try:
-            check_arguments(self._arguments())
+            config = self._config()
+            validate(config)
+            give_warnings(config)
             changed = self._find_masks()
         except ValueError:
             self.env, self._vec_normalize_env, self._last_obs = former

@@ -12,23 +12,21 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import figures as log
 from sb_grpo import ranks
-from sb_grpo.arguments import checking_arguments
 from sb_grpo.collect.acting import log_probs_of_actor
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.rollouts import Source, collecting
+from sb_grpo.config import CHANGEABLE, RANGES, Multitask, Rewards, at_progress, check_each, plain
 from sb_grpo.envs.tensor_env import is_tensor_env
 from sb_grpo.learn.last_good import Snapshot, rescued, unharmed
 from sb_grpo.learn.losses import Loss, Objective
 from sb_grpo.learn.updater import UpdatePlan, Updater
-from sb_grpo.options import Multitask, Rewards
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.weights import check_apart
 from sb_grpo.preparing import Preparation, Prepared
-from sb_grpo.ranges import CHANGEABLE, RANGES
 from sb_grpo.resumable import ResumableAlgorithm
-from sb_grpo.rules import at_progress, check_values, plain
 from sb_grpo.telling import teller
 from sb_grpo.types import AdvantageOptions, Rollout, UpdateResult
+from sb_grpo.validation import checking_arguments
 
 
 class GRPO(ResumableAlgorithm):
@@ -68,7 +66,7 @@ class GRPO(ResumableAlgorithm):
     :param group_size: members per group (G), or a function of the remaining progress (1 to 0). A change, also by hand between
         rollouts, begins new groups: the steps of unfinished ones are dropped and counted
     :param n_groups: complete groups per rollout, in place of ``n_steps``; with it ``"state"`` waits for whole episodes
-    :param group_kwargs: how members start: :class:`~sb_grpo.options.GroupOptions`
+    :param group_kwargs: how members start: :class:`~sb_grpo.config.GroupOptions`
     :param advantage: ``"outcome"`` and ``"process"`` (DeepSeekMath), ``"step"`` (time-aligned group baseline),
         ``"state"`` (state-conditioned group baseline, fitted in closed form), an object of
         :mod:`sb_grpo.baselines.estimators` or of one's own, or a function of (:class:`Rollout`, :class:`AdvantageOptions`)
@@ -78,9 +76,9 @@ class GRPO(ResumableAlgorithm):
     :param loss: ``"clip"`` (PPO), ``"cispo"``, or an object of a subclass of :class:`~sb_grpo.learn.losses.Loss`
     :param loss_kwargs: of the loss: :class:`~sb_grpo.learn.losses.Clipped`
     :param kl_coef: weight of the k3 KL to the reference policy; 0: no reference policy exists
-    :param multitask: tasks, grouping, weights and surgery: a dict, or :class:`~sb_grpo.options.Multitask`
-    :param rewards: objectives, scaling and bonus: a dict, or :class:`~sb_grpo.options.Rewards`
-    :param update_kwargs: memory and precision of an update: :class:`~sb_grpo.options.UpdateOptions`
+    :param multitask: tasks, grouping, weights and surgery: a dict, or :class:`~sb_grpo.config.Multitask`
+    :param rewards: objectives, scaling and bonus: a dict, or :class:`~sb_grpo.config.Rewards`
+    :param update_kwargs: memory and precision of an update: :class:`~sb_grpo.config.UpdateOptions`
     :param compile: capture the step loop (tensor envs) and the gradient step as graphs: ``torch.compile``.
         Compiling takes 10 to 70 s; what cannot be captured is named and stays eager
     :raises ValueError: for arguments out of range or at odds with each other or the env
@@ -282,7 +280,7 @@ class GRPO(ResumableAlgorithm):
         self._write_due_runs()
 
     def _update(self, prepared: Prepared) -> UpdateResult:
-        check_values("", vars(self), {name: RANGES[""][name] for name in CHANGEABLE})
+        check_each({name: getattr(self, name) for name in CHANGEABLE})
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         loss, batch, progress = self.options.loss, prepared.batch, self._current_progress_remaining

@@ -11,6 +11,7 @@ import torch as th
 from sb_grpo import figures as log
 from sb_grpo.baselines.estimation import estimate_each, features_of
 from sb_grpo.collect.plan import LARGEST_REWARD, too_large
+from sb_grpo.config import Rewards
 from sb_grpo.extras.exploration import Bonus, bonus_of
 from sb_grpo.extras.group_weights import GroupWeights, weights_by_label
 from sb_grpo.extras.grouping import Grouping
@@ -19,7 +20,6 @@ from sb_grpo.maths.estimators import shape_rewards
 from sb_grpo.maths.losses import step_weights
 from sb_grpo.maths.per_step import per_step
 from sb_grpo.maths.segments import segment_mean
-from sb_grpo.options import Rewards
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Minibatch, Rollout
 

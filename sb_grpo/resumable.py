@@ -21,10 +21,10 @@ from sb_grpo.callback_states import put_states, states_of
 from sb_grpo.collect.interruption import give_up
 from sb_grpo.collect.masks import check_same_masks, source_of
 from sb_grpo.collect.slots import GroupSlots
+from sb_grpo.config import check_values, integer, number, plain
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.learn.known import Known
 from sb_grpo.normalization import put_running_state, running_state
-from sb_grpo.rules import check_values, integer, number, plain
 from sb_grpo.run_files import RUN, check_facts, facts_of, logged, put_logged, read_run, run_to_bytes
 from sb_grpo.saving import lr_schedule_in, with_entries, write_zip
 from sb_grpo.state import attributes, put_attributes, put_random_state, put_state, random_state, state_of

@@ -14,7 +14,6 @@ from stable_baselines3.common.type_aliases import MaybeCallback
 
 from sb_grpo import figures as log
 from sb_grpo import learners, ranks
-from sb_grpo.arguments import check_early_reset, check_members, check_rollout_size, members_at, warn_of_few_starts
 from sb_grpo.collect.beside import Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import Wanted, make_columns
@@ -24,18 +23,17 @@ from sb_grpo.collect.masks import source_of
 from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan
 from sb_grpo.collect.simulators import make_slots
 from sb_grpo.collect.slots import GroupSlots, Slots
+from sb_grpo.config import RANGES, at_progress, constructor_of, members_at, steps_per_env
 from sb_grpo.envs.hold import reset_is_over, resetting
 from sb_grpo.envs.installing import time_limit
 from sb_grpo.extras.exploration import Bonus
 from sb_grpo.extras.group_weights import GroupWeights
-from sb_grpo.given import Arguments, Options
 from sb_grpo.learn.last_good import Rescue
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.preparing import Prepared
-from sb_grpo.ranges import RANGES
-from sb_grpo.rules import at_progress, constructor_of, steps_per_env
 from sb_grpo.types import Rollout, UpdateResult
+from sb_grpo.validation import Config, Options, check_early_reset, check_rollout_size, validate, warn_of_few_starts
 
 
 class SlottedAlgorithm(OnPolicyAlgorithm):
@@ -114,15 +112,15 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         """Every argument of the constructor by name, as it is now."""
         names = [name for name in constructor_of(type(self)) if name not in ("policy", "env", "_init_setup_model")]
         settings = {name: getattr(self, name, getattr(self, f"_{name}", None)) for name in names}
-        return {"policy": self.policy_class.__name__, "n_envs": self.n_envs, **settings}
+        return {"policy": self.policy_class.__name__, "n_envs": getattr(self, "n_envs", None), **settings}
 
-    def _arguments(self) -> Arguments:
-        """What the rules between arguments look at."""
-        own = {name: getattr(self, name, None) for name in Arguments.__dataclass_fields__}
+    def _config(self) -> Config:
+        """The values that the rules between arguments look at."""
+        own: dict[str, Any] = {name: getattr(self, name, None) for name in Config.__dataclass_fields__}
         own["group_size"] = self.members
         if self.env is not None:
             own["n_envs"] = self.n_envs * ranks.place().n
-        return Arguments(**{**own, **self.options._asdict()})
+        return Config(**own)
 
     def _make_columns(self) -> None:
         multitask, rewards = self.options.multitask, self.options.rewards
@@ -132,7 +130,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         """Say once where a rollout does not fill a minibatch."""
         rows = self.steps_per_env * self.n_envs * ranks.place().n, self.batch_size
         if rows != self._rows_checked:
-            check_rollout_size(self._arguments())
+            check_rollout_size(self._config())
             self._rows_checked = rows
 
     def _setup_learn(
@@ -188,7 +186,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
     def _note_few_starts(self, rollout: Rollout) -> None:
         """Warn once where a rollout shows few different starts."""
         if not self._warned_of_few_starts:
-            self._warned_of_few_starts = warn_of_few_starts(self._arguments(), rollout, self.steps_per_env)
+            self._warned_of_few_starts = warn_of_few_starts(self._config(), rollout, self.steps_per_env)
 
     def _share_what_was_seen(self, steps_before: int, episodes_before: list[dict[str, Any]]) -> None:
         """A rollout has ended, or was given up by all: number of steps, running statistics and episodes of all learners.
@@ -267,7 +265,7 @@ class SlottedAlgorithm(OnPolicyAlgorithm):
         """Reset every env and begin new groups; what waited for the old ones is dropped."""
         assert self.slots is not None
         if self.members != self.slots.group_size:
-            check_members(self._arguments())
+            validate(self._config())
         self._steps_dropped += self.rollout_buffer.drop_kept()
         mismatches = self.slots.start_mismatches
         self._new_slots().start_mismatches = mismatches

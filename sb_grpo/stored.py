@@ -12,12 +12,12 @@ from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 
 from sb_grpo import normalization, ranks, saving
-from sb_grpo.arguments import check_names
 from sb_grpo.collect.masks import APART
+from sb_grpo.config import constructor_of, from_config
 from sb_grpo.export import export_policy
 from sb_grpo.grouped import GroupedAlgorithm
-from sb_grpo.rules import constructor_of, from_config
 from sb_grpo.state import copied
+from sb_grpo.validation import check_names
 
 SelfStored = TypeVar("SelfStored", bound="StoredAlgorithm")
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import make_dataclass
 from functools import partial
 from typing import Any
 
@@ -20,8 +21,9 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import FloatSchedule
 
 from sb_grpo import GRPO, CountBonus, MlpPolicy, RNDBonus
-from sb_grpo.given import READ_ONCE
-from sb_grpo.policy_arguments import NEVER_CALLED
+from sb_grpo.config import OPTIONS, RANGES, READ_ONCE, UpdateOptions, integer
+from sb_grpo.figures import as_shown
+from sb_grpo.validation import NEVER_CALLED
 from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
 
 
@@ -675,3 +677,53 @@ def test_a_policy_that_takes_any_name_is_asked_nothing():
             super().__init__(*args, **kwargs)
 
     assert GRPO(Named, "CartPole-v1", policy_kwargs=dict(of_its_own=3)).policy.of_its_own == 3
+
+
+def test_a_key_is_added_by_one_field_and_one_line(monkeypatch, tmp_path):
+    """Range check, message, set-up, changes by hand, save, load and HParams see it without further code."""
+    added = make_dataclass("UpdateOptions", [("patience", int, 3)], bases=(UpdateOptions,), frozen=True)
+    monkeypatch.setitem(OPTIONS, "update_kwargs", added)
+    monkeypatch.setitem(RANGES["update_kwargs"], "patience", integer(1, 10, "3 is usual"))
+    kwargs = dict(n_steps=32, n_epochs=1, batch_size=32, device="cpu", tensorboard_log=str(tmp_path))
+    says = r"^update_kwargs: patience=11 must be an integer, at least 1 and at most 10; 3 is usual\.$"
+    with pytest.raises(ValueError, match=says):
+        GRPO("MlpPolicy", "CartPole-v1", update_kwargs=dict(patience=11), **kwargs)
+    with pytest.raises(
+        ValueError, match=r"unknown key 'patienc'; did you mean 'patience'\? update_kwargs= takes .*'patience'"
+    ):
+        GRPO("MlpPolicy", "CartPole-v1", update_kwargs=dict(patienc=5), **kwargs)
+    assert GRPO("MlpPolicy", "CartPole-v1", **kwargs).options.update.patience == 3
+    model = GRPO("MlpPolicy", "CartPole-v1", update_kwargs=dict(patience=np.int64(5)), **kwargs).learn(32)
+    assert model.options.update.patience == 5
+    model.save(tmp_path / "model")
+    assert GRPO.load(tmp_path / "model").options.update.patience == 5
+    env = model.get_env()
+    assert GRPO.load(tmp_path / "model", env, update_kwargs=dict(patience=7)).options.update.patience == 7
+    with pytest.raises(ValueError, match=says):
+        GRPO.load(tmp_path / "model", env, update_kwargs=dict(patience=11))
+    assert "patience" in as_shown(model.settings)["update_kwargs"]  # of TensorBoard's HParams
+    model.update_kwargs["patience"] = 9
+    with pytest.raises(ValueError, match=r"update_kwargs=.*'patience': 9.* was set by hand"):
+        model.learn(32)
+
+
+class Patient(GRPO):
+    """Has an argument more."""
+
+    def __init__(self, *args, patience=3, **kwargs):
+        self.patience = patience
+        super().__init__(*args, **kwargs)
+
+
+def test_an_argument_is_added_by_the_signature_and_one_line(monkeypatch, tmp_path):
+    monkeypatch.setitem(RANGES[""], "patience", integer(1, 10, "3 is usual"))
+    kwargs = dict(n_steps=32, n_epochs=1, batch_size=32, device="cpu")
+    says = r"^patience=0 must be an integer, at least 1 and at most 10; 3 is usual\.$"
+    with pytest.raises(ValueError, match=says):
+        Patient("MlpPolicy", "CartPole-v1", patience=0, **kwargs)
+    model = Patient("MlpPolicy", "CartPole-v1", patience=5, **kwargs).learn(32)
+    assert model.settings["patience"] == 5
+    model.save(tmp_path / "model")
+    assert Patient.load(tmp_path / "model").patience == 5
+    with pytest.raises(ValueError, match=says):
+        Patient.load(tmp_path / "model", model.get_env(), patience=0)

@@ -19,7 +19,7 @@ from sb_grpo import ranks
 from sb_grpo.baselines.horizons import Horizons
 from sb_grpo.baselines.kernel import KernelFeatures, usual_n_features
 from sb_grpo.baselines.paired import Pairing
-from sb_grpo.baselines.settings import StateSettings
+from sb_grpo.config import StateSettings
 from sb_grpo.maths.chunks import evenly_spaced_steps, in_chunks
 from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.returns import Gae, Residuals, explained_variance, residuals_of, rewards_to_go
@@ -41,7 +41,7 @@ class StateBaseline(nn.Module):
     near; so a short memory of data goes with a long one of weights.
 
     :param input_dim: size of the policy's feature vector
-    :param settings: keyword arguments of :class:`~sb_grpo.baselines.settings.StateSettings`
+    :param settings: keyword arguments of :class:`~sb_grpo.config.StateSettings`
     :raises ValueError: for values out of range
     """
 
