@@ -5,12 +5,12 @@ from importlib.metadata import version
 from sb_grpo import tasks  # noqa: F401  # registers their ids
 from sb_grpo.baselines.estimators import Outcome, Process, State, Step
 from sb_grpo.collect.buffer import GroupRolloutBuffer
+from sb_grpo.config import GroupOptions, Multitask, Rewards, UpdateOptions
 from sb_grpo.envs.seeded_reset import SeededResetWrapper
 from sb_grpo.evaluation import PairedEvaluation, evaluate_paired
 from sb_grpo.extras.exploration import CountBonus, RNDBonus
 from sb_grpo.grpo import GRPO
 from sb_grpo.learn.losses import Cispo, Clipped, Loss
-from sb_grpo.options import GroupOptions, Multitask, Rewards, UpdateOptions
 from sb_grpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Features, Rollout, UpdateResult
 

@@ -9,8 +9,8 @@ import torch as th
 
 from sb_grpo.baselines.estimation import estimate_each, features_of
 from sb_grpo.collect.plan import LARGEST_REWARD, too_large
+from sb_grpo.config import Rewards
 from sb_grpo.maths.estimators import shape_rewards
-from sb_grpo.options import Rewards
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Minibatch, Rollout
 

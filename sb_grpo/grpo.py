@@ -12,8 +12,8 @@ from stable_baselines3.common.type_aliases import GymEnv, Schedule
 from sb_grpo import figures as log
 from sb_grpo import ranks
 from sb_grpo.advantages import TrainingBatch, check_rewards, estimate_advantages, total_rewards
-from sb_grpo.arguments import check_log_folder, checking_arguments
 from sb_grpo.collect.buffer import GroupRolloutBuffer
+from sb_grpo.config import CHANGEABLE, RANGES, Multitask, Rewards, at_progress, check_each, plain
 from sb_grpo.extras.exploration import bonus_of
 from sb_grpo.extras.group_weights import weights_by_label
 from sb_grpo.learn.gradients import clip_gradients
@@ -24,12 +24,10 @@ from sb_grpo.maths.losses import Clip, step_weights
 from sb_grpo.maths.per_step import per_step
 from sb_grpo.maths.segments import segment_mean
 from sb_grpo.on_policy import GroupOnPolicyAlgorithm
-from sb_grpo.options import Multitask, Rewards
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.weights import check_apart
-from sb_grpo.ranges import CHANGEABLE, RANGES
-from sb_grpo.rules import at_progress, check_values, plain
 from sb_grpo.types import AdvantageOptions, Minibatch, Rollout
+from sb_grpo.validation import check_log_folder, checking_arguments
 
 
 class GRPO(GroupOnPolicyAlgorithm):
@@ -69,10 +67,10 @@ class GRPO(GroupOnPolicyAlgorithm):
     :param group_size: members per group (G), or a function of the remaining progress (1 to 0). None derives it: 8 where an
         estimator compares members, or does not say (``needs_peers``); with ``"state"`` small pairs that leave 8 different
         starts in a rollout (2 on 8 envs with episodes of 200 steps), or 1 where there is no room
-        (:func:`~sb_grpo.arguments.default_group_size`). A change, also by hand between rollouts, begins new groups: the
+        (:func:`~sb_grpo.config.default_group_size`). A change, also by hand between rollouts, begins new groups: the
         steps of unfinished ones are dropped and counted
     :param n_groups: complete groups per rollout, in place of ``n_steps``; with it ``"state"`` waits for whole episodes
-    :param group_kwargs: how members start: :class:`~sb_grpo.options.GroupOptions`
+    :param group_kwargs: how members start: :class:`~sb_grpo.config.GroupOptions`
     :param advantage: ``"outcome"`` and ``"process"`` (DeepSeekMath), ``"step"`` (time-aligned group baseline),
         ``"state"`` (state-conditioned group baseline, fitted in closed form), an object of
         :mod:`sb_grpo.baselines.estimators` or of one's own, or a function of (:class:`Rollout`, :class:`AdvantageOptions`)
@@ -82,9 +80,9 @@ class GRPO(GroupOnPolicyAlgorithm):
     :param loss: ``"clip"`` (PPO), ``"cispo"``, or an object of a subclass of :class:`~sb_grpo.learn.losses.Loss`
     :param loss_kwargs: of the loss: :class:`~sb_grpo.learn.losses.Clipped`
     :param kl_coef: weight of the k3 KL to the reference policy; 0: no reference policy exists
-    :param multitask: tasks, grouping, weights and surgery: a dict, or :class:`~sb_grpo.options.Multitask`
-    :param rewards: objectives, scaling and bonus: a dict, or :class:`~sb_grpo.options.Rewards`
-    :param update_kwargs: memory and precision of an update: :class:`~sb_grpo.options.UpdateOptions`
+    :param multitask: tasks, grouping, weights and surgery: a dict, or :class:`~sb_grpo.config.Multitask`
+    :param rewards: objectives, scaling and bonus: a dict, or :class:`~sb_grpo.config.Rewards`
+    :param update_kwargs: memory and precision of an update: :class:`~sb_grpo.config.UpdateOptions`
     :param compile: capture the step loop (tensor envs) and the gradient step as graphs: ``torch.compile``.
         Compiling takes 10 to 70 s; what cannot be captured is named and stays eager
     :raises ValueError: for arguments out of range or at odds with each other or the env
@@ -274,7 +272,7 @@ class GRPO(GroupOnPolicyAlgorithm):
         rollout = self._training_batch.rollout
         batch = self._training_batch.batch
         self._training_batch = None
-        check_values("", vars(self), {name: RANGES[""][name] for name in CHANGEABLE})
+        check_each({name: getattr(self, name) for name in CHANGEABLE})
         # Switch to train mode (this affects batch norm / dropout)
         self.policy.set_training_mode(True)
         # Update optimizer learning rate

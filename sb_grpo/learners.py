@@ -21,47 +21,11 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import ranks
-from sb_grpo.given import Arguments
 
 #: Settings that may differ: each rank has a device of its own, and only rank 0 speaks.
 OWN = ("device", "verbose", "tensorboard_log")
 #: Callbacks of rank 0 alone, beside those that have ``rank_0_only = True``; all others run on every rank.
 WRITERS = (EvalCallback, CheckpointCallback, ProgressBarCallback)
-
-
-def check_shares(given: Arguments) -> None:
-    """Check that what a training is made of can be shared out to the ranks.
-
-    :raises ValueError: for what cannot
-    """
-    n = ranks.place().n
-    if n == 1:
-        return
-    if given.n_groups is not None and given.n_groups % n:
-        raise ValueError(
-            f"n_groups={given.n_groups} is no multiple of the {n} learners, each of which collects its share: use "
-            f"n_groups={-(-given.n_groups // n) * n}, or another --nproc-per-node."
-        )
-    if given.batch_size < n:
-        raise ValueError(
-            f"batch_size={given.batch_size} is smaller than the number of learners, {n}, whose rows make up a minibatch "
-            "together: raise it, or start fewer with --nproc-per-node."
-        )
-    multitask = given.multitask
-    alone = {
-        f"multitask: grouping={multitask.grouping!r}": multitask.grouping != "seed",
-        f"multitask: weights={multitask.weights!r}": multitask.weights is not None,
-        "multitask: surgery=True": multitask.surgery,
-        f"rewards: bonus={given.rewards.bonus!r}": given.rewards.bonus is not None,
-        "advantage='step' with baseline='global'": given.advantage == "step"
-        and getattr(given.estimator, "baseline", None) == "global",
-    }
-    for what, asked in alone.items():
-        if asked:
-            raise ValueError(
-                f"{what} compares or learns over all episodes, which {n} learners do not share: start the script without "
-                "torchrun, or leave it out (docs/scale.md says what several learners can do)."
-            )
 
 
 def check_equal(settings: Mapping[str, Any]) -> None:

@@ -23,17 +23,6 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo import checkpoint, learners, ranks, save_util
 from sb_grpo import figures as log
 from sb_grpo.advantages import TrainingBatch
-from sb_grpo.arguments import (
-    check_arguments,
-    check_early_reset,
-    check_env,
-    check_log_folder,
-    check_members,
-    check_rollout_size,
-    default_group_size,
-    members_at,
-    warn_of_few_starts,
-)
 from sb_grpo.callback_states import recover, teller
 from sb_grpo.collect.acting import log_probs_of_actor
 from sb_grpo.collect.beside import Beside, spaces_beside
@@ -47,6 +36,22 @@ from sb_grpo.collect.masks import APART, UNTOLD, masks_of_the_evaluated, source_
 from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan, check_endless, is_complete
 from sb_grpo.collect.simulators import make_slots
 from sb_grpo.collect.slots import GroupSlots, Slots, TensorSlots
+from sb_grpo.config import (
+    RANGES,
+    Multitask,
+    Rewards,
+    as_read,
+    at_progress,
+    check_as_read,
+    check_values,
+    constructor_of,
+    default_group_size,
+    integer,
+    members_at,
+    number,
+    plain,
+    steps_per_env,
+)
 from sb_grpo.envs.env_batch import EPISODE_LOST
 from sb_grpo.envs.hold import reset_is_over, resetting
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
@@ -56,8 +61,6 @@ from sb_grpo.envs.tensor_env import TensorVecEnv, is_tensor_env
 from sb_grpo.extras.exploration import Bonus, Place, make_bonus
 from sb_grpo.extras.group_weights import GroupWeights
 from sb_grpo.extras.grouping import make_grouping
-from sb_grpo.given import Arguments, Options, check_as_read, read_once
-from sb_grpo.group_arguments import obstacle_to_pairs
 from sb_grpo.learn.captured import Captured, rollout_obstacle, update_obstacle
 from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
 from sb_grpo.learn.known import Known
@@ -67,17 +70,26 @@ from sb_grpo.maths.discount import discount_for
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.maths.schedules import scaled
 from sb_grpo.normalization import put_running_state, running_state, take_up
-from sb_grpo.options import Multitask, Rewards
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, RoutedPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policies.numbers import check_outputs
 from sb_grpo.policies.weights import made_apart
-from sb_grpo.policy_arguments import check_memory, check_policy_kwargs, check_policy_name, check_routing
 from sb_grpo.profiles import arguments_of
-from sb_grpo.ranges import RANGES
-from sb_grpo.rules import at_progress, check_values, constructor_of, integer, number, plain, steps_per_env
 from sb_grpo.state import copied
 from sb_grpo.types import NOTHING, Breakdown, Rollout, UpdateResult, map_obs
+from sb_grpo.validation import (
+    Config,
+    Options,
+    check_early_reset,
+    check_env,
+    check_log_folder,
+    check_policy_name,
+    check_rollout_size,
+    give_warnings,
+    obstacle_to_pairs,
+    validate,
+    warn_of_few_starts,
+)
 
 SelfGroupOnPolicy = TypeVar("SelfGroupOnPolicy", bound="GroupOnPolicyAlgorithm")
 
@@ -238,10 +250,10 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.options = Options.read(self.__dict__)
         self._as_read = None
         self._derive()
-        given = self._arguments()
-        check_arguments(given)
-        check_members(replace(given, group_size=members_at(self.group_size, 0.0)))  # where a schedule leads
-        learners.check_shares(given)
+        config = self._config()
+        validate(config)
+        validate(replace(config, group_size=members_at(self.group_size, 0.0)))  # where a schedule leads
+        give_warnings(config)
         learners.check_equal(self.settings)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
@@ -249,11 +261,6 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             self._base_seed = ranks.gathered(int(np.random.randint(2**31)))[0]
         self.clip_range = FloatSchedule(self.clip_range)
 
-        longest = None if self.whole_episodes else self.steps_per_env
-        limit = time_limit(self.env) if self.env is not None else None
-        check_memory(self.policy_class, self.policy_kwargs, self.options.update.sequence_length, longest, limit)
-        check_policy_kwargs(self.policy_class, self.policy_kwargs)
-        check_routing(self.policy_kwargs, self.options.multitask.names)
         self.policy = self._make_policy(self.policy_kwargs)
         self._maybe_recommend_cpu()
 
@@ -265,7 +272,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.bonus = make_bonus(self.options.rewards.bonus, place)
         self._capture()
         self._begin_together()
-        self._as_read = read_once(self.__dict__)
+        self._as_read = as_read(self.__dict__)
         self._take_up_statistics()
 
     def _make_policy(self, kwargs: dict[str, Any]) -> ActorPolicy:
@@ -383,7 +390,9 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         former_obs = self._last_obs
         super().set_env(env, force_reset)
         try:
-            check_arguments(self._arguments())
+            config = self._config()
+            validate(config)
+            give_warnings(config)
             changed = self._find_masks()
         except ValueError:
             self.env = former_env
@@ -421,7 +430,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         """Every argument of the constructor by name, as it is now."""
         names = [name for name in constructor_of(type(self)) if name not in ("policy", "env", "_init_setup_model")]
         settings = {name: getattr(self, name, getattr(self, f"_{name}", None)) for name in names}
-        return {"policy": self.policy_class.__name__, "n_envs": self.n_envs, **settings}
+        return {"policy": self.policy_class.__name__, "n_envs": getattr(self, "n_envs", None), **settings}
 
     @property
     def steps_per_env(self) -> int:
@@ -446,13 +455,13 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         update = self.options.update
         return update.sequence_length or update.micro_batch_size or self.batch_size
 
-    def _arguments(self) -> Arguments:
+    def _config(self) -> Config:
         """Collect the values that the rules between arguments look at."""
-        own = {name: getattr(self, name, None) for name in Arguments.__dataclass_fields__}
+        own: dict[str, Any] = {name: getattr(self, name, None) for name in Config.__dataclass_fields__}
         own["group_size"] = self.members
         if self.env is not None:
             own["n_envs"] = self.n_envs * ranks.place().n
-        return Arguments(**{**own, **self.options._asdict()})
+        return Config(**own)
 
     def _derive(self) -> None:
         """Find the defaults that follow from other arguments.
@@ -501,7 +510,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         """Warn once where a rollout does not fill a minibatch."""
         rows = self.steps_per_env * self.n_envs * ranks.place().n, self.batch_size
         if rows != self._rows_checked:
-            check_rollout_size(self._arguments())
+            check_rollout_size(self._config())
             self._rows_checked = rows
 
     # ---------------------------------------------------------------- reference policy
@@ -795,7 +804,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         max_length = int(ranks.largest(rollout.max_length)[0])
         rollout = rollout._replace(seed_group=ranks.dealt(rollout.seed_group), max_length=max_length)
         if not self._warned_of_few_starts:
-            self._warned_of_few_starts = warn_of_few_starts(self._arguments(), rollout, self.steps_per_env)
+            self._warned_of_few_starts = warn_of_few_starts(self._config(), rollout, self.steps_per_env)
         return rollout
 
     def _plan(self) -> Plan:
@@ -852,7 +861,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         """Reset every env and begin new groups; the steps that waited for the old ones are dropped."""
         assert self.slots is not None
         if self.members != self.slots.group_size:
-            check_members(self._arguments())
+            validate(self._config())
         self._steps_dropped += self.rollout_buffer.drop_kept()
         former = self.slots
         slots = self._new_slots()

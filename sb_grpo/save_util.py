@@ -21,13 +21,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from sb_grpo import files, normalization
-from sb_grpo.arguments import check_names, check_places
 from sb_grpo.collect.masks import APART
+from sb_grpo.config import constructor_of, from_config
 from sb_grpo.export import export_policy
 from sb_grpo.learn.last_good import Snapshot
 from sb_grpo.maths import schedules  # noqa: F401  # their plain form: models of the zoo have them
 from sb_grpo.plain import NotPlain, from_plain, to_plain
-from sb_grpo.rules import constructor_of, from_config
+from sb_grpo.validation import check_names, check_places
 
 #: Attributes that are built anew after loading.
 NOT_SAVED = (

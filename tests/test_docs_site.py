@@ -140,7 +140,7 @@ def weight_of(words: str) -> Any:
 def test_docstrings_link_to_what_they_name(site: Path) -> None:
     api = (site / "api" / "index.html").read_text()
     assert re.search(r":(class|func|meth|mod|attr|data):<code>", api) is None
-    for name in ("GRPO.learn", "GRPO.collect", "GRPO.save", "Multitask", "State", "baselines.settings.StateSettings"):
+    for name in ("GRPO.learn", "GRPO.collect", "GRPO.save", "Multitask", "State", "config.StateSettings"):
         assert f'id="sb_grpo.{name}"' in api, name
     assert 'href="#sb_grpo.Multitask"' in api
 

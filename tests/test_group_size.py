@@ -8,8 +8,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb_grpo import GRPO
-from sb_grpo.arguments import default_group_size
 from sb_grpo.baselines.estimators import Outcome, State
+from sb_grpo.config import default_group_size
 from sb_grpo.maths.estimators import outcome
 from tests.helpers import ProbeEnv
 

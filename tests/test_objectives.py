@@ -11,10 +11,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from sb_grpo import GRPO, CountBonus
 from sb_grpo.advantages import estimate_advantages, total_rewards, weighted_rewards
 from sb_grpo.baselines.estimators import Outcome
+from sb_grpo.config import Rewards
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.random import uniform
 from sb_grpo.maths.estimators import outcome
-from sb_grpo.options import Rewards
 from sb_grpo.types import AdvantageOptions, Estimate, select_episodes
 from tests.helpers import ProbeEnv, make_rollout
 from tests.test_grouping import weights

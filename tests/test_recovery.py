@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb_grpo import GRPO
 from sb_grpo.callbacks import RECOVERY_RULES, HealthCallback, RecoveryCallback
 from sb_grpo.types import Breakdown
-from tests.test_huge_values import SETTINGS, USUAL, host_env, learnt, same, tensor_env
+from tests.test_validation import SETTINGS, USUAL, host_env, learnt, same, tensor_env
 
 FAST = dict(n_steps=128, batch_size=64, seed=0, device="cpu")
 

@@ -1,7 +1,12 @@
-"""Bad input: a ValueError that names value, rule and remedy, before the first step."""
+"""Bad input: a ValueError that names value, rule and remedy, before the first step. Bad numbers from an env or a policy: an
+error where they appear, and nothing that learns is spoilt."""
 
+from __future__ import annotations
+
+import copy
 import math
 from collections.abc import Mapping
+from dataclasses import make_dataclass
 from functools import partial
 from typing import Any
 
@@ -11,17 +16,25 @@ import pytest
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import A2C, DQN, PPO
-from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import KVWriter, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.policies import ActorCriticPolicy as PPOPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import FloatSchedule
+from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 
 from sb_grpo import GRPO, CountBonus, GroupRolloutBuffer, MlpPolicy, RNDBonus, State
-from sb_grpo.given import READ_ONCE
-from sb_grpo.policy_arguments import NEVER_CALLED
+from sb_grpo.callbacks import HealthCallback, HealthWarning, RecoveryCallback
+from sb_grpo.config import OPTIONS, RANGES, READ_ONCE, UpdateOptions, integer
+from sb_grpo.envs import make_tensor_env
+from sb_grpo.figures import as_shown
+from sb_grpo.learn.last_good import unharmed
+from sb_grpo.maths.normalizer import RunningNormalizer
+from sb_grpo.types import Breakdown
+from sb_grpo.validation import NEVER_CALLED
 from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
 
 
@@ -729,3 +742,325 @@ def test_a_policy_that_takes_any_name_is_asked_nothing():
             super().__init__(*args, **kwargs)
 
     assert GRPO(Named, "CartPole-v1", policy_kwargs=dict(of_its_own=3)).policy.of_its_own == 3
+
+
+def test_a_key_is_added_by_one_field_and_one_line(monkeypatch, tmp_path):
+    """Range check, message, set-up, changes by hand, save, load and HParams see it without further code."""
+    added = make_dataclass("UpdateOptions", [("patience", int, 3)], bases=(UpdateOptions,), frozen=True)
+    monkeypatch.setitem(OPTIONS, "update_kwargs", added)
+    monkeypatch.setitem(RANGES["update_kwargs"], "patience", integer(1, 10, "3 is usual"))
+    kwargs = dict(n_steps=32, n_epochs=1, batch_size=32, device="cpu", tensorboard_log=str(tmp_path))
+    says = r"^update_kwargs: patience=11 must be an integer, at least 1 and at most 10; 3 is usual\.$"
+    with pytest.raises(ValueError, match=says):
+        GRPO("MlpPolicy", "CartPole-v1", update_kwargs=dict(patience=11), **kwargs)
+    with pytest.raises(
+        ValueError, match=r"unknown key 'patienc'; did you mean 'patience'\? update_kwargs= takes .*'patience'"
+    ):
+        GRPO("MlpPolicy", "CartPole-v1", update_kwargs=dict(patienc=5), **kwargs)
+    assert GRPO("MlpPolicy", "CartPole-v1", **kwargs).options.update.patience == 3
+    model = GRPO("MlpPolicy", "CartPole-v1", update_kwargs=dict(patience=np.int64(5)), **kwargs).learn(32)
+    assert model.options.update.patience == 5
+    model.save(tmp_path / "model")
+    assert GRPO.load(tmp_path / "model").options.update.patience == 5
+    env = model.get_env()
+    assert GRPO.load(tmp_path / "model", env, update_kwargs=dict(patience=7)).options.update.patience == 7
+    with pytest.raises(ValueError, match=says):
+        GRPO.load(tmp_path / "model", env, update_kwargs=dict(patience=11))
+    assert "patience" in as_shown(model.settings)["update_kwargs"]  # of TensorBoard's HParams
+    model.update_kwargs["patience"] = 9
+    with pytest.raises(ValueError, match=r"update_kwargs=.*'patience': 9.* was set by hand"):
+        model.learn(32)
+
+
+class Patient(GRPO):
+    """Has an argument more."""
+
+    def __init__(self, *args, patience=3, **kwargs):
+        self.patience = patience
+        super().__init__(*args, **kwargs)
+
+
+def test_an_argument_is_added_by_the_signature_and_one_line(monkeypatch, tmp_path):
+    monkeypatch.setitem(RANGES[""], "patience", integer(1, 10, "3 is usual"))
+    kwargs = dict(n_steps=32, n_epochs=1, batch_size=32, device="cpu")
+    says = r"^patience=0 must be an integer, at least 1 and at most 10; 3 is usual\.$"
+    with pytest.raises(ValueError, match=says):
+        Patient("MlpPolicy", "CartPole-v1", patience=0, **kwargs)
+    model = Patient("MlpPolicy", "CartPole-v1", patience=5, **kwargs).learn(32)
+    assert model.settings["patience"] == 5
+    model.save(tmp_path / "model")
+    assert Patient.load(tmp_path / "model").patience == 5
+    with pytest.raises(ValueError, match=says):
+        Patient.load(tmp_path / "model", model.get_env(), patience=0)
+
+
+# ---------------------------------------------------------------- one finite but huge number from an env
+
+SIZES = (
+    pytest.param(1e20, marks=pytest.mark.slow),
+    pytest.param(1e25, marks=pytest.mark.slow),
+    1e30,
+    pytest.param(3e38, marks=pytest.mark.slow),
+)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "state": {},
+    "horizons": dict(advantage_kwargs=dict(horizons=True)),
+    "paired": dict(advantage_kwargs=dict(paired=True)),
+    "normalize_obs": dict(policy_kwargs=dict(normalize_obs=True), advantage="step", normalize_advantage="batch"),
+    "rnd": dict(rewards=dict(bonus=RNDBonus())),
+    "counts": dict(rewards=dict(bonus=CountBonus())),
+    "clusters": dict(
+        multitask=dict(grouping="auto", grouping_kwargs=dict(n_clusters=2, window=20)), normalize_advantage="group"
+    ),
+    "adaptive": dict(multitask=dict(grouping="length", weights="adaptive"), normalize_advantage="group"),
+    "performance": dict(multitask=dict(grouping="length", weights="performance"), normalize_advantage="group"),
+}
+USUAL: dict[str, Any] = dict(n_steps=64, batch_size=64, n_epochs=1, group_size=2, seed=0, device="cpu")
+
+
+class Spike(gym.Wrapper):
+    """At one step, a huge number; CartPole else."""
+
+    def __init__(self, env: gym.Env, size: float, where: str, at: int = 100) -> None:
+        super().__init__(env)
+        self.size, self.where, self.at, self.n = size, where, at, 0
+
+    def step(self, action: Any) -> Any:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.n += 1
+        if self.n == self.at and self.where == "reward":
+            reward = self.size
+        elif self.n == self.at:
+            obs, terminated = obs + np.array([0, self.size, 0, 0], dtype=np.float32), False
+        return obs, reward, terminated, truncated, info
+
+
+def host_env(size: float, where: str) -> VecEnv:
+    return make_vec_env("CartPole-v1", 2, seed=0, wrapper_class=Spike, wrapper_kwargs=dict(size=size, where=where))
+
+
+def tensor_env(size: float, where: str) -> Any:
+    """CartPole on the device; slot 1 has the huge number at step 36 of the second rollout."""
+    env = make_tensor_env("CartPole-v1", num_envs=4, device="cpu")
+    original, n = env.step_tensor, [0]
+
+    def step_tensor(actions: th.Tensor) -> Any:
+        step = original(actions)
+        n[0] += 1
+        name = "rewards" if where == "reward" else "observations"
+        values = getattr(step, name)
+        if n[0] == 101:
+            values = values.clone()
+            values[(1,) if where == "reward" else (1, 2)] = size
+        return step._replace(**{name: values})
+
+    env.step_tensor = step_tensor
+    return env
+
+
+def learnt(model: GRPO) -> dict[str, Any]:
+    """All that learns or is averaged, with what is no buffer."""
+    parts = {name: getattr(model, name) for name in ("policy", "estimator", "grouper", "group_weighting", "bonus")}
+    found: dict[str, Any] = {}
+    for part, top in parts.items():
+        for where, module in top.named_modules() if isinstance(top, th.nn.Module) else ():
+            own = {k: v for k, v in vars(module).items() if k in ("_moments", "_met", "_waiting")}
+            tensors = dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
+            found |= {f"{part}.{where}.{name}": copy.deepcopy(value) for name, value in {**own, **tensors}.items()}
+    return found
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, th.Tensor):
+        return th.equal(a, b) and bool(a.isfinite().all())
+    if isinstance(a, tuple | list) or hasattr(a, "popleft"):
+        return type(a) is type(b) and len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    return bool(a == b)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("where", ["reward", "observation"])
+@pytest.mark.parametrize("path", ["host", "tensor"])
+@pytest.mark.parametrize("name", list(SETTINGS))
+def test_a_huge_number_is_refused_where_it_appears_and_spoils_nothing(name, path, where, size, tmp_path):
+    if name == "clusters":
+        pytest.importorskip("sklearn")
+    env = host_env(size, where) if path == "host" else tensor_env(size, where)
+    model = GRPO("MlpPolicy", env, **{**USUAL, **SETTINGS[name]})
+    model.learn(64 * env.num_envs)
+    before = learnt(model)
+    says = r"env 0 \(of 2\)" if path == "host" else "slot 1"
+    step = "vector step 100 " if path == "host" else "step 36 of this rollout"
+    with pytest.raises(ValueError, match=rf"{where} of {says} is beyond .* at {step}"):
+        model.learn(1000, reset_num_timesteps=False)
+    after = learnt(model)  # the second rollout has moved nothing but the view of the observations, with the first
+    changed = [key for key in before if not same(before[key], after[key])]
+    assert [key for key in changed if "obs_normalizer" not in key] == []
+    weights = [p.detach().clone() for p in model.policy.parameters()]
+    model.learn(2 * 64 * env.num_envs, reset_num_timesteps=False)  # and goes on
+    moved = max(float((a - b).abs().max()) for a, b in zip(weights, model.policy.parameters(), strict=True))
+    assert 1e-6 < moved < 1.0
+    model.save(tmp_path / "m")
+    loaded = GRPO.load(tmp_path / "m", device="cpu")
+    assert all(bool(p.isfinite().all()) for p in loaded.get_parameters()["policy"].values())
+
+
+@pytest.mark.parametrize("where", ["reward", "observation"])
+def test_vec_normalize_is_what_it_was(where):
+    env = VecNormalize(host_env(1e30, where))
+    model = GRPO("MlpPolicy", env, **USUAL)
+    with pytest.raises(ValueError, match=rf"{where} of env 0"):
+        model.learn(1000)
+    assert env.obs_rms.var.max() < 100 and env.ret_rms.var < 1e4
+
+
+def test_what_bounds_rewards_takes_any():
+    """The remedy that the message names; what was learnt with it is what a reward of the bound would have taught."""
+    found = []
+    for size in (10.0, 1e30):
+        model = GRPO("MlpPolicy", host_env(size, "reward"), rewards=dict(scaling="clip"), **USUAL).learn(384)
+        found.append(th.cat([p.detach().flatten() for p in model.policy.parameters()]))
+    assert th.equal(*found)
+
+
+def test_bonuses_and_weights_of_objectives_are_looked_at():
+    model = GRPO("MlpPolicy", "CartPole-v1", rewards=dict(bonus=lambda rollout: rollout.rewards * 1e20), **USUAL)
+    with pytest.raises(ValueError, match=r"objectives and bonus included, is beyond .*: 1e\+20"):
+        model.learn(64)
+
+
+class Fragile(th.nn.Module):
+    """Keeps a mean, a tuple of tensors, a counter, and an optimiser."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.normalizer = RunningNormalizer(1, clip=5.0)
+        self.weight = th.nn.Parameter(th.ones(1))
+        self.optimizer = th.optim.Adam([self.weight])
+        self.memory, self.n = (th.zeros(1), th.zeros(1)), 0
+
+    def see(self, x: float) -> None:
+        self.normalizer.update(th.tensor([[x]]))
+        self.weight.square().sum().backward()
+        self.optimizer.step()
+        self.memory, self.n = (th.full((1,), x), th.full((1,), x).square()), self.n + 1
+
+
+def test_whatever_is_not_finite_is_named_and_put_back():
+    module = Fragile()
+    with unharmed([module, None, len], "It is a test."):
+        module.see(2.0)
+    before = copy.deepcopy((module.state_dict(), module.memory, module.n, module.optimizer.state_dict()))
+    with (
+        pytest.raises(ValueError, match=r"memory of the Fragile was not finite .* It is a test\."),
+        unharmed([module], "It is a test."),
+    ):
+        module.see(1e30)  # its square is no float32
+    assert str((module.state_dict(), module.memory, module.n, module.optimizer.state_dict())) == str(before)
+    with pytest.raises(KeyError), unharmed([module], ""):
+        module.see(3.0)
+        raise KeyError("of the estimator's own")
+    assert module.n == 1 and float(module.normalizer.mean) == 2.0
+
+
+def test_health_names_an_outlier_that_is_small_enough_to_pass():
+    health = HealthCallback(verbose=0)
+    with pytest.warns(HealthWarning, match=r"reward_outlier: A reward of size 1e\+09 .* rewards=dict\(scaling='clip'\)"):
+        GRPO("MlpPolicy", host_env(1e9, "reward"), **USUAL).learn(384, health)
+
+
+# ---------------------------------------------------------------- a policy whose outputs are NaN
+
+SMALL = dict(n_steps=32, batch_size=32, n_epochs=1, seed=0, device="cpu")
+BOX = spaces.Box(-1, 1, (3,), np.float32)
+
+
+def ruin(model, value=np.nan):
+    with th.no_grad():
+        model.policy.action_net.weight[0, 0] = value
+
+
+class Ruin:
+    """Ruins the weights when so many steps have been taken, once."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def __call__(self, local_values, _):
+        model = local_values["self"]
+        if model.num_timesteps >= self.at:
+            self.at = np.inf
+            ruin(model)
+        return True
+
+
+class Log(BaseFeaturesExtractor):
+    def __init__(self, space):
+        super().__init__(space, space.shape[0])
+
+    def forward(self, obs):
+        return th.log(obs - 10)
+
+
+@pytest.mark.parametrize("action_space", [spaces.Discrete(3), spaces.MultiDiscrete([2, 3]), spaces.MultiBinary(2), BOX])
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_predict_chooses_nothing(action_space, deterministic, value):
+    """The largest of some NaN is still the number of an action."""
+    model = GRPO("MlpPolicy", SpaceEnv(BOX, action_space), **SMALL)
+    obs = np.full(3, 0.5, np.float32)
+    model.predict(obs, deterministic=deterministic)
+    ruin(model, value)
+    with pytest.raises(
+        ValueError, match=r"No action can be chosen.*parameter action_net\.weight of the policy holds NaN or inf"
+    ):
+        model.predict(obs, deterministic=deterministic)
+    with pytest.raises(ValueError, match=r"action_net\.weight"):
+        evaluate_policy(model, SpaceEnv(BOX, action_space), 1, deterministic, warn=False)
+
+
+def test_predict_says_where_weights_are_not_to_blame():
+    model = GRPO("MlpPolicy", "CartPole-v1", **SMALL)
+    with pytest.raises(ValueError, match="its weights are finite, so its features extractor or its network makes them"):
+        model.predict(np.full(4, np.inf, np.float32))
+
+
+@pytest.mark.parametrize("advantage", ["state", "outcome"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_a_training_stops_before_the_env_is_acted_on(env_id, advantage):
+    model = GRPO("MlpPolicy", gym.make(env_id, max_episode_steps=20), advantage=advantage, **SMALL)
+    with pytest.raises(
+        Breakdown, match=r"At vector step 41 since.*outputs are not finite: parameter action_net\.weight"
+    ) as said:
+        model.learn(640, Ruin(40))
+    assert model.num_timesteps == 40 and "reward" not in str(said.value)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
+def test_a_training_on_a_simulator_stops_before_its_update(env_id):
+    model = GRPO("MlpPolicy", make_tensor_env(env_id, 4), **SMALL)
+    with pytest.raises(Breakdown, match=r"At step 1 of this rollout .*parameter action_net\.weight") as said:
+        model.learn(640, Ruin(260))
+    assert model.num_timesteps == 384 and "simulator" not in str(said.value)
+
+
+@pytest.mark.parametrize("make", [gym.make, lambda name: make_tensor_env(name, 1)])
+def test_weights_that_were_ruined_after_the_last_step_are_named(make):
+    model = GRPO("MlpPolicy", make("CartPole-v1"), **SMALL)
+    with pytest.raises(Breakdown, match=r"Before this update .*parameter action_net\.weight") as said:
+        model.learn(64, Ruin(model.rollout_buffer.buffer_size))
+    assert "learning_rate" not in str(said.value)
+
+
+def test_a_network_that_makes_nan_is_named():
+    kwargs = dict(features_extractor_class=Log)
+    with pytest.raises(Breakdown, match=r"At vector step 1 .*its weights are finite, so its features extractor"):
+        GRPO("MlpPolicy", "Pendulum-v1", policy_kwargs=kwargs, **SMALL).learn(64)
+
+
+def test_a_training_recovers_from_ruined_weights():
+    recovery = RecoveryCallback(verbose=0)
+    model = GRPO("MlpPolicy", "CartPole-v1", **SMALL)
+    model.learn(256, CallbackList([recovery, ConvertCallback(Ruin(70))]))
+    assert recovery.n == 1 and "action_net.weight" in recovery.reasons[0] and model.num_timesteps >= 256
+    assert bool(model.policy.action_net.weight.isfinite().all())

@@ -20,7 +20,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
-from sb_grpo.rules import steps_per_env
+from sb_grpo.config import steps_per_env
 from tests.helpers import heed_ctrl_c, run_command, wait_for
 from zoo import benchmark, compare, workflow
 from zoo.benchmark import make_specs

@@ -14,11 +14,9 @@ from typing import Any, ClassVar, Protocol
 import torch as th
 
 from sb_grpo.baselines.estimation import Baselines
-from sb_grpo.baselines.settings import StateSettings
 from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.config import StateSettings, check_fields, check_keys, is_function, read_settings, shown
 from sb_grpo.maths.estimators import outcome, process, step
-from sb_grpo.ranges import check_fields
-from sb_grpo.rules import check_keys, is_function, plain, shown
 from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout
 
 
@@ -123,9 +121,7 @@ def make_estimator(advantage: Any, kwargs: Mapping[str, Any] | None) -> Any:
     :raises ValueError: for an unknown estimator, and for unknown keyword arguments
     """
     if isinstance(advantage, str) and advantage in NAMES:
-        kind = NAMES[advantage]
-        check_keys("advantage_kwargs", kwargs or {}, [f.name for f in fields(kind)], f"advantage={advantage!r}")
-        return kind(**{name: plain(value) for name, value in (kwargs or {}).items()})
+        return read_settings("advantage_kwargs", NAMES[advantage], kwargs, f"advantage={advantage!r}")
     if hasattr(advantage, "estimate") or hasattr(advantage, "build"):
         if isinstance(advantage, type):
             raise ValueError(f"advantage={advantage!r} is a class: pass an object, {advantage.__name__}(...).")

@@ -18,7 +18,7 @@ from sb_grpo import ranks
 from sb_grpo.baselines.horizons import Horizons
 from sb_grpo.baselines.kernel import KernelFeatures, usual_n_features
 from sb_grpo.baselines.paired import Pairing
-from sb_grpo.baselines.settings import StateSettings
+from sb_grpo.config import StateSettings
 from sb_grpo.maths.chunks import evenly_spaced_steps, in_chunks
 from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.returns import Gae, Residuals, explained_variance, residuals_of, rewards_to_go
@@ -40,7 +40,7 @@ class StateBaseline(nn.Module):
     therefore the memory of data is short and that of weights long.
 
     :param input_dim: size of the policy's feature vector
-    :param settings: keyword arguments of :class:`~sb_grpo.baselines.settings.StateSettings`
+    :param settings: keyword arguments of :class:`~sb_grpo.config.StateSettings`
     :raises ValueError: for values out of range
     """
 

@@ -11,9 +11,9 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
 from sb_grpo import ranks
-from sb_grpo.arguments import check_early_reset
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.validation import check_early_reset
 
 if TYPE_CHECKING:
     from sb_grpo.collect.slots import GroupSlots

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sb_grpo.arguments import FEW_STARTS
+from sb_grpo.config import FEW_STARTS
 
 
 @dataclass(frozen=True)

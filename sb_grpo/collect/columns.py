@@ -15,8 +15,8 @@ import torch as th
 from gymnasium import spaces
 
 from sb_grpo.collect.plan import LARGEST_REWARD
+from sb_grpo.config import Multitask, Rewards
 from sb_grpo.envs.tensor_env import TensorVecEnv
-from sb_grpo.options import Multitask, Rewards
 from sb_grpo.types import Breakdown
 
 #: Key of an info that holds the rewards by objective.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sb_grpo.ranges import check_settings
+from sb_grpo.config import check_settings
 
 
 class Discounted:

@@ -13,8 +13,8 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb_grpo.config import check_values, number
 from sb_grpo.envs.env_batch import EPISODE_LOST
-from sb_grpo.rules import check_values, number
 from sb_grpo.types import map_obs
 
 #: Seconds that workers may take to start: they import torch, and make their envs, before they answer for the first time.

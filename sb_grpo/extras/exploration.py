@@ -19,6 +19,7 @@ from stable_baselines3.common.preprocessing import get_flattened_obs_dim, prepro
 from stable_baselines3.common.torch_layers import create_mlp
 from torch import nn
 
+from sb_grpo.config import check_fields
 from sb_grpo.envs.random import mix_tensor
 from sb_grpo.maths.chunks import in_chunks
 from sb_grpo.maths.normalizer import RunningNormalizer
@@ -26,7 +27,6 @@ from sb_grpo.maths.per_step import per_step
 from sb_grpo.maths.returns import rewards_to_go
 from sb_grpo.policies.beside import env_part
 from sb_grpo.policies.observations import from_zero, starts_of
-from sb_grpo.ranges import check_fields
 from sb_grpo.types import Rollout, TensorOrDict, map_obs
 
 #: Function from a rollout of M steps to ``[M]`` bonuses.

@@ -12,9 +12,9 @@ from typing import Any
 import torch as th
 from torch import nn
 
+from sb_grpo.config import check_settings
 from sb_grpo.maths.per_step import numbers_of
 from sb_grpo.maths.segments import segment_mean, segment_std, segment_sum
-from sb_grpo.ranges import check_settings
 from sb_grpo.types import Rollout
 
 

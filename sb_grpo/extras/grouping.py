@@ -13,13 +13,12 @@ import torch as th
 from gymnasium import spaces
 from torch import nn
 
+from sb_grpo.config import Multitask, check_settings
 from sb_grpo.envs.random import mix
 from sb_grpo.maths.estimators import to_one_scale
 from sb_grpo.maths.returns import episode_returns
 from sb_grpo.maths.segments import segment_mean, segment_std, segment_sum
-from sb_grpo.options import Multitask
 from sb_grpo.policies.beside import env_part
-from sb_grpo.ranges import check_settings
 from sb_grpo.types import Rollout
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch as th
@@ -12,10 +12,10 @@ from stable_baselines3.common.type_aliases import Schedule
 from torch import nn
 
 from sb_grpo import ranks
+from sb_grpo.config import check_keys, read_settings, shown
 from sb_grpo.maths.losses import Clip, importance_ratio, kl_k3
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.rules import check_keys, plain, shown
 from sb_grpo.types import Minibatch
 
 
@@ -86,9 +86,7 @@ def make_loss(loss: Any, kwargs: Mapping[str, Any] | None) -> Loss:
         raise ValueError(
             f"loss={shown(loss)} is unknown; use one of {list(NAMES)}, or an object of a subclass of sb_grpo.Loss."
         )
-    kind = NAMES[loss]
-    check_keys("loss_kwargs", kwargs or {}, [f.name for f in fields(kind)], f"loss={loss!r}")
-    return kind(**{name: plain(value) for name, value in (kwargs or {}).items()})
+    return read_settings("loss_kwargs", NAMES[loss], kwargs, f"loss={loss!r}")
 
 
 class Objective(nn.Module):

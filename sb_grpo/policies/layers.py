@@ -9,7 +9,7 @@ from typing import Any
 import torch as th
 from torch import nn
 
-from sb_grpo.rules import integer, shown
+from sb_grpo.config import integer, shown
 
 LAYER = integer(1, 16_384)
 MOST_WEIGHTS = 10_000_000

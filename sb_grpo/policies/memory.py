@@ -16,7 +16,7 @@ import numpy as np
 import torch as th
 from torch import nn
 
-from sb_grpo.ranges import check_settings
+from sb_grpo.config import check_settings
 
 KINDS: dict[str, tuple[type[nn.LSTM] | type[nn.GRU], int]] = {"lstm": (nn.LSTM, 2), "gru": (nn.GRU, 1)}
 

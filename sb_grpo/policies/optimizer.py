@@ -8,7 +8,7 @@ from typing import Any
 import torch as th
 from torch import nn
 
-from sb_grpo.rules import shown
+from sb_grpo.config import shown
 
 
 def make_optimizer(

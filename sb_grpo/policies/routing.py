@@ -14,8 +14,8 @@ from gymnasium import spaces
 from stable_baselines3.common.type_aliases import Schedule
 from torch import nn
 
+from sb_grpo.config import check_settings
 from sb_grpo.policies.actor import ActorPolicy
-from sb_grpo.ranges import check_settings
 
 
 class RoutedNet(nn.Module):

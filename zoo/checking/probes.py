@@ -12,9 +12,9 @@ import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common import env_checker
 
-from sb_grpo.arguments import check_env
 from sb_grpo.envs.alignment import REMEDIES, noise_alignment
 from sb_grpo.envs.time_limits import limit_of
+from sb_grpo.validation import check_env
 
 from ..common.command_line import one_line
 from .episodes import Episode, play

@@ -15,7 +15,7 @@ import rl_zoo3
 from gymnasium.envs.registration import load_env_creator
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb_grpo.arguments import OF_OTHERS
+from sb_grpo.validation import OF_OTHERS
 
 from ..common.command_line import BadInput, did_you_mean
 from ..schedules import SCHEDULED, SYNTAX, make_schedule

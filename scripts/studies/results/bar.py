@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sb_grpo.rules import steps_per_env
+from sb_grpo.config import steps_per_env
 from zoo.benchmarking.results import Run
 from zoo.common.command_line import BadInput
 from zoo.comparing import statistics
