@@ -23,7 +23,7 @@ NAMES = {
     TUNED: "PPO, tuned",
 }
 #: Matplotlib settings of the lead picture on a dark page: background of GitHub's dark theme.
-DARK = {
+DARK: dict[Any, Any] = {
     **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor"), "#0d1117"),
     **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), "#e6edf3"),
     **dict.fromkeys(("axes.edgecolor", "legend.edgecolor"), "#6e7681"),
