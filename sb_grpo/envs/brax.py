@@ -29,8 +29,9 @@ def _to_jax(tensor: th.Tensor) -> jax.Array:
 
 
 def _choose(mask: jax.Array, new: Any, old: Any) -> Any:
-    """Take the leaves of ``new`` for the envs in the mask, of ``old`` for the others. Leaves without one row per env (MuJoCo
-    Warp's contact lists) are temporary: the next step recomputes them.
+    """Take the leaves of ``new`` for the envs in the mask, of ``old`` for the others.
+
+    Leaves without one row per env (MuJoCo Warp's contact lists) are temporary: the next step recomputes them.
     """
 
     def choose(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -94,8 +94,9 @@ def joined(address: str | None) -> Any:
 
 
 class _Batch:
-    """Actor with an :class:`~sb_grpo.envs.env_batch.EnvBatch` in one thread; arguments and results are bytes. Ray's general
-    serialisation of arrays and infos would take ten times as long.
+    """Actor with an :class:`~sb_grpo.envs.env_batch.EnvBatch` in one thread; arguments and results are bytes.
+
+    Ray's general serialisation of arrays and infos would take ten times as long.
     """
 
     def __init__(self, env_fns: list[Callable[[], gym.Env]], threaded: bool) -> None:

@@ -195,7 +195,8 @@ class TensorVecEnv(VecEnv):
 
     def hold_ended(self, step: TensorStep) -> TensorStep:
         """Adapt the step of a synchronous env: ended envs keep their last observation, earn 0 and do not end again.
-         ``reset_all`` must call :meth:`wake` first.
+
+        ``reset_all`` must call :meth:`wake` first.
 
         :param step: the simulator's step of every env
         """

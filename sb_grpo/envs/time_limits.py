@@ -44,9 +44,10 @@ def smallest(values: Iterable[Any]) -> int | None:
 
 
 def limit_among(holders: Sequence[Any], spec: Any) -> int | None:
-    """Time limit of an env from its layers, in steps of the outermost layer. The first that is found: a TimeLimit (the
-     smallest of several); the registration; an attribute ``max_episode_steps``; an attribute ``max_steps``, as in MiniGrid, if
-     a layer's methods read it (solvers and planners use the name too).
+    """Time limit of an env from its layers, in steps of the outermost layer.
+
+    The first that is found: a TimeLimit (the smallest of several); the registration; an attribute ``max_episode_steps``; an
+    attribute ``max_steps``, as in MiniGrid, if a layer's methods read it (solvers and planners use the name too).
 
     :param holders: the layers, from the outermost on; action repeats divide the limits of inner layers
     :param spec: the registration; None: not registered

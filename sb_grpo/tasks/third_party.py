@@ -71,8 +71,9 @@ class UnitBoxes(gym.Wrapper[np.ndarray, np.ndarray, Any, Any]):
 
 
 class ContinuedSeeds(gym.Wrapper[Any, Any, Any, Any]):
-    """Seed every reset of an env that would otherwise use a random seed of the operating system. Resets without a seed
-    continue from the previous seed, as in Gymnasium's envs.
+    """Seed every reset of an env that would otherwise use a random seed of the operating system.
+
+    Resets without a seed continue from the previous seed, as in Gymnasium's envs.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

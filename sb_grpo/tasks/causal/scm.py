@@ -120,8 +120,10 @@ class CausalModel:
 
 
 def draw_model(graph: nx.DiGraph, mechanism: str, noise: float, rng: np.random.Generator) -> CausalModel:
-    """Draw mechanisms for a graph. Coefficients have size 0.5 to 1.5 and either sign, biases are within 0.5, noise scales
-     within half of ``noise`` to ``noise``.
+    """Draw mechanisms for a graph.
+
+    Coefficients have size 0.5 to 1.5 and either sign, biases are within 0.5, noise scales within half of ``noise`` to
+    ``noise``.
 
     :param graph: acyclic, nodes 0 to d - 1
     :param mechanism: ``"linear"`` or ``"nonlinear"``

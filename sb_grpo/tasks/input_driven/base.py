@@ -13,8 +13,9 @@ from sb_grpo.envs.luck import EpisodeLuck, LuckyTensorEnv
 
 
 class InputDrivenEnv(gym.Env[np.ndarray, Any]):
-    """Host version in NumPy and Python numbers, with the noise of the tensor version. The registration has the time limit; an
-    unwrapped env never ends.
+    """Host version in NumPy and Python numbers, with the noise of the tensor version.
+
+    The registration has the time limit; an unwrapped env never ends.
     """
 
     tensor_version: ClassVar[type[TensorInputDrivenEnv]]

@@ -78,8 +78,10 @@ def _start(u: th.Tensor) -> th.Tensor:
 
 class BatteryArbitrage(InputDrivenEnv):
     """Host version. Action: -1 sells, 1 buys a quarter of the capacity. Observed: charge, price, mean price of the last day,
-    hour. Reward: money from the trade plus stored energy at the mean price, / 10, so that a full battery at the end keeps its
-    value. Info: ``price`` of the trade, and ``stored``, the change of the charge.
+    hour.
+
+    Reward: money from the trade plus stored energy at the mean price, / 10, so that a full battery at the end keeps its value.
+    Info: ``price`` of the trade, and ``stored``, the change of the charge.
     """
 
     tensor_version = TensorBatteryArbitrage

@@ -42,8 +42,9 @@ def _next_wander() -> np.ndarray:
 
 @cache
 def expected_values(hours: int = 168) -> np.ndarray:
-    """Value of a charge after the hour's trade, ``[24, CELLS + 1, len(WANDER)]``, with ``hours`` left. Undiscounted backward
-    induction. The rest of the week does not matter, because energy stored at the end is paid for.
+    """Value of a charge after the hour's trade, ``[24, CELLS + 1, len(WANDER)]``, with ``hours`` left.
+
+    Undiscounted backward induction. The rest of the week does not matter, because energy stored at the end is paid for.
     """
     after, stored, traded = (column[:, None, None] for column in _trades())
     price = SHAPE[:, None, None] + WANDER[:, None] + np.array([0.0, *HEIGHTS])  # [hour, wander, spike]

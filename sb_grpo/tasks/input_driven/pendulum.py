@@ -1,5 +1,6 @@
-"""DisturbedPendulum-v0: Pendulum-v1 with a disturbing torque that is not observed. Noise: the torque, an AR(1) process. It
-changes the speed before the step of Pendulum-v1.
+"""DisturbedPendulum-v0: Pendulum-v1 with a disturbing torque that is not observed.
+
+Noise: the torque, an AR(1) process. It changes the speed before the step of Pendulum-v1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
 """The T-maze (Bakker, "Reinforcement Learning with Long Short-Term Memory", NIPS 2001): the goal is shown only at the start.
+
 The first observation shows the arm with the prize. A uniform corridor follows; at its end the agent turns into one of the
 arms. A policy without memory is right half of the time.
 """
