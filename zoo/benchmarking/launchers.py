@@ -1,4 +1,4 @@
-"""Who runs the runs: processes of this machine, a Ray cluster, or the queue of a SLURM cluster through submitit."""
+"""Launchers of runs: local processes, a Ray cluster, or the queue of a SLURM cluster by submitit."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what the launcher holds, after the last run."""
+        """Release the launcher's resources after the last run."""
 
 
 class LocalLauncher(Launcher):
