@@ -15,7 +15,7 @@ from ..benchmarking.workers import LocalWorker, MachineGone, RemoteWorker, Worke
 from ..common.cluster import Launch, Resources, connect_ray, room_in
 from ..common.command_line import BadInput, one_line
 
-#: Jobs in a SLURM queue at a time, unless ``--jobs`` says otherwise: schedulers limit what one user may submit.
+#: Jobs in a SLURM queue at a time, by default: schedulers limit the jobs of one user.
 MOST_SUBMITTED = 100
 
 

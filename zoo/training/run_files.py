@@ -25,8 +25,7 @@ from ..common.command_line import BadInput
 from ..common.literals import TEXTS, named_classes, read_text
 from ..common.yaml_files import Loader, read_mapping
 
-#: Wrappers of Gymnasium that a file which is not trusted may name: others write files, open windows or import what they are
-#: given.
+#: Wrappers of Gymnasium that an untrusted file may name; others write files, open windows or import modules.
 OF_GYMNASIUM = frozenset(
     "AddRenderObservation AddWhiteNoise AtariPreprocessing Autoreset ClipAction ClipReward DelayObservation "
     "DiscretizeAction DiscretizeObservation DtypeObservation FilterObservation FlattenObservation FrameStackObservation "
