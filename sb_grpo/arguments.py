@@ -261,7 +261,7 @@ def default_group_size(
     :param obstacle: the reason why members cannot be paired; None: they can
     :param n_envs: of all learners
     :param steps_per_env: of a rollout
-    :param limit: steps of an episode at most; None: unknown, and so is the number of starts: no pairs unless they are asked for
+    :param limit: steps of an episode at most; None: unknown, as the number of starts is then: no pairs unless asked for
     :return: 1 to 8
     """
     if compares or getattr(estimator, "needs_peers", None) is not False:
