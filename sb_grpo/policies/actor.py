@@ -195,7 +195,8 @@ class ActorPolicy(PredictingPolicy):
     @staticmethod
     def flat_observations(obs: PyTorchObs) -> th.Tensor:
         """Flat float observations, ``[batch, features_dim]``, before any normalisation."""
-        obs = env_part(obs)
+        if not isinstance(obs, th.Tensor):
+            obs = env_part(obs)
         assert isinstance(obs, th.Tensor)
         return obs.float().flatten(1)
 
@@ -230,7 +231,8 @@ class ActorPolicy(PredictingPolicy):
     def _outputs(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
         """What the head makes a distribution of, and the memory after the step."""
         features, after = self._recall(obs)
-        out, masks = self._scores(features, obs), beside(obs, MASK)
+        out = self._scores(features, obs)
+        masks = obs.get(MASK) if isinstance(obs, dict) else None
         return out if masks is None else put_masks(out, masks), after
 
     def _scores(self, features: th.Tensor, obs: PyTorchObs) -> th.Tensor:
