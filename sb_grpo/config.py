@@ -766,7 +766,7 @@ def default_group_size(
     :param obstacle: the reason why members cannot be paired; None: they can
     :param n_envs: of all learners
     :param steps_per_env: of a rollout
-    :param limit: steps of an episode at most; None: unknown, and taken to be those of a rollout
+    :param limit: steps of an episode at most; None: unknown, as the number of starts is then: no pairs unless asked for
     :return: 1 to 8
     """
     if compares or getattr(estimator, "needs_peers", None) is not False:
@@ -774,6 +774,6 @@ def default_group_size(
     paired = getattr(estimator, "paired", False)
     if paired is False or (paired is None and obstacle is not None):
         return 1
-    starts = n_envs * (1.0 + steps_per_env / (limit or steps_per_env))
+    starts = 0.0 if limit is None else n_envs * (1.0 + steps_per_env / limit)
     fitting = max(min(int(starts / FEW_STARTS), n_envs // 4, COMPARED), 1 if paired is None else 2)
     return next((size for size in range(fitting, 1, -1) if n_envs % size == 0), fitting if fitting == 2 else 1)

@@ -33,7 +33,7 @@ from sb_grpo.collect.device_loop import StepResult, collect_tensors
 from sb_grpo.collect.host_checks import check_callback_rewards, check_finite, check_reward_wrappers, note_ends, scaling_rewards
 from sb_grpo.collect.interruption import check_hopeless, give_up, warn_of_interruption
 from sb_grpo.collect.masks import APART, UNTOLD, masks_of_the_evaluated, source_of
-from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan, check_endless, is_complete
+from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan, check_endless
 from sb_grpo.collect.simulators import make_slots
 from sb_grpo.collect.slots import GroupSlots, Slots, TensorSlots
 from sb_grpo.config import (
@@ -575,7 +575,10 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         n_learners = ranks.place().n
         on_host = not is_tensor_env(env)
         plan = self._plan()
+        least_steps = plan.least_steps
+        least_groups = plan.least_groups
         scaling = scaling_rewards(env)  # rewards are taken from below VecNormalize
+        vec_normalize = self._vec_normalize_env
         continue_training = True
         n_steps = 0
         n_complete = 0
@@ -586,7 +589,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             if not on_host:
                 continue_training = self._collect_on_device(env, callback, rollout_buffer, plan)
 
-            while on_host and not is_complete(plan, n_steps, n_complete):
+            while on_host and (n_steps < least_steps or n_complete < least_groups):
                 assert isinstance(self.slots, GroupSlots)
                 if not self.slots.in_step_with(env):  # somebody else has reset or stepped the envs
                     self._start_over()
@@ -594,7 +597,8 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
                 slots = self.slots
                 policy = self.policy
                 step = plan.steps_before + n_steps + 1
-                if plan.draws_noise(n_steps):
+                if self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0:
+                    # Sample a new noise matrix
                     policy.reset_noise(env.num_envs)
 
                 with th.no_grad():
@@ -606,16 +610,17 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
                 actions = action_tensor.cpu().numpy()
                 clipped_actions = policy.in_bounds(actions)
 
-                raw_obs_before = self.raw_last_obs
+                raw_obs_before = self._last_obs if vec_normalize is None else vec_normalize.old_obs
                 new_obs, rewards, dones, infos = slots.step_envs(env, clipped_actions)
-                raw_obs = new_obs if self._vec_normalize_env is None else self._vec_normalize_env.old_obs
+                raw_obs = new_obs if vec_normalize is None else vec_normalize.old_obs
                 raw_rewards = scaling[0].old_reward if scaling else rewards
-                said = rewards.copy() if scaling else None
                 check_finite(env, "reward", raw_rewards, step, plan.limits.reward)
                 check_finite(env, "observation", raw_obs, step, plan.limits.observation)
-                check_reward_wrappers(env, scaling, rewards)
+                if scaling:
+                    check_reward_wrappers(env, scaling, rewards)
+                    rewards_of_env = rewards.copy()
                 ended = dones.nonzero()[0].tolist()
-                starts = slots.starts(env, ended, raw_obs)  # before any callback, which may reset the envs
+                starts = slots.starts(env, ended, raw_obs) if ended else {}  # before any callback, which may reset the envs
                 self.beside.see(env, infos, dones, step)
 
                 self.num_timesteps += env.num_envs * n_learners
@@ -627,17 +632,18 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
                 self._update_info_buffer(infos, dones)
                 n_steps += 1
-                check_callback_rewards(said, rewards)
+                if scaling:
+                    check_callback_rewards(rewards_of_env, rewards)
                 ends = note_ends(rollout_buffer, slots.job, ended, infos, self.beside)
                 extra = NOTHING
                 if self.columns:
                     extra = read_host(self.columns, HostStep(raw_obs_before, infos, raw_rewards, slots.t))
                 rollout_buffer.add(obs_tensor, action_tensor, log_probs, raw_rewards, slots.job, slots.t, ends, extra)
-                lost = [slot for slot in ended if EPISODE_LOST in infos[slot]]
+                lost = [slot for slot in ended if EPISODE_LOST in infos[slot]] if ended else []
                 if lost:
                     rollout_buffer.n_lost += rollout_buffer.drop_jobs(th.as_tensor(slots.job[lost]))
                 n_complete += slots.step(env, starts, lost)
-                if plan.use_sde and ended:
+                if self.use_sde and ended:
                     policy.renew_noise(th.as_tensor(dones, device=self.device).bool())
                 self._last_obs = new_obs
                 self._last_episode_starts = dones

@@ -58,7 +58,7 @@ CASES: dict[str, tuple[Any, Callable[[str], Any], int, dict[str, Any]]] = {
 
 
 def run(name: str, device: str) -> dict[str, float]:
-    """One ``learn()``: steps per second, and what became of the steps. PPO stays on the CPU, where it is faster."""
+    """Run one ``learn()``: steps per second, and shares of useful steps. PPO runs on the CPU, where it is faster."""
     algorithm, make, n_timesteps, settings = CASES[name]
     env = make(device)
     model = algorithm("MlpPolicy", env, seed=0, device=device if algorithm is GRPO else "cpu", **settings)

@@ -96,7 +96,7 @@ def train_brax(name: str, n_envs: int, device: str) -> dict[str, Any]:
 
 
 def machine(device: str) -> dict[str, str]:
-    """What the figures were measured on."""
+    """Machine and versions of the measurement."""
     found = {"torch": th.__version__, "python": platform.python_version(), "device": platform.processor() or "cpu"}
     if device.startswith("cuda"):
         query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]

@@ -2,10 +2,9 @@
 
 usage: python scripts/bench_ranks.py [--ranks 1 2] [--tasks CartPole LunarLander] [--rollouts 12] [--rounds 3] [--json FILE]
 
-Every learner has the same envs however many there are, and the minibatch grows with them: 64 tensor CartPoles, or 8 host
-LunarLanders (extra [box2d]). Beside it: the rate that N processes reach that do not talk to each other, which is what the
-machine allows, processor time per step of a learner's own envs, which other work on the machine does not lengthen, and
-milliseconds per reduction of the policy's gradients.
+Every learner has its own envs, and the minibatch grows with their number: 64 tensor CartPoles, or 8 host LunarLanders (extra
+[box2d]). Also reported: the rate of N independent processes, which is the machine's limit; processor time per step of a
+learner's own envs, which does not depend on other load; milliseconds per reduction of the policy's gradients.
 """
 
 from __future__ import annotations

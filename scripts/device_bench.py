@@ -1,4 +1,4 @@
-"""What the two device benchmarks share: rates of whole training loops side by side, time to solve CartPole, and floors."""
+"""Common parts of the two device benchmarks: rates of whole training loops, time to solve CartPole, and floors."""
 
 from __future__ import annotations
 

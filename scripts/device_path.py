@@ -26,7 +26,7 @@ ZOO_PPO = dict(
     learning_rate=LinearSchedule(1e-3, 0.0, 1.0),
     clip_range=LinearSchedule(0.2, 0.0, 1.0),
 )
-#: What suits GRPO there on tensor envs; chosen on seeds 100 to 102.
+#: GRPO's settings for tensor envs; chosen on seeds 100 to 102.
 SOLVER = dict(n_steps=64, batch_size=512, n_epochs=10, learning_rate=2e-3, gamma=0.99, gae_lambda=0.98)
 BIG_SOLVER = dict(**BIG, learning_rate=2e-3, gamma=0.99, gae_lambda=0.98)
 

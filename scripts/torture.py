@@ -1,9 +1,9 @@
-"""Hard use, by sections: what must survive does, or the exit code is 1. ``python -m scripts.torture saves``.
+"""Stress tests by sections; the exit code is 1 if one fails. ``python -m scripts.torture saves``.
 
-``saves``: processes that save without a pause are killed at random moments; every file that stands there afterwards is read.
-``recovery``: trainings with learning rates far too high, and with envs that send a huge reward or NaN, must end healthy with a
-RecoveryCallback; sound ones must not go back.
-``resume``: runs are killed at random moments and resumed; they must end where undisturbed ones do, bit by bit.
+``saves``: processes that save without a pause are killed at random moments; every remaining file must be readable.
+``recovery``: trainings with far too high learning rates, and with envs that return a huge reward or NaN, must end healthy with
+a RecoveryCallback; healthy ones must not retry.
+``resume``: runs are killed at random moments and resumed; they must end bitwise equal to undisturbed ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from scripts.torture_resume import HOST, TENSOR, resumed
 
 
 class Figure(NamedTuple):
-    """What was counted, and the most that is allowed of it."""
+    """Count, and its largest allowed value."""
 
     what: str
     count: int
@@ -68,7 +68,7 @@ def save_for_ever(made: dict[str, GRPO], folder: Path, life: int) -> None:
 
 
 def broken(folder: Path) -> Iterator[str]:
-    """Every file that cannot be read as what it was written as."""
+    """Files that cannot be read in their format."""
     for path in sorted(folder.glob("*.*")):
         try:
             if path.suffix == ".zip":
@@ -122,7 +122,7 @@ def _live_and_die(made: dict[str, GRPO], folder: Path, life: int, seconds: float
 
 
 class Hiccup(gym.Wrapper):
-    """One reward is not what it should be."""
+    """Wrapper with one faulty reward."""
 
     def __init__(self, env: gym.Env, reward: float, at: int) -> None:
         super().__init__(env)
@@ -142,7 +142,7 @@ HICCUPS = [("CartPole-v1", reward) for reward in (1e9, 1e13, 1e30, 3e38, float("
 
 
 def recovery(short: bool) -> list[Figure]:
-    """Real trainings that break down; what counts is the state in which they end, judged by a health check beside it."""
+    """Run trainings that break down, and check their final state with a health check."""
     seeds = range(1 if short else 3)
     steps = 16_000 if short else 24_000
     chosen = [(*one, seed) for one in TOO_HIGH[2 * short :] for seed in seeds]
@@ -163,8 +163,9 @@ def recovery(short: bool) -> list[Figure]:
 def _recovered(
     env_id: str, seed: int, steps: int, learning_rate: float = 3e-4, reward: float | None = None, retries: int = 5
 ) -> tuple[int, bool]:
-    """How often a training went back, and whether it ends well: all steps taken, all that it has learnt finite, and no rule
-    broken on the size of steps and on how much the policy tries."""
+    """Number of retries, and whether the training ends healthy.
+
+    Healthy: all steps taken, all learnt values finite, and no rule on step sizes and exploration broken."""
     odd = {} if reward is None else {"wrapper_class": Hiccup, "wrapper_kwargs": {"reward": reward, "at": 300}}
     env = VecNormalize(make_vec_env(env_id, 4, seed=seed, **odd))  # type: ignore[arg-type]
     model = GRPO("MlpPolicy", env, learning_rate, n_steps=128, seed=seed, device="cpu")

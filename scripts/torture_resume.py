@@ -1,8 +1,8 @@
-"""Runs that are killed and resumed, for ``python -m scripts.torture resume``: they must end where an undisturbed one ends.
+"""Kill and resume runs, for ``python -m scripts.torture resume``: they must end like an undisturbed run.
 
 A child process trains and saves the run after every rollout; after a random one it is killed with ``kill -9`` at a random
-moment, in the middle of the next rollout, its update or its save. Another process goes on from the file. What they end with,
-weights and every logged figure but times, is compared by SHA-256 with the run that nobody disturbed.
+moment, in the middle of the next rollout, its update or its save. Another process goes on from the file. The final weights and
+all logged values except times are compared by SHA-256 with the undisturbed run.
 """
 
 from __future__ import annotations

@@ -25,7 +25,8 @@ PENDULUM = "Pendulum-v1"  # 200 steps
         (None, 8, 256, 50, 2),  # 49 starts, but two groups of 4 side by side
         (None, 16, 128, 100, 4),  # 36 starts, 9 in fours
         (None, 16, 128, 200, 2),  # 26 starts: three members would leave 8, but not run side by side
-        (None, 16, 128, None, 4),  # an unknown limit is taken to be the rollout's
+        (None, 16, 128, None, 1),  # nobody knows how many starts there will be
+        (True, 16, 128, None, 2),
         (None, 256, 8, 1000, 8),
         (True, 1, 2048, 200, 2),  # pairs that were asked for have two members
         (True, 8, 256, 1000, 2),

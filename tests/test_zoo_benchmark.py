@@ -385,7 +385,7 @@ def test_the_control_has_the_settings_of_grpos_entries():
     assert len(envs) == 20  # ten tasks of the study, ten input-driven ones
     for env in envs:
         ppo, grpo = settings_for(control, env)[0], settings_for(entry, env)[0]
-        for key in ("advantage", "advantage_kwargs", "normalize_advantage"):
+        for key in ("advantage", "advantage_kwargs", "normalize_advantage", "group_size"):
             grpo.pop(key, None)
         normalize = grpo.pop("normalize", None)
         assert ppo.pop("normalize", None) == (True if normalize else None)

@@ -151,7 +151,7 @@ def test_a_full_disk_is_one_line_and_what_was_saved_stays(tmp_path):
     limited = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)); "
     limited += "sys.argv = sys.argv[1:]; runpy.run_module(sys.argv[0], run_name='__main__')"
     options = ["-f", str(tmp_path), *SMALL, "-n", "4096", "--save-freq", "512", "-params", "n_steps:64", "n_envs:2"]
-    command = [sys.executable, "-c", limited, "zoo.train", *options, "policy_kwargs:dict(net_arch=[128])"]
+    command = [sys.executable, "-W", "ignore", "-c", limited, "zoo.train", *options, "policy_kwargs:dict(net_arch=[128])"]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert result.returncode == 1 and result.stderr.startswith("zoo.train: File too large"), result.stderr
     assert result.stderr.count("\n") == 1

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from .common.command_line import did_you_mean, program, run
 
-#: Command -> what it does. Each is the module of its name, imported when it is called.
+#: Command -> its summary. Each is the module of its name, imported when it is called.
 COMMANDS = {
     "train": "one training run, of GRPO or any algorithm of rl_zoo3",
     "enjoy": "show a trained agent in a window, a video or a GIF, or print its returns",

@@ -100,7 +100,7 @@ def parse_steps(texts: Sequence[str], envs: Sequence[str], evaluations: int = 1)
 
 
 class Asked(NamedTuple):
-    """What the command line asks for."""
+    """Parsed command line."""
 
     specs: list[Spec]
     out: Path  #: output folder
@@ -147,7 +147,7 @@ def make_specs(arguments: Sequence[str]) -> Asked:
 
 
 def states_of(specs: Sequence[Spec], out: Path) -> dict[Spec, str]:
-    """What a resumed benchmark finds of each run: ``done`` or ``left``. What is broken is named; its run is left to do.
+    """State of each run of a resumed benchmark: ``done`` or ``left``. Broken files are named; their runs are left to do.
 
     :param specs: the runs
     :param out: output folder; a run is a file in it, or a line of one

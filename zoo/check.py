@@ -1,7 +1,7 @@
-"""Check an env before training on it: what is broken, what may be meant, and what to do about either.
+"""Check an env before training: report faults, doubtful points and remedies.
 
 ``python -m zoo.check --env MyEnv-v0 --gym-packages my_package`` plays episodes under random actions, in groups that share a
-reset seed, and then trains for 20 seconds with the settings that zoo.train would take. Exit code 1 where something is broken.
+reset seed, and then trains for 20 seconds with the settings of zoo.train. Exit code 1 if something is broken.
 """
 
 from __future__ import annotations
@@ -75,9 +75,9 @@ def _run(args: Any, settings: dict[str, Any]) -> TrialRun:
 
 
 def subject(args: Any) -> Subject:
-    """What is to be checked.
+    """Read the env and settings to check.
 
-    :raises BadInput: for settings that are refused
+    :raises BadInput: for invalid settings
     """
     register()
     sections = read_sections(args.conf_file)

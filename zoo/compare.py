@@ -21,7 +21,7 @@ from .comparing import figures, pairs, tables
 from .comparing.comparison import Comparison, compare_runs, load
 from .comparing.tracking import check_wandb, log_report
 
-#: Section -> (what it says, tables in the text, figures). Curves, profile and single runs stand in their CSV files only.
+#: Section -> (description, tables in the text, figures). Curves, profile and single runs are only in their CSV files.
 SECTIONS: dict[str, tuple[str, list[str], list[str]]] = {
     "Learning curves": (
         "Mean over seeds of the evaluations during training; shaded: 95 % bootstrap interval of that mean.",

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     def read() -> dict[str, Any]:
         return read_runs(args.place, args.tensorboard, trusted=not args.untrusted)
 
-    read()  # what is wrong is said now, and not to the browser
+    read()  # faults are reported now, not in the browser
     try:
         server = make_server(read, title_of(args.place), args.port)
     except OSError as error:

@@ -80,9 +80,9 @@ def make_parser() -> Parser:
 
 
 def check(args: Any) -> None:
-    """Look at the options before anything is loaded.
+    """Check the options before anything is loaded.
 
-    :raises BadInput: for what cannot work
+    :raises BadInput: for options that cannot work
     """
     args.env, args.gym_packages = known_env(args.env, args.gym_packages)
     check_untrusted(args.algo, not args.untrusted)
@@ -129,9 +129,9 @@ def find_run(folder: Path, algo: str, env_name: str, exp_id: int) -> Path:
 
 
 def find_model(folder: Path, env_name: str, args: Any) -> Path:
-    """The model file that was asked for.
+    """Find the requested model file.
 
-    :raises BadInput: if it is not there, naming what is
+    :raises BadInput: if it is missing, naming the existing ones
     """
     named = [path for path in folder.glob("rl_model_*_steps.zip") if path.stem.split("_")[-2].isdecimal()]
     checkpoints = sorted(named, key=lambda path: int(path.stem.split("_")[-2]))
@@ -149,7 +149,7 @@ def find_model(folder: Path, env_name: str, args: Any) -> Path:
 
 
 def writer(path: Path, fps: float) -> Any:
-    """What takes frames by ``append_data`` until it is closed."""
+    """Open a video writer with ``append_data`` and ``close``."""
     if path.suffix == ".gif":
         return GifWriter(path, fps)
     import imageio.v2 as imageio  # an extra
@@ -158,7 +158,7 @@ def writer(path: Path, fps: float) -> Any:
 
 
 class Recorder:
-    """Writes what the env draws, frame by frame; without a file it does nothing."""
+    """Writes the env's frames to a video; does nothing without a file."""
 
     def __init__(self, env: VecEnv, path: Path | None) -> None:
         self.env = env
@@ -225,7 +225,7 @@ def play(model: BaseAlgorithm, env: VecEnv, deterministic: bool, args: Any) -> l
 
 
 def _known_of(path: Path) -> str:
-    """What a checkpoint says of itself, in a few words."""
+    """Describe a checkpoint in a few words."""
     try:
         known = read_facts(path)
     except ValueError as error:
@@ -262,7 +262,7 @@ def main(arguments: Sequence[str]) -> int:
     folder = find_run(Path(args.folder), args.algo, env_name, args.exp_id)
     path = find_model(folder, env_name, args)
     saved = Saved(args.algo, path, folder / env_name, args.env, trusted=not args.untrusted)
-    _ = saved.run  # what is refused is said before a file is opened
+    _ = saved.run  # report refused files before one is opened
     print(f"Loading {path}{_known_of(path)}")
     set_random_seed(args.seed)
     if args.num_threads > 0:

@@ -36,7 +36,7 @@ from .evaluating.models import Contestant, find, say_left_out
 from .evaluating.playing import Played, play_all, variants_of
 from .training.experiment import register
 
-#: Table -> what the report says of it; ``returns`` stands in its CSV file only.
+#: Table -> its description in the report; ``returns`` is only in its CSV file.
 SECTIONS = {
     "summary": "Mean return with its 95 % bootstrap interval over episodes; `random`: mean of random actions, same seeds.",
     "paired": "Difference (model minus other) seed by seed, with the paired t-test's 95 % interval, p, Holm's correction over "

@@ -27,7 +27,7 @@ from .training.run_files import read_run_files, settings_folder_of
 
 STATISTICS = "vecnormalize.pkl"
 OBSERVATIONS = 1000
-#: What to do where the policy sees other observations than its statistics are of.
+#: Remedy if the policy's observations do not match its statistics.
 OTHERS = (
     "VecNormalize below another wrapper, such as that of frame_stack, has statistics of single frames, which cannot go into "
     "the file: train with normalize:False or without frame_stack."
@@ -76,13 +76,13 @@ def statistics_within(model: Path, policy: ActorPolicy) -> VecNormalize | None:
 
 
 def read_statistics(path: Path) -> VecNormalize:
-    """What VecNormalize has saved. A pickle, as SB3 writes it: it can run code, so it must be your own.
+    """Read VecNormalize's statistics. The file is a pickle of SB3, which can run code: it must be your own.
 
-    :raises BadInput: if it is something else
+    :raises BadInput: if it is not VecNormalize
     """
     try:
         found = pickle.loads(path.read_bytes())
-    except Exception as error:  # unpickling raises what it likes
+    except Exception as error:  # unpickling raises any type
         raise BadInput(f"cannot read {path}: {error}") from error
     if not isinstance(found, VecNormalize):
         raise BadInput(f"{path} holds a {type(found).__name__}, not a VecNormalize.")

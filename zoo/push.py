@@ -1,7 +1,7 @@
-"""Upload a run folder, its model card included, to the Hugging Face Hub.
+"""Upload a run folder with its model card to the Hugging Face Hub.
 
-``python -m zoo.push logs/grpo/CartPole-v1_1 --repo-id me/grpo-cartpole`` after ``hf auth login``. A repository that is not
-there is made. What may hold names of your machine is shown by ``--dry-run``, which uploads nothing.
+``python -m zoo.push logs/grpo/CartPole-v1_1 --repo-id me/grpo-cartpole`` after ``hf auth login``. A missing repository is
+created. ``--dry-run`` uploads nothing, and shows files that may contain names of your machine.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ PRIVATE = ("*/args.yml", "*/command.txt")
 
 
 class Client(Protocol):
-    """What is used of :class:`huggingface_hub.HfApi`."""
+    """Interface: the methods used of :class:`huggingface_hub.HfApi`."""
 
     def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any: ...
 
@@ -66,17 +66,17 @@ def files_of(folder: Path, allowed: Sequence[str], ignored: Sequence[str]) -> li
 
 
 def push(folder: Path, client: Client, args: Any) -> list[Path]:
-    """Upload.
+    """Upload a run folder.
 
     :param folder: of a finished run
-    :param client: does it
+    :param client: uploads it
     :param args: of the command line
     :return: files, relative to the folder
-    :raises BadInput: for a folder that is none of a finished run, and for what the Hub refuses
+    :raises BadInput: for a folder without a finished run, and for refusals of the Hub
     """
     if not (folder / "metrics.json").exists() or not is_run_folder(folder):
         raise BadInput(f"{folder} is no folder of a finished run: it lacks metrics.json, or a folder with config.yml.")
-    check_links(folder)  # what a link leads to would be uploaded
+    check_links(folder)  # the target of a link would be uploaded
     if args.untrusted:
         read_run_files(settings_folder_of(folder), trusted=False)
     if not (folder / "README.md").exists():  # the run's own says the command too

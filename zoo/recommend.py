@@ -79,7 +79,7 @@ def draw_surfaces(
 
 
 def train_again(study: Study, found: Sequence[Candidate], n_seeds: int, args: Any) -> list[Candidate]:
-    """Candidates with what fresh seeds make of them; all get the same ones.
+    """Train candidates again with fresh seeds, the same for all.
 
     :param n_seeds: trainings of each
     """
@@ -102,7 +102,7 @@ def train_again(study: Study, found: Sequence[Candidate], n_seeds: int, args: An
 
 
 def _train(objective: Objective, settings: dict[str, Any], seed: int) -> float:
-    """One training as the study's were, and what it is worth at its end."""
+    """Train once as in the study, and return the objective at the end."""
     run_, model = objective.build(settings, seed)
     env = model.get_env()
     assert env is not None

@@ -59,7 +59,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
 
 
 def train(args: Namespace, tasks: Sequence[str]) -> tuple[GRPO, History]:
-    """A model with ``advantage="state"``, trained for a while, and what it logged."""
+    """Train a model with ``advantage="state"`` for a while; return it with its logged values."""
     history = History()
     settings = {"gamma": 0.99, **args.hyperparams}
     if tasks:
@@ -77,7 +77,7 @@ def train(args: Namespace, tasks: Sequence[str]) -> tuple[GRPO, History]:
 
 
 def document(args: Namespace, model: GRPO, rollout: Rollout, history: History, tasks: Sequence[str]) -> dict[str, Any]:
-    """What the file holds; docs/recordings.md describes it."""
+    """Make the content of the file; see docs/recordings.md."""
     of_steps, after = figures.values(model, rollout)
     options = AdvantageOptions(model.gamma, model.gae_lambda, normalize="batch")
     advantages = figures.advantages(rollout, of_steps, after, options)

@@ -1,4 +1,4 @@
-"""What a run came to: steps, returns, speed and health messages in a few lines, or with ``--html`` as one page.
+"""Report on a run: steps, returns, speed and health messages in a few lines, or with ``--html`` as one page.
 
 ``python -m zoo.report logs/grpo/CartPole-v1_1 --html`` writes ``report.html`` in the run's folder: the page of
 ``zoo.dashboard``, one file that needs no server and no network.

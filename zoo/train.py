@@ -67,7 +67,7 @@ def times(text: str) -> int:
 
 
 class TrainParser(Parser):
-    """rl_zoo3's parser with our options, our defaults, and a look at what was given before anything starts."""
+    """rl_zoo3's parser with further options, other defaults, and checks before the start."""
 
     def __init__(self) -> None:
         self.of_a_search: dict[str, tuple[str, Any]] = {}  #: by destination: option, and rl_zoo3's default
@@ -136,9 +136,9 @@ class TrainParser(Parser):
 
 
 def _check_options(given: Any) -> None:
-    """Refuse what rl_zoo3 would answer with a traceback, or not at all.
+    """Refuse options that rl_zoo3 would answer with a traceback, or silently ignore.
 
-    :raises BadInput: naming what to do instead
+    :raises BadInput: naming the remedy
     """
     if given.n_timesteps == 0 or given.n_timesteps < -1:
         raise BadInput(f"--n-timesteps {given.n_timesteps}: at least 1; without it, the settings' own number.")
@@ -175,9 +175,9 @@ def _check_untrusted(given: Any) -> None:
 
 
 def _check_tracking(given: Any) -> None:
-    """See that what a run is to be logged to is installed.
+    """Check that the package for tracking is installed.
 
-    :raises BadInput: naming what is missing
+    :raises BadInput: naming the missing package
     """
     if given.track:
         if importlib.util.find_spec("wandb") is None:
@@ -189,11 +189,11 @@ def _check_tracking(given: Any) -> None:
 
 
 def go_on(given: Any, parser: Parser) -> None:
-    """Take what is not given from the run that goes on.
+    """Fill missing options from the run to continue.
 
-    :param given: options; changed
-    :param parser: that knows their kinds
-    :raises BadInput: if the model is of no run, of another env, or has settings that a file cannot say
+    :param given: options; updated in place
+    :param parser: knows the types of the options
+    :raises BadInput: if the model has no run or another env, or if its settings cannot be stored in a file
     """
     folder = Path(given.trained_agent).parent
     found = list(folder.glob("*/config.yml"))
@@ -253,9 +253,9 @@ def stop(signum: int, frame: Any) -> None:
 
 @contextlib.contextmanager
 def silence(arguments: Sequence[str]) -> Iterator[None]:
-    """With ``--verbose 0``, and on all ranks but 0, nothing is printed, whoever prints; errors and warnings go elsewhere.
+    """Suppress all prints with ``--verbose 0`` and on all ranks but 0; errors and warnings still appear.
 
-    Who asks for a progress bar with ``--verbose 0`` wants no tables, but to see the bar and what came out.
+    A progress bar with ``--verbose 0`` shows the bar and the result, without tables.
 
     :param arguments: command line
     """
@@ -301,7 +301,7 @@ def main(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:  # not while it trained
         print("zoo.train: interrupted.", file=sys.stderr)
         return INTERRUPTED
-    except Breakdown as error:  # what has been learnt is saved
+    except Breakdown as error:  # the model is still saved
         print(f"zoo.train: {one_line(error)}", file=sys.stderr)
         return UNHEALTHY
     except Exception as error:

@@ -102,12 +102,12 @@ def make_parser() -> Parser:
 
 
 def prepare(args: Any, grid: dict[str, list[Any]]) -> tuple[Objective, dict[str, Any] | None, str]:
-    """The objective, tried once without training, so that what is wrong in general is said before the first trial.
+    """Make the objective, and try it once without training, so that general faults are reported before the first trial.
 
     :param grid: values by name, if a grid is searched
-    :return: the objective; the parameters of a new study's first trial, if the space can say the entry's own settings; what to
-        say of that trial
-    :raises BadInput: if a setting is refused
+    :return: the objective; the parameters of a new study's first trial, if the space contains the entry's settings; a message
+        about that trial
+    :raises BadInput: for an invalid setting
     """
     config = args.conf_file or (str(HYPERPARAMS) if args.algo == "grpo" else None)
     options = {
@@ -142,9 +142,9 @@ def prepare(args: Any, grid: dict[str, list[Any]]) -> tuple[Objective, dict[str,
 
 
 def sampler_of(args: Any, grid: dict[str, list[Any]]) -> SeededByTrial:
-    """Who draws.
+    """Make the sampler.
 
-    :raises BadInput: for a grid without a grid sampler, or the other way round
+    :raises BadInput: for a grid without a grid sampler, or the reverse
     """
     name = args.sampler
     if name == "auto":
@@ -158,7 +158,7 @@ def sampler_of(args: Any, grid: dict[str, list[Any]]) -> SeededByTrial:
 
 
 def train_options(args: Any) -> list[str]:
-    """What ``zoo.train`` must be told to train as the trials did, apart from their settings."""
+    """Options of ``zoo.train`` for a training like the trials', without their settings."""
     options = ["--algo", args.algo, "--env", args.env]
     for name in ("env_kwargs", "eval_env_kwargs"):
         if getattr(args, name):
@@ -177,7 +177,7 @@ def open_study(
     """Create the study, or continue it.
 
     :param start: parameters of a new study's first trial
-    :param of_start: what to say of it
+    :param of_start: message about that trial
     :param grid: values by name, if a grid is searched
     :raises BadInput: if a study of this name is about something else
     """
@@ -247,7 +247,7 @@ def team_arguments(arguments: Sequence[str], args: Any, study: Study) -> list[st
 
 
 def difference(name: str, there: Any, here: Any) -> str:
-    """What of a study's attribute differs; of a mapping, the entries that do."""
+    """Describe the difference of a study's attribute; for a mapping, the differing entries."""
     if isinstance(there, dict) and isinstance(here, dict):
         names = [k for k in {**there, **here} if there.get(k) != here.get(k)]
         there, here = ({k: x[k] for k in names if k in x} for x in (there, here))

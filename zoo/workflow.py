@@ -35,11 +35,11 @@ def parser() -> Parser:
 
 
 def read(arguments: Sequence[str]) -> tuple[benchmark.Asked, str | None, Path]:
-    """What the command line asks for, checked as far as it can be before anything is trained.
+    """Parse the command line, and check it as far as possible before any training.
 
     :param arguments: command line
     :return: the benchmark, the baseline's label, the folder of the report
-    :raises BadInput: if the report could not be written whatever the runs bring
+    :raises BadInput: if the report cannot be written
     """
     args, rest = parser().parse_known_args(arguments)
     rest += ["--out", str(args.out / "results")]

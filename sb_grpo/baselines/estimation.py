@@ -87,8 +87,9 @@ def estimate_each(
     columns: Sequence[th.Tensor],
     weights: th.Tensor,
 ) -> Estimate:
-    """Estimate and normalise each objective separately, sum by weight, and scale to a spread of 1 over the rollout. GDPO,
-     arXiv 2601.05242, section 3. Rows without signal stay 0.
+    """Estimate and normalise each objective separately, sum by weight, and scale to a spread of 1 over the rollout.
+
+    GDPO, arXiv 2601.05242, section 3. Rows without signal stay 0.
 
     :param columns: K reward columns, ``[M]`` each
     :param weights: ``[K]``

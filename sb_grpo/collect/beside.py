@@ -49,8 +49,12 @@ class Beside:
         :raises ValueError: for masks that are missing, of another form, or without a valid action; after a reset also for
             masks that come with the first step alone
         """
-        if infos is not None and self._just_reset and self.mask_source is None:
-            check_unmasked(env, infos, step)
+        if self.mask_source is None:
+            if infos is not None and self._just_reset:
+                check_unmasked(env, infos, step)
+            self._just_reset = infos is None
+            self._masks = None
+            return
         self._just_reset = infos is None
         if self.mask_source != "tensor":  # the device loop looks at its env itself
             self._masks = masks_of(env, self.mask_source, infos, dones, step)
@@ -61,6 +65,8 @@ class Beside:
         :param obs: ``[n_envs, ...]`` of the env
         :param t: ``[n_envs]`` steps of the running episodes so far: where it is 0 nothing is remembered
         """
+        if self.mask_source is None and policy.memory is None:
+            return obs
         parts: dict[str, th.Tensor] = {}
         if self.mask_source == "observation":
             checked(beside(obs, MASK).cpu().numpy(), policy.action_space, len(t), f"of env {{slot}} at vector step {step}")

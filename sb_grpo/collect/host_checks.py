@@ -52,14 +52,14 @@ def scaling_rewards(env: VecEnv) -> list[VecNormalize]:
     return [wrapper for wrapper in reversed(wrappers_of(env)) if isinstance(wrapper, VecNormalize) and wrapper.norm_reward]
 
 
-def check_callback_rewards(said: np.ndarray | None, rewards: np.ndarray) -> None:
+def check_callback_rewards(said: np.ndarray, rewards: np.ndarray) -> None:
     """Check that no callback has changed the rewards in its locals.
 
-    :param said: ``[n_envs]`` what the step returned; None: these are learnt from
-    :param rewards: ``[n_envs]`` what they are after the callbacks
+    :param said: ``[n_envs]`` as the step returned them
+    :param rewards: ``[n_envs]`` after the callbacks
     :raises ValueError: if they differ
     """
-    if said is not None and not np.array_equal(said, rewards):
+    if not np.array_equal(said, rewards):
         raise ValueError(
             f"A callback has changed rewards: {rewards.tolist()} in place of {said.tolist()}. GRPO learns from the rewards "
             "below VecNormalize, so this would be lost: change them in a wrapper of the env, or pass "

@@ -37,6 +37,16 @@ class Plan(NamedTuple):
     steps_before: int  #: steps per env before this rollout, for messages
     limits: Limits = Limits()
 
+    @property
+    def least_steps(self) -> int:
+        """Steps per env that the rollout has at least; a number of groups alone decides where one was given."""
+        return 0 if self.whole_episodes and self.n_groups else self.steps_per_env
+
+    @property
+    def least_groups(self) -> int:
+        """Groups that are complete at its end; 0 where episodes are cut."""
+        return (self.n_groups or 1) if self.whole_episodes else 0
+
     def draws_noise(self, n_steps: int) -> bool:
         """gSDE draws new noise before this step."""
         return self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0
@@ -60,14 +70,3 @@ def check_endless(t: Any, plan: Plan) -> None:
             "episodes. Set a limit with gymnasium.make(..., max_episode_steps=1000) or gymnasium.wrappers.TimeLimit, or "
             f"{plan.cut_instead}."
         )
-
-
-def is_complete(plan: Plan, n_steps: int, completed: int) -> bool:
-    """After ``steps_per_env`` steps per env; whole-episode estimators also want complete groups.
-
-    :param n_steps: steps per env so far
-    :param completed: groups completed so far
-    """
-    if not plan.whole_episodes:
-        return n_steps >= plan.steps_per_env
-    return completed >= plan.n_groups if plan.n_groups else n_steps >= plan.steps_per_env and completed > 0

@@ -1,4 +1,4 @@
-"""Everything that touches an environment's reset or state."""
+"""Seeded resets, tensor envs, adapters, environment noise and checks of envs."""
 
 from sb_grpo.envs.alignment import Alignment, noise_alignment
 from sb_grpo.envs.checker import check_tensor_env

@@ -1,7 +1,7 @@
-"""noise_alignment: do episodes of one seed live through the same luck at the same step? To be run once on every new env.
+"""noise_alignment: test whether episodes with one seed meet the same noise at the same step. Run it once on a new env.
 
-What the members of a group share can only be subtracted where it is aligned: member i's reward at step t must tell something
-about member j's at the same t. That is measured on pairs of episodes that share a seed and nothing else.
+Shared noise can only be subtracted if it is aligned: the rewards of members i and j at the same step t must be correlated. The
+correlation is measured on pairs of episodes that share only the seed.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from sb_grpo.envs.valid_actions import ValidActions
 #: Standard errors by which a correlation must exceed zero, and another lag's must exceed that at lag 0.
 _Z = 3.0
 _GENERATORS = (np.random.Generator, np.random.RandomState, random.Random)
-#: Longer lists of an env are not searched for generators.
+#: Longer lists among an env's attributes are not searched for generators.
 _PARTS = 64
-#: Seeds whose episodes are played again.
+#: Number of seeds whose episodes are replayed.
 _REPLAYS = 5
 #: Discount of returns to go.
 GAMMA = 0.99
@@ -43,18 +43,20 @@ REMEDIES = {
 
 
 class Alignment(NamedTuple):
-    """What :func:`noise_alignment` measured."""
+    """Result of :func:`noise_alignment`."""
 
     lags: np.ndarray  #: ``[2 * max_lag + 1]``, from -max_lag to max_lag
-    correlation: np.ndarray  #: of one member's centred reward at t with the other's at t + lag, by lag
-    standard_error: np.ndarray  #: of those, over seeds
+    correlation: np.ndarray  #: by lag: of one member's centred reward at t with the other's at t + lag
+    standard_error: np.ndarray  #: of the correlations, over seeds
     common_share: float  #: share of the reward variance that is common at lag 0
-    common_return: float  #: the same for discounted returns to go: luck may reach rewards only steps later
-    thirds: tuple[float, float, float]  #: the same in the first, middle and last third of what both members lived through
-    starts_equal: bool  #: equal seeds gave equal first observations, each time
-    replays: bool  #: equal seeds and equal actions gave equal rewards, each time
-    seeds_matter: bool  #: with equal actions, different seeds gave different starts or rewards
-    generator_alike: float | None  #: share of steps after which members' generators agree; None: they rest after reset
+    common_return: float  #: the same for discounted returns to go: noise may affect rewards only steps later
+    thirds: tuple[float, float, float]  #: common share in the first, middle and last third of the steps of both members
+    starts_equal: bool  #: equal seeds always gave equal first observations
+    replays: bool  #: equal seeds and actions always gave equal rewards
+    seeds_matter: bool  #: with equal actions, different seeds gave different initial states or rewards
+    generator_alike: (
+        float | None
+    )  #: share of steps after which the members' generators agree; None: they are unused after reset
     verdict: str  #: key of :data:`REMEDIES`, "out of step" with "by k" behind it
     sentence: str  #: verdict, figures and remedy
 
@@ -74,21 +76,20 @@ def noise_alignment(
     seed: int = 0,
     policy: Callable[[Any], Any] | None = None,
 ) -> Alignment:
-    """Play pairs of episodes that share a reset seed but not the actions, and correlate their rewards by lag.
+    """Play pairs of episodes with the same reset seed and different actions, and correlate their rewards by lag.
 
-    Rewards are centred by their mean over all pairs at the same t, as long as both members live. Beyond that, some episodes
-    are played again with their own actions and with another seed, and the env's ``np_random`` is watched, with the generators
-    that it or its parts keep beside it: whether they have advanced equally in both members is known exactly, not estimated.
+    Rewards are centred by their mean over all pairs at the same t, until the shorter episode ends. Some episodes are also
+    replayed with their own actions and with another seed. The states of the env's generators (``np_random`` and others among
+    its attributes) are compared exactly.
 
-    :param make_env: id, or function that makes the env; one env plays all episodes, one after another
-    :param n_seeds: pairs, at least 3; the standard error of a correlation is about ``1 / sqrt(n_seeds * steps)`` for rewards
-        that are independent over time
-    :param n_steps: steps per episode, at most
+    :param make_env: id, or function that makes the env; one env plays all episodes in turn
+    :param n_seeds: pairs, at least 3; for rewards independent over time the standard error is about ``1 / sqrt(n_seeds *
+        steps)``
+    :param n_steps: largest number of steps per episode
     :param max_lag: largest lag, less than ``n_steps``
     :param seed: of seeds and random actions
-    :param policy: from an observation to an action, with noise of its own, as in training; None: uniform actions (of a
-        masked env the valid ones). What is common depends on it: where random orders fill every store, no customer's luck
-        reaches the rewards
+    :param policy: from an observation to a random action, as in training; None: uniform actions (valid ones under masks). The
+        shared part depends on the policy: if random orders fill every store, demand does not affect the rewards
     :raises ValueError: for sizes out of range, and rewards that are not finite
     """
     if n_seeds < 3 or n_steps < 3 or not 0 <= max_lag < n_steps:
@@ -116,9 +117,9 @@ def noise_alignment(
 
 
 def _play(env: gym.Env[Any, Any], seed: int, policies: list[Callable[[Any], Any]]) -> _Episode:
-    """One episode.
+    """Play one episode.
 
-    :param policies: for each step what chooses its action; it ends with the last of them, or with None for an action
+    :param policies: function for each step's action; the episode ends after the last, or at the action None
     """
     obs, _ = env.reset(seed=seed)
     generators = list({id(g): g for g in [env.unwrapped.np_random, *_generators(env.unwrapped)]}.values())
@@ -142,7 +143,7 @@ def _play(env: gym.Env[Any, Any], seed: int, policies: list[Callable[[Any], Any]
 
 
 def _repeat(env: ValidActions, episode: _Episode) -> list[Callable[[Any], Any]]:
-    """The same actions, whatever is seen, up to the first one that is not valid any more: another episode, then."""
+    """Repeat the actions of an episode, up to the first that is invalid in the new episode."""
     actions = iter(episode.actions)
 
     def again(obs: Any) -> Any:
@@ -153,7 +154,7 @@ def _repeat(env: ValidActions, episode: _Episode) -> list[Callable[[Any], Any]]:
 
 
 def _generators(owner: Any, depth: int = 3) -> Iterator[Any]:
-    """What draws random numbers for an env, ``np_random`` among it: attributes of the env and of its parts, spaces left out.
+    """Find the random generators of an env (``np_random`` and others) among its attributes; spaces are skipped.
 
     :param depth: attributes of attributes, and so on
     """
@@ -168,7 +169,7 @@ def _generators(owner: Any, depth: int = 3) -> Iterator[Any]:
 
 
 def _state(generators: list[Any]) -> list[int]:
-    """Where generators stand, as hashes."""
+    """Hashes of the generators' states."""
     return [hash(pickle.dumps(generator)) for generator in generators]
 
 
@@ -177,7 +178,7 @@ def _same(a: _Episode, b: _Episode) -> bool:
 
 
 def _generator_alike(pairs: list[tuple[_Episode, _Episode]]) -> float | None:
-    """Share of steps after which the generators that steps draw from stand alike in both members; None if there are none."""
+    """Share of steps after which both members' generators have equal states; None if steps use no generator."""
     episodes = [episode.generators for pair in pairs for episode in pair]
     number = min(len(states[0]) for states in episodes)
     moving = [k for k in range(number) if any(state[k] != states[0][k] for states in episodes for state in states)]
@@ -190,7 +191,7 @@ def _generator_alike(pairs: list[tuple[_Episode, _Episode]]) -> float | None:
 def _centred(pairs: list[tuple[_Episode, _Episode]], n_steps: int) -> np.ndarray:
     """``[pairs, 2, steps]`` rewards minus their mean at the same t; NaN from the end of a pair's shorter episode.
 
-    Steps that less than a tenth of the pairs live through are left out: a mean over few would be mostly themselves.
+    Steps reached by less than a tenth of the pairs are left out, because each pair would dominate the mean.
     """
     rewards = np.full((len(pairs), 2, n_steps), np.nan)
     for number, pair in enumerate(pairs):
@@ -203,11 +204,11 @@ def _centred(pairs: list[tuple[_Episode, _Episode]], n_steps: int) -> np.ndarray
 
 
 def correlate(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
-    """Correlation of centred values, pair by pair, and its standard error over pairs.
+    """Correlate centred values of pairs; return the correlation and its standard error over pairs.
 
-    :param first: ``[pairs, steps]``, NaN where there is none
+    :param first: ``[pairs, steps]``, NaN if missing
     :param second: the same shape
-    :return: zeros where the values do not vary
+    :return: zeros if the values do not vary
     """
     seen = ~(np.isnan(first) | np.isnan(second))
     a = np.where(seen, first, 0.0)
@@ -217,7 +218,7 @@ def correlate(first: np.ndarray, second: np.ndarray) -> tuple[float, float]:
         return 0.0, 0.0
     products = (a * b).sum(axis=1) / scale
     correlation = float(products.sum())
-    # A ratio's error: how much each pair's products depart from what its share of the variance would give.
+    # Standard error of a ratio, from each pair's product minus correlation times variance.
     expected = correlation * (a**2 / (a**2).sum() + b**2 / (b**2).sum()).sum(axis=1) / 2.0
     n = len(products)
     return correlation, float(np.sqrt(((products - expected) ** 2).sum() * n / (n - 1)))
@@ -236,7 +237,7 @@ def _by_lag(residuals: np.ndarray, max_lag: int) -> tuple[np.ndarray, np.ndarray
 
 
 def _thirds(residuals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Common share in each third of the steps that both members lived through, and the standard errors."""
+    """Common share in each third of the steps of both members, and the standard errors."""
     both = ~np.isnan(residuals[:, 0])
     place = 3 * np.arange(both.shape[1]) // np.maximum(both.sum(axis=1, keepdims=True), 1)
     parts = [np.where(both & (place == third), 1.0, np.nan) for third in range(3)]
@@ -252,9 +253,9 @@ def _judge(
     seeds_matter: bool,
     generator_alike: float | None,
 ) -> Alignment:
-    """Everything that follows from the episodes.
+    """Compute the result from the episodes.
 
-    :param residuals: ``[pairs, 2, steps]`` centred rewards, NaN after the shorter one's end
+    :param residuals: ``[pairs, 2, steps]`` centred rewards, NaN after the shorter episode's end
     """
     lags, correlation, error = _by_lag(residuals, max_lag)
     thirds, thirds_error = _thirds(residuals)

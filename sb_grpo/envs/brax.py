@@ -1,4 +1,4 @@
-"""Brax and MuJoCo Playground (MJX, Warp) as TensorVecEnvs: JAX steps the physics, DLPack hands torch its arrays uncopied."""
+"""Brax and MuJoCo Playground (MJX, Warp) as TensorVecEnvs: JAX steps the physics, DLPack shares its arrays with torch."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def _to_jax(tensor: th.Tensor) -> jax.Array:
 
 
 def _choose(mask: jax.Array, new: Any, old: Any) -> Any:
-    """Leaves of ``new`` in the slots of the mask, of ``old`` elsewhere.
+    """Take the leaves of ``new`` for the envs in the mask, of ``old`` for the others.
 
-    Leaves without one row per slot (MuJoCo Warp's contact lists) are scratch of the last step: the next computes them anew.
+    Leaves without one row per env (MuJoCo Warp's contact lists) are temporary: the next step recomputes them.
     """
 
     def choose(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -45,17 +45,17 @@ def _per_slot(leaf: jax.Array, n: int) -> bool:
 
 
 class BraxEnv(TensorVecEnv):
-    """A functional JAX env: ``reset(key) -> state``, ``step(state, action) -> state``, with ``obs``, ``reward`` and ``done``.
+    """Functional JAX env: ``reset(key) -> state``, ``step(state, action) -> state``, with ``obs``, ``reward`` and ``done``.
 
-    Reset and step are each one compiled function over all slots (seconds on the first call, a minute for large MJX models). A
-    masked reset computes a start for every slot and takes some, so it runs only in steps in which some slot ended; to know
-    that, the host waits for the device once per step.
+    Reset and step are each one compiled function over all envs (seconds on the first call, a minute for large MJX models). A
+    masked reset computes an initial state for every env, so it runs only if an episode ended; to know this, the host waits for
+    the device once per step.
 
     :param env: a raw env, without Brax's or Playground's training wrappers
     :param num_envs: number of slots
     :param episode_length: time limit in steps, kept here
     :param device: torch device; JAX must have the same kind
-    :param obs_key: which observation the policy sees, where the env gives a dict of them
+    :param obs_key: key of the policy's observation, if the env returns a dict
     :raises ValueError: for a device that JAX does not have, or a dict of observations without ``obs_key``
     """
 
@@ -149,14 +149,14 @@ def _check_name(name: str, names: Iterable[str], library: str) -> None:
 def make_brax_env(
     name: str, num_envs: int, device: th.device | str = "cpu", episode_length: int = 1000, **kwargs: Any
 ) -> BraxEnv:
-    """A Brax env by its name.
+    """Make a Brax env by its name.
 
     :param name: such as ``"inverted_pendulum"`` or ``"halfcheetah"``
     :param num_envs: number of slots
     :param device: torch device
     :param episode_length: time limit in steps
     :param kwargs: of the env, such as ``backend="mjx"`` (``"generalized"``, ``"spring"``, ``"positional"``)
-    :raises ImportError: where Brax is not installed
+    :raises ImportError: if Brax is not installed
     :raises ValueError: for an unknown name, or a device that JAX does not have
     """
     try:
@@ -168,13 +168,13 @@ def make_brax_env(
 
 
 def make_playground_env(name: str, num_envs: int, device: th.device | str = "cpu", **kwargs: Any) -> BraxEnv:
-    """A MuJoCo Playground env by its name, with the time limit of its own configuration.
+    """Make a MuJoCo Playground env by its name, with the time limit of its configuration.
 
     :param name: such as ``"CartpoleBalance"``
     :param num_envs: number of slots
     :param device: torch device
     :param kwargs: of ``mujoco_playground.registry.load``
-    :raises ImportError: where Playground is not installed
+    :raises ImportError: if Playground is not installed
     :raises ValueError: for an unknown name, or a device that JAX does not have
     """
     try:

@@ -1,4 +1,4 @@
-"""check_tensor_env: does a TensorVecEnv keep the promises that groups rest on? To be run once on every new one."""
+"""check_tensor_env: test whether a TensorVecEnv meets the requirements of groups. Run it once on a new env."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _SEED = 20_000
 
 
 def check_tensor_env(env: TensorVecEnv, n_steps: int = 20, noisy: bool = False) -> None:
-    """Try a TensorVecEnv out, as SB3's ``check_env`` tries out an env. The env is reset and stepped.
+    """Check a TensorVecEnv, like SB3's ``check_env``. The env is reset and stepped.
 
-    Checks shapes, dtypes, devices and NaN; that equal seeds give bitwise equal starts, in different slots and again; that
-    slots outside a reset's mask stay as they are; that slots with equal starts and equal actions stay equal, hidden state
-    included; that a restored snapshot goes on as the original did. Warns where different seeds give equal starts, or where
-    ``grouping`` cannot make starts equal.
+    Checks shapes, dtypes, devices and NaN; that equal seeds give bitwise equal initial states, in different envs and
+    repeatedly; that envs outside a reset's mask do not change; that envs with equal initial states and actions stay equal,
+    hidden state included; that a restored snapshot continues as the original. Warns if different seeds give equal initial
+    states, or if ``grouping`` cannot make them equal.
 
-    :param env: at least 2 slots
+    :param env: at least 2 envs
     :param n_steps: steps to take after each reset
-    :param noisy: ``step`` draws noise per slot on purpose: do not compare what follows from equal starts
+    :param noisy: ``step`` intentionally draws noise per env: do not compare steps after equal initial states
     :raises ValueError: naming slot, step and remedy
     """
     if env.num_envs < 2:
@@ -55,7 +55,7 @@ def _seeds(env: TensorVecEnv, equal: bool) -> th.Tensor:
 
 
 def _actions(env: TensorVecEnv, equal: bool) -> th.Tensor:
-    """Random valid actions on the env's device, the same in every slot or not."""
+    """Random valid actions on the env's device, equal in every env or not."""
     masks = [None] * env.num_envs if env.action_masks is None else env.action_masks.cpu().numpy()
     chosen = [drawn(env.action_space, mask) for mask in masks[: 1 if equal else None]] * (env.num_envs if equal else 1)
     return th.as_tensor(np.array(chosen), dtype=action_row(env.action_space)[1], device=env.device)
@@ -97,7 +97,7 @@ def _check_step(env: TensorVecEnv, step: TensorStep, number: int) -> None:
 
 
 def _check_starts(env: TensorVecEnv) -> None:
-    """Equal seeds, equal starts, where the env can; different seeds, different ones."""
+    """Check that equal seeds give equal initial states, if the env supports it, and different seeds different ones."""
     env.reset_all(_seeds(env, equal=False))
     first = env.observations.clone()
     _check_observations(env, first, "after reset_all")
@@ -120,9 +120,9 @@ def _check_starts(env: TensorVecEnv) -> None:
 
 
 def _start_alike(env: TensorVecEnv) -> bool:
-    """Put every slot into the same start state, the way that its grouping allows.
+    """Put every env into the same initial state, by the means of its grouping.
 
-    :return: False where that is not possible
+    :return: False if impossible
     """
     env.reset_all(_seeds(env, equal=True))
     if env.grouping == "state":
@@ -158,7 +158,7 @@ def _check_equal(step: TensorStep, number: int) -> None:
 
 
 def _check_mask(env: TensorVecEnv) -> None:
-    """A reset of slot 0 leaves the others alone."""
+    """Check that a reset of slot 0 does not change the others."""
     env.reset_all(_seeds(env, equal=False))
     env.step_tensor(_actions(env, equal=False))
     before = env.observations.clone()
@@ -174,7 +174,7 @@ def _check_mask(env: TensorVecEnv) -> None:
 
 
 def _check_snapshot(env: TensorVecEnv, n_steps: int) -> None:
-    """Slot 1 restored from slot 0's snapshot, in mid-episode, goes on as slot 0 does."""
+    """Check that slot 1, restored from slot 0's snapshot in mid-episode, continues as slot 0 does."""
     env.reset_all(_seeds(env, equal=False))
     for _ in range(3):
         env.step_tensor(_actions(env, equal=False))

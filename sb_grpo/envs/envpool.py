@@ -18,12 +18,12 @@ except ImportError as error:
 
 
 class EnvPoolEnv(HostSimulatorEnv):
-    """A pool whose slots draw their start states from streams that are seeded when the pool is made.
+    """Pool of envs that draw their initial states from streams, which are seeded when the pool is made.
 
-    EnvPool has no seeded resets, so ``reset_all`` makes a new pool from its seeds: slots with equal seeds have equal first,
-    second, ... starts, as long as the game draws no random numbers within an episode (sticky actions do;
-    ``group/start_mismatch`` counts what comes of it). A slot that ended is not stepped before it is reset, by EnvPool's reset
-    of chosen envs: no step goes to EnvPool's own autoreset, which would come with the next one.
+    EnvPool has no seeded resets, so ``reset_all`` makes a new pool from its seeds: envs with equal seeds have equal first,
+    second, ... initial states, unless the game draws random numbers within an episode (sticky actions do;
+    ``group/start_mismatch`` counts the differences). An ended env is reset by EnvPool's reset of chosen envs before its next
+    step, so EnvPool's autoreset never runs.
 
     :param task_id: one of ``envpool.list_all_envs()``
     :param num_envs: number of slots; a multiple of the model's ``group_size``
@@ -84,7 +84,7 @@ class EnvPoolEnv(HostSimulatorEnv):
         return step
 
     def _see(self, slots: np.ndarray, obs: np.ndarray) -> None:
-        """Take note of the observations of some slots, ``[n, ...]``."""
+        """Store the observations of some envs, ``[n, ...]``."""
         self._obs = self._obs.index_copy(0, th.as_tensor(slots, dtype=th.int64, device=self.device), self.to_tensor(obs))
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""A TensorVecEnv from three pure functions of tensors: start state, transition, observation."""
+"""TensorVecEnv from three pure functions of tensors: initial state, transition, observation."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sb_grpo.envs.tensor_env import TensorStep, TensorVecEnv
 
 
 class Snapshot(NamedTuple):
-    """Where chosen slots were: enough to go on from there, in any slots."""
+    """State of chosen envs, which any envs can continue from."""
 
     state: th.Tensor  #: [n, state_dim]
     elapsed: th.Tensor  #: [n] steps since the reset
 
 
 class FunctionalTensorEnv(TensorVecEnv):
-    """Envs whose physics are tensor arithmetic.
+    """Base of envs whose physics are tensor arithmetic.
 
-    The start state is a function of the seed alone: same seed, same start, on any device, in any slot, at any batch size. The
-    tensor interface never leaves the device and never waits for it, so GRPO can capture whole runs of steps (``compile=``).
+    The initial state depends only on the seed, on any device, env and batch size. The tensor interface never leaves the device
+    and never waits for it, so GRPO can capture many steps in a graph (``compile=``).
 
     :param num_envs: number of slots
     :param observation_space: of one slot
@@ -32,7 +32,7 @@ class FunctionalTensorEnv(TensorVecEnv):
     :param max_episode_steps: time limit
     :param device: torch device
     :param dtype: floating point type of state and physics; observations are float32
-    :raises ValueError: for no slots or a device that is not there
+    :raises ValueError: for no envs or an unavailable device
     """
 
     capturable = True
@@ -54,14 +54,14 @@ class FunctionalTensorEnv(TensorVecEnv):
         self.state = self.initial_state(self.elapsed)
 
     def constants(self, tensor: Callable[[Any], th.Tensor]) -> None:
-        """Put the numbers of the physics on the device, once: a step that brought them there would wait for it.
+        """Put the constants of the physics on the device once, so that steps need not wait for a transfer.
 
         :param tensor: makes a tensor of numbers, of the env's dtype and device
         """
 
     @abstractmethod
     def initial_state(self, seeds: th.Tensor) -> th.Tensor:
-        """Start states, a pure function of the seeds (see ``sb_grpo.envs.random.uniform``).
+        """Compute initial states, a pure function of the seeds (see ``sb_grpo.envs.random.uniform``).
 
         :param seeds: ``[n]`` int64
         :return: ``[n, state_dim]``
@@ -69,7 +69,7 @@ class FunctionalTensorEnv(TensorVecEnv):
 
     @abstractmethod
     def transition(self, state: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        """Physics.
+        """Advance the physics by one step.
 
         :param state: ``[n, state_dim]``
         :param actions: ``[n]`` int64 or ``[n, k]`` float, within the action space
@@ -77,11 +77,11 @@ class FunctionalTensorEnv(TensorVecEnv):
         """
 
     def observe(self, state: th.Tensor) -> th.Tensor:
-        """What the agent sees of states, ``[n, ...]`` float32; the state itself unless overridden."""
+        """Observations of states, ``[n, ...]`` float32; the state itself unless overridden."""
         return state.float()
 
     def time_limits(self) -> int | th.Tensor:
-        """Steps after which an episode is cut: one number, or ``[num_envs]``, none above ``max_episode_steps``."""
+        """Time limits in steps: one number, or ``[num_envs]``, at most ``max_episode_steps``."""
         return self.max_episode_steps
 
     @property
@@ -106,7 +106,7 @@ class FunctionalTensorEnv(TensorVecEnv):
         self.elapsed = self.elapsed.index_copy(0, slots, snapshot.elapsed)
 
     def state_dict(self) -> dict[str, Any]:
-        """As every tensor env's, with all tensors among the attributes: some hold what all slots share."""
+        """State of the env, including all tensors among its attributes."""
         return {**super().state_dict(), "tensors": self._tensors()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -114,7 +114,7 @@ class FunctionalTensorEnv(TensorVecEnv):
         for name, tensor in state["tensors"].items():
             there = getattr(self, name, None)
             if isinstance(there, th.Tensor) and there.shape == tensor.shape:
-                there.copy_(tensor)  # in place: a captured step loop may hold it
+                there.copy_(tensor)  # in place: a captured graph may hold it
             else:
                 setattr(self, name, tensor)
 

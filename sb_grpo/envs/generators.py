@@ -1,4 +1,4 @@
-"""The random generators of envs whose resets nobody seeds, such as those of evaluations: read, and set to where they were."""
+"""Save and restore the random generators of envs without seeded resets, such as evaluation envs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.state import attributes
 
-#: What SB3 has been told for the next resets.
+#: SB3's seeds and options for the next resets.
 TOLD = ("_seeds", "_options")
 
 
 def generators_of(env: VecEnv) -> dict[str, Any] | None:
-    """Where the ``np_random`` of every env stands; of a tensor env its whole state; None where neither can be had."""
+    """State of every env's ``np_random``, or of the whole tensor env; None if unavailable."""
     base = env.unwrapped
     try:
         if isinstance(base, TensorVecEnv):
@@ -26,7 +26,7 @@ def generators_of(env: VecEnv) -> dict[str, Any] | None:
 
 
 def put_generators(env: VecEnv, state: dict[str, Any] | None) -> None:
-    """Let the next resets draw what they would have drawn then.
+    """Restore the generators, so that the next resets draw the same numbers.
 
     :param state: of :func:`generators_of`
     """
@@ -39,4 +39,4 @@ def put_generators(env: VecEnv, state: dict[str, Any] | None) -> None:
     vars(base).update(state["told"])
     for slot, (generator, known) in enumerate(zip(env.get_attr("np_random"), state["np_random"], strict=True)):
         generator.bit_generator.state = known
-        env.set_attr("np_random", generator, indices=[slot])  # in another process it was a copy
+        env.set_attr("np_random", generator, indices=[slot])  # get_attr returned a copy if it is in another process

@@ -1,4 +1,4 @@
-"""Any ``gymnasium.vector.VectorEnv`` as a TensorVecEnv, whichever way it resets."""
+"""Any ``gymnasium.vector.VectorEnv`` as a TensorVecEnv, in every autoreset mode."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from sb_grpo.envs.host_simulator import HostSimulatorEnv
 from sb_grpo.envs.tensor_env import TensorStep
 from sb_grpo.envs.time_limits import limit_among, limit_of
 
-#: What a reset that does not know seed lists or masks may raise.
+#: Errors of a reset without support for seed lists or masks.
 _REFUSALS = (TypeError, ValueError, KeyError, IndexError, AssertionError, NotImplementedError, gym.error.Error)
 
 
 class GymnasiumVectorEnv(HostSimulatorEnv):
-    """Steers a vector env slot by slot through ``reset(seed=[...], options={"reset_mask": ...})``.
+    """Resets single envs of a vector env by ``reset(seed=[...], options={"reset_mask": ...})``.
 
-    All three autoreset modes give the same episodes: DISABLED as it is; with NEXT_STEP and SAME_STEP an ended slot is reset
-    with its seed at once, so that no step is spent on the vector env's own reset. The constructor tries masked, seeded resets.
+    All three autoreset modes give the same episodes: with NEXT_STEP and SAME_STEP an ended env is reset with its seed at once,
+    so that no step is lost to the vector env's own reset. The constructor tries masked, seeded resets.
 
-    :param vec_env: the vector env; it is reset here, and must not be stepped by anybody else
+    :param vec_env: the vector env; it is reset here, and must not be stepped elsewhere
     :param device: torch device of the tensors
-    :param synchronous: for vector envs without masked resets: groups start together, and slots whose episode has ended idle
-        until the last has ended
-    :param broadcast: synchronous only: ``broadcast(vec_env, leader)`` gives every slot ``i`` the state of slot ``leader[i]``
-        (int64 ``[N]``) after a reset; without it starts differ where the vector env takes no seed lists
-    :param max_episode_steps: time limit; None: what wrappers, the env itself or its registration say
-    :raises ValueError: for anything but a vector env, for observations that tensors cannot hold, where slots cannot be reset
-        one by one and ``synchronous`` was not chosen, or where a reset does not last
+    :param synchronous: for vector envs without masked resets: groups start together, and ended envs idle until the last
+        episode has ended
+    :param broadcast: synchronous only: ``broadcast(vec_env, leader)`` copies the state of env ``leader[i]`` to env ``i``
+        (int64 ``[N]``) after a reset; without it initial states differ if the vector env takes no seed lists
+    :param max_episode_steps: time limit; None: from wrappers, the env or its registration
+    :raises ValueError: for anything but a vector env, for observations that tensors cannot hold, if envs cannot be reset
+        singly and ``synchronous`` is False, or if a reset does not last
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
     def close(self) -> None:
         self.vec_env.close()
 
-    # ------------------------------------------------------------ what the resets allow
+    # ------------------------------------------------------------ checks of the resets
 
     def _try_masked_resets(self) -> None:
-        """Find out whether a masked reset obeys the seed and leaves the other slots alone.
+        """Check that a masked reset obeys the seed and does not change the other envs.
 
         :raises ValueError: if not
         """
@@ -142,7 +142,7 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
         )
 
     def _try_seed_lists(self) -> None:
-        """Find out whether a common reset takes one seed per slot; warn where nothing can make starts equal."""
+        """Test whether a common reset takes one seed per env; warn if nothing can make initial states equal."""
         try:
             self._seed_lists = _rows_equal(np.array(self.vec_env.reset(seed=[1] * self.num_envs)[0]))
         except _REFUSALS:
@@ -157,9 +157,9 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
 
 
 def _check_kind(vec_env: VectorEnv) -> None:
-    """See that a vector env says what a slot is.
+    """Check that a vector env has the spaces of a single env.
 
-    :raises ValueError: for one of before Gymnasium 1.0, as SuperSuit's still are
+    :raises ValueError: for vector envs of before Gymnasium 1.0, such as SuperSuit's
     """
     if not hasattr(vec_env, "single_observation_space"):
         raise ValueError(
@@ -170,9 +170,9 @@ def _check_kind(vec_env: VectorEnv) -> None:
 
 
 def _check_resets_last(vec_env: VectorEnv, mode: AutoresetMode) -> None:
-    """See that the step after a reset is a step.
+    """Check that the step after a reset is not another reset.
 
-    :raises ValueError: for the worker processes that remember over a reset that an episode had ended, and reset once more
+    :raises ValueError: for worker processes that reset once more, because they remember the ended episode
     """
     base = vec_env.unwrapped
     if mode == AutoresetMode.NEXT_STEP and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
@@ -184,9 +184,9 @@ def _check_resets_last(vec_env: VectorEnv, mode: AutoresetMode) -> None:
 
 
 def _final_observations(infos: Any, done: np.ndarray) -> list[np.ndarray]:
-    """The last observations of ended episodes, where the vector env has reset their slots at once.
+    """Last observations of ended episodes, if the vector env has already reset their envs.
 
-    :param infos: of the step; a list by slot where DictInfoToList is among the wrappers
+    :param infos: of the step; a list by env if DictInfoToList is among the wrappers
     """
     return [infos[i]["final_obs"] if isinstance(infos, list) else infos["final_obs"][i] for i in np.flatnonzero(done)]
 
@@ -196,11 +196,11 @@ def _rows_equal(rows: np.ndarray) -> bool:
 
 
 def _time_limit(vec_env: VectorEnv) -> int | None:
-    """Of the first env, wrappers included, where there are single envs; else of the vector env itself, or as registered."""
+    """Time limit of the first env with its wrappers, else of the vector env itself or its registration."""
     base: Any = vec_env.unwrapped
     if isinstance(base, SyncVectorEnv):
         return limit_of(base.envs[0])
-    if isinstance(base, AsyncVectorEnv):  # out of reach, so one more is made, as Gymnasium does to see the spaces
+    if isinstance(base, AsyncVectorEnv):  # its envs are in other processes, so one more is made
         with contextlib.closing(base.env_fns[0]()) as env:
             return limit_of(env)
     return limit_among([base], vec_env.spec)

@@ -1,4 +1,4 @@
-"""What adapters to simulators that speak NumPy share: spaces, observations and actions on their way to and from tensors."""
+"""Base of adapters to NumPy simulators: converts spaces, observations and actions to and from tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sb_grpo.envs.tensor_env import TensorStep, TensorVecEnv
 
 
 def tensor_space(space: spaces.Space) -> spaces.Space:
-    """The observation space as its tensors will have it: no float64, images with the channel first, as SB3 has them."""
+    """Observation space of the tensors: no float64, and images with the channel first, as in SB3."""
     if not isinstance(space, spaces.Box):
         return space
     low = space.low
@@ -32,14 +32,14 @@ def _channels_last(space: spaces.Space) -> bool:
 
 
 class HostSimulatorEnv(TensorVecEnv):
-    """A batch of envs that takes and gives NumPy arrays on the host; every step and reset waits for it.
+    """Batch of envs with NumPy arrays on the host; every step and reset waits for it.
 
     :param num_envs: number of slots
-    :param observation_space: of one slot, as the simulator has it
+    :param observation_space: of one env, in the simulator's form
     :param action_space: of one slot
     :param max_episode_steps: time limit of the simulator; None: unknown
     :param device: torch device of the tensors
-    :raises ValueError: for an observation space that tensors cannot hold, no slots, or a device that is not there
+    :raises ValueError: for an observation space that tensors cannot hold, no envs, or an unavailable device
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class HostSimulatorEnv(TensorVecEnv):
         return self._obs
 
     def to_tensor(self, obs: np.ndarray) -> th.Tensor:
-        """A copy on the env's device, because simulators reuse their arrays.
+        """Copy observations to the env's device, because simulators reuse their arrays.
 
         :param obs: ``[n, ...]``
         """
@@ -67,12 +67,12 @@ class HostSimulatorEnv(TensorVecEnv):
         return th.from_numpy(np.moveaxis(obs, -1, 1) if self._transpose else obs).contiguous().to(self.device)
 
     def to_numpy(self, actions: th.Tensor) -> np.ndarray:
-        """Actions as the simulator's space has them, ``[N, ...]``."""
+        """Actions in the form of the simulator's space, ``[N, ...]``."""
         space = self.action_space
         return actions.cpu().numpy().reshape(self.num_envs, *(space.shape or ())).astype(space.dtype)
 
     def note_step(self, rewards: Any, terminated: np.ndarray, truncated: np.ndarray) -> TensorStep:
-        """The step as tensors, with the observations that the env has now (of an ended episode, the last)."""
+        """Convert a step to tensors, with the current observations (the last ones of ended episodes)."""
         rewards = np.asarray(rewards, dtype=np.float32)
         terminated = np.array(terminated, dtype=bool)
         truncated = np.array(truncated, dtype=bool) & ~terminated

@@ -1,4 +1,4 @@
-"""The infos of a DummyVecEnv, which copies them after every step: a tenth of what a light env's step costs."""
+"""Infos of a DummyVecEnv with a fast copy: SB3 copies them after every step, a tenth of a light env's time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-#: Types whose values nobody can change: a copy of one is itself.
+#: Immutable types, which need no copy.
 FIXED = frozenset((bool, int, float, str, bytes, type(None), np.bool_, np.float32, np.float64, np.int32, np.int64))
 
 
 class Infos(list[dict[str, Any]]):
-    """One info per env. Its deep copy is that of a list, made without a look at what cannot change."""
+    """List of one info per env. Its deep copy skips immutable values."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> list[dict[str, Any]]:
         return [_copied(info, memo) for info in self]

@@ -1,8 +1,8 @@
-"""Counter-based luck: the random numbers of a step are a pure function of (reset seed, step number).
+"""Counter-based noise: the random numbers of a step are a pure function of (reset seed, step number).
 
-Whatever the actions were, episodes with one seed then meet the same arrivals, demands or prices at the same step: their luck
-cannot fall out of step, which is what groups with a shared seed rest on. :func:`luck` is the form for tensor envs,
-:class:`EpisodeLuck` the one for a ``gymnasium.Env``; for one seed they hold the same numbers, bit for bit.
+Episodes with one seed then meet the same arrivals, demands or prices at the same step, whatever the actions; groups with a
+shared seed need this. :func:`luck` is for tensor envs, :class:`EpisodeLuck` for a ``gymnasium.Env``; for one seed their
+numbers are bitwise equal.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from sb_grpo.envs.random import mix_tensor, signed, uniform
 Numbers = TypeVar("Numbers", th.Tensor, np.ndarray)
 P = ParamSpec("P")
 
-#: What a block of uniform numbers ``[n, k]`` and the step numbers ``[n]`` (of the same dtype) become: ``[n, m]``.
+#: Function from uniform numbers ``[n, k]`` and step numbers ``[n]`` (of the same dtype) to noise ``[n, m]``.
 Transform = Callable[[th.Tensor, th.Tensor], th.Tensor]
 
 
 def luck(seeds: th.Tensor, t: th.Tensor | int, k: int, dtype: th.dtype = th.float32) -> th.Tensor:
-    """Uniform numbers of a step; tensor arithmetic alone, so that it can be captured.
+    """Uniform numbers of a step; only tensor arithmetic, so that graphs can capture it.
 
     :param seeds: ``[n]`` int64 reset seeds
     :param t: ``[n]`` int64 or one number, the step, from 0
@@ -41,7 +41,7 @@ def luck(seeds: th.Tensor, t: th.Tensor | int, k: int, dtype: th.dtype = th.floa
 
 
 def _of_arrays_too(transform: Callable[Concatenate[th.Tensor, P], th.Tensor]) -> Callable[Concatenate[Numbers, P], Numbers]:
-    """NumPy in, NumPy out; the arithmetic is torch's for both, so that host and device agree."""
+    """Let a function of tensors also map NumPy arrays; torch does both, so that host and device agree."""
 
     @wraps(transform)
     def either(u: Any, *args: P.args, **kwargs: P.kwargs) -> Any:
@@ -83,16 +83,16 @@ def geometric(u: th.Tensor, mean: float | th.Tensor) -> th.Tensor:
 
 
 class EpisodeLuck:
-    """The luck of a ``gymnasium.Env``, asked for step by step.
+    """Noise of a ``gymnasium.Env``, step by step.
 
-    Call :meth:`begin` in ``reset`` after ``super().reset(seed=seed)``, and :meth:`at` in ``step``. The luck belongs to the
-    reset seed, unless the env was handed another generator between ``reset`` and the first step, as GRPO does with
-    ``shared_noise=False``: then the first number of that generator is the seed of the luck, and the start stays.
+    Call :meth:`begin` in ``reset`` after ``super().reset(seed=seed)``, and :meth:`at` in ``step``. The reset seed determines
+    the noise. If the env gets another generator between ``reset`` and the first step, as by GRPO with ``shared_noise=False``,
+    its first number is the seed of the noise, and the initial state stays.
 
     :param env: the env, whose ``np_random`` chooses the seed of unseeded resets
     :param k: uniform numbers per step
-    :param transform: what they become, whole blocks at a time; None: they stay
-    :param block: steps that are drawn at once, about the length of an episode
+    :param transform: maps blocks of them to noise; None: uniform numbers
+    :param block: steps drawn at once, about the length of an episode
     :raises ValueError: for no numbers or no steps
     """
 
@@ -112,7 +112,7 @@ class EpisodeLuck:
         """Start an episode.
 
         :param seed: as given to ``reset``; None: drawn from ``np_random``
-        :param n: how many numbers the start state needs
+        :param n: numbers for the initial state
         :return: ``[n]`` float64, uniform in [0, 1): those of ``sb_grpo.envs.random.uniform``
         """
         self._generator = self.env.np_random
@@ -121,7 +121,7 @@ class EpisodeLuck:
         return uniform(_as_tensor(self._seed), n, th.float64)[0].numpy()
 
     def at(self, t: int) -> list[float]:
-        """The luck of a step.
+        """Noise of a step.
 
         :param t: number of the step in its episode, from 0
         :return: the transformed numbers of this step
@@ -161,16 +161,16 @@ def clock(seeds: th.Tensor, dtype: th.dtype) -> th.Tensor:
 
 
 def read_clock(columns: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-    """What :func:`clock` wrote: seeds ``[n]`` and step numbers ``[n]``, both int64."""
+    """Seeds ``[n]`` and step numbers ``[n]`` from the columns of :func:`clock`, both int64."""
     high, low, t = columns.long().unbind(1)
     return (high << 16) | low, t
 
 
 class LuckyTensorEnv(FunctionalTensorEnv):
-    """A FunctionalTensorEnv with luck in its steps: a body, and behind it the clock that the luck is read from.
+    """FunctionalTensorEnv with noise in its steps; the state is a body and the clock for the noise.
 
-    Subclasses give ``body_start``, ``noise``, ``advance`` and ``look`` in place of the three functions. Nothing but the time
-    limit ends an episode.
+    Subclasses define ``body_start``, ``noise``, ``advance`` and ``look`` instead of the three functions. Only the time limit
+    ends an episode.
     """
 
     n_start: int  #: uniform numbers of the start state
@@ -182,15 +182,15 @@ class LuckyTensorEnv(FunctionalTensorEnv):
 
     @staticmethod
     def noise(u: th.Tensor, t: th.Tensor) -> th.Tensor:
-        """The luck of a step, as a :data:`Transform`."""
+        """Noise of a step; a :data:`Transform`."""
         raise NotImplementedError
 
     def advance(self, body: th.Tensor, actions: th.Tensor, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-        """One step: body ``[n, body]``, actions and luck ``[n, m]`` to the next body and the reward ``[n]``."""
+        """Advance body ``[n, body]`` by actions and noise ``[n, m]``; return the next body and the reward ``[n]``."""
         raise NotImplementedError
 
     def look(self, body: th.Tensor, t: th.Tensor) -> th.Tensor:
-        """What is observed of the body at step t ``[n]``."""
+        """Observation of the body at step t ``[n]``."""
         raise NotImplementedError
 
     def initial_state(self, seeds: th.Tensor) -> th.Tensor:

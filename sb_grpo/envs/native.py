@@ -1,4 +1,4 @@
-"""The classic-control envs of Gymnasium as tensor arithmetic. Physics and constants are Gymnasium's, checked in a test."""
+"""Classic-control envs of Gymnasium as tensor arithmetic. Physics and constants are Gymnasium's, checked in a test."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sb_grpo.envs.tensor_env import TensorVecEnv
 
 
 class _ClassicControl(FunctionalTensorEnv):
-    """Spaces and time limit come from Gymnasium's registration."""
+    """Base that takes spaces and time limit from Gymnasium's registration."""
 
     #: Bounds of the uniform start state, one pair per component.
     start_range: tuple[tuple[float, float], ...]
@@ -72,7 +72,7 @@ class Pendulum(_ClassicControl):
 
 
 def swing(state: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-    """One step of the pendulum: ``[n, 2]`` angle and speed after it, reward ``[n]``."""
+    """Advance the pendulum by one step: ``[n, 2]`` angle and speed after it, reward ``[n]``."""
     theta, theta_dot = state.unbind(1)
     torque = actions[:, 0].to(state.dtype).clamp(-2.0, 2.0)
     angle = th.remainder(theta + math.pi, 2.0 * math.pi) - math.pi
@@ -82,7 +82,7 @@ def swing(state: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
 
 
 def seen_of_pole(state: th.Tensor) -> th.Tensor:
-    """What is observed of the pendulum: cosine, sine, speed."""
+    """Observation of the pendulum: cosine, sine, speed."""
     theta, theta_dot = state.unbind(1)
     return th.stack([theta.cos(), theta.sin(), theta_dot], 1).float()
 
@@ -137,7 +137,7 @@ class MountainCar(_ClassicControl):
 
 
 class MountainCarContinuous(_ClassicControl):
-    """As MountainCar, with a force in [-1, 1] that costs its square."""
+    """MountainCar with a force in [-1, 1] that costs its square."""
 
     env_id = "MountainCarContinuous-v0"
     start_range = ((-0.6, -0.4), (0.0, 0.0))
@@ -150,7 +150,7 @@ class MountainCarContinuous(_ClassicControl):
 
 
 def _car(state: th.Tensor, push: th.Tensor) -> th.Tensor:
-    """One step of the car in the valley: ``[n, 2]`` position and velocity."""
+    """Advance the car in the valley by one step: ``[n, 2]`` position and velocity."""
     position, velocity = state.unbind(1)
     velocity = (velocity + push - 0.0025 * (3.0 * position).cos()).clamp(-0.07, 0.07)
     position = (position + velocity).clamp(-1.2, 0.6)
@@ -166,13 +166,13 @@ TENSOR_VERSIONS: dict[str, type[FunctionalTensorEnv] | str] = {**NATIVE}
 
 
 def make_tensor_env(env_id: str, num_envs: int, device: th.device | str = "cpu", **kwargs: Any) -> TensorVecEnv:
-    """A native env by its Gymnasium id.
+    """Make a native env by its Gymnasium id.
 
     :param env_id: one of :data:`TENSOR_VERSIONS`
     :param num_envs: number of slots
     :param device: torch device
     :param kwargs: of the env's class (``dtype``; multi-task: ``task``)
-    :raises ValueError: for an id without a native version, or a device that is not there
+    :raises ValueError: for an id without a native version, or an unavailable device
     """
     if env_id not in TENSOR_VERSIONS:
         near = difflib.get_close_matches(env_id, TENSOR_VERSIONS, n=1)

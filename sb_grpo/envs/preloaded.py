@@ -1,7 +1,7 @@
-"""What a fork server imports before it forks its first env: with this module the whole package, torch and SB3.
+"""Modules that a fork server imports before it forks its first env: the whole package, torch and SB3.
 
-Forked processes would share NumPy's global generator, and so the luck of envs that draw from it: each gets a state of its
-own. (Python's ``random`` sees to that itself.)
+Forked processes would share the state of NumPy's global generator, so each gets its own. (Python's ``random`` does this
+itself.)
 """
 
 import os

@@ -1,6 +1,6 @@
 """Counter-based random numbers on any device: a hash of (seed, counter) instead of a generator with a state.
 
-The same integers come out of :func:`mix` on the host and of :func:`mix_tensor` on CPU or CUDA, bit for bit.
+:func:`mix` on the host and :func:`mix_tensor` on CPU or CUDA return the same integers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def group_seed(base_seed: int, group: int) -> int:
 
 
 def _rounds(words: Sequence[Any], state: Any, plus: Callable[[Any, Any], Any], times: Callable[[Any, Any], Any]) -> Any:
-    """The hash itself, in whichever numbers the state is and with their arithmetic modulo 2^64.
+    """Compute the hash with the given arithmetic modulo 2^64.
 
     :param state: zero
     """
@@ -62,14 +62,14 @@ def _shift_right(x: Word, bits: int) -> Word:
 
 
 def mix_tensor(*words: th.Tensor | int) -> th.Tensor:
-    """Hash integers to 64 well-spread bits, element by element, as :func:`mix` does.
+    """Hash integers to 64 well-spread bits, element by element, like :func:`mix`.
 
     :param words: int64 tensors that broadcast, or integers; at least one tensor
     :return: int64 tensor of the broadcast shape (all 64 bits used)
     """
     device = next(word.device for word in words if isinstance(word, th.Tensor))
     numbers = [word if isinstance(word, th.Tensor) else signed(word % (1 << 64)) for word in words]
-    # torch's kernels wrap; the C++ that graphs become on the CPU may do what it likes where signed integers overflow.
+    # torch's kernels wrap around; in compiled C++ the overflow of signed integers is undefined.
     without_overflow = th.compiler.is_compiling() and device.type == "cpu"
     plus, times = (_plus, _times) if without_overflow else (operator.add, operator.mul)
     state: th.Tensor = _rounds(numbers, th.zeros((), dtype=th.int64, device=device), plus, times)
@@ -102,7 +102,7 @@ def group_seeds(base_seed: int | th.Tensor, groups: th.Tensor) -> th.Tensor:
 
 
 def uniform(seeds: th.Tensor, n: int, dtype: th.dtype = th.float32) -> th.Tensor:
-    """Uniform numbers that depend on the seed alone.
+    """Uniform numbers that depend only on the seed.
 
     :param seeds: ``[m]`` int64
     :param n: numbers per seed

@@ -1,4 +1,4 @@
-"""Envs on other machines: an SB3 VecEnv whose slots are in Ray actors, several to each."""
+"""SB3 VecEnv with envs in Ray actors on other machines, several envs per actor."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ import gymnasium as gym
 from sb_grpo.envs.env_batch import EnvBatch
 from sb_grpo.envs.worker_vec_env import WorkerDied, WorkerVecEnv
 
-#: Seconds in which a cluster's address must answer; Ray itself would wait for minutes.
+#: Timeout in seconds for a cluster's address; Ray itself would wait for minutes.
 PATIENCE_S = 5.0
-#: Seconds that actors may wait for cores before something is said, and then until it is given up.
+#: Seconds that actors may wait for cores until a message, and until an error.
 SILENT_S = 10.0
 START_S = 120.0
-#: Of Ray's compiled graphs: wait as long as it takes.
+#: Timeout of Ray's compiled graphs: none.
 FOR_EVER = -1
 START_ONE = "start one with 'ray start --head', or give no address to use this machine alone"
 ITS_TOKEN = "if it asks for a token ('ray start' says so), copy ~/.ray/auth_token from the machine that it was started on"
 
 
 def check_answers(address: str) -> None:
-    """See that somebody listens at the address of a Ray cluster.
+    """Check that a server listens at the address of a Ray cluster.
 
     :param address: ``HOST:PORT`` or ``ray://HOST:PORT``
-    :raises ValueError: if nobody does
+    :raises ValueError: if none does
     """
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
@@ -46,12 +46,12 @@ def check_answers(address: str) -> None:
 
 
 def imported(address: str | None) -> Any:
-    """The module ``ray``, told to show a cluster the token of this machine's user, if there is one.
+    """Import ``ray``, with the token of this machine's user if there is one.
 
-    ``ray start`` asks for it as soon as there is one, and ``ray.init`` with an address does not send it unless it is told to,
-    before the import. A cluster that asks for none does not mind.
+    ``ray start`` requires the token if it exists, but ``ray.init`` with an address sends it only if an environment variable is
+    set before the import. A cluster without a token ignores it.
 
-    :param address: of a cluster; None: this machine will be one
+    :param address: of a cluster; None: this machine
     :raises ImportError: if Ray is not installed
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -65,14 +65,14 @@ def enter(ray: Any, address: str | None, said: bool = False) -> None:
     """Join a cluster, or start one on this machine that ends with this process.
 
     :param address: of the cluster; None: start one
-    :param said: show here what its processes print
+    :param said: print the output of its processes here
     """
     here = {} if address else {"include_dashboard": False}
     ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=said, **here)
 
 
 def joined(address: str | None) -> Any:
-    """The module ``ray``, in a cluster: the one that this process is in already, or that at an address, or this machine.
+    """Import ``ray`` and connect: to the current cluster if there is one, else to the address, else to this machine.
 
     :raises ImportError: if Ray is not installed
     :raises ValueError: if no cluster is at the address
@@ -94,9 +94,9 @@ def joined(address: str | None) -> Any:
 
 
 class _Batch:
-    """What an actor is: an :class:`~sb_grpo.envs.env_batch.EnvBatch` that one thread makes and calls, as bytes.
+    """Actor with an :class:`~sb_grpo.envs.env_batch.EnvBatch` in one thread; arguments and results are bytes.
 
-    Ray would pickle arrays and infos with the means that it has for everything, which takes ten times as long.
+    Ray's general serialisation of arrays and infos would take ten times as long.
     """
 
     def __init__(self, env_fns: list[Callable[[], gym.Env]], threaded: bool) -> None:
@@ -105,37 +105,37 @@ class _Batch:
         self.batch: EnvBatch | None = None
 
     def answer(self, call: bytes) -> bytes:
-        """Make a call.
+        """Call a method.
 
         :param call: method and arguments, pickled
-        :return: what it gives, pickled
+        :return: its result, pickled
         """
         method, args = pickle.loads(call)
         self.batch = self.batch or EnvBatch(self.env_fns, self.threaded)
         found = getattr(self.batch, method)(*args)
         try:
             return pickle.dumps(found)
-        except (pickle.PicklingError, AttributeError, TypeError):  # a class or function that has no name to be found by
+        except (pickle.PicklingError, AttributeError, TypeError):  # a class or function that cannot be imported by name
             return bytes(cloudpickle.dumps(found))
 
 
 class RayVecEnv(WorkerVecEnv):
-    """Envs in the actors of a Ray cluster, for envs whose steps take milliseconds; a call costs half of one.
+    """Envs in the actors of a Ray cluster, for steps that take milliseconds; a call costs half a millisecond.
 
-    Works wherever SB3 takes a VecEnv; the resets take the seeds of GRPO's groups. An actor that dies, with its machine or
-    alone, is replaced (:class:`~sb_grpo.envs.worker_vec_env.WorkerVecEnv`).
+    Works with every SB3 algorithm; resets take the seeds of GRPO's groups. A dead actor is replaced
+    (:class:`~sb_grpo.envs.worker_vec_env.WorkerVecEnv`).
 
-    :param env_fns: make the envs, one per slot
-    :param n_actors: processes that they are dealt out to; None: as many as the cluster has room for
-    :param cpus_per_actor: cores that an actor asks for; fractions let actors share one
+    :param env_fns: functions that make the envs, one each
+    :param n_actors: number of processes; None: as many as the cluster has room for
+    :param cpus_per_actor: cores per actor; with fractions, actors share one
     :param address: ``HOST:PORT`` of the cluster; None: ``RAY_ADDRESS``, or else this machine
-    :param restart_workers: replace an actor that died; False: raise
+    :param restart_workers: replace a dead actor; False: raise
     :param max_restarts: replacements in all
-    :param threaded: step the envs of one at the same time, in threads: for envs that wait, or let go of the GIL
-    :param timeout: seconds after which an actor that does not answer a call (a step, a reset) is killed, and so has died.
-        None: it is waited for without end
+    :param threaded: step the envs of one actor in threads: for envs that wait or release the GIL
+    :param timeout: seconds after which an actor that does not answer a call (a step, a reset) is killed and counts as dead.
+        None: no timeout
     :raises ImportError: if Ray is not installed
-    :raises ValueError: if no cluster is at the address, or has no room for the actors, or others hold its cores
+    :raises ValueError: if no cluster is at the address, it has no room for the actors, or its cores are in use
     """
 
     def __init__(
@@ -162,26 +162,28 @@ class RayVecEnv(WorkerVecEnv):
                 "fewer actors, each has several envs, or fewer cores for each."
             )
         self._actor_class = self._ray.remote(_Batch).options(num_cpus=cpus_per_actor)
-        logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)  # else a death is told three times
+        logging.getLogger("ray.dag.compiled_dag_node").setLevel(logging.CRITICAL)  # else a death is logged three times
         self._actors: dict[int, Any] = {}
-        self._lines: dict[int, Any] = {}  #: worker -> its standing call
-        self._by_client = import_module("ray.util.client").ray.is_connected()  #: through a ``ray://``, where no call stands
+        self._lines: dict[int, Any] = {}  #: worker -> its compiled graph
+        self._by_client = import_module(
+            "ray.util.client"
+        ).ray.is_connected()  #: connected by ``ray://``, without compiled graphs
         super().__init__(env_fns, n_actors, restart_workers, max_restarts, timeout)
 
     def _start(self, worker: int, env_fns: list[Callable[[], gym.Env]]) -> None:
         self._actors[worker] = self._actor_class.remote(env_fns, self.threaded)
 
     def _await_start(self) -> None:
-        """An actor starts when its cores are free; if others hold them, say so, and do not wait for ever.
+        """Wait until the actors have started; they need free cores.
 
-        :raises ValueError: if they have not been let go of in time
+        :raises ValueError: if the cores are still in use after the timeout
         """
         ray = self._ray
         waiting = [actor.__ray_ready__.remote() for actor in self._actors.values()]
         _, waiting = ray.wait(waiting, num_returns=len(waiting), timeout=SILENT_S)
         n = len(waiting)
         free = _free(ray)
-        if not waiting or free >= self.cpus_per_actor:  # all are there, or still starting
+        if not waiting or free >= self.cpus_per_actor:  # started, or still starting
             return
         have = f"{n} of {len(self._actors)} Ray actors wait for cores: of the cluster's, {free:g} are free, and each asks for"
         have = f"{have} cpus_per_actor={self.cpus_per_actor:g}"
@@ -196,8 +198,7 @@ class RayVecEnv(WorkerVecEnv):
             )
 
     def _line(self, worker: int) -> Any:
-        """A call that stands: a graph of one node, compiled, so that what is sent goes through memory that both sides share.
-        A task of Ray's own takes three times as long."""
+        """Compiled graph of one call, which uses shared memory; an ordinary task of Ray takes three times as long."""
         if worker not in self._lines:
             with import_module("ray.dag").InputNode() as call:
                 self._lines[worker] = self._actors[worker].answer.bind(call).experimental_compile()
@@ -231,7 +232,7 @@ class RayVecEnv(WorkerVecEnv):
             raise WorkerDied(self._cause(worker, error)) from error
 
     def _cause(self, worker: int, error: Exception) -> str:
-        """What has become of an actor; the error of its line says no more than that it is closed."""
+        """Describe the fate of an actor; the error of its graph only reports that it is closed."""
         try:
             self._ray.get(self._actors[worker].__ray_ready__.remote(), timeout=PATIENCE_S)
         except self._ray.exceptions.RayError as said:
@@ -248,12 +249,12 @@ class RayVecEnv(WorkerVecEnv):
 
 
 def _free(ray: Any) -> float:
-    """Cores of the cluster that nothing holds."""
+    """Number of free cores of the cluster."""
     return float(ray.available_resources().get("CPU", 0.0))
 
 
 def _room(ray: Any, cpus: float, most: int) -> int:
-    """Actors that the machines of a cluster hold, at most so many."""
+    """Number of actors that fit on the machines of a cluster, at most ``most``."""
     if cpus == 0:
         return most
     return min(sum(int(node["Resources"].get("CPU", 0) / cpus) for node in ray.nodes() if node["Alive"]), most)

@@ -1,4 +1,4 @@
-"""TensorVecEnv: envs whose state lives in torch tensors, steered slot by slot, and an SB3 VecEnv at the same time."""
+"""TensorVecEnv: an SB3 VecEnv with its state in torch tensors and resets of single envs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from sb_grpo.envs.random import mix
 from sb_grpo.state import attributes, put_attributes
 
-#: How a simulator can start the members of a group alike; see :attr:`TensorVecEnv.grouping`.
+#: Means of a simulator to give the members of a group equal initial states; see :attr:`TensorVecEnv.grouping`.
 GROUPINGS = ("seeds", "state", "streams", "synchronous")
 
 #: Spaces whose observations are one tensor.
@@ -25,9 +25,9 @@ _OBSERVATIONS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.Multi
 
 
 class TensorStep(NamedTuple):
-    """One step of every slot. Slots that ended are not reset: the caller decides what runs there next."""
+    """One step of every env. Ended envs are not reset; this is the caller's task."""
 
-    observations: th.Tensor  #: [N, ...] after the step; of an ended episode, its final observation
+    observations: th.Tensor  #: [N, ...] after the step; for ended episodes the final observation
     rewards: th.Tensor  #: [N]
     terminated: th.Tensor  #: [N] bool
     truncated: th.Tensor  #: [N] bool: the time limit, and not terminated
@@ -45,31 +45,32 @@ def map_snapshot(fn: Callable[..., th.Tensor], *snapshots: Any) -> Any:
 
 
 class TensorVecEnv(VecEnv):
-    """Envs on one torch device, steered slot by slot: what GRPO asks of a simulator whose data are tensors.
+    """Envs on one torch device with resets of single envs: GRPO's interface to simulators with tensors.
 
-    The tensor interface (``observations``, ``reset_slots``, ``step_tensor``; ``snapshot``, ``restore`` where it can)
-    never resets by itself. The VecEnv interface (``reset``, ``step``) is NumPy in and out and resets by itself, for
-    ``evaluate_policy``, callbacks and recorders; it reports episodes as Monitor does.
+    The tensor interface (``observations``, ``reset_slots``, ``step_tensor``; optionally ``snapshot``, ``restore``) never
+    resets by itself. The VecEnv interface (``reset``, ``step``) uses NumPy and resets by itself, for ``evaluate_policy``,
+    callbacks and recorders; it reports episodes like Monitor.
 
-    Most own envs are best written as a :class:`sb_grpo.envs.functional.FunctionalTensorEnv`: three pure functions of tensors.
+    Write your own env as a :class:`sb_grpo.envs.functional.FunctionalTensorEnv` if possible: three pure functions of tensors.
 
     :param num_envs: number of slots
     :param observation_space: of one slot
     :param action_space: of one slot
     :param max_episode_steps: time limit; None: unknown to this class
     :param device: torch device
-    :raises ValueError: for no slots, observations that are no single tensor, or a device that is not there
+    :raises ValueError: for no envs, observations that are not a single tensor, or an unavailable device
     """
 
     env_id: ClassVar[str] = ""
-    #: The tensor interface is tensor arithmetic throughout, so that a run of steps can be traced into one graph.
+    #: Whether the tensor interface is only tensor arithmetic, so that a graph can capture many steps.
     capturable: ClassVar[bool] = False
 
-    #: What the simulator's resets allow, and so how members of a group come to start alike:
-    #: ``"seeds"``: one slot at a time, equal seeds give equal starts.
-    #: ``"state"``: one slot at a time, seeds do not decide: a leader is reset, and the others get its ``snapshot``.
-    #: ``"streams"``: a slot's starts come from a stream that ``reset_all`` seeds; ``reset_slots`` takes the next of each.
-    #: ``"synchronous"``: only ``reset_all``. Ended slots idle until the last has ended (:meth:`hold_ended`).
+    #: Means to give members of a group equal initial states:
+    #:
+    #: - ``"seeds"``: envs are reset singly, and equal seeds give equal initial states.
+    #: - ``"state"``: envs are reset singly without seeds: a leader is reset, and the others get its ``snapshot``.
+    #: - ``"streams"``: initial states come from streams that ``reset_all`` seeds; ``reset_slots`` takes each env's next.
+    #: - ``"synchronous"``: only ``reset_all``. Ended envs idle until the last has ended (:meth:`hold_ended`).
     grouping: str = "seeds"
 
     def __init__(
@@ -104,9 +105,9 @@ class TensorVecEnv(VecEnv):
         self._episode_length = np.zeros(num_envs, dtype=np.int64)
         self._base_seed = 0
         self._episodes_started = 0
-        self.calls = 0  #: resets and steps through SB3's interface, which no trainer of this package makes in mid-rollout
+        self.calls = 0  #: resets and steps by SB3's interface; GRPO makes none during a rollout
         self._start = time.time()
-        self.idle = th.zeros(num_envs, dtype=th.bool, device=self.device)  #: slots that wait, ended, for their peers
+        self.idle = th.zeros(num_envs, dtype=th.bool, device=self.device)  #: ended envs that wait for the others
         self._held: th.Tensor | None = None
 
     # ------------------------------------------------------------ tensors
@@ -114,23 +115,23 @@ class TensorVecEnv(VecEnv):
     @property
     @abstractmethod
     def observations(self) -> th.Tensor:
-        """``[N, ...]`` of every slot now."""
+        """``[N, ...]`` current observations."""
 
     @property
     def action_masks(self) -> th.Tensor | None:
-        """``[N, m]`` bool, valid actions of every slot now (docs/masks.md); None: all are, always."""
+        """``[N, m]`` bool, current valid actions (docs/masks.md); None: all actions are always valid."""
         return None
 
     @abstractmethod
     def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:
-        """Restart the slots under a mask: equal seeds, equal start states (where ``grouping`` is ``"seeds"``).
+        """Reset the envs in a mask: equal seeds give equal initial states (if ``grouping`` is ``"seeds"``).
 
         :param mask: ``[N]`` bool
-        :param seeds: ``[N]`` int64 in [0, 2^31), one per slot; those outside the mask are ignored
+        :param seeds: ``[N]`` int64 in [0, 2^31), one per env; ignored outside the mask
         """
 
     def reset_all(self, seeds: th.Tensor) -> None:
-        """Restart every slot, and its stream of later starts where it has one.
+        """Reset every env, and its stream of later initial states if there is one.
 
         :param seeds: ``[N]`` int64 in [0, 2^31), one per slot
         """
@@ -138,13 +139,13 @@ class TensorVecEnv(VecEnv):
 
     @abstractmethod
     def step_tensor(self, actions: th.Tensor) -> TensorStep:
-        """Step every slot; ended ones too, until the caller resets them.
+        """Step every env, also ended ones until the caller resets them.
 
         :param actions: ``[N]`` int64 or ``[N, k]`` float on the env's device
         """
 
     def snapshot(self, slots: th.Tensor) -> Any:
-        """Copy the state of chosen slots, where the simulator can.
+        """Copy the state of chosen envs, if the simulator supports it.
 
         :param slots: ``[n]`` int64 indices
         :return: a tensor, or a tuple of tensors, with n rows each
@@ -152,51 +153,52 @@ class TensorVecEnv(VecEnv):
         raise NotImplementedError(f"{type(self).__name__} cannot copy the state of slots.")
 
     def restore(self, slots: th.Tensor, snapshot: Any) -> None:
-        """Put copied states into slots; one snapshot row may go into several.
+        """Write copied states into envs; several may get the same row.
 
-        :param slots: ``[n]`` int64 indices, different ones
+        :param slots: ``[n]`` int64 indices, all different
         :param snapshot: n rows of :meth:`snapshot`
         """
         raise NotImplementedError(f"{type(self).__name__} cannot set the state of slots.")
 
-    #: What :meth:`state_dict` holds beside the slots' states.
+    #: Attributes in :meth:`state_dict` besides the envs' states.
     STATE: ClassVar[tuple[str, ...]] = (
         "idle", "_held", "_episode_return", "_episode_length", "_base_seed", "_episodes_started"
     )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the env is, all of it: what its next steps return follows from this and the actions. Envs that have more than
-        a state for every slot, such as a difficulty, add it.
+        """Complete state: with the actions it determines the next steps. Envs with further state, such as a difficulty, add
+        it.
 
         :raises NotImplementedError: if the simulator cannot copy its state
         """
         return {"slots": self.snapshot(th.arange(self.num_envs, device=self.device)), **attributes(self, self.STATE)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Be where another env of this kind was.
+        """Restore the state of another env of this kind.
 
         :param state: of :meth:`state_dict`
         """
         slots = th.arange(self.num_envs, device=self.device)
-        self.reset_all(th.zeros_like(slots))  # some have no state before
+        self.reset_all(th.zeros_like(slots))  # some have no state before their first reset
         self.restore(slots, map_snapshot(lambda _, saved: saved, self.snapshot(slots), state["slots"]))
         put_attributes(self, self.STATE, state)
 
     @property
     def tasks(self) -> th.Tensor | None:
-        """``[N]`` int64 task of every slot's episode, from 0; None: this env has one task only."""
+        """``[N]`` int64 task of every env's episode, from 0; None: only one task."""
         return None
 
     #: Names of the columns of :attr:`objectives`.
     objective_names: tuple[str, ...] = ()
-    #: ``[N, len(objective_names)]`` float32: the rewards of the last step by objective; None: this env has one reward only.
+    #: ``[N, len(objective_names)]`` float32: the rewards of the last step by objective; None: only one reward.
     objectives: th.Tensor | None = None
 
     def hold_ended(self, step: TensorStep) -> TensorStep:
-        """What a synchronous env reports: slots that ended earlier keep their last observation, earn nothing, do not end
-        again. ``reset_all`` must call :meth:`wake` first.
+        """Adapt the step of a synchronous env: ended envs keep their last observation, earn 0 and do not end again.
 
-        :param step: what the simulator says of every slot
+        ``reset_all`` must call :meth:`wake` first.
+
+        :param step: the simulator's step of every env
         """
         idle = self.idle
         held = self._held
@@ -210,14 +212,14 @@ class TensorVecEnv(VecEnv):
         return TensorStep(observations, step.rewards.masked_fill(idle, 0.0), terminated, truncated)
 
     def wake(self) -> None:
-        """No slot idles any more."""
+        """End the idling of all envs."""
         self.idle = th.zeros_like(self.idle)
         self._held = None
 
     # ------------------------------------------------------------ SB3's VecEnv
 
     def _fresh_seeds(self) -> th.Tensor:
-        """Seeds of the VecEnv interface's next episodes; the 1 keeps them apart from a model's group seeds."""
+        """Seeds of the VecEnv interface's next episodes; the 1 separates them from a model's group seeds."""
         seeds = [mix(self._base_seed, self._episodes_started + i, 1) >> 33 for i in range(self.num_envs)]
         self._episodes_started += self.num_envs
         return th.tensor(seeds, device=self.device)
@@ -275,7 +277,7 @@ class TensorVecEnv(VecEnv):
         return self.observations.cpu().numpy(), rewards, dones, infos
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Close the env; there is nothing to release."""
 
     def _n(self, indices: int | Iterable[int] | None) -> int:
         return len(list(self._get_indices(indices)))
@@ -294,16 +296,16 @@ class TensorVecEnv(VecEnv):
         return [getattr(self, method_name)(*args, **kwargs)] * self.num_envs
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: int | Iterable[int] | None = None) -> list[bool]:
-        """True for Monitor, whose ``info["episode"]`` is part of this env."""
+        """Return True for Monitor, because this env reports ``info["episode"]``."""
         return [wrapper_class is Monitor] * self._n(indices)
 
 
 def check_actions(actions: np.ndarray, space: spaces.Space) -> None:
-    """Look for actions that the space does not know. Box actions must be finite: envs clip them themselves.
+    """Check that the space contains the actions. Box actions must be finite; envs clip them.
 
     :param actions: ``[N, ...]``
     :param space: of one slot
-    :raises ValueError: naming the first slot, its action and the space
+    :raises ValueError: naming the first env, its action and the space
     """
     if isinstance(space, spaces.Box):
         bad = ~np.isfinite(actions)
@@ -319,5 +321,5 @@ def check_actions(actions: np.ndarray, space: spaces.Space) -> None:
 
 
 def is_tensor_env(env: Any) -> bool:
-    """Whether an env's data are tensors on one device."""
+    """Whether an env is a TensorVecEnv."""
     return isinstance(env, TensorVecEnv)

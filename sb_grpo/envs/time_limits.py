@@ -1,4 +1,4 @@
-"""The number of steps after which an env cuts its episodes, whoever set it: wrappers, the env itself, its registration."""
+"""Find an env's time limit in wrappers, the env itself or its registration."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 
 import gymnasium as gym
 
-#: Under which Gymnasium's TimeLimit, and whatever takes its place, keeps what it cuts by.
+#: Attribute with the limit of Gymnasium's TimeLimit and similar wrappers.
 OF_TIME_LIMIT = "_max_episode_steps"
 
-#: Under which wrappers keep how often they repeat an action: SB3's MaxAndSkipEnv, Gymnasium's AtariPreprocessing and
+#: Attributes with the number of action repeats of wrappers: SB3's MaxAndSkipEnv, Gymnasium's AtariPreprocessing and
 #: RepeatAction, others.
 OF_FRAME_SKIP = ("_skip", "skip", "frame_skip", "_frame_skip", "action_repeat", "_action_repeat", "num_repeats")
 
 
 def layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
-    """An env's wrappers from the outermost on, and the env without any at the end."""
+    """Wrappers of an env from the outermost on, then the unwrapped env."""
     found = [env]
     while isinstance(found[-1], gym.Wrapper):
         found.append(found[-1].env)
@@ -30,7 +30,7 @@ def layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
 
 
 def asked(holder: Any, name: str) -> Any:
-    """An attribute; None where there is none, or where asking for it fails: an env may compute it, and not be able to yet."""
+    """Get an attribute; None if it is missing or raises, as a property of an env may before its first reset."""
     try:
         return getattr(holder, name, None)
     except Exception:
@@ -38,22 +38,22 @@ def asked(holder: Any, name: str) -> Any:
 
 
 def smallest(values: Iterable[Any]) -> int | None:
-    """The smallest of those that are numbers of steps; None where none is."""
+    """Smallest of the values that are numbers of steps, or None."""
     limits = [int(v) for v in values if isinstance(v, numbers.Integral) and not isinstance(v, bool)]
     return min((limit for limit in limits if limit > 0), default=None)
 
 
 def limit_among(holders: Sequence[Any], spec: Any) -> int | None:
-    """The limit of an env that consists of some layers, in steps of the outermost. The first of these that says one:
+    """Time limit of an env from its layers, in steps of the outermost layer.
 
-    a TimeLimit (the smallest of several); the registration; an attribute ``max_episode_steps``; an attribute ``max_steps``, as
-    MiniGrid has it, if a layer's methods read it: the name is also a solver's or a planner's.
+    The first that is found: a TimeLimit (the smallest of several); the registration; an attribute ``max_episode_steps``; an
+    attribute ``max_steps``, as in MiniGrid, if a layer's methods read it (solvers and planners use the name too).
 
-    :param holders: the layers, from the outermost on: one that repeats actions makes limits further in come sooner
+    :param holders: the layers, from the outermost on; action repeats divide the limits of inner layers
     :param spec: the registration; None: not registered
-    :return: None: unknown, or none
+    :return: the limit; None: unknown or no limit
     """
-    taken = list(accumulate([1, *map(repeats, holders)], operator.mul))  # steps of each layer in one of the outermost
+    taken = list(accumulate([1, *map(repeats, holders)], operator.mul))  # steps of each layer per step of the outermost
 
     def kept(name: str) -> int | None:
         return smallest(sooner(asked(holder, name), n) for holder, n in zip(holders, taken, strict=False))
@@ -66,13 +66,13 @@ def limit_among(holders: Sequence[Any], spec: Any) -> int | None:
 
 
 def sooner(limit: Any, taken: int) -> int | None:
-    """A limit in steps of which several are taken at once; None where it is no number of steps."""
+    """Limit divided by the number of action repeats, or None if it is no number of steps."""
     counted = smallest([limit])
     return None if counted is None else -(-counted // taken)
 
 
 def repeats(layer: Any) -> int:
-    """Steps that a wrapper takes of the env within it in one step of its own; 1 unless its ``step`` reads such a number."""
+    """Action repeats of a wrapper; 1 unless its ``step`` reads such an attribute."""
     step = inspect.unwrap(type(layer).step) if isinstance(layer, gym.Wrapper) else None
     if not inspect.isfunction(step):
         return 1
@@ -80,7 +80,7 @@ def repeats(layer: Any) -> int:
 
 
 def limit_of(env: gym.Env[Any, Any]) -> int | None:
-    """The number of steps after which an env's episodes are cut; see :func:`limit_among`.
+    """Time limit of an env in steps; see :func:`limit_among`.
 
     :param env: with all of its wrappers
     """
@@ -88,7 +88,7 @@ def limit_of(env: gym.Env[Any, Any]) -> int | None:
 
 
 def reads(kind: type, name: str) -> bool:
-    """Whether a method of a class, ``__init__`` aside, reads an attribute of that name; True where ``step`` is compiled."""
+    """Whether a method of a class except ``__init__`` reads an attribute; True if ``step`` is compiled."""
     if not hasattr(inspect.unwrap(getattr(kind, "step", reads)), "__code__"):
         return True
     methods = [method for base in kind.__mro__ for key, method in vars(base).items() if key != "__init__"]

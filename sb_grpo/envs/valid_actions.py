@@ -1,4 +1,4 @@
-"""Random play of one env: ``action_space.sample()`` knows nothing of action masks, and an env may refuse what it draws."""
+"""Random play of one env with valid actions, as ``action_space.sample()`` ignores action masks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sb_grpo.policies.masks import METHOD, allows, checked, choices_of, drawn
 
 
 class ValidActions(gym.Wrapper[Any, Any, Any, Any]):
-    """``action_space.sample()`` draws among the actions that are valid now; all of them where the env has no masks.
+    """Wrapper whose ``action_space.sample()`` draws valid actions; all are valid if the env has no masks.
 
-    Masks are looked for where a training finds them (docs/masks.md): in a method, an info, an observation.
+    Masks come from a method, an info or an observation, as in training (docs/masks.md).
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
@@ -31,19 +31,19 @@ class ValidActions(gym.Wrapper[Any, Any, Any, Any]):
             space.seed = env.action_space.seed  # type: ignore[method-assign]
 
     def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """As the env's."""
+        """Reset the env, and keep observation and info for the masks."""
         self._obs, self._info = found = self.env.reset(**kwargs)
         return found
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """As the env's."""
+        """Step the env, and keep observation and info for the masks."""
         found = self.env.step(action)
         self._obs = found[0]
         self._info = found[4]
         return found
 
     def allows(self, action: Any) -> bool:
-        """Whether an action is valid now."""
+        """Whether an action is currently valid."""
         return allows(self._draws_from, self._mask(), action)
 
     def _draw(self, *_: Any, **__: Any) -> Any:

@@ -201,7 +201,8 @@ class ActorPolicy(PredictingPolicy):
     @staticmethod
     def flat_observations(obs: PyTorchObs) -> th.Tensor:
         """Flat float observations, ``[batch, features_dim]``, before any normalisation."""
-        obs = env_part(obs)
+        if not isinstance(obs, th.Tensor):
+            obs = env_part(obs)
         assert isinstance(obs, th.Tensor)
         return obs.float().flatten(1)
 
@@ -237,7 +238,7 @@ class ActorPolicy(PredictingPolicy):
         """Parameters of the action distribution, and the recurrent state after the step."""
         features, after = self._recall(obs)
         out = self._scores(features, obs)
-        masks = beside(obs, MASK)
+        masks = obs.get(MASK) if isinstance(obs, dict) else None
         return out if masks is None else put_masks(out, masks), after
 
     def _scores(self, features: th.Tensor, obs: PyTorchObs) -> th.Tensor:

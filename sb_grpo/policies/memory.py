@@ -53,9 +53,11 @@ class Memory(nn.Module):
 
     @th.no_grad()
     def _keep_long(self, span: float) -> None:
-        """Chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188) of every other unit. Such a unit
-        keeps its value for up to ``span`` steps, and changes as slowly. The other units have the usual bias of 0, which
-        forgets half at every step, so that short dependencies are learnt early."""
+        """Chrono initialisation (Tallec and Ollivier, 2018, https://arxiv.org/abs/1804.11188) of every other unit.
+
+        Such a unit keeps its value for up to ``span`` steps, and changes as slowly. The other units have the usual bias of 0,
+        which forgets half at every step, so that short dependencies are learnt early.
+        """
         size = self.form[2]
         for layer in range(self.form[1]):
             bias, other = (getattr(self.net, f"{name}_l{layer}") for name in ("bias_ih", "bias_hh"))

@@ -1,7 +1,7 @@
-"""Tasks to train on: causal, input-driven, of memory, multi-task, by others. Nothing of the algorithm imports them.
+"""Training tasks: causal, input-driven, memory, multi-task, third-party. The algorithm imports none of them.
 
 Importing this registers their ids with Gymnasium, and their tensor versions with :func:`sb_grpo.envs.make_tensor_env`. Entry
-points are text: a task is imported when it is made.
+points are strings: a task is imported when it is made.
 """
 
 import gymnasium as gym

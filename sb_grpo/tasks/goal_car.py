@@ -1,4 +1,4 @@
-"""MountainCarGoal-v0: MountainCar-v0 with a flag that can be moved, a task for a curriculum. Host and tensor version."""
+"""MountainCarGoal-v0: MountainCar-v0 with a movable flag, for curricula. Host and tensor version."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
 
 from sb_grpo.envs.native import MountainCar
 
-#: Where the flag stands at difficulty 0 (random actions reach it in half of the episodes) and 1 (MountainCar-v0's hill top).
+#: Position of the flag at difficulty 0 (random actions reach it in half of the episodes) and 1 (MountainCar-v0's hill top).
 EASIEST = -0.4
 HARDEST = 0.5
 
@@ -19,7 +19,7 @@ def goal_position(difficulty: float) -> float:
     """Position of the flag.
 
     :param difficulty: in [0, 1]
-    :raises ValueError: outside of it
+    :raises ValueError: for other values
     """
     if not 0.0 <= difficulty <= 1.0:
         raise ValueError(f"difficulty={difficulty} must lie in [0, 1]: 1 is MountainCar-v0.")
@@ -27,7 +27,7 @@ def goal_position(difficulty: float) -> float:
 
 
 class GoalCar(MountainCarEnv):
-    """MountainCar-v0 but for the flag: what is observed does not show where it stands. Begins at difficulty 1.
+    """MountainCar-v0 with a movable flag, which the observation does not show. Begins at difficulty 1.
 
     ``info["is_success"]`` says whether the flag was reached.
     """
@@ -54,7 +54,7 @@ class GoalCar(MountainCarEnv):
 
 
 class TensorGoalCar(MountainCar):
-    """The same as tensors, for any number of slots; all slots share one flag, which moves at once."""
+    """Tensor version, for any number of envs; all share one flag, which moves at once."""
 
     env_id = "MountainCarGoal-v0"
 
@@ -67,7 +67,7 @@ class TensorGoalCar(MountainCar):
 
         :param difficulty: in [0, 1]
         """
-        self.goal.fill_(goal_position(difficulty))  # in place: a captured step loop holds this tensor
+        self.goal.fill_(goal_position(difficulty))  # in place: a captured graph may hold it
 
     def transition(self, state: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         after, reward, _ = super().transition(state, actions)

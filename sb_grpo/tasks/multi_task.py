@@ -1,7 +1,7 @@
-"""Multi-task suites: one body, several tasks, of different physics and goals and very different reward scales and lengths.
+"""Multi-task suites: tasks of one env with different physics, goals, reward scales and episode lengths.
 
-Every episode is of one task, drawn in ``reset`` from its seed, so that members of a group share it. The observation ends in a
-one-hot of the task, and ``info["task"]`` says its number. Importing ``sb_grpo`` registers the ids of :data:`SUITES`.
+Every episode has one task, drawn in ``reset`` from its seed, so members of a group share it. The observation ends with a
+one-hot of the task, and ``info["task"]`` is its number. Importing ``sb_grpo`` registers the ids of :data:`SUITES`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-#: Reward of a step from (state before, observation after, action, the base env's reward).
+#: Function from (state before, observation after, action, the base env's reward) to the reward of a step.
 Goal = Callable[[Any, np.ndarray, Any, float], float]
 
 
 def as_rewarded(before: Any, after: np.ndarray, action: Any, reward: float) -> float:
-    """The goal of the base env."""
+    """Reward of the base env."""
     return reward
 
 
@@ -44,7 +44,7 @@ class Task(NamedTuple):
 
     name: str
     max_steps: int  #: time limit
-    scale: float = 1.0  #: what the reward is multiplied with
+    scale: float = 1.0  #: factor of the reward
     physics: Mapping[str, Any] = {}  #: attributes of the base env that differ from its own
     goal: Goal = as_rewarded
 
@@ -88,10 +88,10 @@ SUITES: dict[str, Suite] = {
 
 
 class MultiTaskEnv(gym.Env[np.ndarray, Any]):
-    """A suite as one env.
+    """Env of a suite.
 
     :param env_id: key of :data:`SUITES`
-    :param task: number or name of the task of every episode; None: each reset draws one, all equally likely
+    :param task: number or name of the task of every episode; None: each reset draws one uniformly
     :param render_mode: of the base env
     :raises ValueError: for a suite or task that does not exist
     """
@@ -125,7 +125,7 @@ class MultiTaskEnv(gym.Env[np.ndarray, Any]):
     def _set_physics(self, task: Task) -> None:
         for name, value in {**self._own_physics, **task.physics}.items():
             setattr(self.base, name, value)
-        if hasattr(self.base, "polemass_length"):  # CartPole keeps what follows from masses and length
+        if hasattr(self.base, "polemass_length"):  # CartPole stores products of masses and length
             self.base.total_mass = self.base.masspole + self.base.masscart
             self.base.polemass_length = self.base.masspole * self.base.length
 
@@ -146,7 +146,7 @@ class MultiTaskEnv(gym.Env[np.ndarray, Any]):
 
     def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
         task = self.tasks[self.task]
-        self.base.np_random = self.np_random  # somebody may have given this env another generator
+        self.base.np_random = self.np_random  # this env may have got another generator
         before = None if (state := getattr(self.base, "state", None)) is None else tuple(state)
         obs, reward, terminated, _, _ = self.base.step(action)
         self.elapsed += 1
@@ -176,7 +176,7 @@ def find_task(names: Sequence[str], task: int | str) -> int:
 
 
 def register_suites() -> None:
-    """Make the ids of :data:`SUITES` known to Gymnasium; safe to call twice."""
+    """Register the ids of :data:`SUITES` with Gymnasium; safe to call twice."""
     for env_id, suite in SUITES.items():
         if env_id not in gym.registry:
             gym.register(

@@ -1,4 +1,4 @@
-"""The multi-task suites of CartPole and Pendulum as tensor arithmetic: every slot may run another task."""
+"""Multi-task suites of CartPole and Pendulum as tensor arithmetic; each env may run another task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sb_grpo.tasks.multi_task import SUITES, as_rewarded, find_task
 
 
 class _Tasks(FunctionalTensorEnv):
-    """State of the base env and, as the last component, the number of the task.
+    """Base of the suites. The state is that of the base env and, last, the number of the task.
 
     :param num_envs: number of slots
     :param device: torch device
@@ -63,7 +63,7 @@ class _Tasks(FunctionalTensorEnv):
         return self.limits[self.tasks]
 
     def one_hot(self, state: th.Tensor) -> th.Tensor:
-        """``[n, T]``"""
+        """One-hot of the task, ``[n, T]``."""
         return (state[:, -1:] == th.arange(len(self.suite), device=state.device)).to(state.dtype)
 
 

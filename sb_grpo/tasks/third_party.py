@@ -1,4 +1,4 @@
-"""Tasks written by others whose luck follows from the seed, made fit for SB3: thin wrappers, registered as strings.
+"""Third-party tasks with seeded noise, wrapped for SB3 and registered as strings.
 
 The packages come with the extra ``[input_driven]``; they are imported when an env is made. Importing ``sb_grpo`` registers the
 ids of :data:`INVENTORY` and :data:`MOTORS`.
@@ -22,10 +22,10 @@ class Inventory(NamedTuple):
     module: str  #: of the package
     name: str  #: class there
     periods: int  #: of an episode, by default
-    backlog: bool | None = None  #: what the constructor must be told
+    backlog: bool | None = None  #: argument of the constructor, if it has one
 
 
-#: or-gym-inventory, by our id. Its network always keeps a backlog (1.0.0) unless the constructor is told otherwise.
+#: or-gym-inventory, by our id. Its network keeps a backlog (1.0.0) unless the constructor gets False.
 INVENTORY: dict[str, Inventory] = {
     "OrNewsvendor-v0": Inventory("newsvendor", "NewsvendorEnv", 40),
     "OrInventoryBacklog-v0": Inventory("inventory_management", "InvManagementBacklogEnv", 30),
@@ -40,10 +40,10 @@ MOTOR_STEPS = 500
 
 
 class UnitBoxes(gym.Wrapper[np.ndarray, np.ndarray, Any, Any]):
-    """One flat float32 observation, and actions from -1 to 1 that are stretched to the env's own range.
+    """Flatten observations to float32, and scale actions from [-1, 1] to the env's range.
 
-    :param env: Box actions with bounds; integer ones get the nearest integers. Its observations may leave their declared
-        bounds (orders on the way do), so none are declared here
+    :param env: Box actions with bounds; integer ones are rounded. Observations may exceed their declared bounds (outstanding
+        orders do), so none are declared here
     """
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
@@ -71,9 +71,9 @@ class UnitBoxes(gym.Wrapper[np.ndarray, np.ndarray, Any, Any]):
 
 
 class ContinuedSeeds(gym.Wrapper[Any, Any, Any, Any]):
-    """Seeds every reset of an env that would otherwise ask the operating system for one.
+    """Seed every reset of an env that would otherwise use a random seed of the operating system.
 
-    A reset without a seed goes on from the seed before, as Gymnasium's own envs do.
+    Resets without a seed continue from the previous seed, as in Gymnasium's envs.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -94,11 +94,11 @@ def _package(name: str, module: str) -> ModuleType:
 
 
 def make_inventory(task: str, **kwargs: Any) -> gym.Env[Any, Any]:
-    """A task of or-gym-inventory. Its demand is drawn step by step from ``np_random``, once whatever the orders are.
+    """Make a task of or-gym-inventory. Each step draws its demand from ``np_random`` once, whatever the orders.
 
     :param task: key of :data:`INVENTORY`
-    :param kwargs: of the package's class; where they change the number of periods, pass ``max_episode_steps`` to
-        ``gym.make`` too
+    :param kwargs: of the package's class; if they change the number of periods, also pass ``max_episode_steps`` to
+        ``gym.make``
     """
     source = INVENTORY[task]
     told = {} if source.backlog is None else {"backlog": source.backlog}
@@ -107,7 +107,7 @@ def make_inventory(task: str, **kwargs: Any) -> gym.Env[Any, Any]:
 
 
 def make_motor(task: str, **kwargs: Any) -> gym.Env[Any, Any]:
-    """A drive of gym-electric-motor that follows a random reference, drawn when it is reset and again when it runs out.
+    """Make a drive of gym-electric-motor that follows a random reference, drawn at reset and again when it ends.
 
     :param task: key of :data:`MOTORS`
     :param kwargs: of the package's env
@@ -117,7 +117,7 @@ def make_motor(task: str, **kwargs: Any) -> gym.Env[Any, Any]:
 
 
 def register_third_party() -> None:
-    """Make the ids known to Gymnasium; safe to call twice."""
+    """Register the ids with Gymnasium; safe to call twice."""
     for task, source in INVENTORY.items():
         _register(task, "make_inventory", source.periods)
     for task in MOTORS:

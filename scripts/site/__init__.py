@@ -1,1 +1,1 @@
-"""What the docs site needs beyond its Markdown pages."""
+"""Parts of the docs site other than Markdown pages."""

@@ -1,4 +1,4 @@
-"""MkDocs hooks: pages for what the Markdown links to outside of ``docs/``, links in docstrings, what the explorer needs.
+"""MkDocs hooks: pages for link targets outside of ``docs/``, links in docstrings, files for the explorer.
 
 The Markdown pages link to files of the repository (``../zoo/hyperparams/grpo.yml``) and to folders of raw data, as one reads
 them in a checkout. A site has neither, so each such target becomes a page of its own: the file's text, or the folder's list.
@@ -33,7 +33,7 @@ PICTURE = re.compile(r'<img [^>]*src="(?P<src>[^":]+\.(?:png|svg|gif))"[^>]*>')
 LANGUAGES = {".py": "python", ".yml": "yaml", ".sh": "bash", ".cfg": "ini", ".toml": "toml", ".md": "markdown"}
 #: Pages that the search leaves out: they repeat the words of all others.
 NOT_SEARCHED = ("changelog.md", "data/", "developers.md", "studies/")
-#: What the explorer shares with the pages of runs.
+#: Files that the explorer shares with the pages of runs.
 SHARED = ("dom.js", "charts.js", "page.css")
 
 
@@ -70,7 +70,7 @@ def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -
 
 
 def as_link(role: re.Match[str]) -> str:
-    """A link to what a role names, by the title that it gives or the last part of the name."""
+    """Link to a role's target, with its title or the last part of the name."""
     title = role["title"]
     name = role["name"]
     full = name if name.startswith("sb_grpo.") else f"sb_grpo.{name}"
@@ -87,10 +87,10 @@ def targets(files: Files) -> Iterator[str]:
 
 
 def relinked(markdown: str, here: str, to_page: Callable[[str], str]) -> str:
-    """Markdown with the links to files outside of ``docs/``, and to folders, changed.
+    """Replace links to files outside of ``docs/`` and to folders in Markdown.
 
     :param here: folder of the page within ``docs/``
-    :param to_page: from a path in the repository to what to link to
+    :param to_page: from a path in the repository to the link's target
     """
 
     def replaced(match: re.Match[str]) -> str:
@@ -100,7 +100,7 @@ def relinked(markdown: str, here: str, to_page: Callable[[str], str]) -> str:
         target = posixpath.normpath(posixpath.join("docs", here, link))
         path = ROOT / target
         on_site = path.is_file() and target.startswith("docs/") and not target.startswith("docs/examples/")
-        if on_site or not path.exists():  # what does not exist MkDocs complains of
+        if on_site or not path.exists():  # MkDocs reports missing targets
             return match[0]
         return f"{before}{to_page(target)}{after if path.is_dir() else ')'}"
 
@@ -108,12 +108,12 @@ def relinked(markdown: str, here: str, to_page: Callable[[str], str]) -> str:
 
 
 def page_of(target: str) -> str:
-    """Where the page of a file or folder of the repository stands."""
+    """Path of the page of a file or folder of the repository."""
     return "changelog.md" if target == "CHANGELOG.md" else f"files/{target}.md"
 
 
 def text_of(target: str) -> str:
-    """The page of a file (its text) or of a folder (what is in it)."""
+    """Text of the page of a file (its content) or of a folder (its list)."""
     path = ROOT / target
     head = f"---\ntitle: {path.name}\nsearch:\n  exclude: true\n---\n\n# `{target}`\n\n"
     if path.is_file():

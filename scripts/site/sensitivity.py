@@ -1,4 +1,4 @@
-"""Studies of hyperparameters as the explorer wants them: per trial the numbers that were tried and what they gave."""
+"""Hyperparameter studies in the explorer's form: per trial the parameters and the result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Study(NamedTuple):
 
     name: str
     file: str  #: as ``zoo.tune`` writes it, relative to the repository
-    better: str  #: what a larger value means
+    better: str  #: meaning of a larger value
 
 
 STUDIES = (

@@ -1,4 +1,4 @@
-"""The table of docs/studies/third_party.md: what members of one seed share of their luck, and its speed.
+"""Table of docs/studies/third_party.md: shared noise of members with one seed, and speed.
 
 usage: python -m scripts.studies.alignment [ENV_ID ...]
 """

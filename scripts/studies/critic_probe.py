@@ -1,10 +1,11 @@
-"""What a critic would add: GRPO with PPO's value network in place of the state baseline, everything else unchanged.
+"""Effect of a critic: GRPO with PPO's value network instead of the state baseline, everything else unchanged.
 
 usage: python -m scripts.studies.critic_probe run --driver critic     one line of JSON per run; --env, --seeds: which
        python -m scripts.studies.critic_probe report                  the table of docs/studies/critic.md
 
-The critic and a few state baselines are fitted on every rollout, and asked what share of the variance of the discounted
-rewards to go they leave unexplained, one rollout ahead. One makes the advantages; with ``--driver state`` it is GRPO as it is.
+The critic and a few state baselines are fitted on every rollout. The share of the variance of the discounted rewards to go
+that they leave unexplained is measured one rollout ahead. One of them gives the advantages; ``--driver state`` is unchanged
+GRPO.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from zoo.common.provenance import commit, versions
 FOLDER = DATA / "critic_probe"
 STEPS = 500_000
 EPISODES = 50
-#: What makes the advantages, and under which discount.
+#: Baseline of the advantages, and its discount.
 DRIVERS = {
     "critic": ("critic", 0.99),
     "state": ("state", 0.99),
@@ -149,7 +150,9 @@ def report() -> None:
             interval = f"{low:,.0f}, {high:,.0f}"
         print(f"| {env_id} | {driver} | {len(returns)} | {returns.mean():,.0f} [{interval}] |")
     print("\n| task | advantages from | seeds | predictor | unexplained |\n" + "|---" * 5 + "|")
-    cells = sorted({(r["env"], r["driver"], tuple(r["unexplained"])) for r in runs})  # only what saw the same runs compares
+    cells = sorted(
+        {(r["env"], r["driver"], tuple(r["unexplained"])) for r in runs}
+    )  # compare only estimators on the same runs
     for env_id, driver, names in cells:
         mine = [r for r in runs if (r["env"], r["driver"], tuple(r["unexplained"])) == (env_id, driver, names)]
         for name in names:

@@ -1,6 +1,6 @@
 """MountainCarGoal-v0 in 100,000 steps: the flag moves to the hill top as the car reaches it.
 
-usage: python -m scripts.studies.curriculum [--report]     train what is missing; docs/studies/curriculum.md and picture
+usage: python -m scripts.studies.curriculum [--report]     train missing runs; docs/studies/curriculum.md and picture
 """
 
 from __future__ import annotations

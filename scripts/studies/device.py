@@ -1,9 +1,9 @@
-"""Learning on tensor envs, variants side by side: IQM over seeds with bootstrap intervals.
+"""Learning on tensor envs by variant: IQM over seeds with bootstrap intervals.
 
 usage: python -m scripts.studies.device paths [--seeds 10] [--out docs/studies/data/device]
 
-``paths``: the same settings (zoo/hyperparams/grpo.yml) and seeds on host envs and on tensor envs. One line per run; what
-exists is not run again. The final evaluation is 20 deterministic episodes of Gymnasium's own env for all.
+``paths``: the same settings (zoo/hyperparams/grpo.yml) and seeds on host envs and on tensor envs. One line per run; existing
+runs are kept. The final evaluation is 20 deterministic episodes of Gymnasium's own env for all.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """MountainCar-v0 in 100,000 steps, with and without an exploration bonus.
 
-usage: python -m scripts.studies.exploration [--report]     train what is missing; docs/studies/exploration.md and picture
+usage: python -m scripts.studies.exploration [--report]     train missing runs; docs/studies/exploration.md and picture
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def table() -> str:
 
 
 def draw() -> None:
-    """What ``"state"`` does, where more than one seed has run."""
+    """Draw the runs of ``"state"`` with more than one seed."""
     name = BASES["state"][0]
     drawn = [(setting, runs) for setting, runs in rows() if setting.startswith(f"{name}:") and len(runs) > 1]
     tables.draw("exploration", drawn, "MountainCar-v0, mean and range of the seeds")

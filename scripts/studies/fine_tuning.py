@@ -1,6 +1,6 @@
-"""Fine-tuning a PPO policy with GRPO where gravity is stronger, by ``kl_coef``: what is won there, and lost elsewhere.
+"""Fine-tuning a PPO policy with GRPO under stronger gravity, by ``kl_coef``: gain in the new env, loss in the old one.
 
-usage: python -m scripts.studies.fine_tuning [--report]     train what is missing; docs/studies/fine_tuning.md and picture
+usage: python -m scripts.studies.fine_tuning [--report]     train missing runs; docs/studies/fine_tuning.md and picture
 
 PPO learns Pendulum-v1 (g = 10). GRPO starts from its actor on g = 14, with the KL to it as a penalty. Every run, and the
 policy they start from, plays the same 100 reset seeds on both.
@@ -76,7 +76,7 @@ def fine_tuned(label: str, kl_coef: float, seed: int, path: Path) -> dict[str, A
 
 
 def returns(model: Any) -> dict[str, list[float]]:
-    """Of deterministic episodes where it was trained first, and where it is now."""
+    """Returns of deterministic episodes in the old and in the new env."""
     found = {}
     for name, g in (("old", OLD), ("new", NEW)):
         envs = make_vec_env(ENV, 10, seed=10_000, env_kwargs={"g": g})
@@ -126,7 +126,7 @@ def _cell(values: Sequence[float], form: str) -> str:
 
 
 def draw() -> None:
-    """docs/img/fine_tuning.png: each run as a point, what it earns in the new env against what in the old one."""
+    """docs/img/fine_tuning.png: each run as a point, return in the new env against return in the old one."""
     style = styles([label for label, _ in rows()])
     figure, axes = plt.subplots(figsize=(6.5, 4.2), layout="constrained")
     for label, runs in rows():

@@ -1,14 +1,13 @@
-"""How well one rollout's gradient agrees with the expected one: ways to fit the state baseline, and PPO's critic.
+"""Agreement of one rollout's gradient with the expected gradient, for state baselines and PPO's critic.
 
 usage: python -m scripts.studies.gradient_agreement run --env Walker2d-v5     one line of JSON per env and seed
        python -m scripts.studies.gradient_agreement report                    the table of docs/studies/critic.md
 
-Final returns differ by thousands between seeds; this does not. A training with the constructor's defaults and gamma 0.99
-(Swimmer-v5: PPO's tuned settings, as its long discount is the question there), whose advantages come from a critic trained
-as PPO's, is stopped at a few rollouts, and its policy plays more of them unchanged. Every estimator was fitted to all that
-was trained on.
-Its score is the cosine between the policy gradient of one rollout and the mean gradient of the others under a reference:
-lambda-returns (0.97) with a critic fitted at length to the half of the rollouts that the judged one is not in.
+This measure varies less between seeds than final returns. A training with the constructor's defaults and gamma 0.99
+(Swimmer-v5: PPO's tuned settings with its long discount), whose advantages come from a critic trained as in PPO, is stopped at
+a few rollouts, and its policy plays more rollouts unchanged. Every estimator is fitted to all rollouts of the training. Its
+score is the cosine between the policy gradient of one rollout and the mean gradient of the others under a reference:
+lambda-returns (0.97) with a critic fitted for long to the half of the rollouts without the scored one.
 """
 
 from __future__ import annotations

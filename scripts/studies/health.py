@@ -1,6 +1,6 @@
-"""Healthy trainings with the constructor's defaults, on which every rule must stay silent; and an ill one, for the picture.
+"""Healthy trainings with the constructor's defaults, which must break no rule, and a faulty one for the picture.
 
-usage: python -m scripts.studies.health [--report]     train what is missing; table of docs/studies/health.md and picture
+usage: python -m scripts.studies.health [--report]     train missing runs; table of docs/studies/health.md and picture
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def table() -> str:
 
 
 class Watched(HealthCallback):
-    """A health check that remembers what it saw after every rollout."""
+    """Health check that records the values of every rollout."""
 
     def __init__(self) -> None:
         super().__init__(verbose=0)
@@ -86,8 +86,9 @@ class Watched(HealthCallback):
 
 
 def example() -> dict[str, dict[str, Any]]:
-    """The page's example, a learning rate of 0.1, and the same training with the default: what three rules saw, and where one
-    spoke. Trained where there is no file."""
+    """Values and warnings of three rules in the page's example, a learning rate of 0.1, and with the default.
+
+    Trained if the file is missing."""
     if not EXAMPLE.exists():
         found = {}
         for name, rate in (("learning_rate=0.1", 0.1), ("the default", 3e-4)):
@@ -103,7 +104,7 @@ def example() -> dict[str, dict[str, Any]]:
 
 
 def draw() -> None:
-    """What three rules saw in the two trainings of :func:`example`: lines, bounds (dashed), and a cross where a rule spoke."""
+    """Draw the values of three rules in the trainings of :func:`example`, with bounds (dashed) and warnings (crosses)."""
     figure, panels = plt.subplots(1, len(PICTURED), figsize=(3.0 * len(PICTURED), 2.8), layout="constrained")
     rules = {rule.name: rule for rule in RULES}
     trainings = example()

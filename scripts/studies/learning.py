@@ -1,4 +1,4 @@
-"""Does it learn? Five seeds of zoo.train on three tasks, against what was wanted of each before they ran.
+"""Learning check: five seeds of zoo.train on three tasks, compared with goals set before the runs.
 
 usage: python -m scripts.studies.learning     the table of docs/studies/learning.md, which says how its runs are made
 """
@@ -17,7 +17,7 @@ FOLDER = DATA / "core"
 
 
 class Goal(NamedTuple):
-    """What was wanted of a task."""
+    """Goal of a task."""
 
     budget: str  # of env steps
     least: int  # mean return of a run

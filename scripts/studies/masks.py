@@ -1,6 +1,6 @@
 """Tasks with action masks: GRPO with them and without, and sb3-contrib's MaskablePPO, all with the same settings.
 
-usage: python -m scripts.studies.masks [--report] [--seeds 0 1 ...]   train what is missing; write the tables into the page
+usage: python -m scripts.studies.masks [--report] [--seeds 0 1 ...]   train missing runs; write the tables into the page
 
 The game of 2048 is another package's: see ``scripts/studies/common/package_tasks.py``.
 """
@@ -48,7 +48,7 @@ class WithoutMask(gym.Wrapper[Any, Any, Any, Any]):
 
 
 class Task(NamedTuple):
-    """What is trained on, for how long, and what ``make_vec_env`` is told besides for an algorithm."""
+    """Task, number of steps, and further arguments of ``make_vec_env`` by algorithm."""
 
     env_id: str
     steps: int

@@ -1,6 +1,6 @@
-"""Tasks that want a memory: GRPO with one and without, and sb3-contrib's RecurrentPPO, all with the same settings.
+"""Tasks that need a memory: GRPO with one and without, and sb3-contrib's RecurrentPPO, all with the same settings.
 
-usage: python -m scripts.studies.memory [--report] [--seeds 0 1 ...]   train what is missing; write the table into the page
+usage: python -m scripts.studies.memory [--report] [--seeds 0 1 ...]   train missing runs; write the table into the page
 
 Two tasks are other packages': see ``scripts/studies/common/package_tasks.py``.
 """
@@ -24,7 +24,7 @@ from zoo.comparing.statistics import iqm
 
 
 class Task(NamedTuple):
-    """What is trained on, for how long, and the settings that not all tasks have in common."""
+    """Task, number of steps, and settings that differ between tasks."""
 
     env_id: str
     steps: int

@@ -1,9 +1,9 @@
-"""Merge what zoo.benchmark has made into files of JSON lines: ``ENV/LABEL/seed_*.json`` becomes ``LABEL.jsonl``.
+"""Merge the results of zoo.benchmark into files of JSON lines: ``ENV/LABEL/seed_*.json`` becomes ``LABEL.jsonl``.
 
 usage: python -m scripts.studies.merge results/study docs/studies/data/study [...]      each with all folders below
 
-A run keeps all its fields. Runs join those that the file of their label holds already; files are removed when what has been
-written reads back as them. zoo.benchmark, zoo.compare and zoo.plot read both forms.
+A run keeps all its fields. Runs are added to the file of their label; the original files are removed after the merged file
+reads back equal. zoo.benchmark, zoo.compare and zoo.plot read both forms.
 """
 
 from __future__ import annotations

@@ -34,10 +34,10 @@ EPISODES = 20
 FOLDER = DATA / "multi_task"
 PICTURE = IMG / "multi_task.png"
 RANDOM = "random"
-KEY = ("variant", "seed")  # what tells runs of a suite apart
+KEY = ("variant", "seed")  # key of a run in a suite
 
 COMMON = dict(n_steps=256, batch_size=64, n_epochs=10, learning_rate="lin_3e-4", gamma=0.99, gae_lambda=0.95, device="cpu")
-#: By suite: steps per task, and what differs from COMMON, for every algorithm.
+#: By suite: steps per task, and differences from COMMON for every algorithm.
 SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "CartPoleTasks-v0": (25_000, {}),
     "PendulumTasks-v0": (50_000, dict(gamma=0.95, learning_rate="lin_1e-3")),

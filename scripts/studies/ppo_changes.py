@@ -1,9 +1,9 @@
-"""What separates PPO from this package where it wins: SB3's PPO with one thing, or several, done as here.
+"""Differences of PPO from this package: SB3's PPO with one or several parts changed to this package's.
 
 usage: python -m scripts.studies.ppo_changes run --changes scale     one line of JSON per run; --env, --seeds: which
        python -m scripts.studies.ppo_changes report                  a table
 
-With all of them PPO is GRPO with a critic in the place of its baseline (scripts.studies.critic_probe).
+With all changes PPO is GRPO with a critic instead of its baseline (scripts.studies.critic_probe).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CHANGES = {
 }
 FIXED_SCALE = 0.02
 MAX_NORM = 0.5
-#: What SB3 logs of an update.
+#: SB3's logged values of an update.
 KEPT = ("std", "clip_fraction", "approx_kl", "explained_variance")
 
 
@@ -60,7 +60,7 @@ class Grouped(BaseCallback):
 
 
 class Updates(BaseCallback):
-    """Keeps what is logged of each update."""
+    """Keep the logged values of each update."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ def run(env_id: str, changes: Collection[str], seed: int) -> None:
 
 
 def report() -> None:
-    """Returns of every run, and medians of what was logged in the last fifth of the training (mean of runs)."""
+    """Print returns of every run, and medians of logged values in the last fifth of the training (mean of runs)."""
     runs = records.read_folder(FOLDER)
     print(f"| task | changed in PPO | return of each run | late {', '.join(KEPT)} |\n" + "|---" * 4 + "|")
     for env_id, changes in sorted({(r["env"], tuple(r["changes"])) for r in runs}):

@@ -13,7 +13,7 @@ from scripts.studies.common import records
 from scripts.studies.common.runs import DATA
 
 FOLDER = DATA / "tune"
-#: File of a row, and what its settings are.
+#: File of a row, and the description of its settings.
 SETTINGS = {
     "best": "best trial",
     "default": "where the study started",

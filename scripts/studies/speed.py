@@ -1,4 +1,4 @@
-"""The tables of docs/performance.md and docs/studies/device.md, from what the benchmarks of speed left.
+"""Tables of docs/performance.md and docs/studies/device.md, from the results of the speed benchmarks.
 
 usage: python -m scripts.studies.speed     all of them
 
@@ -33,7 +33,7 @@ def speed() -> str:
 
 
 def memory() -> str:
-    """What a model without a critic saves."""
+    """Memory saved by a model without a critic."""
     columns = ("model (GRPO / PPO)", "parameters", "critic's share of PPO", "memory of an update, kB", "saved file, kB")
     lines = _head(*columns)
     for row in _raw("speed")["memory"]:
@@ -57,7 +57,7 @@ def loops() -> str:
 
 
 def solved() -> str:
-    """Time until CartPole-v1 is solved; the first loop is what the others are measured against."""
+    """Time until CartPole-v1 is solved, relative to the first loop."""
     found: Mapping[str, Sequence[Mapping[str, Any]]] = _raw("device_speed")["to_475"]
     reference = median(run["seconds"] for run in next(iter(found.values())))
     heads = ("loop", "solved", "env steps, median", "seconds, median", "longest", "/ SB3's", "compiling, s")

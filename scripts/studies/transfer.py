@@ -1,10 +1,10 @@
-"""Transfer on CausalIntervention-v0: what a policy that was trained on some families of systems is worth on others.
+"""Transfer on CausalIntervention-v0: returns of a policy on families of systems that it was not trained on.
 
-usage: python -m scripts.studies.transfer [SEED ...]     train what is missing of the seeds, 0 to 9 unless some are named
+usage: python -m scripts.studies.transfer [SEED ...]     train missing runs of the seeds, default 0 to 9
        python -m scripts.studies.transfer --report       table of docs/studies/causal.md
 
-Per shift and training seed: the source policy on the target as it is (zero-shot), after ``FEW`` steps there, and policies that
-begin there, after ``FEW`` and after as many steps as the source has had. All play the same unseen systems of the target.
+Per shift and training seed: the source policy on the target without training (zero-shot), after ``FEW`` steps there, and new
+policies after ``FEW`` and after as many steps as the source. All play the same unseen systems of the target.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def trained(kwargs: dict[str, Any], seed: int, steps: int, start: GRPO | None = 
 
 
 def returns(model: GRPO | None, kwargs: dict[str, Any], baseline: str = "") -> list[float]:
-    """Of deterministic episodes, one per system.
+    """Returns of deterministic episodes, one per system.
 
-    :param model: None: the policy that does not learn
+    :param model: None: the policy without learning
     :param kwargs: of the env
     """
     env = CausalInterventionEnv(**kwargs)
@@ -98,7 +98,7 @@ def compared(shift: str, seed: int) -> dict[str, list[float]]:
 
 
 def run(seeds: list[int]) -> None:
-    """What is on disk is left as it is."""
+    """Train missing runs; runs on disk are kept."""
     for seed in sorted(set(seeds) - records.seeds(FILE)):
         found = {shift: compared(shift, seed) for shift in SHIFTS}
         records.put(FILE, {"seed": seed, "returns": found, "commit": commit(), "versions": versions()})

@@ -1,1 +1,1 @@
-"""What ``zoo.benchmark`` is made of; its result files are what ``zoo.compare`` and ``zoo.plot`` read."""
+"""Parts of ``zoo.benchmark``. ``zoo.compare`` and ``zoo.plot`` read its result files."""

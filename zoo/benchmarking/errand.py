@@ -27,12 +27,12 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 
 @dataclass(frozen=True)
 class Brought:
-    """What an errand brings back.
+    """Files and exit code of a remote run.
 
     :param code: exit code of the run
-    :param log: what it printed
+    :param log: its output
     :param result: its result file; empty: none
-    :param folder: its folder as a zip, where it is to be kept; empty: none
+    :param folder: its folder as a zip, if it is to be kept; else empty
     """
 
     code: int
@@ -42,11 +42,11 @@ class Brought:
 
 
 def start(spec: dict[str, Any], options: dict[str, object], folder: Path) -> subprocess.Popen[bytes]:
-    """A run in a process of its own, which ends when this side of its standard input closes.
+    """Start a run in a new process, which ends when its standard input is closed.
 
     :param spec: fields of the run's spec
     :param options: ``{out, keep, device, gym_packages, command}``
-    :param folder: for its log and what it writes on the way
+    :param folder: for its log and other files
     """
     command = [sys.executable, "-m", f"{PACKAGE}.common.lifeline", "benchmarking.worker", dumps(spec)]
     with (folder / "log.txt").open("w") as log:
@@ -91,9 +91,9 @@ def _packed(folder: Path) -> bytes:
 
 
 def deliver(brought: Brought, result: Path) -> None:
-    """Put what an errand has brought where a run on this machine would have left it.
+    """Write the files of a remote run to the places of a local run.
 
-    :param result: place of the result file; a folder that is kept stands beside it
+    :param result: path of the result file; the kept folder is written beside it
     """
     if brought.folder:
         folder = result.with_suffix("")

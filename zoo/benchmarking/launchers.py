@@ -1,4 +1,4 @@
-"""Who runs the runs: processes of this machine, a Ray cluster, or the queue of a SLURM cluster through submitit."""
+"""Launchers of runs: local processes, a Ray cluster, or the queue of a SLURM cluster by submitit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..benchmarking.workers import LocalWorker, MachineGone, RemoteWorker, Worke
 from ..common.cluster import Launch, Resources, connect_ray, room_in
 from ..common.command_line import BadInput, one_line
 
-#: Jobs in a SLURM queue at a time, unless ``--jobs`` says otherwise: schedulers limit what one user may submit.
+#: Jobs in a SLURM queue at a time, by default: schedulers limit the jobs of one user.
 MOST_SUBMITTED = 100
 
 
@@ -32,7 +32,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of what the launcher holds, after the last run."""
+        """Release the launcher's resources after the last run."""
 
 
 class LocalLauncher(Launcher):

@@ -30,10 +30,10 @@ class BrokenResult(ValueError):
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What is known of one run.
+    """Results and settings of one run.
 
     :param path: of its file, or ``FILE:LINE``
-    :param spec: what was asked for: :class:`zoo.benchmarking.specs.Spec`
+    :param spec: the requested run: :class:`zoo.benchmarking.specs.Spec`
     :param env: env id
     :param label: name of the algorithm or variant
     :param algo: algorithm behind the label
@@ -49,8 +49,8 @@ class Run:
     :param checkpoint_wall_s: ``[C]`` seconds of training until then
     :param checkpoint_returns: ``[C, E]`` return of every evaluation episode
     :param final_returns: ``[F]`` returns of the final evaluation
-    :param settings: constructor arguments and envs as they were used
-    :param origin: where the run comes from: ``settings_of``, ``commit``, ``versions``, ``machine``, ``command``
+    :param settings: effective constructor arguments and envs
+    :param origin: provenance of the run: ``settings_of``, ``commit``, ``versions``, ``machine``, ``command``
     """
 
     path: Path
@@ -218,10 +218,10 @@ def find_results(folders: Iterable[Path]) -> list[Path]:
 
 
 def read_all(files: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """All runs that can be read, and what is wrong with the others.
+    """Read all runs, and describe the files that cannot be read.
 
     :param files: each of one run, or of one per line
-    :return: runs, in an order that does not depend on the form they are kept in, and one line per broken one
+    :return: runs, in an order independent of their file format, and one line per broken run
     """
     runs = []
     broken = []
@@ -240,7 +240,7 @@ def read_all(files: Iterable[Path]) -> tuple[list[Run], list[str]]:
 
 
 def _places(file: Path) -> list[tuple[Path, str]]:
-    """Where the runs of a file stand, and the JSON there."""
+    """Places of the runs in a file, and their JSON."""
     text = _text(file)
     if file.suffix != LINES:
         return [(file, text)]

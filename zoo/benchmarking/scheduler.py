@@ -18,7 +18,7 @@ POLL_S = 0.2
 
 
 def table(states: dict[Spec, str]) -> Table:
-    """What is done and what is left, envs by labels.
+    """Table of finished and remaining runs, envs by labels.
 
     :param states: of every run
     """
@@ -36,10 +36,10 @@ def table(states: dict[Spec, str]) -> Table:
 
 
 def work(states: dict[Spec, str], launcher: Launcher, options: dict[str, object]) -> list[Worker]:
-    """Do what is left. A run that comes back undone, because its machine is gone, waits once more.
+    """Run the remaining runs. If the machine of a run dies, the run is queued again.
 
-    :param states: of every run; changed as the runs go on
-    :param launcher: who runs them
+    :param states: of every run; updated in place
+    :param launcher: runs them
     :param options: of the workers
     :return: the workers that failed
     """

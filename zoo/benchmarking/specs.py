@@ -1,4 +1,4 @@
-"""What a benchmark runs: names and variants of algorithms become complete settings, checked before anything starts."""
+"""Specs of a benchmark's runs: complete settings from names and variants of algorithms, checked before the start."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Spec:
     source: str
 
     def folder(self, out: Path) -> Path:
-        """Where this run's files go."""
+        """Folder of this run's files."""
         return out / env_folder(self.env) / self.label
 
     def file(self, out: Path) -> Path:

@@ -219,9 +219,9 @@ def plain(value: Any) -> Any:
 
 
 def make_experiment(spec: Spec, folder: Path, device: str) -> Experiment:
-    """The spec as an rl_zoo3 run, whose file of settings is the spec's own.
+    """Make an rl_zoo3 run from a spec, with a settings file of its own.
 
-    :param folder: for that file and what the run writes
+    :param folder: for that file and the run's files
     """
     settings = {spec.env: {**spec.hyperparams, "n_timesteps": spec.steps}}
     config = files.write(folder / "hyperparams.yml", yaml.safe_dump(settings))

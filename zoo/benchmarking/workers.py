@@ -17,7 +17,7 @@ DONE = "done"
 RUNNING = "running"
 FAILED = "failed"
 LEFT = "left"
-#: A run whose machine has died this often is not tried again: it may be what kills them.
+#: A run is not retried after this many dead machines, because it may kill them.
 MAX_LOSSES = 3
 
 
@@ -50,7 +50,7 @@ class Worker(ABC):
     def bring(self) -> str:
         """Put the files of the ended run in their places, and set ``code``.
 
-        :return: what it printed
+        :return: its output
         """
 
     @abstractmethod
@@ -116,9 +116,9 @@ class Promise(Protocol):
         """Whether :meth:`result` would answer at once."""
 
     def result(self) -> Any:
-        """What the errand brings, a :class:`~zoo.benchmarking.errand.Brought`.
+        """Wait for the result, a :class:`~zoo.benchmarking.errand.Brought`.
 
-        :raises MachineGone: if it will bring nothing
+        :raises MachineGone: if there will be none
         """
 
     def cancel(self) -> None:
@@ -126,10 +126,10 @@ class Promise(Protocol):
 
 
 class RemoteWorker(Worker):
-    """A run on another machine, or what a launcher takes for one.
+    """Run on another machine, or in a launcher's process.
 
-    :param promise: its errand
-    :param losses: machines that have died under this run before
+    :param promise: its future result
+    :param losses: number of machines that have died during this run
     """
 
     def __init__(self, spec: Spec, options: dict[str, object], promise: Promise, losses: int) -> None:

@@ -1,1 +1,1 @@
-"""What ``zoo.check`` is made of."""
+"""Parts of ``zoo.check``."""

@@ -1,4 +1,4 @@
-"""Episodes under random actions, with what the checks compare: digests, rewards, ends, and what did not fit the space."""
+"""Episodes under random actions, with the data for the checks: digests, rewards, ends, observations outside the space."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONGEST = 5000
 
 
 class Step(NamedTuple):
-    """What an env answered to one action."""
+    """Result of one action."""
 
     observation: str  #: digest
     reward: float
@@ -99,10 +99,10 @@ def play_groups(env: gym.Env[Any, Any], seconds: float, seed: int = 0) -> list[l
 
 
 def observation_problem(space: spaces.Space, obs: Any, when: str) -> str:
-    """What is wrong with an observation, in a few words; empty if nothing is.
+    """Describe the fault of an observation in a few words; empty if there is none.
 
     :param space: declared by the env
-    :param when: it was seen
+    :param when: time of the observation
     """
     if isinstance(space, spaces.Dict) and isinstance(obs, dict):
         parts = [observation_problem(part, obs.get(name), f"{when}, {name!r}") for name, part in space.spaces.items()]

@@ -1,4 +1,4 @@
-"""A finding: what one check saw, how bad it is, and what to do about it."""
+"""Findings of the checks, with severity and advice."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Finding(NamedTuple):
     """One line of the report."""
 
     level: str  #: :data:`BROKEN`: mend it before training; :data:`LOOK`: may be meant; :data:`FINE`
-    check: str  #: what was looked at
-    says: str  #: what was seen
-    advice: str = ""  #: what to change; empty where nothing is to be done
+    check: str  #: subject of the check
+    says: str  #: result
+    advice: str = ""  #: remedy, or empty
 
     def line(self) -> str:
-        """As the report shows it."""
+        """Format the finding for the report."""
         return f"{self.level:<7} {self.check:<14} {self.says}" + (f"\n{'':>23}-> {self.advice}" if self.advice else "")

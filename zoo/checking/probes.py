@@ -1,4 +1,4 @@
-"""What the checks say of an env: each takes episodes and gives one or more findings."""
+"""Checks of an env: each takes episodes and returns one or more findings."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .findings import BROKEN, FINE, LOOK, Finding
 LARGE = 1e3
 #: Observations beyond this size want normalising.
 WIDE = 100.0
-#: Steps per second below which the env is what a training waits for.
+#: Steps per second below which the env dominates the training time.
 SLOW = 1000.0
 #: Fewer seeds may have episodes of one length by chance.
 SEEDS = 4
@@ -36,7 +36,7 @@ ALIGNMENT = {"ignores its seed": BROKEN, "out of step": LOOK, "falls out of step
 
 
 def check_spaces(env: gym.Env[Any, Any]) -> list[Finding]:
-    """SB3's ``check_env``, that is the interface, and what it recommends about spaces; and whether GRPO takes them."""
+    """Check the interface and the spaces with SB3's ``check_env``, and whether GRPO supports the spaces."""
     if env.has_wrapper_attr("compute_reward"):  # of a goal env; SB3 asks the outermost wrapper, which passes nothing on
         vars(env)["compute_reward"] = env.get_wrapper_attr("compute_reward")
     with warnings.catch_warnings(record=True) as said:

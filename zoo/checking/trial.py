@@ -53,7 +53,7 @@ def fitting_policy(space: spaces.Space) -> str:
 
 
 def check_training(model: BaseAlgorithm, seconds: float) -> list[Finding]:
-    """Train, and judge what came of it.
+    """Train, and check the result.
 
     :param model: a new GRPO model
     :param seconds: to train

@@ -1,1 +1,1 @@
-"""What all commands share."""
+"""Parts shared by all commands."""

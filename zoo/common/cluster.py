@@ -1,4 +1,4 @@
-"""Where work beyond this process runs: what each piece of it asks for, and a Ray cluster that is really there."""
+"""Resources of jobs outside this process, and connections to a Ray cluster."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ PACKAGES = {"ray": "ray", "submitit": "submitit"}
 
 @dataclass(frozen=True)
 class Resources:
-    """What one piece of work asks of a machine.
+    """Resources of one job.
 
     :param cpus: cores; a fraction lets several share one (Ray only)
     :param gpus: GPUs; a fraction lets several share one (Ray only)
-    :param memory_gb: memory; 0: not said
+    :param memory_gb: memory; 0: unspecified
     :param minutes: time limit of a SLURM job
     :param partition: of SLURM; empty: its default
     """
@@ -35,14 +35,14 @@ class Resources:
     partition: str = ""
 
     def for_ray(self) -> dict[str, Any]:
-        """As Ray's ``options`` wants them."""
+        """Arguments of Ray's ``options``."""
         memory = {"memory": int(self.memory_gb * 2**30)} if self.memory_gb else {}
         return {"num_cpus": self.cpus, "num_gpus": self.gpus, **memory}
 
     def for_submitit(self) -> dict[str, Any]:
-        """As submitit's ``update_parameters`` wants them.
+        """Arguments of submitit's ``update_parameters``.
 
-        :raises BadInput: for parts of a core or GPU, which SLURM does not give
+        :raises BadInput: for fractions of a core or GPU, which SLURM does not support
         """
         for name in ("cpus", "gpus"):
             if getattr(self, name) != int(getattr(self, name)):
@@ -79,11 +79,11 @@ def parse_resources(text: str) -> Resources:
 
 @dataclass(frozen=True)
 class Launch:
-    """Who is asked to run the work, as the command line says it.
+    """Launcher from the command line.
 
     :param launcher: ``"local"``, ``"ray"`` or ``"submitit"``
     :param address: of a Ray cluster; None: RAY_ADDRESS, or else this machine
-    :param resources: of one piece of work
+    :param resources: of one job
     """
 
     launcher: str
@@ -109,10 +109,10 @@ def add_launcher(parser: Parser, *launchers: str) -> None:
 
 
 def read_launch(args: Any) -> Launch:
-    """See that what is asked for can be had, before anything starts.
+    """Read the launcher's options, and check before the start that its resources are available.
 
     :param args: with the options of :func:`add_launcher`
-    :raises BadInput: for resources that cannot be read, an engine that is not installed, a cluster that does not answer
+    :raises BadInput: for invalid resources, an engine that is not installed, or a cluster that does not answer
     """
     resources = parse_resources(args.resources)
     for option, value, of in (
@@ -146,7 +146,7 @@ def connect_ray(launch: Launch, said: bool = False) -> Any:
     """Join a Ray cluster, or start one on this machine that ends with this process.
 
     :param launch: some machine of the cluster must have its resources
-    :param said: show here what the pieces of work print
+    :param said: print the output of the jobs here
     :return: the module ``ray``
     :raises BadInput: if there is no such cluster, or no machine in it has the resources
     """
@@ -174,7 +174,7 @@ def _check_room(nodes: Sequence[dict[str, Any]], resources: Resources) -> None:
 
 
 def room_in(ray: Any, resources: Resources) -> int:
-    """How many pieces of work the machines of a Ray cluster hold at a time, those that have joined since included."""
+    """Number of jobs that fit on the machines of a Ray cluster, including machines that have joined later."""
     wanted = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": resources.memory_gb * 2**30}
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     rooms = [min((int(m.get(name, 0) / x) for name, x in wanted.items() if x > 0), default=1) for m in machines]

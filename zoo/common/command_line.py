@@ -1,4 +1,4 @@
-"""What the commands share: errors of one line with exit code 2, settings as ``name:value``, names that were nearly right."""
+"""Command-line parsing: errors of one line with exit code 2, settings as ``name:value``, suggestions for misspelt names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NO_ROOM = 1
 
 
 def program(name: str = "") -> str:
-    """What a command is called in its messages.
+    """Name of a command in its messages.
 
     :param name: such as ``zoo.train`` or ``train``; empty: all of them
     """
@@ -37,7 +37,7 @@ def program(name: str = "") -> str:
 
 
 def call(name: str) -> str:
-    """What a user types to run a command.
+    """Command line that runs a command.
 
     :param name: such as ``train``
     """
@@ -51,7 +51,7 @@ def default_threads() -> int:
 
 
 class BadInput(ValueError):
-    """What the user asked for cannot be done; the message says why, and what to do instead."""
+    """Error of the user's input; the message gives reason and remedy."""
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
@@ -145,7 +145,7 @@ def how_many(n: int, noun: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that names what is spelt like ``name``, capitals aside; empty if nothing is."""
+    """Question that suggests known names spelt like ``name``, ignoring case; empty if there are none."""
     by_lower = {k.lower(): k for k in sorted(known)}
     nearest = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
     return f" Did you mean {' or '.join(by_lower[n] for n in nearest)}?" if nearest else ""
@@ -164,16 +164,16 @@ def check_at_least_1(given: Any, *names: str) -> None:
             raise BadInput(f"--{name.replace('_', '-')} {value} must be at least 1.")
 
 
-#: What NumPy's generators take.
+#: Largest seed of NumPy's generators.
 LARGEST_SEED = 2**32 - 1
 
 
 def check_seed(seed: int, least: float = 0) -> None:
-    """See that a seed is one that all generators take.
+    """Check that all generators accept a seed.
 
     :param seed: of the option
-    :param least: -inf where what is below 0 means a random one
-    :raises BadInput: for any other
+    :param least: -inf if negative seeds mean a random one
+    :raises BadInput: for an invalid seed
     """
     if not least <= seed <= LARGEST_SEED:
         below = "; below 0: a random one" if least < 0 else ""
@@ -181,11 +181,11 @@ def check_seed(seed: int, least: float = 0) -> None:
 
 
 def check_has_runs(option: str, names: Iterable[str], known: Collection[str]) -> None:
-    """See that what an option names has run.
+    """Check that runs exist for the names of an option.
 
     :param option: such as ``--envs``
-    :param names: that it names
-    :param known: that have runs
+    :param names: of the option
+    :param known: names that have runs
     :raises BadInput: naming the nearest ones
     """
     for name in names:

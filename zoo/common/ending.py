@@ -1,7 +1,7 @@
-"""Evaluations and envs come to an end.
+"""Endings of episodes and envs.
 
-An episode that Monitor never closes is closed where it ends, and what cannot be counted is named. What envs raise when they
-are closed undoes nothing of what was done in them.
+Episodes that Monitor never closes are closed at their end, and episodes that cannot be counted are reported. Errors while envs
+are closed lose no results.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ ENDLESS_STEPS = 300_000
 
 
 def with_monitor_outside(wrapper: Callable[[gym.Env], gym.Env] | None) -> Callable[[gym.Env], gym.Env]:
-    """A wrapper around which a further Monitor is put where a TimeLimit stands outside the first: that one would never learn
-    of the ends, and whoever counts its episodes would wait for ever. The file of the first is then the further one's.
+    """Wrap another Monitor around a TimeLimit that is outside the first Monitor.
 
-    :param wrapper: what settings put around an env that has a Monitor
+    The first Monitor would miss the ends of episodes, and code that counts its episodes would wait forever. Its file is then
+    the outer one's.
+
+    :param wrapper: the settings' wrapper of an env with a Monitor
     """
 
     def wrap(env: gym.Env) -> gym.Env:
@@ -78,7 +80,7 @@ class Counting:
 
 
 def drop_dead_outputs() -> None:
-    """Let go of a terminal or pipe that nobody reads any more: an error of ``print`` would end what is still to be saved."""
+    """Drop a closed terminal or pipe, because an error of ``print`` would prevent saving."""
     for descriptor in (1, 2):
         poll = select.poll()
         poll.register(descriptor, 0)  # asks for errors alone

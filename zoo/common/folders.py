@@ -21,7 +21,7 @@ LOCK = ".lock"
 def make_folder(option: str, folder: Path) -> tuple[Path, ...]:
     """Make the folder that an option names.
 
-    :return: what was not there before, from the outside in
+    :return: the new folders, from the outermost on
     :raises BadInput: if it cannot be made
     """
     missing = tuple(path for path in (*reversed(folder.parents), folder) if not path.exists())
@@ -33,10 +33,10 @@ def make_folder(option: str, folder: Path) -> tuple[Path, ...]:
 
 
 def check_place(option: str, path: Path, is_folder: bool = False) -> None:
-    """See, before any work, that what an option names can be written. Nothing is left of the attempt.
+    """Check, before any work, that the path of an option can be written. The attempt leaves no files.
 
     :param path: of a file, or of a folder
-    :raises BadInput: if it cannot
+    :raises BadInput: if it cannot be written
     """
     folder = path if is_folder else path.parent
     if not is_folder and path.is_dir():
@@ -53,10 +53,10 @@ def check_place(option: str, path: Path, is_folder: bool = False) -> None:
 
 @contextmanager
 def alone_in(folder: Path, refusal: str) -> Iterator[None]:
-    """Keep a folder to this process; the system ends that, however the process does.
+    """Lock a folder for this process; the system releases the lock when the process ends.
 
-    :param folder: that is there
-    :param refusal: what to say where another process has it
+    :param folder: an existing folder
+    :param refusal: message if another process has the lock
     :raises BadInput: in that case
     """
     path = folder / LOCK

@@ -10,11 +10,11 @@ from ..common.command_line import BadInput
 
 
 def parse_grid(option: str, texts: Sequence[str]) -> dict[str, list[Any]]:
-    """Values by name. They are literals, or plain words: ``net_arch=[64],[64,64]``, ``advantage=state,step``.
+    """Parse values by name. They are literals, or plain words: ``net_arch=[64],[64,64]``, ``advantage=state,step``.
 
     :param option: such as ``--grid``, for messages
     :param texts: of the command line
-    :raises BadInput: for what is no ``name=value,value``, a name or a value twice
+    :raises BadInput: for text that is not ``name=value,value``, and for a repeated name or value
     """
     grid: dict[str, list[Any]] = {}
     for text in texts:

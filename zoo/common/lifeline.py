@@ -22,11 +22,11 @@ def end_with_parent() -> None:
 def main(arguments: list[str]) -> int:
     """Call the ``main`` of a module.
 
-    :param arguments: the module within this package, such as ``benchmarking.worker``, and what its ``main`` is given
+    :param arguments: the module within this package, such as ``benchmarking.worker``, and the arguments of its ``main``
     :return: exit code
     """
     threading.Thread(target=end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides the reaction
     module = importlib.import_module(f"..{arguments[0]}", __package__)
     code: int = module.main(arguments[1:])
     return code

@@ -30,12 +30,12 @@ CLASSES: dict[str, type] = {
     "RMSpropTFLike": RMSpropTFLike,
     **{name: getattr(layers, name) for name in ("FlattenExtractor", "NatureCNN", "CombinedExtractor")},
 }
-#: Module -> (what a text may call it, what its classes must be).
+#: Module -> (its names in a text, base of its classes).
 MODULES: dict[Any, tuple[tuple[str, ...], type]] = {
     th.nn: (("nn", "th.nn", "torch.nn"), th.nn.Module),
     th.optim: (("th.optim", "torch.optim", "optim"), th.optim.Optimizer),
 }
-#: Settings that name classes to import -> what these must be.
+#: Settings that name classes to import -> base of the classes.
 NAMED_CLASSES: dict[str, type] = {"env_wrapper": gym.Wrapper, "vec_env_wrapper": VecEnvWrapper, "callback": BaseCallback}
 GRAMMAR = "literals, dict(name=value, ...) and classes such as nn.ReLU"
 
@@ -137,11 +137,11 @@ def without_texts(settings: dict[str, Any], where: Callable[[str], str]) -> dict
 
 
 def check_named_classes(settings: dict[str, Any], where: Callable[[str], str]) -> None:
-    """See that named classes are what they should be. It imports their modules, so all other checks come first.
+    """Check that settings name classes of the right kind. It imports their modules, so all other checks come first.
 
     :param settings: of a run
-    :param where: tells of a name where the user has written it
-    :raises BadInput: for a name that is no class of its kind, and for arguments that it does not take
+    :param where: from a name to its place in the user's input
+    :raises BadInput: for a name that is no class of its kind, and for unknown arguments
     """
     named = [(key, base, *entry) for key, base in NAMED_CLASSES.items() for entry in named_classes(settings.get(key))]
     for key, _, path, arguments in named:
@@ -171,9 +171,9 @@ def named_classes(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _check_arguments(kind: type, arguments: dict[str, Any], before: list[str], what: str) -> None:
-    """See that a class takes what it is to be made with.
+    """Check that a class accepts its arguments.
 
-    :param before: what it is given in front of that
+    :param before: names of the arguments in front
     """
     signature = inspect.signature(kind)
     try:

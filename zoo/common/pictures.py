@@ -1,7 +1,7 @@
-"""Pictures: one that cannot be drawn is said, and ends nothing; GIFs play at an env's own speed.
+"""Pictures: failures to draw are reported and end nothing; GIFs play at the env's speed.
 
-A GIF counts in hundredths of a second, and browsers slow down what is shown for less than two of them: Hopper's 125 frames
-per second cannot all be shown.
+A GIF's unit is a hundredth of a second, and browsers slow down frames shorter than two units: not all of Hopper's 125 frames
+per second can be shown.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ SHORTEST = 2  # hundredths of a second that browsers keep to
 
 
 def drawn(what: str, draw: Callable[[], Path]) -> Path | None:
-    """Draw a picture that goes with results, which are worth more than it.
+    """Draw a picture; a failure must not lose the results.
 
-    :param what: for the message
+    :param what: name of the picture, for the message
     :param draw: draws it and returns its path
-    :return: the path; None where it could not be drawn, which stderr says
+    :return: the path; None after a failure, which stderr reports
     """
     try:
         return draw()

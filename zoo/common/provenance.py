@@ -1,4 +1,4 @@
-"""What a figure depends on beside its settings: commit, versions, machine."""
+"""Provenance of results: commit, versions, machine, command."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 PACKAGES = ("sb_grpo", "stable_baselines3", "sb3_contrib", "rl_zoo3", "gymnasium", "torch", "numpy")
-#: Come with an extra, and decide what an env does.
+#: Packages of extras that affect the envs' behaviour.
 PHYSICS = ("mujoco", "Box2D")
 CHECKOUT = Path(__file__).parents[2]
 
@@ -48,12 +48,12 @@ def machine() -> dict[str, str | int | None]:
 
 
 def command() -> str:
-    """What was typed to start this process, as a shell takes it again, but for the passwords in it."""
+    """Command line of this process, quoted for a shell, without passwords."""
     return shlex.join(map(without_passwords, sys.orig_argv))
 
 
 def without_passwords(argument: str) -> str:
-    """An argument with ``***`` for the password of a URL: what it goes into is read, copied and uploaded."""
+    """Replace the password of a URL by ``***``, because the result is read, copied and uploaded."""
     hidden = re.sub(r"(://[^:/@]*):.*@", r"\1:***@", argument)
     return re.sub(r"([?&](?:password|passwd|pwd|sslpassword)=)[^&]*", r"\1***", hidden)
 

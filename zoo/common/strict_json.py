@@ -1,4 +1,4 @@
-"""JSON as its standard has it: what is not a finite number is null, since NaN and Infinity are no JSON."""
+"""Standard JSON: NaN and infinities are written as null."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def read_mapping(path: str | Path, example: str, loader: type[Loader] = EachOnce
 
 
 def read_sections(path: str | Path, example: str = "CartPole-v1: {n_envs: 8}") -> dict[str, dict[str, Any]]:
-    """As :func:`read_mapping`, of names to mappings."""
+    """Read a mapping of names to mappings; see :func:`read_mapping`."""
     table = read_mapping(path, example)
     for name, section in table.items():
         if not isinstance(section, dict):

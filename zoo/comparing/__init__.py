@@ -1,1 +1,1 @@
-"""What ``zoo.compare`` and ``zoo.plot`` are made of: runs, statistics, tables, figures."""
+"""Parts of ``zoo.compare`` and ``zoo.plot``: runs, statistics, tables, figures."""

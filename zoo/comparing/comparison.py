@@ -27,8 +27,8 @@ class Comparison:
     :param labels: in order
     :param references: env -> (low, high): 0 and 1 of normalised scores
     :param thresholds: env -> return that counts as solved; envs without one are missing
-    :param baseline: label that the others are measured against; None: every pair
-    :param notes: what is left out, and why
+    :param baseline: label that the others are compared with; None: every pair
+    :param notes: omissions and their reasons
     """
 
     runs: Mapping[tuple[str, str], list[Run]]
@@ -63,7 +63,7 @@ class Comparison:
 
     @property
     def common_envs(self) -> list[str]:
-        """Envs on which every label has runs and that can be normalised: what aggregates are over."""
+        """Envs of the aggregates: every label has runs on them, and they have references."""
         return [env for env in self.envs if self.on(env) == self.labels and env in self.references]
 
     def normalised(self, label: str) -> list[np.ndarray]:

@@ -26,12 +26,12 @@ WINDOW = 0.1  # of a run's episodes: the running mean of training returns
 class Curve:
     """One run's curve.
 
-    :param panel: what it is a curve of: an env, or env and tag
+    :param panel: subject of the curve: an env, or env and tag
     :param label: algorithm
     :param kind: ``"evaluation"`` or ``"training"``
     :param steps: ``[C]`` env steps
     :param values: ``[C]``
-    :param samples: ``[E, C]`` what the values are means of; None: unknown
+    :param samples: ``[E, C]`` samples behind the values, which are means; None: unknown
     :param source: folder or file that it was read from
     """
 
@@ -48,8 +48,8 @@ class Curve:
 class Mean:
     """The mean curve of some runs with its interval.
 
-    :param low: NaN where there is nothing to compute it from
-    :param of: what the interval is of, for the legend
+    :param low: NaN if it cannot be computed
+    :param of: population of the interval, for the legend
     """
 
     label: str
@@ -64,14 +64,14 @@ class Mean:
 
 @contextmanager
 def left_out(what: str, broken: list[str]) -> Iterator[None]:
-    """Go on without files that are damaged, as those are of a process that was killed or of a full disk.
+    """Skip damaged files, which a killed process or a full disk leaves.
 
-    :param what: they are
-    :param broken: takes a line on them
+    :param what: description of the files
+    :param broken: gets a line about them
     """
     try:
         yield
-    except Exception as error:  # NumPy, pandas, zipfile and zlib raise what they like
+    except Exception as error:  # NumPy, pandas, zipfile and zlib raise many types
         broken.append(f"{what}: {type(error).__name__}: {one_line(error) or 'not in its form'}")
 
 
@@ -156,7 +156,7 @@ def from_tensorboard(folder: Path, tag: str) -> list[Curve]:
 
 
 def _continued(curves: list[Curve]) -> list[Curve]:
-    """Curves of event files, those named ``NAME_continued_N`` behind what stands under ``NAME`` up to where they begin."""
+    """Join curves of event files: ``NAME_continued_N`` replaces ``NAME`` from its first step on."""
     by_name = {str(curve.source): curve for curve in curves}
     went_on = set()
     for path in sorted(by_name, key=lambda path: path.count("_continued_")):
@@ -238,7 +238,7 @@ def _common_range(group: Sequence[Curve]) -> tuple[float, float]:
 
 
 def _as_far_as_all_go(group: Sequence[Curve]) -> list[Curve]:
-    """Curves within the steps that all of them reach; what is left out is said where it is more than a tenth."""
+    """Cut curves to the steps that all of them reach; report a loss of more than a tenth."""
     late = max(group, key=lambda curve: curve.steps[0])
     early = min(group, key=lambda curve: curve.steps[-1])
     start, end = _common_range(group)

@@ -1,6 +1,6 @@
-"""Whether an agent is as good on one task as on another: the worst one, worst over best, and the Gini coefficient.
+"""Fairness of an agent over tasks: the worst score, worst over best, and the Gini coefficient.
 
-Tasks pay in different units, so these are of normalised scores: 0 is what random actions earn, 1 a reference.
+Tasks have different units, so scores are normalised: 0 is the return of random actions, 1 a reference.
 """
 
 from __future__ import annotations

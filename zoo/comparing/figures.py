@@ -109,7 +109,7 @@ def inches(texts: Iterable[str], points: float = 10) -> float:
 
 
 def _columns(figure: Figure, labels: Sequence[str], most: int, points: float = 10) -> int:
-    """How many entries of a legend stand side by side in a figure."""
+    """Number of columns of a figure's legend."""
     return max(1, min(most, len(labels), int(figure.get_figwidth() / (inches(labels, points) + 0.5))))
 
 

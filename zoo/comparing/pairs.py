@@ -36,7 +36,7 @@ def paired(c: Comparison) -> pd.DataFrame:
     """Per env and pair of algorithms: the paired t-test over the seeds that both have, and the variance it saves.
 
     ``correlation`` and ``variance_saved`` are of the runs' scores over seeds; with ``_within`` they are of episodes within
-    their seeds: what sharing starts alone does.
+    their seeds: the effect of shared initial states alone.
     """
     rows = []
     for env in c.envs:

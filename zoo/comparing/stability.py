@@ -1,4 +1,4 @@
-"""How steadily a run keeps what it has learnt: its drop from the best checkpoint, and the area under its curve."""
+"""Stability of a run: its drop from the best checkpoint, and the area under its curve."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..comparing.statistics import Array
 
 
 def drop_from_best(curve: Array) -> float:
-    """What the last checkpoint is below the best one; 0 if it is the best.
+    """Difference between the best and the last checkpoint; 0 if the last is the best.
 
     :param curve: ``[C]`` mean return of each checkpoint
     """
@@ -33,7 +33,7 @@ def area_under_curve(curve: Array, steps: Array) -> float:
 
 
 def stability(c: Comparison) -> pd.DataFrame:
-    """Per env and algorithm, means over runs: what a run loses after its best checkpoint, and the area under its curve."""
+    """Per env and algorithm, means over runs: drop from the best checkpoint, and area under the curve."""
     rows = []
     for env, label in c.keys:
         curves = c.curves(env, label)

@@ -71,7 +71,7 @@ def median(scores: Scores) -> Array:
 
 
 def optimality_gap(scores: Scores, target: float = 1.0) -> Array:
-    """How far runs stay below the target on average; what exceeds it does not make up for what falls short.
+    """Mean shortfall of runs below the target; scores above it do not compensate.
 
     :param scores: per task ``[..., runs]``, normalised
     :param target: score that counts as perfect
@@ -293,10 +293,10 @@ class Paired(NamedTuple):
 
 
 def paired(x: Array, y: Array, level: float = 0.95) -> Paired:
-    """Paired t-test: is the mean of the differences 0? It assumes nothing about what the two of a pair have in common.
+    """Paired t-test of the mean difference against 0, without assumptions on the correlation within pairs.
 
     :param x: ``[n]``
-    :param y: ``[n]`` in the same order: ``y[i]`` met what ``x[i]`` met
+    :param y: ``[n]`` in the same order: ``y[i]`` and ``x[i]`` met the same conditions
     :param level: coverage of the interval of the difference
     """
     d = x - y
@@ -311,10 +311,10 @@ def paired(x: Array, y: Array, level: float = 0.95) -> Paired:
 
 
 def common_luck(x: Scores, y: Scores) -> tuple[float, float]:
-    """How much two samples move together, and the share of the variance of their mean difference that pairing saves.
+    """Correlation of two samples, and the share of the variance of their mean difference that pairing saves.
 
-    The share is 1 - Var(x - y) / (Var x + Var y), that is 2 Cov / (Var x + Var y): 1 if all chance is common, 0 if none is,
-    negative if one's luck is the other's bad luck. Degrees of freedom cancel, so sums of squares do.
+    The share is 1 - Var(x - y) / (Var x + Var y) = 2 Cov / (Var x + Var y): 1 if all noise is common, 0 if none is, negative
+    for a negative correlation. Degrees of freedom cancel, so sums of squares suffice.
 
     :param x: blocks ``[n]``, each measured from its own mean; one block: of all pairs
     :param y: the same blocks in the same order

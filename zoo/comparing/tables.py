@@ -25,7 +25,7 @@ SHARES = np.linspace(0.0, 1.0, 21)
 
 
 def runs(c: Comparison) -> pd.DataFrame:
-    """Every run in a line: what all other tables are made of."""
+    """One line per run, the basis of all other tables."""
     return pd.DataFrame(
         {
             "env": run.env,
@@ -162,7 +162,7 @@ def ranking(c: Comparison) -> pd.DataFrame:
 
 
 def cost(c: Comparison) -> pd.DataFrame:
-    """Per env and algorithm: what a run takes (medians)."""
+    """Per env and algorithm: cost of a run (medians)."""
     rows = []
     for env, label, group in c.groups:
         processor, timed = _timed(group)
@@ -203,8 +203,9 @@ def _timed_together(some: Iterable[Run], others: Iterable[Run]) -> tuple[list[Ru
 
 
 def speed(c: Comparison) -> pd.DataFrame:
-    """How many times less training time a run takes than the baseline's, by the clock and in processor seconds: per env,
-    and the geometric mean over envs. Envs where no runs of the two were made on the same processor are left out."""
+    """Speed-up of training over the baseline in wall and processor time: per env, and the geometric mean over envs.
+
+    Envs without runs of both on the same processor are left out."""
     if c.baseline is None:
         return pd.DataFrame()
     rows = []
@@ -223,7 +224,7 @@ def speed(c: Comparison) -> pd.DataFrame:
 
 
 def references(c: Comparison) -> pd.DataFrame:
-    """Per env: what counts as 0 and as 1 of normalised scores."""
+    """Per env: returns with the normalised scores 0 and 1."""
     return pd.DataFrame([{"env": env, "low": low, "high": high} for env, (low, high) in c.references.items()])
 
 
@@ -242,9 +243,9 @@ def provenance(c: Comparison) -> pd.DataFrame:
 
 
 def origins(runs: Iterable[Run]) -> pd.DataFrame:
-    """How many of the runs share a commit, versions, a machine and a command.
+    """Number of runs per commit, versions, machine and command.
 
-    :param runs: a file that is there under two labels counts once
+    :param runs: a file with two labels counts once
     """
     names = ("commit", "versions", "machine", "command")
     counts = Counter(tuple(run.origin[name] for name in names) for run in {run.path: run for run in runs}.values())

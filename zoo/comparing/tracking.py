@@ -24,12 +24,12 @@ def check_wandb() -> None:
 
 
 def log_report(out: Path, project: str, about: Mapping[str, Any]) -> None:
-    """Log what a comparison has written.
+    """Log the files of a comparison.
 
     :param out: folder of the report, with ``tables`` and ``figures``; wandb's files go beside them
     :param project: of the run
-    :param about: what the comparison is of, for the run's configuration
-    :raises BadInput: if wandb does not begin the run; the report is written all the same
+    :param about: subject of the comparison, for the run's configuration
+    :raises BadInput: if wandb does not begin the run; the report is written anyway
     """
     import wandb  # an extra
 

@@ -17,7 +17,7 @@ from ..training.checkpoints import read_facts
 from ..training.run_files import read_run_files, read_values, settings_folder_of
 
 RETURN = "return"
-#: What of an episode is drawn -> column of monitor files, array of evaluations.npz.
+#: Quantity of an episode -> column of monitor files, array of evaluations.npz.
 COLUMNS = {RETURN: ("r", "results"), "length": ("l", "ep_lengths"), "success": ("is_success", "successes")}
 
 
@@ -30,9 +30,9 @@ def _options(folder: Path, name: str = "args.yml") -> dict[str, Any]:
 
 
 def check_settings(chain: Sequence[Path], trusted: bool) -> None:
-    """See that what runs say of themselves can be read.
+    """Check that the runs' settings can be read.
 
-    :raises BadInput: naming the first file that cannot
+    :raises BadInput: naming the first file that cannot be read
     """
     for run in chain:
         read_run_files(settings_folder_of(run), trusted)

@@ -1,1 +1,1 @@
-"""Parts of ``zoo.dashboard`` and ``zoo.report``: what a run holds, the page made of it, and a server that keeps it fresh."""
+"""Parts of ``zoo.dashboard`` and ``zoo.report``: a run's data, its page, and a server that updates it."""

@@ -1,4 +1,4 @@
-"""What a training logged, as columns: from ``progress.csv`` in its folder, or from TensorBoard's files."""
+"""Logged values of a training as columns, from ``progress.csv`` in its folder or from TensorBoard's files."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def began(events: Path) -> float | None:
 def from_tensorboard(files: list[Path]) -> tuple[dict[str, Column], dict[str, Any] | None]:
     """Scalars by key, and quantiles of ``group/advantages``.
 
-    :param files: of one run, oldest first; from where a later one begins, what an earlier one held was written in vain
+    :param files: of one run, oldest first; a later file replaces the steps of earlier ones from its first step on
     """
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

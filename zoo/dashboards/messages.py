@@ -1,4 +1,4 @@
-"""What is to be said of a run in sentences: its state in figures, health rules that were broken, starts that did not match."""
+"""Messages about a run: its state, broken health rules, start mismatches."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def write_page(place: Path, out: Path, tensorboard: Path | None, trusted: bool =
 
 
 def title_of(place: Path) -> str:
-    """What the browser's tab says."""
+    """Title of the page."""
     return f"{place.resolve().name} - sb_grpo"
 
 

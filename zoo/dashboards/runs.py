@@ -1,4 +1,4 @@
-"""A run's folder as numbers for its page: episodes, evaluations, what was logged, settings, files."""
+"""Data of a run's folder for its page: episodes, evaluations, logged values, settings, files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POINTS = 300
 MOST_RUNS = 40
 #: Seconds without a new episode after which a run without final metrics counts as stopped.
 SILENT = 120.0
-#: What a run without groups cannot show, and why.
+#: Note on the parts that a run without groups lacks.
 NO_LOG = (
     "No log was found: neither progress.csv in the folder nor a TensorBoard file that began when the run did. Train with "
     "--tensorboard-log, or name the folder with --tensorboard. Episodes and evaluations are shown."
@@ -118,7 +118,7 @@ def page_of(folder: Path, place: Path, tensorboard: Path | None, page_folder: Pa
 
 
 def notes(algo: str, log: dict[str, Column], messages: list[str]) -> list[str]:
-    """What is missing and why, or that nothing was wrong."""
+    """Notes on missing parts, or that there were no faults."""
     if not log:
         return [NO_LOG]
     rules = watched(log)
@@ -231,6 +231,6 @@ def read_settings(folder: Path, trusted: bool, broken: list[str]) -> RunFiles:
 
 
 def tensorboard_of(arguments: dict[str, Any]) -> Path | None:
-    """Where the run's command line put TensorBoard's files."""
+    """Folder of TensorBoard's files in the run's command line."""
     named = arguments.get("tensorboard_log")
     return Path(named) if isinstance(named, str) and named and Path(named).is_dir() else None

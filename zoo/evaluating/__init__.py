@@ -1,1 +1,1 @@
-"""What ``zoo.evaluate`` is made of: saved models found, played on common seeds, and reported."""
+"""Parts of ``zoo.evaluate``: find saved models, play them on common seeds, and report."""

@@ -1,4 +1,4 @@
-"""The models that are evaluated: run folders and zips of the command line, with what their runs say of them."""
+"""Models to evaluate: run folders and zips of the command line, with their runs' settings."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ def is_saved(text: str) -> bool:
 
 
 def find(texts: Sequence[str], best: bool, algo: str | None, env_id: str | None, trusted: bool = True) -> list[Contestant]:
-    """Models of the command line.
+    """Find the models of the command line.
 
     :param texts: ``[LABEL=]PATH``: a run folder, a folder of them, or a model's zip
-    :param best: of a run folder, the best model in place of the last
-    :param algo: of zips that stand alone
-    :param env_id: in place of the runs' own
-    :param trusted: False: nothing that the files hold is unpickled
-    :raises BadInput: for what is no model, and for models that cannot be read without unpickling
+    :param best: of a run folder, the best model instead of the last
+    :param algo: of zips without a run folder
+    :param env_id: instead of the runs' own
+    :param trusted: False: no data of the files is unpickled
+    :raises BadInput: for paths without a model, and for models that cannot be read without unpickling
     """
     found: list[Contestant] = []
     refused: list[BadInput] = []

@@ -27,7 +27,7 @@ class Variant(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What came of it."""
+    """Results of an evaluation."""
 
     variants: list[Variant]
     seeds: list[int]

@@ -1,4 +1,4 @@
-"""An evaluation as result files of ``zoo.benchmark``: what ``zoo.compare`` reads, one run per model and variant."""
+"""Write an evaluation as result files of ``zoo.benchmark`` for ``zoo.compare``, one run per model and variant."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write(models: Sequence[Contestant], played: Played, out: Path) -> list[Path]
     """
     lines: dict[str, list[str]] = {}
     for one in models:
-        _ = one.metrics, one.curve  # reads them, and finds what is damaged
+        _ = one.metrics, one.curve  # reads them, and finds damaged files
     whole = [one for one in models if not one.broken]
     for variant in played.variants:
         for one in whole or models:

@@ -17,7 +17,7 @@ from .playing import Played
 
 
 def returns(models: Sequence[Contestant], played: Played) -> pd.DataFrame:
-    """Every episode: what all other tables are made of."""
+    """One line per episode, the basis of all other tables."""
     return pd.DataFrame(
         {"env": variant.name, "model": one.name, "seed": seed, "return": value}
         for variant in played.variants
@@ -58,7 +58,7 @@ def paired(models: Sequence[Contestant], played: Played) -> pd.DataFrame:
 
 
 def stability(models: Sequence[Contestant], played: Played) -> pd.DataFrame:
-    """Per model with evaluations during training: best, last, what was lost in between, the area under the curve."""
+    """Per model with evaluations during training: best, last, drop between them, area under the curve."""
     rows = []
     for one in models:
         if one.curve is None:
@@ -72,9 +72,9 @@ def stability(models: Sequence[Contestant], played: Played) -> pd.DataFrame:
 
 
 def normalised(models: Sequence[Contestant], played: Played) -> tuple[list[str], dict[str, np.ndarray]]:
-    """Mean returns as scores: 0 is what random actions earn on the same seeds, 1 what the best model does.
+    """Normalise mean returns: 0 is the return of random actions on the same seeds, 1 that of the best model.
 
-    :return: variants where the best model is better than random, and per model ``[variants]``
+    :return: variants in which the best model is better than random, and per model ``[variants]``
     """
     means = {v.name: {one.name: played.returns[v.name, one.name].mean() for one in models} for v in played.variants}
     usable = [name for name, of in means.items() if max(of.values()) > played.random[name]]

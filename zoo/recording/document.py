@@ -16,7 +16,7 @@ from .episodes import packed
 
 FORMAT = "sb_grpo.rollout"
 VERSION = 1
-#: Significant digits of rewards and values, and of what is only drawn.
+#: Significant digits of rewards and values, and of values that are only drawn.
 DIGITS = 6
 DRAWN_DIGITS = 4
 #: Components of an observation that are kept, at most.
@@ -24,7 +24,7 @@ MAX_COLUMNS = 24
 
 
 def rounded(values: th.Tensor, digits: int = DIGITS) -> list[Any]:
-    """A column with few digits; whole numbers without a fraction, what is not finite as None."""
+    """Round a column to few digits; whole numbers lose their fraction, and nan or inf becomes None."""
     return [_short(x, digits) for x in values.tolist()]
 
 
@@ -61,7 +61,7 @@ def write(document: dict[str, Any], path: Path) -> None:
 def read(path: Path) -> dict[str, Any]:
     """Load a recording.
 
-    :raises BadInput: for what is none, was cut, or is of another version
+    :raises BadInput: for another file, a truncated one, or another version
     """
     try:
         document = json.loads(path.read_text())

@@ -116,10 +116,10 @@ def packed(
     final_observations: TensorOrDict,
     task: th.Tensor,
 ) -> Rollout:
-    """Whole episodes as GRPO's estimators take them; log-probabilities are left at 0.
+    """Pack whole episodes into a rollout for GRPO's estimators; log-probabilities are 0.
 
-    :param observations: ``[M, ...]``, as actions and rewards by step, episode after episode
-    :param lengths: ``[E]`` steps, as what follows by episode
+    :param observations: ``[M, ...]``; like actions and rewards by step, episode after episode
+    :param lengths: ``[E]`` steps; like the next arguments by episode
     :param group: ``[E]`` 0 to the number of groups - 1
     """
     return Rollout(

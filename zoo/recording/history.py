@@ -1,4 +1,4 @@
-"""What a training logged, rollout by rollout, kept as columns."""
+"""Logged values of a training as columns, one row per rollout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the policy and its baseline say of recorded steps: values, scores, ratios after an update, conflicts between tasks."""
+"""Values, scores, ratios after an update and conflicts between tasks, computed on recorded steps."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def conflicts(policy: ActorPolicy, rollout: Rollout, advantage: th.Tensor, label
 
 
 def weighting(model: GRPO) -> dict[str, list[Any]] | None:
-    """What group weights have followed over the training, by task; None where they followed nothing."""
+    """Averages of the group weights over the training, by task, or None."""
     followed = getattr(model, "group_weighting", None)
     if followed is None or followed.n_labels == 0 or model.options.multitask.grouping not in ("task", "hierarchical"):
         return None

@@ -1,1 +1,1 @@
-"""What ``zoo.train`` is made of; the other commands train with it too."""
+"""Parts of ``zoo.train``, also used by other commands."""

@@ -1,4 +1,4 @@
-"""The model card of a finished run: a ``README.md`` that says what the model is, how good it is, and how to make it again."""
+"""Model card of a finished run: a ``README.md`` with description, results and the command to reproduce it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ LONG = ("final_returns", "settings", "versions")
 
 
 def write_card(folder: Path) -> Path:
-    """Write it from what the run has left in its folder.
+    """Write the model card from the files in the run's folder.
 
-    :param folder: with ``metrics.json``, ``<env>/config.yml`` and perhaps ``learning_curve.png``
+    :param folder: with ``metrics.json``, ``<env>/config.yml`` and optionally ``learning_curve.png``
     :return: its path
     """
     metrics = json.loads((folder / "metrics.json").read_text())
@@ -83,7 +83,7 @@ def _text(folder: Path, metrics: dict[str, Any]) -> str:
 
 
 def _command() -> str | None:
-    """As the user has typed it; None where the run was started from Python."""
+    """Command line of the user; None if the run was started from Python."""
     return f"{sys.argv[0]} {shlex.join(sys.argv[1:])}" if sys.argv[0] == call("train") else None
 
 

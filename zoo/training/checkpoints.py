@@ -1,4 +1,4 @@
-"""Checkpoints are whole: one zip holds the weights, VecNormalize's statistics and what was known of the run then.
+"""Complete checkpoints: one zip holds the weights, VecNormalize's statistics and facts about the run.
 
 A zip is written in one step, so its parts always belong together. ``checkpoint.json`` in it is read with any unzip program.
 """
@@ -34,7 +34,7 @@ LAST_STATISTICS = "vecnormalize.pkl"
 
 
 def facts(model: BaseAlgorithm, settings: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """What is known of a run at this moment.
+    """Current facts about a run.
 
     :param model: in training
     :param settings: of the run
@@ -63,7 +63,7 @@ def tensorboard_of(model: BaseAlgorithm) -> str | None:
 
 @cache
 def _provenance() -> dict[str, Any]:
-    """Of the code as it was when the first checkpoint was written; nothing is reloaded after that."""
+    """Provenance of the code at the first checkpoint; it does not change later."""
     return {"commit": commit(), "versions": versions()}
 
 
@@ -84,7 +84,7 @@ def save(model: BaseAlgorithm, path: Path, known: dict[str, Any]) -> None:
 
 
 def read_facts(path: Path) -> dict[str, Any] | None:
-    """What a checkpoint says of its run; None where it is not one of ours."""
+    """Read a checkpoint's facts; None for other zips."""
     content = read_entry(path, FACTS)
     known = None if content is None else dict(json.loads(content))
     if known is not None and not isinstance(known.get("env_steps"), int):
@@ -93,12 +93,12 @@ def read_facts(path: Path) -> dict[str, Any] | None:
 
 
 class Checkpoints(BaseCallback):
-    """Save a whole checkpoint every so many vector steps, as ``rl_model_<env steps>_steps.zip``.
+    """Save a complete checkpoint every ``every`` vector steps, as ``rl_model_<env steps>_steps.zip``.
 
     :param every: vector steps
     :param folder: of the run
     :param settings: of the run
-    :param keep: is given each file and what is known of it
+    :param keep: called with each file and its facts
     """
 
     rank_0_only = True
@@ -121,11 +121,11 @@ class Checkpoints(BaseCallback):
 
 
 class BestModel(BaseCallback):
-    """Save a whole checkpoint as ``best_model.zip``; for an EvalCallback to call when an evaluation is the best so far.
+    """Save a complete checkpoint as ``best_model.zip``; an EvalCallback calls it after the best evaluation so far.
 
     :param folder: of the run
     :param settings: of the run
-    :param keep: is given the file and what is known of it
+    :param keep: called with the file and its facts
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any], keep: Keep | None = None) -> None:
@@ -174,14 +174,14 @@ Normalize = Callable[[VecEnv, bool], VecEnv]
 
 
 def statistics_of(model: Path, settings_folder: Path, normalized: bool, trusted: bool) -> Normalize | None:
-    """The VecNormalize statistics that belong to a model's weights.
+    """Find the VecNormalize statistics of a model.
 
     :param model: zip of the model
-    :param settings_folder: of its run, where rl_zoo3 keeps them
+    :param settings_folder: of its run, with rl_zoo3's copy
     :param normalized: the run's settings ask for VecNormalize
     :param trusted: statistics may be unpickled
-    :return: what wraps an env in them; None: the model was trained without
-    :raises BadInput: if they are not there, or only pickled in a run that is not trusted
+    :return: function that wraps an env in them; None: the model was trained without
+    :raises BadInput: if they are missing, or only pickled in a run that is not trusted
     """
     try:
         content = read_entry(model, STATISTICS)

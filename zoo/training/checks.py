@@ -28,7 +28,7 @@ RUN_SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 #: The least that settings of a run may be; the constructor looks after its own.
 LEAST = {"n_timesteps": 1, "n_envs": 1, "frame_stack": 1, "noise_std": 0}
-#: What rl_zoo3 looks for in ``noise_type``.
+#: Names that rl_zoo3 recognises in ``noise_type``.
 NOISES = ("normal", "ornstein-uhlenbeck")
 #: Arguments of the constructor that an option of the command line sets.
 OPTIONS = {"env", "tensorboard_log", "verbose", "seed", "device"}
@@ -43,7 +43,7 @@ def _within(least: float, most: float) -> Callable[[Any], bool]:
 
 POSITIVE = "a number above 0", _within(0.0, sys.float_info.max)
 YES_OR_NO = "True or False", lambda value: isinstance(value, bool)
-#: What arguments of VecNormalize must be: in words, and as a test.
+#: Rules of VecNormalize's arguments: in words, and as a test.
 OF_NORMALIZE: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "training": YES_OR_NO, "norm_obs": YES_OR_NO, "norm_reward": YES_OR_NO, "clip_obs": POSITIVE, "clip_reward": POSITIVE,
     "epsilon": POSITIVE, "gamma": ("a number in (0, 1]", _within(0.0, 1.0)),
@@ -128,7 +128,7 @@ def check_env_kwargs(option: str, env_id: str, kwargs: dict[str, Any]) -> None:
     made_by = load_env_creator(entry) if isinstance(entry, str) else entry
     parameters = inspect.signature(made_by).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return  # hands on what it does not know itself
+        return  # passes unknown arguments on
     own = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
     known = {*own, *inspect.signature(gym.make).parameters} - {"id"}  # such as max_episode_steps
     for name, value in kwargs.items():
@@ -148,7 +148,7 @@ def _check_type(name: str, value: Any, hint: Any, where: str) -> None:
     kinds = [typing.get_origin(kind) or kind for kind in alternatives]
     plain = [kind for kind in kinds if kind in PLAIN]
     if any(kind not in PLAIN and not (name in SCHEDULED and not callable(value)) for kind in kinds):
-        return  # what the constructor declares is not ours to judge
+        return  # the constructor checks its own arguments
     if (isinstance(value, str) and name in EVALUATED) or any(_is(value, kind) for kind in plain):
         return
     wanted = SYNTAX if name in SCHEDULED else " or ".join(PLAIN[kind] for kind in plain)

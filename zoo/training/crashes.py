@@ -1,6 +1,6 @@
-"""Of an error while a run is set up: has the user asked for something that cannot be, or has code crashed?
+"""Classify errors during set-up: errors of the user's input, or crashes of code.
 
-The former is one line. The latter needs its traceback, most of all where the code is the user's own env.
+The former are one line. The latter need their traceback, especially in the user's own env.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sb_grpo
 
 from ..common.command_line import BadInput
 
-#: Where code is that checks what it is given.
+#: Packages whose code checks its arguments.
 LIBRARIES = (
     *(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")),
     Path(sb_grpo.__file__).resolve().parent,
@@ -27,12 +27,12 @@ REFUSALS = (ValueError, AssertionError, OSError, ImportError, gym.error.Error)
 
 
 def naming(key: str, setting: Any, where: str) -> Callable[[Any], Any] | None:
-    """What puts the wrappers of a setting around an env, and says which of them refuses it.
+    """Make a function that applies the wrappers of a setting, and names the one that fails.
 
     :param key: ``env_wrapper`` or ``vec_env_wrapper``
     :param setting: in rl_zoo3's form
-    :param where: the user has written it
-    :return: None where there are none
+    :param where: place of the setting in the user's input
+    :return: None without wrappers
     """
     if not setting:
         return None
@@ -59,7 +59,7 @@ def is_bad_input(error: BaseException) -> bool:
     A TypeError or AttributeError is one only where it speaks of an argument, or of a name that a module lacks.
     """
     root: BaseException = error
-    while root.__cause__ is not None:  # gymnasium wraps what an env's constructor raises
+    while root.__cause__ is not None:  # gymnasium wraps errors of an env's constructor
         root = root.__cause__
     if not _in_a_library(root):
         return False

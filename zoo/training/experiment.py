@@ -1,4 +1,4 @@
-"""One training run: its folder, its callbacks, the training, and what it leaves behind."""
+"""Training run: its folder, callbacks, training and results."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Experiment(Setup):
         """Leave nothing of a run that does not begin: it would take up a number, and be counted among the runs."""
         self.let_go()
         if self._own_folder is not None:
-            shutil.rmtree(self._own_folder, ignore_errors=True)  # why the run does not begin is what is to be said
+            shutil.rmtree(self._own_folder, ignore_errors=True)  # report only why the run does not begin
         for folder in reversed(self._above):
             with contextlib.suppress(OSError):  # another run has moved in
                 folder.rmdir()
@@ -111,7 +111,7 @@ class Experiment(Setup):
         self._keep_to_itself(f"{self.save_path}: another process is writing to it.")
 
     def create_callbacks(self) -> None:
-        """As rl_zoo3's, with whole checkpoints; frequencies are in steps of all envs together."""
+        """Create rl_zoo3's callbacks with complete checkpoints; frequencies count the steps of all envs together."""
         folder = Path(self.save_path)
         settings = self.settings
         if self.show_progress:
@@ -156,7 +156,7 @@ class Experiment(Setup):
 
     @property
     def tensorboard_name(self) -> str:
-        """Of this run in TensorBoard, without its number; a run that goes on is named after the one before."""
+        """Name of this run in TensorBoard, without its number; a continued run is named after the previous one."""
         before = (read_facts(Path(self.trained_agent)) or {}).get("tensorboard") if self.going_on else None
         return f"{before}_continued" if before else self.algo.upper()
 
@@ -172,7 +172,7 @@ class Experiment(Setup):
         print(f"Log path: {self.save_path}")
 
     def learn(self, model: BaseAlgorithm) -> None:
-        """Train. Ctrl-C ends it as if it were over; after an error what has been learnt is saved before it is raised."""
+        """Train. Ctrl-C ends the training normally; after an error the model is saved before the error is raised."""
         start = time.perf_counter()
         before = getattr(model, "_n_gradient_steps", None)
         before = 0 if self.resumed is not None else before  # the run's own are all of them
@@ -190,7 +190,7 @@ class Experiment(Setup):
             try:
                 save(model, self.model_path, facts(model, self.settings))
                 print(f"{ended} is {self.model_path}")
-            except OSError as error:  # a full disk may be what has ended it
+            except OSError as error:  # a full disk may be the cause
                 print(f"{ended} cannot be saved: {error.strerror}")
             if saves is not None:
                 saves.stopped()
@@ -227,7 +227,7 @@ class Experiment(Setup):
 
     @property
     def model_path(self) -> Path:
-        """Where the last model goes."""
+        """Path of the last model."""
         return Path(self.save_path) / f"{self.env_name}.zip"
 
     def evaluate(self, model: BaseAlgorithm, n_episodes: int = FINAL_EPISODES) -> list[float]:
@@ -244,11 +244,11 @@ class Experiment(Setup):
             close(env)
 
     def evaluation_env(self, n_episodes: int) -> VecEnv:
-        """Where so many episodes are evaluated, in as many envs as training used, if there are enough episodes for them."""
+        """Make the env for an evaluation: as many envs as in training, at most one per episode."""
         return self.create_envs(min(self.n_envs, n_episodes), eval_env=True, no_log=True)
 
     def returns_in(self, env: VecEnv, model: BaseAlgorithm, n_episodes: int) -> list[float]:
-        """As :meth:`evaluate`, in an env that is there and stays: the same starts every time."""
+        """:meth:`evaluate` in an existing env, which is kept: the same initial states every time."""
         # A VecEnv seeds its envs with consecutive numbers: hashed, so that the runs of neighbouring seeds do not share starts.
         env.seed(int(np.random.SeedSequence([self.seed, 1]).generate_state(1)[0]) >> 1)
         sync(model, env)
@@ -280,7 +280,7 @@ class Experiment(Setup):
                 model.save_replay_buffer(unfinished)
 
     def save_trained_model(self, model: BaseAlgorithm) -> None:
-        """The last model, what it earns in fresh episodes, and how it came to that."""
+        """Save the last model, its returns in fresh episodes, and its provenance."""
         self.save_model(model)
         returns = self.evaluate(model)
         folder = Path(self.save_path)

@@ -16,9 +16,9 @@ from .experiment import Experiment
 
 
 def check_learners(given: Any) -> None:
-    """See that what was asked for can have several learners, and give all of them one seed.
+    """Check that the run supports several learners, and give all of them one seed.
 
-    :param given: options; changed
+    :param given: options; updated in place
     :raises BadInput: for another algorithm than GRPO
     """
     rank, n = ranks.announced()

@@ -22,9 +22,9 @@ from .run_files import Unreadable, check_links, is_run_folder, read_run_files
 
 #: In the run's settings folder.
 FILE = "run.zip"
-#: What may be given with ``--resume``; all else is the run's own.
+#: Options allowed with ``--resume``; all others are the run's own.
 MAY_BE_GIVEN = ("resume", "verbose", "progress", "untrusted", "gym_packages")
-#: What a run that is not trusted may decide; the rest reaches out of its folder, or is code.
+#: Options that a run that is not trusted may set; the others leave its folder, or are code.
 OF_STRANGERS = (
     "algo", "env", "seed", "n_timesteps", "eval_freq", "eval_episodes", "n_eval_envs", "save_freq", "log_interval", "device",
     "num_threads", "vec_env", "verbose", "progress", "health", "recover", "env_kwargs", "eval_env_kwargs",
@@ -105,9 +105,9 @@ def check_kinds(options: dict[str, Any], parser: ArgumentParser) -> None:
 
 
 def _stay_beside(folder: Path, given: Namespace) -> None:
-    """What the run writes beside its folder stays there, also where the command is given in another working directory.
+    """Keep the places of files outside the run's folder, also in another working directory.
 
-    :param given: options of the run; changed
+    :param given: options of the run; updated in place
     """
     below = Path(given.log_folder, "tensorboard")
     given.log_folder = os.path.normpath(folder / ".." / "..")
@@ -118,7 +118,7 @@ def _stay_beside(folder: Path, given: Namespace) -> None:
 
 
 def another_way(folder: Path) -> str:
-    """What to do with a run that cannot go on as it was.
+    """Remedy for a run that cannot be resumed exactly.
 
     :param folder: of the run
     """
@@ -174,7 +174,7 @@ class RunSaves(BaseCallback):
             self.model.save_run(self.kept[-1])
 
     def stopped(self) -> None:
-        """Write what the last whole rollout ended with, unless that has been done."""
+        """Write the state after the last complete rollout, unless already done."""
         whole = [kept for kept in self.kept if kept.getbuffer().nbytes]
         try:
             if whole:
@@ -199,11 +199,11 @@ class RunSaves(BaseCallback):
 
 
 def set_monitors_aside(folder: Path, run: Path, device: str) -> None:
-    """Give the run's monitor files other names, without what came after the save; new ones begin beside them.
+    """Rename the run's monitor files, without the rows after the save; new files begin beside them.
 
     :param folder: of the run
     :param run: its saved state
-    :raises BadInput: if that is broken
+    :raises BadInput: if the saved state is broken
     """
     try:
         state = read_run(run, device)
@@ -224,6 +224,6 @@ def set_monitors_aside(folder: Path, run: Path, device: str) -> None:
             continue
         with open(path, "rb") as file:
             kept = file.read(max(sizes[known], 0))
-        files.write(aside, kept)  # a file of its own: what else the old one's name may lead to stays
+        files.write(aside, kept)  # a new file, because the old name may be a link
         if aside != path:
             path.unlink()

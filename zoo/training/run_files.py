@@ -1,7 +1,7 @@
-"""Files of a run, written and read as plain values. :func:`read_run_files` is the one way in for every command.
+"""Read and write files of a run as plain values. Every command reads them by :func:`read_run_files`.
 
-Reading runs nothing. A run that is not trusted is checked as a whole before any of its names is looked up: names resolve only
-among what is registered or imported already, and no link or path leaves its folder.
+Reading runs no code. A run that is not trusted is checked completely before any of its names is looked up: names must be
+registered or imported already, and no link or path may leave its folder.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from ..common.command_line import BadInput
 from ..common.literals import TEXTS, named_classes, read_text
 from ..common.yaml_files import Loader, read_mapping
 
-#: Wrappers of Gymnasium that a file which is not trusted may name: others write files, open windows or import what they are
-#: given.
+#: Wrappers of Gymnasium that an untrusted file may name; others write files, open windows or import modules.
 OF_GYMNASIUM = frozenset(
     "AddRenderObservation AddWhiteNoise AtariPreprocessing Autoreset ClipAction ClipReward DelayObservation "
     "DiscretizeAction DiscretizeObservation DtypeObservation FilterObservation FlattenObservation FrameStackObservation "
@@ -34,7 +33,7 @@ OF_GYMNASIUM = frozenset(
     "PassiveEnvChecker RecordEpisodeStatistics RepeatAction RescaleAction RescaleObservation ReshapeObservation "
     "ResizeObservation StickyAction TimeAwareObservation TimeLimit".split()
 )
-#: Settings that name classes -> what these must be, and of which modules, where these are imported; None: all of a module's.
+#: Settings that name classes -> base of the classes, and allowed modules with their names; None: all names of a module.
 NAMED: dict[str, tuple[type, dict[str, frozenset[str] | None]]] = {
     "env_wrapper": (
         gym.Wrapper,
@@ -105,7 +104,7 @@ _Loader.add_constructor("!object", lambda loader, node: Unreadable(str(node.valu
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether a folder is what one training has left."""
+    """Whether a folder is a run folder."""
     return path.is_dir() and len(list(path.glob("*/config.yml"))) == 1
 
 
@@ -116,7 +115,7 @@ def settings_folder_of(folder: Path) -> Path:
 
 
 def write_values(path: Path, values: dict[str, Any]) -> None:
-    """Write a mapping; what is no plain value is kept as the text that Python shows of it."""
+    """Write a mapping; values that are not plain are written as their repr."""
     files.write(path, yaml.dump(values, Dumper=_Dumper, sort_keys=False))
 
 
@@ -130,11 +129,11 @@ def read_values(path: Path) -> dict[str, Any]:
 
 
 def read_run_files(settings_folder: Path, trusted: bool = True) -> RunFiles:
-    """Settings and options of a run.
+    """Read settings and options of a run.
 
     :param settings_folder: in the run's folder, with ``config.yml`` and ``args.yml``
-    :param trusted: False: the run is refused where it names code, or leaves its folder
-    :raises BadInput: naming the file that cannot be read, or what is refused
+    :param trusted: False: the run is refused if it names code or leaves its folder
+    :raises BadInput: naming the file that cannot be read, or the refused value
     """
     if not trusted:
         check_links(settings_folder.parent)
@@ -162,7 +161,7 @@ def check_links(folder: Path, itself: bool = False) -> None:
 
 
 def check_settings(settings: dict[str, Any]) -> None:
-    """See that settings name nothing but what is there already.
+    """Check that settings only name objects that are imported already.
 
     :param settings: of a run or a file that is not trusted
     :raises BadInput: naming the first value that does
@@ -231,12 +230,12 @@ def _refused(name: str, value: Any, why: str) -> BadInput:
 
 
 def env_kwargs(run: RunFiles, settings_folder: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a run's env: of its settings, its command line, and those given now.
+    """Arguments of a run's env: from its settings, its command line, and ``given``.
 
     :param run: of :func:`read_run_files`
     :param settings_folder: of the run, for the message
-    :param given: go over the run's own
-    :raises BadInput: naming what the files do not say
+    :param given: take precedence
+    :raises BadInput: naming the values missing in the files
     """
     found: dict[str, Any] = {}
     for source, arguments in (("config.yml", run.settings.get("env_kwargs")), ("args.yml", run.options.get("env_kwargs"))):

@@ -33,13 +33,13 @@ def check_untrusted(algo: str, trusted: bool) -> None:
 
 @dataclass(frozen=True)
 class Saved:
-    """Where a model and its settings are.
+    """Saved model with its settings.
 
     :param algo: algorithm of the model
     :param path: its zip
     :param settings_folder: of its run, with ``config.yml`` and ``args.yml``; a folder without them: no wrappers
     :param env_id: registered id
-    :param trusted: False: nothing that the files hold is unpickled, or imported if it is not known
+    :param trusted: False: no data of the files is unpickled, and no unknown module imported
     """
 
     algo: str
@@ -60,7 +60,7 @@ class Saved:
 
     @property
     def draws_actions(self) -> bool:
-        """As rl_zoo3: on Atari and MiniGrid actions are drawn, elsewhere the likeliest are taken."""
+        """Whether actions are sampled; as in rl_zoo3, on Atari and MiniGrid only."""
         return bool(ExperimentManager.is_atari(self.env_id) or ExperimentManager.is_minigrid(self.env_id))
 
     def make_env(self, kwargs: dict[str, Any], seed: int = 0, n_envs: int = 1, monitor_dir: str | None = None) -> VecEnv:
@@ -85,7 +85,7 @@ class Saved:
             env = env if wrap is None else wrap(env, True)
             n_stack = hyperparams.get("frame_stack") or 0
             return VecFrameStack(env, n_stack) if n_stack > 0 else env
-        except Exception as error:  # envs and their renderers raise what they like
+        except Exception as error:  # envs and their renderers raise any type
             raise BadInput(f"cannot build {self.env_id}: {str(error).rstrip('.')}.") from error
 
     def load(self, env: VecEnv, device: str = "auto") -> BaseAlgorithm:

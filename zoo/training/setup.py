@@ -1,4 +1,4 @@
-"""What a run is made of: its settings, its envs, and the model that goes on; rl_zoo3's, taught what GRPO is."""
+"""Set-up of a run: settings, envs and a model to continue; rl_zoo3's, extended by GRPO."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Setup(ExperimentManager):
         return dict(found), found
 
     def _where(self, name: str) -> str:
-        """Where the user has written a setting."""
+        """Place of a setting in the user's input."""
         return "--hyperparams" if name in (self.custom_hyperparams or {}) else self.config
 
     def _preprocess_hyperparams(
@@ -199,7 +199,7 @@ class Setup(ExperimentManager):
             )  # fmt: skip
         except ValueError:
             raise
-        except Exception as error:  # torch's reader of tensors raises what it likes
+        except Exception as error:  # torch's reader of tensors raises any type
             raise BadInput(f"cannot load {self.trained_agent}: {one_line(error)}") from error
 
     @property
@@ -225,9 +225,9 @@ class Setup(ExperimentManager):
 
 
 def share_of_envs(n_envs: int) -> int:
-    """How many of a training's envs a learner has.
+    """Number of envs per learner.
 
-    :raises BadInput: if they cannot be shared out
+    :raises BadInput: if the envs cannot be divided equally
     """
     n = ranks.announced().n
     if n_envs % n:

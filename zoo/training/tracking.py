@@ -1,4 +1,4 @@
-"""What ``--track`` tells Weights & Biases beyond rl_zoo3: models as versioned artifacts, what charts are drawn over."""
+"""Extensions of rl_zoo3's ``--track`` for Weights & Biases: models as versioned artifacts, and the x-axis of charts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 
 from ..common.command_line import BadInput, one_line
 
-#: Step of all charts: what TensorBoard's scalars are synchronised with.
+#: Step of all charts, as in TensorBoard's scalars.
 STEP = "global_step"
 #: Scalars whose summary is the best value and not the last.
 BEST = ("eval/mean_reward", "rollout/ep_rew_mean")
 
-#: Is given the path of a model and what is known of it.
+#: Function of the path of a model and its facts.
 Keep = Callable[[Path, dict[str, Any]], None]
 
 
@@ -64,7 +64,7 @@ def is_of_wandb(error: Exception) -> bool:
 
 
 def not_begun(error: Exception) -> BadInput:
-    """What to do about such an error."""
+    """Message with a remedy for an error at the start."""
     from wandb.errors import CommError  # an extra
 
     said = one_line(error)
@@ -77,7 +77,7 @@ def not_begun(error: Exception) -> BadInput:
 
 
 def finish() -> None:
-    """End wandb's run: its service may be another process's, which keeps what is not written yet as long as it lives."""
+    """End wandb's run, because a service of another process would keep unwritten data until that process ends."""
     wandb = sys.modules.get("wandb")
     if getattr(wandb, "run", None) is not None:
         wandb.finish()  # type: ignore[union-attr]
@@ -92,11 +92,11 @@ def artifact_name(*parts: object) -> str:
 
 
 def keeper(run: Any, name: str, alias: str) -> Keep:
-    """What logs a model file as a version of an artifact, with what is known of it as metadata.
+    """Make a function that logs a model file as a version of an artifact, with its facts as metadata.
 
     :param run: of wandb
     :param name: of the artifact
-    :param alias: of the version, beside ``latest``
+    :param alias: of the version, in addition to ``latest``
     """
     import wandb  # an extra
 

@@ -1,1 +1,1 @@
-"""What ``zoo.tune`` is made of."""
+"""Parts of ``zoo.tune``."""

@@ -9,12 +9,12 @@ from optuna.storages.journal import JournalFileSymlinkLock
 
 
 def mend(path: Path) -> int:
-    """Drop what a crash has left of a last line; whoever appends next would make a broken line in the middle of it.
+    """Drop an incomplete last line after a crash; the next append would otherwise make a broken line in the middle.
 
-    Nobody can be at work on that line: the journal's own lock is held, and it is taken for every line that is written.
+    No other process can be writing it, because every write takes the journal's lock, which is held here.
 
     :param path: of the journal
-    :return: bytes that were dropped
+    :return: number of dropped bytes
     """
     if not path.exists() or _ends_well(path):
         return 0

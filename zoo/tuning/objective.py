@@ -25,7 +25,7 @@ from ..tuning.start import AS_IT_STANDS
 from ..tuning.study import derived_seed, worker
 
 #: SB3 trains on whole rollouts, so beyond the budget. Some rollouts of whole episodes are larger than the budget itself:
-#: what lies this far beyond is not trained on, or the study would find that more steps are better.
+#: steps this far beyond are not trained, or the study would find that more steps are better.
 OVERSHOOT = 1.05
 
 
@@ -56,7 +56,7 @@ class EvaluationEnvs:
         self._idle: list[VecEnv] = []
 
     def returns(self, run: TrialRun, model: BaseAlgorithm, n_episodes: int) -> list[float]:
-        """As ``run.evaluate``."""
+        """Evaluate like ``run.evaluate``."""
         env: VecEnv = getattr(self._of_thread, "env", None) or run.evaluation_env(n_episodes)
         self._of_thread.env = None  # whoever crashes in it leaves it in a state that nobody knows
         try:
@@ -77,12 +77,12 @@ class EvaluationEnvs:
 
 
 class ReportCallback(BaseCallback):
-    """Evaluate at even distances, except at the end, which is the objective's affair, and hold the trial to its budget.
+    """Evaluate at equal distances, except at the end, which the objective does, and limit the trial to its budget.
 
-    Nothing is evaluated before the first update: what the untrained policy is worth says nothing about settings.
+    The first evaluation comes after the first update, because the untrained policy's return does not depend on the settings.
 
-    :param n_evaluations: evaluations in a run, the one at the end counted in
-    :param evaluate: is given the number of the evaluation, from 1
+    :param n_evaluations: evaluations in a run, including the one at the end
+    :param evaluate: called with the number of the evaluation, from 1
     """
 
     def __init__(self, n_timesteps: int, n_evaluations: int, evaluate: Callable[[int], object]) -> None:
@@ -103,7 +103,7 @@ class ReportCallback(BaseCallback):
 
 @dataclass
 class Objective:
-    """What Optuna maximises: the mean return of ``eval_episodes`` episodes after training, averaged over ``n_seeds`` seeds.
+    """Objective of Optuna: the mean return of ``eval_episodes`` episodes after training, averaged over ``n_seeds`` seeds.
 
     The best of many trials with one seed each is the luckiest, not the best.
 
@@ -155,9 +155,9 @@ class Objective:
             raise
 
     def _train(self, trial: optuna.Trial, settings: dict[str, Any], seed: int, earlier: list[float]) -> float:
-        """One training of a trial.
+        """Run one training of a trial.
 
-        :param earlier: what its trainings with other seeds have reached
+        :param earlier: results of its trainings with other seeds
         :return: mean return at the end
         """
         run, model = self.build(settings, seed)

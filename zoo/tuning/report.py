@@ -1,4 +1,4 @@
-"""What a study leaves in its folder: the best settings as YAML, a table of all trials, five plots as HTML and PNG."""
+"""Files of a study: the best settings as YAML, a table of all trials, five plots as HTML and PNG."""
 
 from __future__ import annotations
 

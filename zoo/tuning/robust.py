@@ -23,7 +23,7 @@ class Candidate:
 
     :param trial: of the study
     :param mean: over the study's seeds
-    :param expected: what the surrogate thinks of it: luck shrunk away
+    :param expected: the surrogate's expectation, with the noise shrunk
     :param worst_neighbour: lowest expectation of it and its neighbours
     :param fresh: means of trainings with seeds that the study has not used; empty: not trained again
     """
@@ -79,7 +79,7 @@ def candidates(trials: Sequence[FrozenTrial], surrogate: Surrogate, n: int) -> l
 
 
 def recommended(again: Sequence[Candidate]) -> Candidate:
-    """Of those whose mean over fresh seeds is within a standard error of the best one, the one with the best worst neighbour.
+    """Recommend the candidate with the best worst neighbour, among those within a standard error of the best fresh mean.
 
     :param again: candidates that were trained again
     """
@@ -89,7 +89,7 @@ def recommended(again: Sequence[Candidate]) -> Candidate:
 
 
 def standard_error(values: Sequence[float] | Array) -> float:
-    """Of a mean; NaN of a single value, which says nothing about it."""
+    """Standard error of a mean; NaN for a single value."""
     return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 

@@ -1,4 +1,4 @@
-"""What a study searches: one function per algorithm that draws settings its model accepts."""
+"""Search spaces: one function per algorithm that draws valid settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
 
 from ..common.literals import parse, to_text
 
-#: What draws settings: from a trial, the env's entry, and the settings that are fixed.
+#: Function from a trial, the env's entry and the fixed settings to drawn settings.
 Draw = Callable[[optuna.Trial, dict[str, Any], dict[str, Any]], dict[str, Any]]
 
 NETS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
@@ -42,7 +42,7 @@ GRPO_SPACE: dict[str, BaseDistribution] = {
 
 
 def rounded(value: float) -> float:
-    """Three digits: what is trained is what the YAML says, and it can be read."""
+    """Round to three digits, so that the YAML holds exactly the trained settings in readable form."""
     return float(f"{value:.3g}")
 
 

@@ -46,11 +46,11 @@ def grpo_start(model: GRPO, base: dict[str, Any]) -> dict[str, Any]:
 def widened(
     start: dict[str, Any], space: dict[str, BaseDistribution] | None = None
 ) -> tuple[dict[str, BaseDistribution], dict[str, Any], list[str]]:
-    """A space that holds a start, and the start in its terms.
+    """Widen a space to contain a start, and express the start in it.
 
     :param start: value by name
     :param space: to widen; None: that of GRPO
-    :return: the space; the start, as far as it can be said; what was widened or cannot be said, a line each
+    :return: the space; the start without values outside the space; one line per widened or omitted value
     """
     space = dict(GRPO_SPACE if space is None else space)
     said = []

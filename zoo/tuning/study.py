@@ -121,7 +121,7 @@ def open_storage(storage: str) -> BaseStorage:
             return JournalStorage(JournalFileBackend(storage))
     except Exception as error:  # each driver has its own
         no_url = isinstance(error, ArgumentError | ValueError) and not isinstance(error, BadInput)
-        reason = FORMS if no_url else f"{error}."  # what is said of a URL may show parts of it
+        reason = FORMS if no_url else f"{error}."  # a message about a URL may show parts of it
         raise BadInput(f"--storage {without_passwords(storage)}: {reason}") from error
     raise BadInput(f"--storage {storage} is no storage: {FORMS}.")
 
@@ -167,7 +167,7 @@ def _open_database(url: str) -> RDBStorage:
 
 
 def worker() -> list[Any]:
-    """Who is at work: host, process and the time it was started (numbers of processes come again)."""
+    """Identity of this worker: host, process id and start time, because ids are reused."""
     return [socket.gethostname(), os.getpid(), psutil.Process().create_time()]
 
 
@@ -256,7 +256,7 @@ def give_back_surplus(trial: optuna.Trial, max_total: int | None) -> None:
 
 
 def failure(trial: FrozenTrial) -> str | None:
-    """What ended a crashed trial: the first line of its exception's message."""
+    """Cause of a crashed trial: the first line of its exception's message."""
     text: str | None = trial.user_attrs.get("traceback")
     if not text:
         return None
@@ -299,7 +299,7 @@ def check_source(folder: Path, storage: str) -> None:
 
 
 def note_source(folder: Path, storage: str) -> None:
-    """Leave in a study's folder what :func:`check_source` goes by."""
+    """Write the file for :func:`check_source` in a study's folder."""
     files.write(folder / SOURCE, f"{_source(folder, storage)}\n")
 
 
@@ -314,9 +314,9 @@ def _source(folder: Path, storage: str) -> str:
 
 
 def settings_of_trial(study: Study, number: int) -> dict[str, Any]:
-    """What ``zoo.tune`` trained in a trial: all settings, as an entry has them.
+    """All settings of a trial of ``zoo.tune``, in the form of an entry.
 
-    :raises BadInput: if there is none
+    :raises BadInput: if there are none
     """
     trials = study.get_trials(deepcopy=False)
     name = study.study_name

@@ -1,4 +1,4 @@
-"""Pictures and tables of what a study is worth over two of its parameters, with the uncertainty beside it."""
+"""Pictures and tables of a study's objective over two of its parameters, with uncertainty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .surrogate import Surrogate
 
 
 def measured(trials: Sequence[FrozenTrial], names: tuple[str, str]) -> pd.DataFrame:
-    """Of a grid: per pair of values the mean over all seeds of all its trials, and its standard error (NaN of one training).
+    """Mean and standard error per pair of a grid's values, over all seeds of its trials (NaN for one training).
 
     :param trials: of a grid, completed
     :param names: of two of its parameters
@@ -31,7 +31,7 @@ def measured(trials: Sequence[FrozenTrial], names: tuple[str, str]) -> pd.DataFr
 
 
 def modelled(surrogate: Surrogate, at: FrozenTrial, names: tuple[str, str]) -> pd.DataFrame:
-    """Of a fitted model: expectation and its standard deviation over two parameters, the others as in a trial.
+    """Expectation and standard deviation of a fitted model over two parameters; the others as in a trial.
 
     :param at: the trial
     :param names: of two parameters that all trials have
@@ -44,10 +44,10 @@ def modelled(surrogate: Surrogate, at: FrozenTrial, names: tuple[str, str]) -> p
 
 
 def draw(table: pd.DataFrame, names: tuple[str, str], surrogate: Surrogate, trials: Sequence[FrozenTrial], of: str) -> Figure:
-    """Two panels, the mean and its uncertainty. Trials are points where the axes are numbers.
+    """Draw two panels, the mean and its uncertainty. Trials are points if the axes are numbers.
 
     :param table: of :func:`measured` or :func:`modelled`
-    :param of: what the other parameters are
+    :param of: description of the other parameters
     """
     figure, both = plt.subplots(1, 2, figsize=(11.0, 4.4), layout="constrained")
     values = [list(dict.fromkeys(table[name])) for name in names]

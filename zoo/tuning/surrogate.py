@@ -98,7 +98,7 @@ class Surrogate:
 
     :param encoding: of the parameters
     :param params: ``[n]`` settings of the trials
-    :param values: ``[n]`` what they are worth, means over seeds
+    :param values: ``[n]`` objective, means over seeds
     :param noise: ``[n]`` variance of those means
     """
 

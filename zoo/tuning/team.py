@@ -13,7 +13,7 @@ from ..benchmarking.errand import ONE_THREAD
 from ..common.cluster import Launch, connect_ray, room_in
 from ..common.command_line import INTERRUPTED, PACKAGE, program
 
-#: Workers that may die before the search gives up: what kills them may be the study itself.
+#: Number of dead workers until the search gives up, because the study itself may kill them.
 MAX_LOSSES = 10
 
 

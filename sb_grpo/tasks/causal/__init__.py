@@ -9,7 +9,7 @@ ENV_ID = "CausalIntervention-v0"
 
 
 def make_causal_env(**kwargs: object) -> gym.Env:
-    """``CausalIntervention-v0``; arguments as in ``sb_grpo.tasks.causal.env.CausalInterventionEnv``.
+    """Make ``CausalIntervention-v0``; arguments as in ``sb_grpo.tasks.causal.env.CausalInterventionEnv``.
 
     :raises ImportError: without networkx, naming the extra to install
     """

@@ -1,5 +1,4 @@
-"""Action spaces: three ways to say which variable is set to which value. Saying the target, or a variable that a smaller graph
-lacks, means: set nothing, look on."""
+"""Three action spaces for the variable to set and its value. The target, or an absent variable, means: only observe."""
 
 from __future__ import annotations
 
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-#: (variable, or None to look on; value)
+#: (variable, or None to only observe; value)
 Intervention = tuple[int | None, float]
 Decoder = Callable[[Any], Intervention]
 
@@ -41,7 +40,7 @@ def _box(n: int, grid: np.ndarray) -> tuple[spaces.Space[Any], Decoder]:
 
 
 #: ``"discrete"``: one number per pair of variable and value. ``"multi_discrete"``: a variable and a value, chosen
-#: independently. ``"box"``: a score per variable, of which the highest counts, and the value divided by the largest.
+#: independently. ``"box"``: a score per variable, of which the highest counts, and the value divided by the maximum.
 ACTIONS: dict[str, Callable[[int, np.ndarray], tuple[spaces.Space[Any], Decoder]]] = {
     "discrete": _discrete,
     "multi_discrete": _multi_discrete,
@@ -50,12 +49,12 @@ ACTIONS: dict[str, Callable[[int, np.ndarray], tuple[spaces.Space[Any], Decoder]
 
 
 def make_actions(kind: str, n: int, grid: np.ndarray) -> tuple[spaces.Space[Any], Decoder]:
-    """An action space and the function that reads its actions.
+    """Make an action space and the function that decodes its actions.
 
     :param kind: one of ``ACTIONS``
     :param n: variables, the target included
     :param grid: ``[B]`` values
-    :raises ValueError: for an unknown kind, and, when reading, for what is not in the space
+    :raises ValueError: for an unknown kind, and, when decoding, for actions outside the space
     """
     if kind not in ACTIONS:
         raise ValueError(f"actions={kind!r}: choose {', '.join(map(repr, ACTIONS))}.")
@@ -64,7 +63,7 @@ def make_actions(kind: str, n: int, grid: np.ndarray) -> tuple[spaces.Space[Any]
     def checked(action: Any) -> Intervention:
         if isinstance(space, spaces.Box):
             action = np.asarray(action, dtype=np.float32)
-        # Box.contains lets NaN through where there are no bounds to compare with.
+        # Box.contains accepts NaN.
         if not space.contains(action) or not np.isfinite(action).all():
             raise ValueError(f"action {action!r} is not in {space}: it names no variable and value; see env.action_space.")
         return decode(action)

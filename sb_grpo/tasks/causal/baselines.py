@@ -1,4 +1,4 @@
-"""Ways to design experiments without learning, to compare a trained policy with. All read the observation, as the policy does.
+"""Experiment designs without learning, for comparison with a trained policy. They read the same observation.
 
 Each is a function of the named parts of an observation (``CausalInterventionEnv.parts``) and a generator, and returns a
 number of the ``"discrete"`` action space. Ties are broken at random.
@@ -25,17 +25,17 @@ def _where_present(scores: np.ndarray, parts: Parts) -> np.ndarray:
 
 
 def at_random(parts: Parts, rng: np.random.Generator) -> int:
-    """Any intervention, all alike."""
+    """Choose any intervention uniformly."""
     return 1 + _best(_where_present(np.zeros_like(parts["effects"]), parts), rng)
 
 
 def greedy_target(parts: Parts, rng: np.random.Generator) -> int:
-    """The intervention that looks best for the target now."""
+    """Choose the intervention with the best estimate for the target."""
     return 1 + _best(_where_present(parts["effects"], parts), rng)
 
 
 def greedy_information(parts: Parts, rng: np.random.Generator) -> int:
-    """The variable whose outgoing edges are least certain (sum of their entropies), set to an extreme value."""
+    """Choose the variable with the least certain outgoing edges (sum of entropies), and an extreme value."""
     p = parts["edges"][1:].astype(np.float64).clip(1e-12, 1.0 - 1e-12)
     entropy = -(p * np.log(p) + (1.0 - p) * np.log(1.0 - p))
     entropy[np.arange(len(p)), np.arange(1, len(p) + 1)] = 0.0  # no edge leads from a variable to itself
@@ -45,7 +45,7 @@ def greedy_information(parts: Parts, rng: np.random.Generator) -> int:
 
 
 def upper_confidence(parts: Parts, rng: np.random.Generator) -> int:
-    """The intervention that may still be best for the target: mean plus one standard deviation (UCB)."""
+    """Choose the intervention with the best upper bound for the target: mean plus one standard deviation (UCB)."""
     return 1 + _best(_where_present(parts["effects"] + parts["deviations"], parts), rng)
 
 

@@ -1,7 +1,7 @@
-"""What is known about the target's response to each intervention: Bayesian regressions of the target on the value set.
+"""Estimated effects of interventions on the target: Bayesian regressions of the target on the value set.
 
-Only samples in which a variable was set by hand enter its regression: then nothing else can explain an association (randomised
-experiments), whatever the graph.
+Only samples in which a variable was set enter its regression: in a randomised experiment nothing else can explain an
+association, whatever the graph.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class Effects:
 
     :param d: variables; the target is variable 0
     :param grid: ``[B]`` values
-    :param mechanism: whose features the regressions see
+    :param mechanism: its features are inputs of the regressions
     :param baseline: ``[n]`` values of the target without interventions
-    :param unit: standard deviation to fall back on, as one more sample's worth
-    :param n_max: most samples that will come
+    :param unit: prior standard deviation, with the weight of one sample
+    :param n_max: largest number of samples
     """
 
     def __init__(self, d: int, grid: np.ndarray, mechanism: str, baseline: np.ndarray, unit: float, n_max: int) -> None:
@@ -36,11 +36,11 @@ class Effects:
         self._shape = d - 1, len(grid)
 
     def update(self, variable: int, value: float, target_value: float) -> None:
-        """Take in one sample.
+        """Update with one sample.
 
-        :param variable: that was set, 1 to d - 1
-        :param value: to this
-        :param target_value: what the target did
+        :param variable: the variable that was set, 1 to d - 1
+        :param value: its value
+        :param target_value: observed value of the target
         """
         z = np.concatenate([[1.0], self._features(np.array(value))])
         n = self._shape[0]

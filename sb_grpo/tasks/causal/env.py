@@ -1,4 +1,4 @@
-"""CausalIntervention-v0: design experiments on an unknown causal system, to drive its target up and to find its parents."""
+"""CausalIntervention-v0: experiments on an unknown causal system, to maximise its target and to find the target's parents."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from sb_grpo.tasks.causal.rewards import Potentials, check_weights
 from sb_grpo.tasks.causal.scm import FEATURES, N_FEATURES, draw_model
 
 MAX_VARIABLES = 10
-#: Values and noise up to here leave float64 room for products along ten variables.
+#: Values and noise up to this bound cannot overflow float64 in products along ten variables.
 LARGEST = 1e6
 #: Bound of every entry of an observation.
 OBS_LIMIT = 10.0
 
 
 class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
-    """Each episode is a new structural causal model, of which only data can be seen; each step is one experiment.
+    """Env whose episodes are new, hidden structural causal models; each step is one experiment.
 
     A step sets a variable to a value, draws ``n_samples`` samples of all variables, and updates the posterior over the graph
-    and the estimates of what each intervention does to the target, variable 0. After ``budget`` steps the episode is over.
+    and the estimated effects of interventions on the target, variable 0. An episode has ``budget`` steps.
 
-    Everything random comes from ``reset(seed=...)``: graph, mechanisms, first data, and the noise of every step, of which
-    each step draws the same amount whatever the action. Members of a group share all of it.
+    ``reset(seed=...)`` determines graph, mechanisms, first data, and the noise of every step; the number of draws does not
+    depend on the action. Members of a group share all of it.
 
-    The observation, ``[D (D + 2) + 2 (D - 1) B + 1]`` float32 in [-10, 10] for at most D variables and B values, is cut up by
+    The observation, ``[D (D + 2) + 2 (D - 1) B + 1]`` float32 in [-10, 10] for at most D variables and B values, is split by
     :meth:`parts`. The reward is the weighted sum of the increments of four potentials (``sb_grpo.tasks.causal.rewards``), each
     in [0, 1]. ``info`` has unweighted components in ``"rewards"``, potentials in ``"potentials"``, ``"intervention"``
-    (variable or None, value), ``"recommendation"`` (the same; what the data so far say is best) and ``"target"``, the mean of
-    the target in this step.
+    (variable or None, value), ``"recommendation"`` (the same, for the best intervention by the data so far) and ``"target"``,
+    the mean of the target in this step.
 
-    :param structures: families that an episode's graph is drawn from: ``"chain"``, ``"fork"``, ``"star"``, ``"collider"``,
-        ``"random"``, or several of them
-    :param n_variables: 2 to 10, or the smallest and the largest number, drawn anew for each episode
+    :param structures: families of an episode's graph: ``"chain"``, ``"fork"``, ``"star"``, ``"collider"``, ``"random"``, or
+        several of them
+    :param n_variables: 2 to 10, or the smallest and the largest number, drawn for each episode
     :param mechanism: ``"linear"`` or ``"nonlinear"``
-    :param graph: in place of ``structures`` and ``n_variables``: a ``networkx.DiGraph`` or (cause, effect) pairs over 0 to d
-        - 1, where 0 is the target; mechanisms are still drawn
+    :param graph: replaces ``structures`` and ``n_variables``: a ``networkx.DiGraph`` or (cause, effect) pairs over 0 to d - 1,
+        where 0 is the target; mechanisms are still drawn
     :param budget: experiments per episode
     :param n_observations: samples without intervention at the start
     :param n_samples: samples per experiment
-    :param max_value: interventions lie between minus this and this, same unit as the variables
-    :param n_values: values to choose among, evenly spaced; at least 2
+    :param max_value: largest absolute value of interventions, same unit as the variables
+    :param n_values: number of evenly spaced values, at least 2
     :param noise: largest standard deviation of a variable's own noise
-    :param max_parents: most parents of a variable, in the graphs and in the posterior
+    :param max_parents: largest number of parents, in the graphs and in the posterior
     :param actions: ``"discrete"``, ``"multi_discrete"`` or ``"box"`` (``sb_grpo.tasks.causal.actions``)
-    :param reward_weights: components and weights that differ from ``{"optimization": 1.0, "structure": 0.5, "parent": 0.3,
+    :param reward_weights: changes to the default weights ``{"optimization": 1.0, "structure": 0.5, "parent": 0.3,
         "exploration": 0.1}``
     :raises ValueError: for arguments out of range
     """
@@ -107,11 +107,11 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
         self._n_max = n_observations + budget * n_samples
 
     def parts(self, obs: np.ndarray) -> dict[str, np.ndarray]:
-        """An observation by name, D variables and B values; entries of absent variables are 0.
+        """Split an observation of D variables and B values by name; entries of absent variables are 0.
 
-        ``present``, ``tried`` ``[D]``: 1 where the variable exists; share of the budget spent on it. ``edges`` ``[D, D]``:
-        posterior probability of i -> j. ``effects``, ``deviations`` ``[D - 1, B]``: mean and standard deviation of what
-        setting variable i + 1 to the b-th value is believed to do to the target, in standard deviations of the target.
+        ``present``, ``tried`` ``[D]``: 1 if the variable exists; share of the budget spent on it. ``edges`` ``[D, D]``:
+        posterior probability of i -> j. ``effects``, ``deviations`` ``[D - 1, B]``: mean and standard deviation of the
+        estimated effect on the target of setting variable i + 1 to the b-th value, in standard deviations of the target.
         ``left`` ``[1]``: share of the budget left.
 
         :param obs: ``[size]``
@@ -160,7 +160,7 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
         return self._observation(), reward, self.steps >= self.budget, False, info
 
     def _rate_interventions(self) -> None:
-        """Quality of every intervention and of looking on: 0 for the lowest mean of the target, 1 for the highest."""
+        """Rate every intervention and observing: 0 for the lowest mean of the target, 1 for the highest."""
         variables = np.append(np.repeat(np.arange(1, self.d), len(self.grid)), -1)
         values = np.append(np.tile(self.grid, self.d - 1), 0.0)
         means = self.model.means(TARGET, variables, values)
@@ -177,7 +177,7 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
             self.tries[variable] += 1
 
     def _judge(self) -> None:
-        """Posterior, estimates, recommendation and potentials, as the data have them now."""
+        """Update posterior, estimates, recommendation and potentials from the data."""
         self._edges = self.posterior.edges()
         self._means, self._deviations = self.effects.estimates()
         best = int(self._means.argmax())
@@ -204,8 +204,9 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
 
 
 def check_integers(least: int, **values: Any) -> None:
-    """
-    :raises ValueError: for one that is not an integer, or smaller than ``least``
+    """Check integers.
+
+    :raises ValueError: for a value that is not an integer or less than ``least``
     """
     for name, value in values.items():
         if not isinstance(value, numbers.Integral) or isinstance(value, bool) or value < least:
@@ -213,8 +214,9 @@ def check_integers(least: int, **values: Any) -> None:
 
 
 def check_positive(**values: Any) -> None:
-    """
-    :raises ValueError: for one that is not a positive number, or larger than ``LARGEST``
+    """Check positive numbers.
+
+    :raises ValueError: for a value that is not a positive number or exceeds ``LARGEST``
     """
     for name, value in values.items():
         if not isinstance(value, numbers.Real) or not 0 < float(value) <= LARGEST:

@@ -1,4 +1,4 @@
-"""Families of causal graphs: directed acyclic graphs over variables 0 to d - 1, of which variable 0 is the target."""
+"""Families of causal graphs: directed acyclic graphs over variables 0 to d - 1; variable 0 is the target."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 TARGET = 0
 
-#: From the number of variables, the most parents and a generator to edges in a causal order.
+#: Function from the number of variables, the largest number of parents and a generator to edges in a causal order.
 Edges = list[tuple[int, int]]
 
 
@@ -25,7 +25,7 @@ def fork(d: int, max_parents: int, rng: np.random.Generator) -> Edges:
 
 
 def star(d: int, max_parents: int, rng: np.random.Generator) -> Edges:
-    """Many causes meet in a centre; what goes beyond ``max_parents`` are its effects."""
+    """Many causes of one centre; beyond ``max_parents`` the variables are its effects."""
     centre = min(max_parents, d - 1)
     return [(i, centre) for i in range(centre)] + [(centre, i) for i in range(centre + 1, d)]
 
@@ -54,9 +54,9 @@ STRUCTURES: dict[str, Callable[[int, int, np.random.Generator], Edges]] = {
 
 
 def check_structures(names: Iterable[str]) -> tuple[str, ...]:
-    """The names as a tuple.
+    """Check names of families, and return them as a tuple.
 
-    :raises ValueError: for none, or an unknown one
+    :raises ValueError: for no name, or an unknown one
     """
     chosen = (names,) if isinstance(names, str) else tuple(names)
     unknown = [name for name in chosen if name not in STRUCTURES]
@@ -66,12 +66,12 @@ def check_structures(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def check_graph(graph: Any, max_parents: int) -> nx.DiGraph:
-    """A graph that the env can work with.
+    """Check a graph for the env.
 
     :param graph: ``networkx.DiGraph`` or iterable of (cause, effect) pairs over 0 to d - 1
     :param max_parents: most parents of one variable
     :return: the graph
-    :raises ValueError: for other nodes, a cycle, a variable with too many parents, a target without any
+    :raises ValueError: for other nodes, a cycle, a variable with too many parents, or a target without parents
     """
     graph = graph if isinstance(graph, nx.DiGraph) else nx.DiGraph(list(graph))
     d = graph.number_of_nodes()
@@ -91,7 +91,7 @@ def check_graph(graph: Any, max_parents: int) -> nx.DiGraph:
 
 
 def draw_graph(structure: str, d: int, max_parents: int, rng: np.random.Generator) -> nx.DiGraph:
-    """A graph of a family with shuffled labels, so that a label tells nothing; its target has at least one parent.
+    """Draw a graph of a family with shuffled, uninformative labels; its target has at least one parent.
 
     :param structure: one of ``STRUCTURES``
     :param d: variables

@@ -1,7 +1,7 @@
-"""A policy that scores every intervention with one and the same network: what it learns of one variable holds for all.
+"""Policy that scores every intervention with one shared network, so that it generalises over variables.
 
-Labels of variables mean nothing, so neither should their places in the observation. The logit of an intervention is a function
-of what is known about it, shared by all (equivariance under relabelling: Zaheer et al., Deep Sets, NeurIPS 2017).
+Labels of variables carry no information. The logit of an intervention is a shared function of the data about it (equivariance
+under relabelling: Zaheer et al., Deep Sets, NeurIPS 2017).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import nn
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.layers import Layers
 
-#: Numbers that describe an intervention to the network; see :func:`describe`.
+#: Inputs of the network per intervention; see :func:`describe`.
 N_DESCRIPTORS = 12
 
 
@@ -39,12 +39,12 @@ def layout(observation_space: spaces.Space, action_space: spaces.Space) -> tuple
 
 
 def describe(obs: th.Tensor, d: int, n_values: int) -> th.Tensor:
-    """What is known about each intervention.
+    """Compute the network's inputs for each intervention.
 
     :param obs: ``[batch, size]`` of ``CausalInterventionEnv``
     :param d: variables
     :param n_values: values
-    :return: ``[batch, 1 + (d - 1) n_values, N_DESCRIPTORS]``; the first is looking on, all 0 but for the budget left
+    :return: ``[batch, 1 + (d - 1) n_values, N_DESCRIPTORS]``; the first is observing, all 0 except the budget left
     """
     arms = (d - 1) * n_values
     present, tried, edges, effects, deviations, left = th.split(obs, [d, d, d * d, arms, arms, 1], dim=1)

@@ -1,13 +1,13 @@
-"""The exact posterior over the edges of a causal graph, from observations and interventions.
+"""Exact posterior over the edges of a causal graph, from observations and interventions.
 
 Every family (a variable and a set of parents) has a score: the marginal likelihood of the variable given the parents, under
-a Bayesian linear regression on features of them. A sample in which the variable was set by hand says nothing about how it
-comes about and is left out of its scores (Cooper and Yoo 1999); that is what tells cause from effect.
+a Bayesian linear regression on features of them. Samples in which the variable was set are left out of its scores (Cooper and
+Yoo 1999), which distinguishes cause from effect.
 
-The prior of a graph is proportional to the number of orders of the variables that it agrees with, times 1 / C(d - 1, k) for
-each variable with k parents (Friedman and Koller 2003). Then the sum over all graphs becomes one over the 2^d sets of
-variables that can come first in an order (Koivisto and Sood, Exact Bayesian Structure Discovery in Bayesian Networks, JMLR 5,
-2004). Nothing is approximated, at any size.
+The prior of a graph is proportional to the number of compatible orders of the variables, times 1 / C(d - 1, k) for each
+variable with k parents (Friedman and Koller 2003). Then the sum over all graphs becomes a sum over the 2^d sets of variables
+that can come first in an order (Koivisto and Sood, Exact Bayesian Structure Discovery in Bayesian Networks, JMLR 5, 2004),
+without approximation.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from sb_grpo.tasks.causal.regression import Regressions
 
 
 class Level(NamedTuple):
-    """All sets of k variables, and the ways to get to each from a set of k - 1."""
+    """All sets of k variables, and the steps to each from the sets of k - 1."""
 
     sets: np.ndarray  #: [n] bit masks
     before: np.ndarray  #: [n, k] the set without its i-th member
     step: np.ndarray  #: [n, k] flat index of (member, set without it) into the table of sums
-    after: np.ndarray  #: [m, d - k + 1] for all sets of k - 1: the set with one more
-    step_after: np.ndarray  #: [m, d - k + 1] flat index of (the one more, set)
+    after: np.ndarray  #: [m, d - k + 1] for all sets of k - 1: the set with one more variable
+    step_after: np.ndarray  #: [m, d - k + 1] flat index of (the additional variable, set)
     smaller: np.ndarray  #: [m] bit masks of the sets of k - 1
 
 
 class Tables(NamedTuple):
-    """What depends on the sizes alone. The parents of variable j are bits among the others, in ascending order."""
+    """Index tables, which depend only on the sizes. Parents of variable j are bits among the others, in ascending order."""
 
     others: np.ndarray  #: [d, d - 1] the variables other than j
     parents: np.ndarray  #: [F, d - 1] bool, the parent sets, the same for every j
     masks: np.ndarray  #: [F] the same as bit masks
     log_prior: np.ndarray  #: [F]
-    columns: np.ndarray  #: [d, F, p] where a family's features stand in the padded feature vector
+    columns: np.ndarray  #: [d, F, p] indices of a family's features in the padded feature vector
     levels: tuple[Level, ...]
 
 
 def squeeze(mask: int, j: int) -> int:
-    """The bit mask without bit j, bits above it moved down."""
+    """Remove bit j from a bit mask; higher bits move down."""
     return (mask & ((1 << j) - 1)) | ((mask >> (j + 1)) << j)
 
 
@@ -93,7 +93,7 @@ def tables(d: int, max_parents: int, n_features: int) -> Tables:
 
 
 class Semiring(NamedTuple):
-    """Sums and products of weights that are stored as such, or as logarithms."""
+    """Sums and products of weights, stored as plain numbers or as logarithms."""
 
     plus: np.ufunc
     times: np.ufunc
@@ -104,14 +104,14 @@ class Semiring(NamedTuple):
 
 PLAIN = Semiring(np.add, np.multiply, 0.0, 1.0, lambda a, b: a / b)
 LOGARITHMS = Semiring(np.logaddexp, np.add, -np.inf, 0.0, lambda a, b: np.exp(a - b))
-#: If a product of scores, one per variable, can be no smaller than exp(-this), it cannot underflow, and plain numbers will do.
+#: Products of scores, one per variable, that are at least exp(-this) cannot underflow, so plain numbers suffice.
 PLAIN_RANGE = 600.0
 
 
 def edge_probabilities(log_scores: np.ndarray, t: Tables) -> np.ndarray:
     """Posterior probability of every edge, by dynamic programming over sets of variables (Koivisto and Sood 2004).
 
-    In plain numbers where they suffice, as that takes less time; otherwise in logarithms.
+    Uses plain numbers if they suffice, which is faster; otherwise logarithms.
 
     :param log_scores: ``[d, F]`` log of prior times marginal likelihood of each family
     :param t: index tables of these sizes
@@ -140,7 +140,7 @@ def edge_probabilities(log_scores: np.ndarray, t: Tables) -> np.ndarray:
         first[level.sets] = ring.plus.reduce(ring.times(first[level.before], flat[level.step]), axis=1)
     for level in reversed(t.levels):
         last[level.smaller] = ring.plus.reduce(ring.times(last[level.after], flat[level.step_after]), axis=1)
-    # How likely it is that exactly the set U comes before j.
+    # Probability that exactly the set U comes before j.
     predecessors = np.zeros((d, n_sets))
     for level in t.levels:
         with_j = ring.times(ring.times(first[level.smaller][:, None], flat[level.step_after]), last[level.after])
@@ -154,12 +154,12 @@ def edge_probabilities(log_scores: np.ndarray, t: Tables) -> np.ndarray:
 
 
 class EdgePosterior:
-    """Belief about the graph, one sample after the other.
+    """Posterior over graphs, updated sample by sample.
 
     :param d: variables, at least 2
-    :param max_parents: no graph with more parents of one variable is considered
-    :param n_features: features per variable that the regressions see
-    :param n_max: most samples that will come
+    :param max_parents: largest number of parents of one variable
+    :param n_features: features per variable in the regressions
+    :param n_max: largest number of samples
     """
 
     def __init__(self, d: int, max_parents: int, n_features: int, n_max: int) -> None:
@@ -171,11 +171,11 @@ class EdgePosterior:
         self.regressions = Regressions(self._columns < 1 + d * n_features, n_max)
 
     def update(self, values: np.ndarray, features: np.ndarray, intervened: int | None) -> None:
-        """Take in one sample.
+        """Update with one sample.
 
         :param values: ``[d]``
         :param features: ``[d, n_features]`` of the values
-        :param intervened: variable that was set by hand; None: none was
+        :param intervened: the variable that was set, or None
         """
         z = np.concatenate([[1.0], features.ravel(), [0.0]])[self._columns]
         learns = np.ones(self._families, dtype=bool)

@@ -1,8 +1,8 @@
-"""Many conjugate Bayesian linear regressions side by side, updated one sample at a time.
+"""Many parallel conjugate Bayesian linear regressions, updated one sample at a time.
 
 Model of each: y = w.z + noise, noise ~ N(0, s2), w | s2 ~ N(0, s2 I / prior_precision), 1 / s2 ~ Gamma(a, b). By the chain
-rule log p(y_1..n) is the sum of the log predictive densities of each sample given those before it, and these are Student-t:
-so the marginal likelihood comes for free with the update, which costs no matrix inversion (Sherman and Morrison).
+rule log p(y_1..n) is the sum of the log predictive densities of each sample given the previous ones, and these are Student-t.
+So the update, which needs no matrix inversion (Sherman and Morrison), also yields the marginal likelihood.
 
 Formulas: Murphy, Machine Learning (2012), section 7.6.3; the use as a score of parent sets: Geiger and Heckerman, Learning
 Gaussian Networks (1994), sections 3 and 4.
@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-#: Shape and rate of the prior on the noise precision: about 2 samples' worth of belief in a variance near 1.
+#: Shape and rate of the prior on the noise precision: about the weight of 2 samples for a variance near 1.
 SHAPE = 1.0
 RATE = 1.0
 #: Prior precision of the weights, in units of the noise variance.
@@ -25,7 +25,7 @@ class Regressions:
     """N regressions with p features each.
 
     :param active: ``[N, p]`` bool: the features that exist; the others are padding and must always be 0
-    :param n_max: no regression will see more samples than this
+    :param n_max: largest number of samples
     """
 
     def __init__(self, active: np.ndarray, n_max: int) -> None:
@@ -46,15 +46,15 @@ class Regressions:
         return SHAPE + 0.5 * self.count
 
     def update(self, z: np.ndarray, y: np.ndarray, which: np.ndarray) -> None:
-        """Take in one sample each.
+        """Update with one sample each.
 
         :param z: ``[N, p]`` features
         :param y: ``[N]`` responses
-        :param which: ``[N]`` bool: regressions that learn from it; the others stay as they are
+        :param which: ``[N]`` bool: regressions to update; the others do not change
         """
         shape = self.shape
         gain = (self.covariance @ z[:, :, None])[:, :, 0]
-        # Rounding may take the quadratic form below 0 where values are huge; a variance is never negative.
+        # Rounding of huge values may make the quadratic form negative.
         spread = 1.0 + np.maximum((gain * z).sum(1), 0.0)
         error = y - (self.mean * z).sum(1)
         surprise = error * error / (2.0 * spread)
@@ -70,7 +70,7 @@ class Regressions:
         self.count += which
 
     def predict(self, z: np.ndarray, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """What w.z is believed to be: the mean response, noise apart.
+        """Predict w.z: the mean response without noise.
 
         :param z: ``[K, p]`` features
         :param which: ``[K]`` int: regression of each row

@@ -1,8 +1,7 @@
-"""What an experiment is worth: differences of four potentials, each in [0, 1], so that no policy can farm any of them.
+"""Rewards of an experiment: differences of four potentials, each in [0, 1], which no policy can exploit by cycling.
 
-A component pays Phi(after) - Phi(before). Over an episode it adds up to Phi(end) - Phi(start), whatever lies between: going
-round in circles earns nothing, and no number of steps earns more than 1 (potential-based rewards: Ng, Harada and Russell,
-ICML 1999).
+A component pays Phi(after) - Phi(before), which sums to Phi(end) - Phi(start) over an episode: cycles earn nothing, and no
+number of steps earns more than 1 (potential-based rewards: Ng, Harada and Russell, ICML 1999).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ WEIGHTS = {"optimization": 1.0, "structure": 0.5, "parent": 0.3, "exploration": 
 
 
 def check_weights(weights: Mapping[str, float] | None) -> dict[str, float]:
-    """The default weights with the given ones in their place.
+    """Merge the given weights into the default ones.
 
     :raises ValueError: for an unknown component, or a weight that is negative or not finite
     """
@@ -30,9 +29,9 @@ def check_weights(weights: Mapping[str, float] | None) -> dict[str, float]:
 
 
 class BalancedAccuracy:
-    """Mean of the belief in what is there and the disbelief in what is not, both counted alike.
+    """Mean of the probability of true edges and one minus the probability of absent edges, equally weighted.
 
-    The same belief in everything scores 1/2, however few edges a graph has.
+    Equal probabilities for all edges score 1/2, however few edges a graph has.
 
     :param truth: ``[n]`` bool
     """
@@ -45,7 +44,8 @@ class BalancedAccuracy:
         self._offset = (absent > 0) / sides
 
     def __call__(self, probability: np.ndarray) -> float:
-        """
+        """Score probabilities.
+
         :param probability: ``[n]`` in [0, 1]
         :return: in [0, 1]
         """
@@ -67,11 +67,11 @@ class Potentials:
         self._parent = BalancedAccuracy(truth[self._into, target])
 
     def __call__(self, quality: float, edges: np.ndarray, tried: int) -> dict[str, float]:
-        """Each in [0, 1].
+        """Compute the potentials, each in [0, 1].
 
-        :param quality: of the intervention that the data recommend: 0 is the worst there is, 1 the best
+        :param quality: of the recommended intervention: 0 is the worst possible, 1 the best
         :param edges: ``[d, d]`` posterior probability of i -> j
-        :param tried: variables that have been intervened on
+        :param tried: number of variables that were set so far
         """
         return {
             "optimization": quality,

@@ -1,4 +1,4 @@
-"""Structural causal models: each variable is a function of its parents plus noise, and any variable can be set by hand.
+"""Structural causal models: each variable is a function of its parents plus noise, and any variable can be set.
 
 x_j = bias_j + sum over parents i of coefficients[i, :, j] . features(x_i) + noise_j (Pearl, Causality, 2nd ed. 2009, section
 1.4).
@@ -13,15 +13,15 @@ from functools import cached_property
 import networkx as nx
 import numpy as np
 
-#: Features per mechanism: what a cause contributes is a linear combination of them.
+#: Features per mechanism: the contribution of a cause is a linear combination of them.
 FEATURES: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "linear": lambda x: x[..., None],
-    # Bounded, and with its extremes at different places for each pair of coefficients.
+    # Bounded, with extremes that depend on the pair of coefficients.
     "nonlinear": lambda x: np.stack([np.tanh(x), np.sin(2.0 * x)], axis=-1),
 }
 N_FEATURES = {"linear": 1, "nonlinear": 2}
 
-#: Fixed noise for means of nonlinear mechanisms, antithetic: means are a function of the model alone.
+#: Fixed antithetic noise for means of nonlinear mechanisms, so that means depend only on the model.
 _HALF = np.random.default_rng(0).standard_normal((64, 10))
 MEAN_NOISE = np.concatenate([_HALF, -_HALF])
 
@@ -32,7 +32,7 @@ class CausalModel:
 
     :param graph: acyclic, nodes 0 to d - 1
     :param mechanism: ``"linear"`` or ``"nonlinear"``
-    :param coefficients: ``[d, n_features, d]``: cause, feature, effect; 0 where there is no edge
+    :param coefficients: ``[d, n_features, d]``: cause, feature, effect; 0 without an edge
     :param bias: ``[d]``
     :param noise_scale: ``[d]`` standard deviation of the noise, same unit as the variables
     """
@@ -66,11 +66,11 @@ class CausalModel:
         return edges
 
     def run(self, noise: np.ndarray, fixed: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """Values of all variables, some of them set by hand.
+        """Compute all variables, some of which are set.
 
         :param noise: ``[n, d]`` standard normal
-        :param fixed: ``[n, d]`` bool: set by hand, whatever the causes
-        :param values: ``[n, d]`` to these
+        :param fixed: ``[n, d]`` bool: variables that are set
+        :param values: ``[n, d]`` values of these
         :return: ``[n, d]``
         """
         features = FEATURES[self.mechanism]
@@ -81,7 +81,7 @@ class CausalModel:
         return x
 
     def intervene(self, noise: np.ndarray, variable: int | None = None, value: float = 0.0) -> np.ndarray:
-        """Samples under do(variable = value); None: as it comes.
+        """Sample under do(variable = value); None: without intervention.
 
         :param noise: ``[n, d]`` standard normal
         :return: ``[n, d]``
@@ -99,10 +99,11 @@ class CausalModel:
     def means(self, target: int, variables: np.ndarray, values: np.ndarray) -> np.ndarray:
         """E[x_target | do(variable = value)] for many interventions.
 
-        Exact for linear mechanisms; otherwise over 128 fixed antithetic draws of the noise, the same for all interventions.
+        Exact for linear mechanisms; otherwise a mean over 128 fixed antithetic draws of the noise, the same for all
+        interventions.
 
         :param target: variable
-        :param variables: ``[k]`` int; -1: nothing is set
+        :param variables: ``[k]`` int; -1: no intervention
         :param values: ``[k]``
         :return: ``[k]``
         """
@@ -119,7 +120,10 @@ class CausalModel:
 
 
 def draw_model(graph: nx.DiGraph, mechanism: str, noise: float, rng: np.random.Generator) -> CausalModel:
-    """Mechanisms for a graph: coefficients of size 0.5 to 1.5, either sign; biases within 0.5; noise half to all of ``noise``.
+    """Draw mechanisms for a graph.
+
+    Coefficients have size 0.5 to 1.5 and either sign, biases are within 0.5, noise scales within half of ``noise`` to
+    ``noise``.
 
     :param graph: acyclic, nodes 0 to d - 1
     :param mechanism: ``"linear"`` or ``"nonlinear"``

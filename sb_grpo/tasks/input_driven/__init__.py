@@ -1,4 +1,4 @@
-"""Tasks whose returns are mostly luck that no policy can change: arrivals, demand, prices, wind.
+"""Tasks with returns dominated by noise from arrivals, demand, prices or wind.
 
 Importing this registers them with Gymnasium. ``TENSOR_VERSIONS`` are known to ``make_tensor_env``.
 """
@@ -7,7 +7,7 @@ import gymnasium as gym
 
 _HERE = "sb_grpo.tasks.input_driven"
 
-#: Entry points of host and tensor version, and steps of an episode. As strings: an env is imported when it is made.
+#: Entry points of host and tensor version, and steps of an episode. Strings, because an env is imported when it is made.
 _TASKS = {
     "LoadBalancing-v0": (f"{_HERE}.load_balancing:LoadBalancing", f"{_HERE}.load_balancing:TensorLoadBalancing", 200),
     "QueueRouting-v0": (f"{_HERE}.queue_routing:QueueRouting", f"{_HERE}.queue_routing:TensorQueueRouting", 150),
@@ -24,7 +24,7 @@ INPUT_DRIVEN = (*_TASKS, "WindyLunarLander-v3")
 
 
 def register() -> None:
-    """Make the ids known to Gymnasium; safe to call twice."""
+    """Register the ids with Gymnasium; safe to call twice."""
     if "WindyLunarLander-v3" in gym.registry:
         return
     for env_id, (host, _, steps) in _TASKS.items():

@@ -1,4 +1,4 @@
-"""What the input-driven tasks have in common: an episode of fixed length, a start, luck in every step, no other end."""
+"""Base of the input-driven tasks: episodes of fixed length with noise in every step."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from sb_grpo.envs.luck import EpisodeLuck, LuckyTensorEnv
 
 
 class InputDrivenEnv(gym.Env[np.ndarray, Any]):
-    """The host side: one episode in NumPy and Python numbers, with the luck of the tensor version.
+    """Host version in NumPy and Python numbers, with the noise of the tensor version.
 
-    The time limit is in the registration; an unwrapped env goes on for ever.
+    The registration has the time limit; an unwrapped env never ends.
     """
 
     tensor_version: ClassVar[type[TensorInputDrivenEnv]]
@@ -40,21 +40,21 @@ class InputDrivenEnv(gym.Env[np.ndarray, Any]):
 
     @abstractmethod
     def start(self, u: np.ndarray) -> None:
-        """Set the start state from ``[n_start]`` uniform numbers."""
+        """Set the initial state from ``[n_start]`` uniform numbers."""
 
     @abstractmethod
     def advance(self, action: Any, noise: list[float]) -> tuple[float, dict[str, Any]]:
-        """One step: reward and info."""
+        """Advance by one step; return reward and info."""
 
     @abstractmethod
     def observation(self) -> np.ndarray:
-        """What the agent sees now, float32."""
+        """Current observation, float32."""
 
 
 class TensorInputDrivenEnv(LuckyTensorEnv):
-    """The tensor side: any number of slots at once.
+    """Tensor version for any number of envs.
 
-    :param num_envs: number of slots
+    :param num_envs: number of envs
     :param device: torch device
     :param dtype: of state and physics
     """

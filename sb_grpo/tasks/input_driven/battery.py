@@ -30,7 +30,7 @@ SCALE = 10.0  #: the reward is the money divided by this, for a battery of one u
 
 
 class TensorBatteryArbitrage(TensorInputDrivenEnv):
-    """Body: charge in [0, 1], hour, AR(1) process, price, mean price of late."""
+    """Tensor version. Body: charge in [0, 1], hour, AR(1) process, price, recent mean price."""
 
     env_id = "BatteryArbitrage-v0"
     observed = spaces.Box(-20.0, 200.0, (5,), np.float32)
@@ -71,16 +71,17 @@ class TensorBatteryArbitrage(TensorInputDrivenEnv):
 
 
 def _start(u: th.Tensor) -> th.Tensor:
-    """Charge, hour and AR(1) process in the long run, from ``[n, 3]``."""
+    """Initial charge, hour and AR(1) process (from its stationary distribution), given ``[n, 3]``."""
     spread = INNOVATION / (1.0 - PERSISTENCE**2) ** 0.5
     return th.stack([u[:, 0], th.floor(24.0 * u[:, 1]), normal(u[:, 2], spread)], 1)
 
 
 class BatteryArbitrage(InputDrivenEnv):
-    """Action: from -1, sell, to 1, buy, a quarter of the capacity. Observed: charge, price, mean price of the last day, hour.
+    """Host version. Action: -1 sells, 1 buys a quarter of the capacity. Observed: charge, price, mean price of the last day,
+    hour.
 
-    Reward: money from the trade, with what is stored worth the mean price, / 10: so a full battery at the end is not lost.
-    Info: ``price`` at which was traded, and ``stored``, the change of the charge.
+    Reward: money from the trade plus stored energy at the mean price, / 10, so that a full battery at the end keeps its value.
+    Info: ``price`` of the trade, and ``stored``, the change of the charge.
     """
 
     tensor_version = TensorBatteryArbitrage

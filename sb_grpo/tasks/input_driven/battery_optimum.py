@@ -1,4 +1,4 @@
-"""The best that can be done with the battery when the price process is known: dynamic programming on a grid."""
+"""Optimal policy for the battery with a known price process: dynamic programming on a grid."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHANCES = np.array([1.0 - SPIKES, *[SPIKES / 4.0] * 4])
 
 
 def _trades() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Cell after every move from every cell, what it stores, and what it trades: each ``[CELLS + 1, moves]``."""
+    """Cell after every move from every cell, the energy stored, and the energy traded: each ``[CELLS + 1, moves]``."""
     cell = np.arange(CELLS + 1)[:, None]
     after = np.clip(cell + MOVES, 0, CELLS)
     stored = (after - cell) / CELLS
@@ -42,9 +42,9 @@ def _next_wander() -> np.ndarray:
 
 @cache
 def expected_values(hours: int = 168) -> np.ndarray:
-    """Value of a charge when the hour's trade is done, ``[24, CELLS + 1, len(WANDER)]``, with so many hours to go.
+    """Value of a charge after the hour's trade, ``[24, CELLS + 1, len(WANDER)]``, with ``hours`` left.
 
-    Undiscounted backward induction. It needs not know how much of the week is left: what is stored at its end is paid for.
+    Undiscounted backward induction. The rest of the week does not matter, because energy stored at the end is paid for.
     """
     after, stored, traded = (column[:, None, None] for column in _trades())
     price = SHAPE[:, None, None] + WANDER[:, None] + np.array([0.0, *HEIGHTS])  # [hour, wander, spike]
@@ -59,7 +59,8 @@ def expected_values(hours: int = 168) -> np.ndarray:
 
 
 def optimal(observations: np.ndarray) -> np.ndarray:
-    """The trade with the greatest expected value. The AR(1) process is read off the price, as if there were no spike below 60.
+    """Choose the trade with the greatest expected value. The AR(1) process is estimated from the price, without spikes below
+    60.
 
     :param observations: ``[n, 5]`` of BatteryArbitrage-v0
     :return: actions ``[n, 1]``

@@ -20,7 +20,7 @@ LEAD_TIME = 3  #: days
 SEASON = 20  #: days
 MEAN = 10.0  #: demand per day
 SWING = 0.5  #: its relative amplitude over the season
-PARTS = 2  #: the demand is a sum of so many geometric numbers: variance m + m^2 / PARTS
+PARTS = 2  #: number of geometric numbers in the demand's sum: variance m + m^2 / PARTS
 LARGEST = 24.0  #: order
 HOLDING = 1.0  #: cost per unit and day
 LOST = 9.0  #: cost per unit of lost demand
@@ -29,7 +29,8 @@ SCALE = 100.0  #: the reward is minus the cost of the day divided by this
 
 
 class TensorInventory(TensorInputDrivenEnv):
-    """Body: units on hand, the orders under way (oldest first), yesterday's demand, the day's angle in the season."""
+    """Tensor version. Body: units on hand, outstanding orders (oldest first), yesterday's demand, the day's angle in the
+    season."""
 
     env_id = "Inventory-v0"
     observed = spaces.Box(-1.0, 100.0, (LEAD_TIME + 4,), np.float32)
@@ -42,7 +43,7 @@ class TensorInventory(TensorInputDrivenEnv):
 
     @staticmethod
     def noise(u: th.Tensor, t: th.Tensor) -> th.Tensor:
-        """The demand of the day."""
+        """Demand of the day."""
         mean = MEAN * (1.0 + SWING * th.sin(2.0 * pi / SEASON * t)) / PARTS
         return geometric(u, mean.unsqueeze(1)).sum(1, keepdim=True)
 
@@ -58,12 +59,12 @@ class TensorInventory(TensorInputDrivenEnv):
 
 
 def _stock(u: Any) -> Any:
-    """Units on hand at the start: 0 to 24."""
+    """Initial units on hand: 0 to 24."""
     return LARGEST * u
 
 
 class Inventory(InputDrivenEnv):
-    """Action: the order, -1 for none to 1 for 24 units. Observed: units on hand, under way, demanded yesterday, by 20; season.
+    """Host version. Action: the order, -1 for 0 to 1 for 24 units. Observed / 20: units on hand, ordered, demanded; season.
 
     Reward: minus (holding + 9 per lost sale + 1 per unit ordered) / 100. Info: ``demand``, ``lost`` and ``order`` of the day.
     """

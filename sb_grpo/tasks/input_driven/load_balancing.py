@@ -26,7 +26,7 @@ SCALE = 1000.0  #: the reward is minus the completion time divided by this
 
 
 class TensorLoadBalancing(TensorInputDrivenEnv):
-    """Body: work left at each server, size of the job that waits to be placed."""
+    """Tensor version. Body: work left at each server, size of the waiting job."""
 
     env_id = "LoadBalancing-v0"
     observed = spaces.Box(-10.0, 20.0, (2 * N_SERVERS + 1,), np.float32)
@@ -60,7 +60,8 @@ class TensorLoadBalancing(TensorInputDrivenEnv):
 
 
 class LoadBalancing(InputDrivenEnv):
-    """Observed: log work per server, log completion time of the job there, log size. Reward: minus completion time / 1000.
+    """Host version. Observed: log work per server, log completion time of the job there, log size. Reward: minus completion
+    time / 1000.
 
     ``info["completion_time"]`` is that of the job just placed; the mean over an episode is -5 times its return.
     """

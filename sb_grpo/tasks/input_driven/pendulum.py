@@ -1,6 +1,6 @@
-"""DisturbedPendulum-v0: Pendulum-v1 whose pole is pushed about by a torque that is not observed.
+"""DisturbedPendulum-v0: Pendulum-v1 with a disturbing torque that is not observed.
 
-Luck: the torque, an AR(1) process. It kicks the speed, and then Pendulum-v1 takes its own step.
+Noise: the torque, an AR(1) process. It changes the speed before the step of Pendulum-v1.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KICK = 3.0 * 0.05  #: speed that a torque of 1 adds in a step
 
 
 class TensorDisturbedPendulum(TensorInputDrivenEnv):
-    """Body: angle, speed, disturbing torque."""
+    """Tensor version. Body: angle, speed, disturbing torque."""
 
     env_id = "DisturbedPendulum-v0"
     observed = spaces.Box(np.array([-1, -1, -8], np.float32), np.array([1, 1, 8], np.float32))
@@ -49,13 +49,13 @@ class TensorDisturbedPendulum(TensorInputDrivenEnv):
 
 
 def _start(u: th.Tensor) -> th.Tensor:
-    """Angle and speed as Pendulum-v1's, torque as in the long run, from ``[n, 3]``."""
+    """Initial angle and speed of Pendulum-v1, and torque from its stationary distribution, given ``[n, 3]``."""
     spread = INNOVATION / (1.0 - PERSISTENCE**2) ** 0.5
     return th.stack([math.pi * (2.0 * u[:, 0] - 1.0), 2.0 * u[:, 1] - 1.0, normal(u[:, 2], spread)], 1)
 
 
 class DisturbedPendulum(PendulumEnv):
-    """Spaces and reward are Pendulum-v1's. ``info["torque"]`` is the disturbance of the step."""
+    """Host version. Spaces and reward are Pendulum-v1's. ``info["torque"]`` is the disturbance of the step."""
 
     tensor_version: ClassVar[type[TensorInputDrivenEnv]] = TensorDisturbedPendulum
 

@@ -1,8 +1,8 @@
-"""QueueRouting-v0: send every arriving batch of jobs down one of four lines of a two-stage queueing network.
+"""QueueRouting-v0: route every arriving batch of jobs to one of four lines of a two-stage queueing network.
 
-Lines 0 and 1 feed station 0, lines 2 and 3 station 1. Batches are of three classes: one at home everywhere, the others twice
-the work on the lines before one of the stations. Servers with random service and routing on arrival are the textbook's
-(Kleinrock, "Queueing Systems", 1975). Luck: sizes and classes of batches, and what each server gets done in a step.
+Lines 0 and 1 feed station 0, lines 2 and 3 station 1. Batches have three classes: one needs equal work everywhere, the others
+twice the work on the lines before one of the stations. Servers with random service and routing on arrival are textbook models
+(Kleinrock, "Queueing Systems", 1975). Noise: sizes and classes of batches, and the work that each server does in a step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gymnasium import spaces
 from sb_grpo.envs.luck import exponential, pareto
 from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 
-LINES = (6.0, 3.0, 4.0, 2.0)  #: work a line does in a step, in the mean; exponential
+LINES = (6.0, 3.0, 4.0, 2.0)  #: mean work of a line per step; exponential
 STATIONS = (9.0, 6.0)  #: the same for the stations behind lines 0 and 1, 2 and 3
 WORK = ((1.0, 1.0, 1.0, 1.0), (1.0, 1.0, 2.0, 2.0), (2.0, 2.0, 1.0, 1.0))  #: work of a job by class and line
 #: Pareto sizes of batches, mean 8.1 jobs.
@@ -27,7 +27,7 @@ SCALE = 50.0  #: the reward is minus the work in the system divided by this
 
 
 class TensorQueueRouting(TensorInputDrivenEnv):
-    """Body: work waiting at the four lines and the two stations, size and class of the batch that waits to be sent."""
+    """Tensor version. Body: work waiting at the four lines and the two stations, size and class of the waiting batch."""
 
     env_id = "QueueRouting-v0"
     observed = spaces.Box(-5.0, 20.0, (14,), np.float32)
@@ -46,7 +46,7 @@ class TensorQueueRouting(TensorInputDrivenEnv):
 
     @staticmethod
     def noise(u: th.Tensor, t: th.Tensor) -> th.Tensor:
-        """What the six servers can do in this step, relative to their mean, and the next batch."""
+        """Work that the six servers can do in this step, relative to their mean, and the next batch."""
         return th.cat([exponential(u[:, :6]), _batch(u[:, 6:])], 1)
 
     def advance(self, body: th.Tensor, actions: th.Tensor, noise: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
@@ -78,7 +78,7 @@ def _batch(u: th.Tensor) -> th.Tensor:
 
 
 class QueueRouting(InputDrivenEnv):
-    """Observed: log work at the six servers, log delay to be expected down each line, log size of the batch, its class.
+    """Host version. Observed: log work at the six servers, log expected delay of each line, log size of the batch, its class.
 
     Reward: minus the work in the system / 50, which is ``info["in_system"]``.
     """

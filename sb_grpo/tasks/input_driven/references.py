@@ -1,4 +1,4 @@
-"""Known rules for the input-driven tasks, and what they earn: figures to hold a trained policy against."""
+"""Known rules for the input-driven tasks and their returns, for comparison with a trained policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sb_grpo.tasks.input_driven.battery_optimum import optimal
 from sb_grpo.tasks.input_driven.inventory import LARGEST, LEAD_TIME
 from sb_grpo.tasks.input_driven.load_balancing import N_SERVERS
 
-#: Actions ``[n, ...]`` for observations ``[n, ...]``.
+#: Function from observations ``[n, ...]`` to actions ``[n, ...]``.
 Policy = Callable[[np.ndarray], np.ndarray]
 
 #: Best parameters on 2,000 episodes with seeds from 2 * 10^6 on, found by :func:`search`.
@@ -30,14 +30,14 @@ GAINS = (30.0, 9.0)
 
 
 class Reference(NamedTuple):
-    """What a rule earns."""
+    """Return of a rule."""
 
     mean: float  #: return
     standard_error: float
 
 
 def random_policy(space: spaces.Space[Any], seed: int = 0) -> Policy:
-    """Uniform actions, anew for every call."""
+    """Make a policy of uniform actions."""
     rng = np.random.default_rng(seed)
     if isinstance(space, spaces.Discrete):
         return lambda obs: rng.integers(int(space.n), size=len(obs))
@@ -49,13 +49,13 @@ def random_policy(space: spaces.Space[Any], seed: int = 0) -> Policy:
 
 
 def shortest_completion(obs: np.ndarray) -> np.ndarray:
-    """The server that would be done with the job first."""
+    """Choose the server that would finish the job first."""
     actions: np.ndarray = obs[:, N_SERVERS : 2 * N_SERVERS].argmin(1)
     return actions
 
 
 def least_work(obs: np.ndarray) -> np.ndarray:
-    """The server with the least work, whatever its speed."""
+    """Choose the server with the least work, whatever its speed."""
     actions: np.ndarray = obs[:, :N_SERVERS].argmin(1)
     return actions
 
@@ -64,13 +64,13 @@ def least_work(obs: np.ndarray) -> np.ndarray:
 
 
 def shortest_queue(obs: np.ndarray) -> np.ndarray:
-    """The line with the least work waiting."""
+    """Choose the line with the least waiting work."""
     actions: np.ndarray = obs[:, :4].argmin(1)
     return actions
 
 
 def shortest_delay(obs: np.ndarray) -> np.ndarray:
-    """The line with the shortest delay to be expected, the batch's own work and the station behind it included."""
+    """Choose the line with the shortest expected delay, including the batch's own work and the station behind it."""
     actions: np.ndarray = obs[:, 6:10].argmin(1)
     return actions
 
@@ -79,10 +79,10 @@ def shortest_delay(obs: np.ndarray) -> np.ndarray:
 
 
 def base_stock(obs: np.ndarray, level: float, swing: float = 0.0) -> np.ndarray:
-    """Order up to a level: what is on hand and under way, and the order, make it.
+    """Order up to a level of units on hand, outstanding orders included.
 
     :param level: units
-    :param swing: relative amplitude with which the level goes with the season, two days ahead of it
+    :param swing: relative amplitude of the level over the season, two days ahead
     """
     position = 20.0 * obs[:, : 1 + LEAD_TIME].sum(1)
     ahead = 2.0 * np.pi / 20.0 * 2.0
@@ -129,7 +129,7 @@ def _lander() -> gym.Env[Any, Any]:
 
 
 def landing_heuristic(obs: np.ndarray) -> np.ndarray:
-    """Gymnasium's own: aim at the pad, brake in proportion to height. It knows of no wind."""
+    """Gymnasium's heuristic: aim at the pad, brake in proportion to height. It ignores the wind."""
     from gymnasium.envs.box2d.lunar_lander import heuristic  # needs Box2D
 
     return np.array([heuristic(_lander(), row) for row in obs])  # type: ignore[no-untyped-call]
@@ -148,7 +148,7 @@ REFERENCES: dict[str, dict[str, Policy]] = {
 }
 
 
-# ------------------------------------------------------------ what they earn
+# ------------------------------------------------------------ returns
 
 
 def evaluate_reference(env_id: str, name: str, seeds: Iterable[int]) -> Reference:
@@ -157,7 +157,7 @@ def evaluate_reference(env_id: str, name: str, seeds: Iterable[int]) -> Referenc
     :param env_id: key of :data:`REFERENCES`
     :param name: key of its rules, or ``"random"``
     :param seeds: one episode each
-    :raises ValueError: for an env or a rule that is not there
+    :raises ValueError: for an unknown env or rule
     """
     if env_id not in REFERENCES:
         raise ValueError(f"env_id={env_id!r} is no input-driven task; there are {list(INPUT_DRIVEN)}.")
@@ -170,7 +170,7 @@ def evaluate_reference(env_id: str, name: str, seeds: Iterable[int]) -> Referenc
 
 
 def episode_returns(env_id: str, policy: Policy, seeds: Sequence[int]) -> np.ndarray:
-    """Return of a policy in one episode per seed, all side by side where there is a tensor version."""
+    """Return of a policy in one episode per seed, in parallel if there is a tensor version."""
     if env_id not in TENSOR_VERSIONS:
         return _returns_one_by_one(gym.make(env_id), policy, seeds)
     env = make_tensor_env(env_id, len(seeds))

@@ -1,4 +1,4 @@
-"""Tasks that no policy can solve by what it sees at the moment: the T-maze, and classic control without velocities.
+"""Tasks that require memory: the T-maze, and classic control without velocities.
 
 Importing this registers them with Gymnasium. ``TENSOR_VERSIONS`` are known to ``make_tensor_env``.
 """
@@ -20,7 +20,7 @@ TENSOR_VERSIONS = {env_id: tensor for env_id, (_, tensor, _, _) in _TASKS.items(
 
 
 def register() -> None:
-    """Make the ids known to Gymnasium; safe to call twice."""
+    """Register the ids with Gymnasium; safe to call twice."""
     for env_id, (host, _, steps, kwargs) in _TASKS.items():
         if env_id not in gym.registry:
             gym.register(env_id, entry_point=host, max_episode_steps=steps, kwargs=kwargs)

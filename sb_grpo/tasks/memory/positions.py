@@ -1,4 +1,4 @@
-"""Classic control that shows positions and no velocities: how fast things move has to be remembered."""
+"""Classic control with positions and without velocities, which the policy must infer from its memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from sb_grpo.envs.native import CartPole, Pendulum
 
 
 class Positions(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
-    """Some components of the observation.
+    """Keep some components of the observation.
 
     :param env: with a flat Box
-    :param kept: their places
+    :param kept: their indices
     """
 
     def __init__(self, env: gym.Env[np.ndarray, Any], kept: tuple[int, ...]) -> None:
@@ -31,17 +31,17 @@ class Positions(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
 
 
 def cart_pole(**kwargs: Any) -> gym.Env[np.ndarray, Any]:
-    """Place of the cart and angle of the pole."""
+    """CartPole with the position of the cart and the angle of the pole."""
     return Positions(gym.make("CartPole-v1", **kwargs), (0, 2))
 
 
 def pendulum(**kwargs: Any) -> gym.Env[np.ndarray, Any]:
-    """Cosine and sine of the angle."""
+    """Pendulum with cosine and sine of the angle."""
     return Positions(gym.make("Pendulum-v1", **kwargs), (0, 1))
 
 
 class TensorCartPolePositions(CartPole):
-    """The tensor version of :func:`cart_pole`."""
+    """Tensor version of :func:`cart_pole`."""
 
     env_id = "CartPolePositions-v0"
 
@@ -50,7 +50,7 @@ class TensorCartPolePositions(CartPole):
 
 
 class TensorPendulumPositions(Pendulum):
-    """The tensor version of :func:`pendulum`."""
+    """Tensor version of :func:`pendulum`."""
 
     env_id = "PendulumPositions-v0"
 

@@ -1,7 +1,7 @@
-"""The T-maze (Bakker, "Reinforcement Learning with Long Short-Term Memory", NIPS 2001): the start tells how to end.
+"""The T-maze (Bakker, "Reinforcement Learning with Long Short-Term Memory", NIPS 2001): the goal is shown only at the start.
 
-The first observation shows which arm holds the prize. A corridor follows that looks the same all along; at its end the agent
-turns into one of the arms. Who remembers nothing is right half of the time.
+The first observation shows the arm with the prize. A uniform corridor follows; at its end the agent turns into one of the
+arms. A policy without memory is right half of the time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sb_grpo.envs.random import uniform
 OBSERVED = spaces.Box(-1.0, 1.0, (3,), np.float32)
 #: Forward, into the arm of cue 1, into that of cue -1.
 ACTED = spaces.Discrete(3)
-#: Reward of a move that leads nowhere.
+#: Reward of a move against a wall.
 WASTE = -0.02
 
 
@@ -30,7 +30,7 @@ class TensorTMaze(FunctionalTensorEnv):
     :param num_envs: number of slots
     :param device: torch device
     :param dtype: of the state
-    :param masks: say which moves lead anywhere (docs/masks.md)
+    :param masks: provide masks of the possible moves (docs/masks.md)
     """
 
     length: ClassVar[int]
@@ -69,24 +69,24 @@ class TensorTMaze(FunctionalTensorEnv):
 
 
 class TensorTMaze10(TensorTMaze):
-    """A corridor of 10 steps."""
+    """T-maze with a corridor of 10 steps."""
 
     env_id = "TMaze10-v0"
     length = 10
 
 
 class TensorTMaze50(TensorTMaze):
-    """A corridor of 50 steps."""
+    """T-maze with a corridor of 50 steps."""
 
     env_id = "TMaze50-v0"
     length = 50
 
 
 class TMaze(gym.Env[np.ndarray, np.int64]):
-    """The host version. ``info["is_success"]`` tells of the turn.
+    """Host version. ``info["is_success"]`` is True if the turn was right.
 
-    :param length: steps of the corridor, from 1 on
-    :param masks: say which moves lead anywhere (docs/masks.md)
+    :param length: steps of the corridor, at least 1
+    :param masks: provide masks of the possible moves (docs/masks.md)
     :raises ValueError: for a shorter corridor
     """
 

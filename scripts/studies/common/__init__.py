@@ -1,1 +1,1 @@
-"""What the studies share: trainings, raw results on disk, tables."""
+"""Common parts of the studies: trainings, raw results on disk, tables."""

@@ -1,4 +1,4 @@
-"""How runs compare: interquartile means and probabilities of improvement, with intervals, as cells of a page's tables."""
+"""Comparisons of runs as cells of tables: interquartile means and probabilities of improvement, with intervals."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def middle(values: np.ndarray) -> str:
 
 
 def better(ours: np.ndarray, theirs: np.ndarray) -> str:
-    """How likely one of our runs is above one of theirs, ties half, with the interval."""
+    """Probability that one of our runs is above one of theirs, ties counted half, with interval."""
     return better_on_all([ours], [theirs])
 
 
 def better_on_all(ours: Scores, theirs: Scores) -> str:
-    """As :func:`better`, of the runs of several tasks, each of which counts as much."""
+    """:func:`better` for the runs of several tasks with equal weights."""
     return _bounded(probability_of_improvement, ours, theirs)
 
 

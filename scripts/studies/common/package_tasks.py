@@ -33,9 +33,9 @@ class Float(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
 
 
 def legal_moves(board: np.ndarray) -> np.ndarray:
-    """Of up, right, down and left, which change a board of 2048: a tile has an empty cell before it, or its equal.
+    """Moves (up, right, down, left) that change a board of 2048: a tile has an empty or an equal cell before it.
 
-    :param board: exponents of the tiles, 0 where there is none
+    :param board: exponents of the tiles, 0 for empty cells
     """
 
     def changes(to: np.ndarray, tile: np.ndarray) -> bool:
@@ -67,7 +67,7 @@ def board_2048(masks: bool = True) -> gym.Env[Any, Any]:
 
 
 def memory_s7() -> gym.Env[Any, Any]:
-    """MiniGrid-MemoryS7-v0: what the agent sees of the grid, one bit per kind, colour and state of a cell."""
+    """Make MiniGrid-MemoryS7-v0 with one bit per kind, colour and state of each visible cell."""
     wrappers = import_module("minigrid.wrappers")
     return Float(
         FlattenObservation(wrappers.ImgObsWrapper(wrappers.OneHotPartialObsWrapper(gym.make("MiniGrid-MemoryS7-v0"))))

@@ -1,4 +1,4 @@
-"""Raw results on disk: files of JSON lines, a run per line, in the order of what tells the runs apart."""
+"""Raw results on disk: files of JSON lines, a run per line, sorted by key."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def seeds(file: Path, name: str = "seed") -> set[int]:
     """Seeds that have run.
 
     :param file: of JSON lines
-    :param name: what a record calls its seed
+    :param name: key of the seed in a record
     """
     return {record[name] for record in read(file)}
 
 
 def put(file: Path, record: Record, *key: str) -> None:
-    """Add a run, in the place of the one with its key if there is one. Several processes may do so at once.
+    """Add a run, or replace the one with its key. Several processes may do so at once.
 
-    :param file: of JSON lines, made if it is not there
+    :param file: of JSON lines, created if missing
     :param record: JSON values
-    :param key: names of what tells runs apart; default: the seed
+    :param key: names of the fields of the key; default: the seed
     """
     names = key or ("seed",)
 

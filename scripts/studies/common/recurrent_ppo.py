@@ -1,8 +1,8 @@
-"""RecurrentPPO's policy, whose LSTM is called once for a sequence instead of once for each of its steps.
+"""RecurrentPPO's policy with one call of the LSTM per sequence instead of one per step.
 
-sb3-contrib loops over the steps as soon as an episode starts anywhere. In an update that is always at the first step, so
-clearing the state there is the same network (``tests/test_studies_competitors.py``) in a fraction of the time. Only studies
-of what is learnt use it; the speed on docs/studies/masks_and_memory.md is that of the package as it is.
+sb3-contrib loops over the steps if an episode starts anywhere. In an update this is always at the first step, so clearing the
+state there gives the same network (``tests/test_studies_competitors.py``) in a fraction of the time. Only studies of returns
+use it; the speed on docs/studies/masks_and_memory.md is that of the unchanged package.
 """
 
 from __future__ import annotations

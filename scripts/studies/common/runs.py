@@ -1,4 +1,4 @@
-"""One training of a variant with one seed, and what is kept of it as JSON."""
+"""Train a variant with one seed, and keep its results as JSON."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Variant(NamedTuple):
     """One row of a table."""
 
     label: str
-    setting: str  #: what it differs from the others in, for the table
+    setting: str  #: its difference from the others, for the table
     steps: int
     make: Callable[[int], Any]  #: from a seed
     eval_env: str
@@ -114,10 +114,10 @@ def evaluate_normalized(model: OnPolicyAlgorithm, env_id: str, episodes: int) ->
 
 
 def run(part: str, variants: Sequence[Variant], seeds: Sequence[int], again: bool = False) -> None:
-    """Train every variant with every seed; what is on disk is left as it is.
+    """Train every variant with every seed; runs on disk are kept.
 
     :param part: folder under docs/studies/data
-    :param again: train also what there is
+    :param again: also repeat runs on disk
     """
     wanted = [(variant, seed) for seed in seeds for variant in variants]
     done = {v.label: set() if again else {run["seed"] for run in runs_of(part, v)} for v in variants}
@@ -131,7 +131,7 @@ def run(part: str, variants: Sequence[Variant], seeds: Sequence[int], again: boo
 
 
 def probe_parser(doc: str | None, seeds: Sequence[int]) -> argparse.ArgumentParser:
-    """The command line of what trains one setting on one env: run it with a few seeds, or report what has run.
+    """Make the parser of a study that trains one setting on one env: ``run`` with a few seeds, or ``report``.
 
     :param doc: of the module
     :param seeds: the default ones
@@ -150,13 +150,13 @@ def run_probe(
     run: Callable[[str, Any, int], None],
     report: Callable[[], None],
 ) -> None:
-    """Do what the command line says; what is on disk is left as it is.
+    """Execute the command line; runs on disk are kept.
 
     :param parser: of :func:`probe_parser`, with an argument for the setting
     :param setting: the name of that argument
     :param path: of the file of an env and a setting
-    :param run: trains it with a seed and puts it there
-    :param report: prints what has run
+    :param run: trains it with a seed and writes the result there
+    :param report: prints the results
     """
     args = parser.parse_args()
     th.set_num_threads(1)
@@ -172,7 +172,7 @@ def run_probe(
 
 
 def main(part: str, doc: str | None, variants: Sequence[Variant], table: Callable[[], str], draw: Callable[[], None]) -> None:
-    """The command of a study that trains variants: train what is missing, print the table, draw the picture.
+    """Execute a study of variants: train missing runs, print the table, draw the picture.
 
     :param part: folder under docs/studies/data
     :param doc: of the module
@@ -193,7 +193,7 @@ def main(part: str, doc: str | None, variants: Sequence[Variant], table: Callabl
 
 
 def file(part: str, variant: Variant) -> Path:
-    """Where the runs of a variant are, with those of the others on its env."""
+    """File with the runs of a variant, shared with the other variants on its env."""
     return DATA / part / f"{variant.eval_env}.jsonl"
 
 

@@ -12,14 +12,14 @@ from matplotlib.ticker import EngFormatter
 from scripts.studies.common.runs import IMG
 from zoo.comparing import figures
 
-#: What a row or a curve is called, and the runs behind it.
+#: Name of a row or a curve, and its runs.
 Rows = Sequence[tuple[str, Sequence[dict[str, Any]]]]
 
 
 def table(rows: Rows, extra: Mapping[str, Callable[[dict[str, Any]], str]] | None = None) -> str:
     """Markdown; returns of the seeds in their order.
 
-    :param extra: further columns: what to write of each run
+    :param extra: further columns: function from a run to text
     """
     extra = extra or {}
     heads = ["setting", "seeds that met the goal", "first goal after (median)", "mean return, last weights, by seed", *extra]

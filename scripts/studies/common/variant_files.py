@@ -14,7 +14,7 @@ from zoo.common.provenance import commit, versions
 
 
 def runs_of(file: Path, variant: str) -> list[dict[str, Any]]:
-    """What ``run`` returned for the seeds of a variant."""
+    """Results of ``run`` for the seeds of a variant."""
     runs: list[dict[str, Any]] = next(it["runs"] for it in records.read(file) if it["variant"] == variant)
     return runs
 
@@ -28,14 +28,14 @@ def main(
     run: Callable[[dict[str, Any], int], dict[str, Any]],
     report: Callable[[], None],
 ) -> None:
-    """``run [--seeds N]`` what is not there yet, or ``report``.
+    """Execute ``run [--seeds N]`` for missing runs, or ``report``.
 
     :param doc: help text
     :param file: of JSON lines
     :param variants: name -> settings that differ from ``common``
     :param common: settings of all
     :param steps: env steps of a run
-    :param run: from a variant's settings and a seed to what is kept of the run
+    :param run: from a variant's settings and a seed to the run's results
     :param report: prints the table and draws the picture
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)

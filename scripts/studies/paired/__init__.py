@@ -1,1 +1,1 @@
-"""What the luck that members of a group share is worth: docs/studies/paired.md, and what docs/when_groups_win.md shows."""
+"""Value of the noise that members of a group share: docs/studies/paired.md and docs/when_groups_win.md."""

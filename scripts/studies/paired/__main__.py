@@ -1,9 +1,9 @@
-"""Makes docs/studies/paired.md, the table of docs/when_groups_win.md, and the pictures of both.
+"""Make docs/studies/paired.md, the table of docs/when_groups_win.md, and the pictures of both.
 
-usage: python -m scripts.studies.paired             make page, table and pictures from what is committed
-       python -m scripts.studies.paired rules       first measure the known rules anew
-       python -m scripts.studies.paired rollout     first take one rollout as it is and paired
-       python -m scripts.studies.paired variance    first train on each task with one seed, and note what pairing takes out
+usage: python -m scripts.studies.paired             make page, table and pictures from committed data
+       python -m scripts.studies.paired rules       first measure the known rules again
+       python -m scripts.studies.paired rollout     first collect one rollout, unpaired and paired
+       python -m scripts.studies.paired variance    first train on each task with one seed, and record the removed variance
 
 The runs: python -m zoo.benchmark --variants zoo/variants/paired.yml (the page has the command), then scripts.studies.merge.
 """

@@ -90,15 +90,15 @@ def _cell(env: str, ours: Array, theirs: Array) -> Cell:
 
 
 def load() -> list[Default]:
-    """What has run, per label; empty: nothing has."""
+    """Load runs per label; empty if there are none."""
     runs = read(find_results([WITHOUT, RUNS]))
     return [found for found in (default(runs, label) for label in PAIRS) if found]
 
 
 def on_minigrid(runs: Sequence[Run]) -> list[Learning]:
-    """Compare the entries of MiniGrid's tasks with and without pairs; seeds that only one side has do not count.
+    """Compare the entries of MiniGrid's tasks with and without pairs; seeds of only one side do not count.
 
-    :param runs: with the labels of :data:`ENTRY` and of what it is compared with
+    :param runs: with the label :data:`ENTRY` and the label to compare with
     """
     found = {(r.env, r.label, r.seed): r for r in runs}
     learnings = []
@@ -114,5 +114,5 @@ def on_minigrid(runs: Sequence[Run]) -> list[Learning]:
 
 
 def load_minigrid() -> list[Learning]:
-    """What has run of MiniGrid."""
+    """Load the runs on MiniGrid."""
     return on_minigrid(read(find_results([MINIGRID])))

@@ -1,4 +1,4 @@
-"""What the page needs beside the runs: known rules, one rollout before and after pairing, and what pairing takes out."""
+"""Further data of the page: known rules, one rollout before and after pairing, and the variance that pairing removes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _model(run: Run) -> Any:
 
 
 def _pairing_of(run: Run) -> dict[str, Any]:
-    """What is logged of pairing, by rollout, and the share of the training's processor seconds that it takes."""
+    """Logged values of pairing by rollout, and its share of the training's processor time."""
     model = _model(run)
     figures = []
     seconds = []

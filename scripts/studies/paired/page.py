@@ -27,7 +27,7 @@ MARKS = "<!-- table: python -m scripts.studies.paired -->", "<!-- end of table -
 #: As the commands name it, from the root of the checkout.
 FOLDER = RUNS.relative_to(DOCS.parent).as_posix()
 
-#: Task -> what was measured there.
+#: Task -> measured values.
 Measured = dict[str, dict[str, Any]]
 
 
@@ -40,13 +40,13 @@ def page(
     minigrid: Sequence[Learning],
     texts: dict[str, Any],
 ) -> str:
-    """All of it, as Markdown.
+    """Make the page as Markdown.
 
     :param found: a row per task
     :param defaults: with pairs as the default, per label
     :param minigrid: the same on tasks of MiniGrid
     :param rules: returns of the known rules
-    :param variance: what pairing takes out
+    :param variance: variance that pairing removes
     :param texts: prose, by name
     """
     verdict = tables.verdict_table(verdicts(study, found, variance, defaults))
@@ -71,7 +71,7 @@ def page(
 
 
 def commands(study: Study) -> list[str]:
-    """What the runs were made by, each once, with the folder in which a run that is there is not repeated."""
+    """Distinct commands of the runs, with their folders; existing runs in a folder are not repeated."""
     runs = (run for of in study.runs.values() for label in of for run in of[label])
     return list(dict.fromkeys(re.sub(r"--out \S+", f"--out {FOLDER}", run.origin["command"]) for run in runs))
 

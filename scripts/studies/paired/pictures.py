@@ -1,4 +1,4 @@
-"""Pictures: learning curves per task; and advantages before and after pairing, with what comes of it."""
+"""Pictures: learning curves per task; advantages before and after pairing, and the result."""
 
 from __future__ import annotations
 

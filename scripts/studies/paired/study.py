@@ -1,4 +1,4 @@
-"""The runs of the study, and what they say of pairing against another label on a task."""
+"""Runs of the study, and comparisons of pairing with another label per task."""
 
 from __future__ import annotations
 
@@ -102,12 +102,12 @@ def middle(scores: Scores) -> Estimate:
 
 
 def middle_difference(ours: Scores, theirs: Scores) -> Estimate:
-    """Of two IQMs."""
+    """Difference of two IQMs."""
     return Estimate(float(iqm(ours) - iqm(theirs)), *_bounds(interval(lambda a, b: iqm(a) - iqm(b), ours, theirs)))
 
 
 def level(study: Study, task: str, label: str) -> Estimate:
-    """Where a label ends: IQM over seeds."""
+    """Final level of a label: IQM over seeds."""
     return middle([study.scores(task, label)])
 
 
@@ -143,10 +143,10 @@ def share_to_touch(study: Study, task: str, label: str, wanted: float, in_a_row:
 
 
 def share_to_keep(study: Study, task: str, label: str, wanted: float) -> float:
-    """Share of the budget after which :data:`IN_A_ROW` checkpoints are at a level, given that the final evaluation is too.
+    """Share of the budget after which :data:`IN_A_ROW` checkpoints are at a level, if the final evaluation is too.
 
-    That one has most episodes: what ends at the level has reached it at the end of the budget at the latest, and what ends
-    below has not kept it.
+    The final evaluation has the most episodes: a run that ends at the level has reached it by the end of the budget, and a run
+    that ends below has not kept it.
 
     :param wanted: the level
     :return: in [0, 1]; inf: never
@@ -203,9 +203,9 @@ def rows(study: Study, rules: dict[str, dict[str, float]]) -> list[Row]:
 
 
 def gap_closed(study: Study, rows: Sequence[Row]) -> Estimate | None:
-    """Mean share of the gaps between critic and rule that pairing closes; what lies beyond a rule counts as its gap.
+    """Mean share of the gaps between critic and rule that pairing closes; each share is at most 1.
 
-    :return: None: there are no gaps
+    :return: None without gaps
     """
     there = [r for r in rows if math.isfinite(r.gap)]
     if not there:
@@ -221,7 +221,7 @@ def gap_closed(study: Study, rows: Sequence[Row]) -> Estimate | None:
 
 
 def geometric_mean(shares: Sequence[float]) -> float:
-    """Of the finite ones; nan if there are none."""
+    """Geometric mean of the finite shares; nan if there are none."""
     finite = [s for s in shares if math.isfinite(s)]
     return math.exp(np.mean(np.log(finite))) if finite else math.nan
 

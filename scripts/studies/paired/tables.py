@@ -53,14 +53,14 @@ def table(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def verdict_table(found: Sequence[Verdict]) -> str:
-    """What was wanted and what was found."""
+    """Table of requirements and results."""
     words = {True: "reached", False: "not reached", None: "open"}
     lines = [[v.wanted, v.found, words[v.reached] + ("" if v.complete or v.reached is None else " so far")] for v in found]
     return table(["wanted", "found", ""], lines)
 
 
 def seeds_table(study: Study) -> str:
-    """What has run."""
+    """Table of the runs."""
     lines = []
     for label in [*(x for x in WHOLE if study.with_label(x)), *_changes(study)]:
         counts = [len(study.runs[task][label]) for task in study.with_label(label)]
@@ -160,7 +160,7 @@ def _sides(cell: Cell, write: Any) -> list[str]:
 
 
 def rules_table(rules: dict[str, dict[str, float]]) -> str:
-    """What known rules earn.
+    """Table of the known rules' returns.
 
     :param rules: task -> name -> return
     """
@@ -169,9 +169,9 @@ def rules_table(rules: dict[str, dict[str, float]]) -> str:
 
 
 def variance_table(variance: dict[str, dict[str, Any]]) -> str:
-    """What pairing takes out, at the beginning and at the end of a training, and what it costs.
+    """Table of the variance that pairing removes, at the beginning and the end of a training, and of its cost.
 
-    :param variance: task -> figures by rollout, and ``cost``
+    :param variance: task -> metrics by rollout, and ``cost``
     """
     lines = []
     for task, of in variance.items():

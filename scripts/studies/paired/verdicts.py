@@ -1,4 +1,4 @@
-"""What was wanted of pairing, what was found, and whether that is enough."""
+"""Requirements of pairing, results, and verdicts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARE = 0.5
 CLOSED = 0.5
 BETTER = 0.9
 COST = 0.03
-#: On the tasks of results.md with pairs: what is measured, and the aggregate IQM that it must not fall below.
+#: On the tasks of results.md with pairs: the measure, and the least aggregate IQM.
 DEFAULTS = {ENTRY: "the tuned entries", CONSTRUCTOR: "the constructor's defaults"}
 AGGREGATE = {ENTRY: 1.09, CONSTRUCTOR: 0.97}
 
@@ -37,7 +37,7 @@ def verdicts(
     """Each line of the bar.
 
     :param rows: of all tasks
-    :param variance: task -> what pairing took out there, and its ``cost``
+    :param variance: task -> variance that pairing removes, and its ``cost``
     :param defaults: with pairs as the default, per label
     """
     by_label = {x.label: x for x in defaults}

@@ -1,4 +1,4 @@
-"""Ablations: what was asked, a table, what its numbers say."""
+"""Ablations: question, table, finding."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ MEASURES = ("end", "on the way")
 
 
 def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
-    """The entries of ``ablations.yml`` whose runs exist, with them.
+    """Read the entries of ``ablations.yml`` with existing runs.
 
-    :param folder: holds it; None: no ablations
-    :return: each with its ``name`` and ``loaded``: the runs in its folder, and what is wrong with the files that are broken
+    :param folder: of the file; None: no ablations
+    :return: each with its ``name`` and ``loaded``: the runs in its folder, and messages about broken files
     :raises BadInput: if it cannot be read
     """
     if folder is None:
@@ -33,12 +33,12 @@ def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
 
 
 def ablation(entry: dict[str, Any], pictures: Path | None) -> tuple[list[str], list[Run]]:
-    """One ablation: per label and task the IQM of the final scores, and of the mean over the checkpoints (speed of learning).
+    """Write one ablation: per label and task the IQM of the final scores, and of the mean over checkpoints (learning speed).
 
-    :param entry: of :func:`read_ablations`: ``title``, ``question``, ``finding`` (what its numbers say, written by whoever
-        looked at them), ``loaded`` and, if not all that is there, ``labels`` in their order and ``envs``
-    :param pictures: folder for its picture; None: it is not drawn
-    :return: lines, and the runs they are about
+    :param entry: of :func:`read_ablations`: ``title``, ``question``, ``finding`` (the author's conclusion), ``loaded`` and,
+        for a selection, ``labels`` in their order and ``envs``
+    :param pictures: folder for its picture; None: no picture
+    :return: lines, and their runs
     """
     runs, broken = entry["loaded"]
     runs = [run for run in runs if run.env in entry.get("envs", [run.env])]

@@ -25,11 +25,11 @@ DISCOUNTS = {"grpo-gamma-0.995": 0.995, "grpo-gamma-0.99": 0.99}
 
 
 def measured(folder: Path) -> tuple[list[Run], dict[str, str], list[str]]:
-    """Runs to show, those of the bar among them.
+    """Read the runs to show, including those of the bar.
 
     :param folder: of zoo.benchmark
-    :return: runs; env -> label that is the bar there; what was left out because it is broken
-    :raises BadInput: if there is no bar
+    :return: runs; env -> label of the bar; messages about broken files
+    :raises BadInput: without a bar
     """
     runs, broken = load([folder])
     runs, chosen = with_bar(runs)

@@ -1,4 +1,4 @@
-"""What stands beside the study: training times on one machine, the defaults on other tasks."""
+"""Additional results: training times on one machine, the defaults on other tasks."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def timing(folder: Path, pictures: Path | None) -> Timing:
 
 
 def _seconds(c: Comparison, times: pd.DataFrame, settings: Mapping[str, str]) -> str:
-    """The tuned entry against the baseline, task by task.
+    """Compare the tuned entry with the baseline per task.
 
     :param times: of tables.speed
-    :param settings: env -> what PPO's are there
+    :param settings: env -> description of PPO's settings
     """
     medians = tables.cost(c).set_index(["env", "algorithm"])
     seconds = medians["train_wall_s"].map("{:.1f}".format)

@@ -1,4 +1,4 @@
-"""What stands in a cell of the page: scores with intervals, verdicts, budgets."""
+"""Cells of the page's tables: scores with intervals, verdicts, budgets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def number(x: float) -> str:
 
 
 class Estimate(NamedTuple):
-    """An interquartile mean over seeds, and what the bootstrap says of it."""
+    """Interquartile mean over seeds, with a bootstrap interval."""
 
     iqm: float
     low: float  # of the 95 % interval; NaN for one seed
@@ -44,7 +44,7 @@ def estimate(scores: np.ndarray) -> Estimate:
 
 
 def iqm_text(c: Comparison, env: str, label: str) -> str:
-    """Of the final scores of an algorithm, if it ran."""
+    """Interquartile mean of an algorithm's final scores, if it ran."""
     return str(estimate(c.scores(env, label))) if (env, label) in c.runs else "not run"
 
 
@@ -67,7 +67,7 @@ def aggregate_difference(c: Comparison, label: str, other: str) -> str:
 
 
 def verdict(c: Comparison, env: str, label: str, other: str = BAR) -> str:
-    """What the bootstrap interval of the difference of IQMs says of a label against another."""
+    """Verdict on two labels from the bootstrap interval of the difference of their IQMs."""
     if (env, label) not in c.runs or (env, other) not in c.runs:
         return "-"
     x = c.scores(env, label)

@@ -1,4 +1,4 @@
-"""Where a critic wins: the honest cases."""
+"""Tasks on which a critic wins."""
 
 from __future__ import annotations
 

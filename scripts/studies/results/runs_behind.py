@@ -36,7 +36,7 @@ def runs_behind(made: str, results: str, c: Comparison, runs: Sequence[Run]) -> 
 
 
 def origins(runs: Sequence[Run]) -> list[str]:
-    """Where the runs come from; versions and machines stand above the table where no two runs contradict each other."""
+    """Provenance of the runs; versions and machines are above the table if no two runs differ."""
     table = tables.origins(runs)
     lines = []
     agreed = _agreed(table["versions"], table["runs"])
@@ -50,7 +50,7 @@ def origins(runs: Sequence[Run]) -> list[str]:
 
 
 def _agreed(versions: Sequence[str], counts: Sequence[int]) -> str | None:
-    """All that any run names, and how many name what not all do; None if two name different versions of a package.
+    """Versions that any run names, with counts if not all name them; None if two runs differ.
 
     :param versions: "package version, package version, ..."
     :param counts: runs that name exactly these

@@ -14,7 +14,7 @@ from zoo.benchmarking.results import RANDOM, Run
 from zoo.comparing import tables
 from zoo.comparing.comparison import Comparison, compare_runs
 
-#: GRPO's label, PPO's with the same settings, and what they are.
+#: GRPO's label, PPO's with the same settings, and their description.
 PAIRS = (
     (TUNED, CONTROL, "the tuned entries of GRPO"),
     ("grpo-gamma-0.99", "ppo-defaults", "SB3's defaults for PPO, gamma 0.99 included"),

@@ -1,4 +1,4 @@
-"""The study itself: who is above whom, at what cost, by which runs."""
+"""The study: comparisons of algorithms, their cost, and the runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def main_table(c: Comparison, chosen: dict[str, str]) -> pd.DataFrame:
 
 
 def sooner(c: Comparison) -> list[str]:
-    """Where the tuned entry and the bar end at the same score, how many steps each takes to the threshold."""
+    """Steps to the threshold on tasks where the tuned entry and the bar end at the same score."""
     lines = []
     table = tables.threshold(c)
     for env in [env for env in c.envs if env in c.thresholds and verdict(c, env, TUNED) == "equal"]:

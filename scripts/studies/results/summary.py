@@ -18,7 +18,7 @@ LITERAL = "grpo-outcome"
 
 
 def in_short(c: Comparison, totals: Mapping[str, Overall | None], found: Sequence[Pair], times: Timing | None) -> list[str]:
-    """What a reader should know who reads no further.
+    """Summary of the page.
 
     :param c: of the study, the bar among its labels
     :param totals: label -> :func:`~scripts.studies.results.study.overall`

@@ -22,7 +22,7 @@ def text(name: str, **numbers: int) -> str:
 
 
 def history() -> str:
-    """How the tuned entries came about: what the page showed of each before it was changed."""
+    """History of the tuned entries: the page's results before each change."""
     entry = _entries()["history"]
     rows = [f"| {row['task']} | {row['entry']} | {row['changed']} |" for row in entry["rows"]]
     return "\n".join([entry["before"], *rows, "", entry["after"]])
