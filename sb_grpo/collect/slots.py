@@ -31,7 +31,7 @@ class Slots(Protocol):
     """What runs a stream of jobs in the slots of an env: job ``j`` is member ``j % group_size`` of group ``j // group_size``.
 
     ``job`` and ``t`` (which one each slot runs, and its step in the episode) are arrays for host envs and tensors for tensor
-    envs, so how a step goes on is the business of ``collect.host_loop`` and ``collect.device_loop``, which know their kind.
+    envs, so how a step goes on is decided in ``GRPO.collect_rollouts`` and ``collect.device_loop``, which know their kind.
     """
 
     group_size: int
