@@ -1,4 +1,4 @@
-"""Files that a killed process, a full disk or another program has left damaged: named in one line, and left out."""
+"""Handle damaged files, for example after a kill or a full disk: report them in one line, and skip them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ T = TypeVar("T")
 
 
 def read_or_note(path: Path, read: Callable[[Path], T], broken: list[str]) -> T | None:
-    """Content of a file; None where there is none, and where it is damaged.
+    """Read a file; None if it is missing or damaged.
 
-    :param read: reads it, and raises anything
-    :param broken: takes a line on a damaged file, which stderr gets once
+    :param read: reads it, and may raise anything
+    :param broken: gets a line about a damaged file, which is also printed to stderr once
     """
     try:
         return read(path)
@@ -32,5 +32,5 @@ def read_or_note(path: Path, read: Callable[[Path], T], broken: list[str]) -> T 
 
 @cache
 def say_once(line: str) -> None:
-    """A line on stderr; a page that is served reads the same files again and again."""
+    """Print a line to stderr once, because a served page reads the same files repeatedly."""
     print(line, file=sys.stderr)
