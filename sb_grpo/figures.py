@@ -93,6 +93,7 @@ class Counts(NamedTuple):
     interruptions: int
     start_mismatches: int
     lost: int  #: episodes that ended with the worker that ran them
+    n_starts: int  #: same-seed groups in the rollout
     age: th.Tensor  #: [M] updates since each row was collected
 
 
@@ -119,9 +120,9 @@ def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, coun
     :param has_signal: ``[n_groups]`` bool: the group has a spread
     """
     returns, advantages = episode_returns(rollout, 1.0), estimate.advantages
-    numbers = th.tensor([*counts[:-1], len(advantages), rollout.n_groups, rollout.n_starts])
-    trained, dropped, pending, interruptions, mismatches, lost, n_steps, n_groups, n_starts = ranks.total(numbers).tolist()
-    counts = Counts(trained, dropped, pending, interruptions, mismatches, lost, counts.age)
+    numbers = th.tensor([*counts[:-1], len(advantages), rollout.n_groups])
+    trained, dropped, pending, interruptions, mismatches, lost, n_starts, n_steps, n_groups = ranks.total(numbers).tolist()
+    counts = Counts(trained, dropped, pending, interruptions, mismatches, lost, n_starts, counts.age)
     of_groups = segment_mean(returns, rollout.group, rollout.n_groups)
     of_episodes = segment_mean(advantages, rollout.episode, len(rollout.group))
     baseline, mean_return, reward, advantage, of_episode, age, alive = ranks.means(

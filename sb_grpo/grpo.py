@@ -198,6 +198,7 @@ class GRPO(GroupOnPolicyAlgorithm):
             interruptions=self.interruptions,
             start_mismatches=self.slots.start_mismatches,
             lost=getattr(self.env, "n_lost", 0),
+            n_starts=rollout.n_groups,  # by seed, before they are compared by anything else
             age=self.rollout_buffer.age,
         )
         self.last_figures = log.of_episodes(self.ep_info_buffer, self.ep_success_buffer)

@@ -49,11 +49,6 @@ class Rollout(NamedTuple):
     seed_group: th.Tensor | None = None  #: [E] int64, number of the episode's same-seed group in the model's stream of them
     extra: Mapping[str, th.Tensor] = NOTHING  #: further columns of the steps by name, [M, ...]; minibatches have them too
 
-    @property
-    def n_starts(self) -> int:
-        """Number of different reset seeds among the episodes."""
-        return self.n_groups if self.seed_group is None else len(th.unique(self.seed_group))
-
 
 #: Fields of a rollout with one row per step, and with one per episode.
 PER_STEP = ("observations", "actions", "log_probs", "rewards", "t", "objectives", "extra")

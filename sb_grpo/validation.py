@@ -683,7 +683,7 @@ def warn_of_few_starts(c: Config, rollout: Rollout, steps_per_env: int) -> bool:
     :param steps_per_env: of a rollout
     :return: it did
     """
-    n_starts = ranks.count(rollout.n_starts)
+    n_starts = ranks.count(rollout.n_groups)
     if n_starts >= FEW_STARTS:
         return False
     n_episodes = ranks.count(len(rollout.group))
