@@ -238,7 +238,7 @@ class Place(NamedTuple):
     device: th.device
 
 
-def make_bonus(given: Any, place: Place) -> Bonus | None:
+def make_bonus(given: object, place: Place) -> Bonus | None:
     """The bonus of a model; None without one.
 
     :param given: settings, or a function
@@ -247,7 +247,7 @@ def make_bonus(given: Any, place: Place) -> Bonus | None:
     return bonus.to(place.device) if isinstance(bonus, nn.Module) else bonus
 
 
-def bonus_of(bonus: Bonus, rollout: Rollout, given: Any) -> th.Tensor:
+def bonus_of(bonus: Bonus, rollout: Rollout, given: object) -> th.Tensor:
     """What the steps of a rollout are worth beside their rewards.
 
     :param given: what the user gave, for the message

@@ -68,7 +68,7 @@ class Cispo(Loss):
 NAMES: dict[str, type[Loss]] = {"clip": Clipped, "cispo": Cispo}
 
 
-def make_loss(loss: Any, kwargs: Mapping[str, Any] | None) -> Loss:
+def make_loss(loss: object, kwargs: Mapping[str, object] | None) -> Loss:
     """The loss that the arguments ``loss`` and ``loss_kwargs`` describe.
 
     :raises ValueError: for what is no loss, and for keyword arguments that it does not take
@@ -113,7 +113,7 @@ class Objective(nn.Module):
         self.names = [f"policy.{name}" for name, p in policy.named_parameters() if p.requires_grad]
 
     @property
-    def settings(self) -> tuple[Any, ...]:
+    def settings(self) -> tuple[object, ...]:
         """What a captured graph of it is made for."""
         return self.reference is None, self.loss, self.ent_coef, self.kl_coef, self.autocast
 
