@@ -30,7 +30,14 @@ from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import HostStep, Wanted, make_columns, read_host
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.collect.device_loop import StepResult, collect_tensors
-from sb_grpo.collect.host_checks import check_callback_rewards, check_finite, check_reward_wrappers, note_ends, scaling_rewards
+from sb_grpo.collect.host_checks import (
+    check_callback_rewards,
+    check_finite,
+    check_outputs,
+    check_reward_wrappers,
+    note_ends,
+    scaling_rewards,
+)
 from sb_grpo.collect.interruption import check_hopeless, give_up, warn_of_interruption
 from sb_grpo.collect.masks import APART, UNTOLD, masks_of_the_evaluated, source_of
 from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan, check_endless
@@ -72,7 +79,6 @@ from sb_grpo.maths.schedules import scaled
 from sb_grpo.normalization import put_running_state, running_state, take_up
 from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, RoutedPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
-from sb_grpo.policies.numbers import check_outputs
 from sb_grpo.policies.weights import made_apart
 from sb_grpo.profiles import arguments_of
 from sb_grpo.state import copied

@@ -29,7 +29,7 @@ COMMANDS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The console script.
+    """Run the console script.
 
     :param arguments: command and its options; None: those of this process
     :return: exit code

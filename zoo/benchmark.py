@@ -30,9 +30,9 @@ LOG_WIDTH = 200  # a table in a log file need not fit a terminal
 
 
 def parser(name: str = "zoo.benchmark") -> Parser:
-    """The command line.
+    """Make the parser of the command line.
 
-    :param name: of the command that speaks of it
+    :param name: of the command, for messages
     """
     it = Parser(name, "Train every algorithm on every env with every seed. Existing results are skipped.")
     add = it.add_argument
@@ -58,7 +58,7 @@ def parser(name: str = "zoo.benchmark") -> Parser:
 
 
 def parse_seeds(text: str) -> list[int]:
-    """Seeds from ``0-9``, ``3`` or ``0,2,5-7``.
+    """Parse seeds from ``0-9``, ``3`` or ``0,2,5-7``.
 
     :param text: numbers and ranges, both ends included
     :return: the seeds, in order, each once
@@ -74,12 +74,12 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def parse_steps(texts: Sequence[str], envs: Sequence[str], evaluations: int = 1) -> dict[str, int]:
-    """Budget of each env from ``N`` or ``ID:N`` ...
+    """Parse the budget of each env from ``N`` or ``ID:N`` ...
 
     :param texts: of the command line
     :param envs: ids
     :param evaluations: checkpoints that the budget must have room for
-    :raises BadInput: if an env has no budget, or a number is none
+    :raises BadInput: if an env has no budget, or for an invalid number
     """
     table = {env: number for env, _, number in (text.rpartition(":") for text in texts)}
     for env in table:
@@ -110,7 +110,7 @@ class Asked(NamedTuple):
 
 
 def make_specs(arguments: Sequence[str]) -> Asked:
-    """The cross product, seeds outermost, so that a study cut short is balanced.
+    """Make the cross product, seeds outermost, so that an interrupted study is balanced.
 
     :param arguments: command line
     """
@@ -151,7 +151,7 @@ def states_of(specs: Sequence[Spec], out: Path) -> dict[Spec, str]:
 
     :param specs: the runs
     :param out: output folder; a run is a file in it, or a line of one
-    :raises BadInput: if a run with other settings stands where one of them belongs
+    :raises BadInput: if the file of a run has other settings
     """
     places = {place for place in (spec.file(out) for spec in specs) if place.exists()}
     runs, broken = read_all(sorted({*places, *out.glob(f"*{LINES}")}))
@@ -168,10 +168,10 @@ def states_of(specs: Sequence[Spec], out: Path) -> dict[Spec, str]:
 
 @contextmanager
 def only_one(out: Path) -> Iterator[None]:
-    """Nobody else may run a benchmark into the same folder: runs would be done twice.
+    """Lock the output folder; two benchmarks in one folder would run everything twice.
 
-    :param out: output folder, made if it is not there
-    :raises BadInput: if somebody does
+    :param out: output folder, created if missing
+    :raises BadInput: if another process has the lock
     """
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ def only_one(out: Path) -> Iterator[None]:
 
 
 def body(arguments: Sequence[str]) -> int:
-    """The command.
+    """Execute the command.
 
     :param arguments: command line
     :return: exit code of :func:`carry_out`
@@ -192,7 +192,7 @@ def body(arguments: Sequence[str]) -> int:
 
 
 def carry_out(asked: Asked) -> int:
-    """Do the runs that are left.
+    """Execute the remaining runs.
 
     :param asked: of the command line
     :return: 0; 1 if a run crashed, 2 if a model refused its settings, 130 if interrupted

@@ -48,7 +48,7 @@ def make_parser() -> Parser:
 
 
 class Subject(NamedTuple):
-    """The env that is checked, as it would be trained on."""
+    """Env to check, as in training."""
 
     make: Callable[[], gym.Env[Any, Any]]  #: a new instance, with the wrappers of its settings
     entry: dict[str, Any]  #: its settings
@@ -98,13 +98,13 @@ def subject(args: Any) -> Subject:
 
 
 def guarded(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
-    """A check whose env may raise anything: that is a finding too.
+    """Run a check; an error of the env becomes a finding.
 
     :param name: of the check
     """
     try:
         return check()
-    except Exception as error:  # the env is somebody's code
+    except Exception as error:  # the env is the user's code
         trace = error.__traceback__
         while trace is not None and trace.tb_next is not None:
             trace = trace.tb_next
@@ -115,8 +115,8 @@ def guarded(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
 def check(it: Subject, seconds: float, say: Callable[[Finding], object]) -> list[Finding]:
     """All checks, one after another.
 
-    :param seconds: of the training; the others take as long together, roughly, and a little where it is 0
-    :param say: is given each finding at once
+    :param seconds: of the training; the other checks take about as long together, and a little if it is 0
+    :param say: called with each finding at once
     """
     found: list[Finding] = []
     envs: list[gym.Env[Any, Any]] = []
@@ -150,14 +150,14 @@ def check(it: Subject, seconds: float, say: Callable[[Finding], object]) -> list
     episodes = [episode for group in groups for episode in group]
     sound &= note("observations", lambda: probes.check_observations(episodes))
     seeded = note("seeded resets", lambda: probes.check_seeds(groups))
-    if seeded:  # else they are no groups, and the rest follows
+    if seeded:  # without seeds there are no groups
         note("determinism", lambda: probes.check_determinism(env, other, groups))
     note("reward", lambda: probes.check_rewards(episodes))
     sound &= note("time limit", lambda: probes.check_time_limit(env, episodes))
     note("group spread", lambda: probes.check_spread(groups))
     models: list[BaseAlgorithm] = []
     note("training", lambda: _trained(it, env, seconds if sound else 0.0, models))
-    if seeded:  # after the training, as random actions may drown the luck
+    if seeded:  # after the training, because random actions may hide the shared noise
         note("luck", lambda: probes.check_alignment(it.make, speed, seconds / 4, acting(models)))
     for one in envs:
         one.close()
@@ -165,7 +165,7 @@ def check(it: Subject, seconds: float, say: Callable[[Finding], object]) -> list
 
 
 def _trained(it: Subject, env: gym.Env[Any, Any], seconds: float, models: list[BaseAlgorithm]) -> list[Finding]:
-    """Findings of a training, whose model is appended to ``models``; none with 0 seconds."""
+    """Train, append the model to ``models``, and return findings; none with 0 seconds."""
     if seconds == 0:
         return []
     models.append(_silently(lambda: it.model(env)))
@@ -173,13 +173,13 @@ def _trained(it: Subject, env: gym.Env[Any, Any], seconds: float, models: list[B
 
 
 def _silently(make: Callable[[], BaseAlgorithm]) -> BaseAlgorithm:
-    """rl_zoo3 prints the settings whatever ``verbose`` says."""
+    """Make a model without rl_zoo3's print of the settings, which ignores ``verbose``."""
     with contextlib.redirect_stdout(io.StringIO()):
         return make()
 
 
 def body(arguments: Sequence[str]) -> int:
-    """The command.
+    """Execute the command.
 
     :param arguments: command line
     :return: 1 if something is broken

@@ -87,7 +87,7 @@ SECTIONS: dict[str, tuple[str, list[str], list[str]]] = {
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Make the parser of the command line."""
     it = Parser("zoo.compare", "Compare the algorithms of a benchmark: Markdown report, CSV tables, PNG and SVG figures.")
     add = it.add_argument
     add("folders", nargs="+", metavar="FOLDER", help="output of zoo.benchmark, or parts; run folders and models: [LABEL=]PATH")
@@ -107,7 +107,7 @@ def parser() -> Parser:
 
 
 def parse_thresholds(texts: Sequence[str]) -> dict[str, float]:
-    """``ID:VALUE`` ... as a mapping.
+    """Parse ``ID:VALUE`` ... to a mapping.
 
     :param texts: of the command line
     :raises BadInput: for anything else
@@ -123,9 +123,9 @@ def parse_thresholds(texts: Sequence[str]) -> dict[str, float]:
 
 
 def read_references(path: Path | None) -> dict[str, tuple[float, float]]:
-    """References from a YAML file.
+    """Read references from a YAML file.
 
-    :param path: None: none
+    :param path: None: no references
     :raises BadInput: if it is not ``env: [low, high]``
     """
     if path is None:
@@ -138,7 +138,7 @@ def read_references(path: Path | None) -> dict[str, tuple[float, float]]:
 
 
 def write(comparison: Comparison, broken: Sequence[str], out: Path, with_figures: bool = True) -> Path:
-    """Write everything.
+    """Write report, tables and figures.
 
     :param comparison: to report
     :param broken: a line per result file that was left out
@@ -177,7 +177,7 @@ def _report(comparison: Comparison, broken: Sequence[str], made: dict[str, pd.Da
 
 
 def results_of(places: Sequence[str], episodes: int, out: Path, untrusted: bool = False) -> list[Path]:
-    """Folders of result files: those given, and those that an evaluation of the saved models among them writes.
+    """Find folders of result files: the given ones, and those from an evaluation of the saved models among them.
 
     :param places: of the command line
     :param episodes: per model
@@ -187,7 +187,7 @@ def results_of(places: Sequence[str], episodes: int, out: Path, untrusted: bool 
     unknown = [place for place in places if place.endswith(".zip") or not _has_results(Path(place))]
     if not unknown:
         return [Path(place) for place in places]
-    from .evaluating.models import is_saved  # with rl_zoo3, which results do not need
+    from .evaluating.models import is_saved  # imports rl_zoo3, which results do not need
 
     saved = [place for place in unknown if is_saved(place)]
     plain = [Path(place) for place in places if place not in saved]
@@ -204,7 +204,7 @@ def _has_results(path: Path) -> bool:
 
 
 def body(arguments: Sequence[str]) -> int:
-    """The command.
+    """Execute the command.
 
     :param arguments: command line
     :return: 0

@@ -7,14 +7,31 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv, VecNormalize
+from torch import nn
 
 from sb_grpo.collect.beside import Beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.plan import too_large
 from sb_grpo.envs.installing import wrappers_of
+from sb_grpo.policies.numbers import trouble_with
 from sb_grpo.types import Breakdown
+
+
+def check_outputs(policy: nn.Module, log_probs: th.Tensor, step: int) -> None:
+    """Stop a training whose policy puts out NaN or inf, before anybody acts on it.
+
+    :param log_probs: ``[n_envs]`` of the actions
+    :param step: number of the vector step
+    :raises Breakdown: naming the part of the policy that makes them
+    """
+    if math.isfinite(log_probs.sum().item()):
+        return
+    trouble = trouble_with(policy, log_probs)
+    if trouble is not None:
+        raise Breakdown(f"At vector step {step} since the start of learn() {trouble}")
 
 
 def check_finite(env: VecEnv, what: str, value: Any, step: int, largest: float = math.inf) -> None:

@@ -10,8 +10,6 @@ import math
 import torch as th
 from torch import nn
 
-from sb_grpo.types import Breakdown
-
 
 def trouble_with(policy: nn.Module, outputs: th.Tensor) -> str | None:
     """Describe the fault of a policy's outputs; None if all are finite. Nothing is checked while a graph is traced.
@@ -21,17 +19,6 @@ def trouble_with(policy: nn.Module, outputs: th.Tensor) -> str | None:
     if th.compiler.is_compiling() or math.isfinite(outputs.sum().item()):
         return None
     return None if bool(outputs.isfinite().all()) else no_numbers(policy)
-
-
-def check_outputs(policy: nn.Module, outputs: th.Tensor, step: int) -> None:
-    """Stop a training whose policy puts out NaN or inf.
-
-    :param outputs: as :func:`trouble_with` has them
-    :param step: number of the vector step, for the message
-    :raises Breakdown: naming what made them
-    """
-    if (trouble := trouble_with(policy, outputs)) is not None:
-        raise Breakdown(f"At vector step {step} since the start of learn() {trouble}")
 
 
 def no_numbers(policy: nn.Module) -> str:

@@ -1,4 +1,4 @@
-"""One run on whatever machine a launcher has found for it: nothing is left there, all that matters travels back as bytes.
+"""One run on a launcher's machine: it leaves no files there, and its results return as bytes.
 
 The machines need the same packages, and no common file system.
 """
@@ -60,7 +60,7 @@ def start(spec: dict[str, Any], options: dict[str, object], folder: Path) -> sub
 
 
 def run(spec: dict[str, Any], options: dict[str, object]) -> Brought:
-    """Do a run here. It ends with this process, however that ends.
+    """Execute a run here. It ends with this process, also if that is killed.
 
     :param spec: fields of the run's spec
     :param options: ``{keep, device, gym_packages, command}``
@@ -105,11 +105,11 @@ def deliver(brought: Brought, result: Path) -> None:
 
 
 def run_and_deliver(spec: dict[str, Any], options: dict[str, object]) -> Brought:
-    """Do a run here, on a machine that sees the output folder: its result is safe though whoever waits for it is gone.
+    """Execute a run here, on a machine with access to the output folder: the result is written even without the caller.
 
     :param spec: fields of the run's spec
     :param options: ``{out, keep, device, gym_packages, command}``, ``out`` absolute
-    :return: without the files
+    :return: exit code and log without the files
     """
     brought = run(spec, options)
     if brought.code == 0:

@@ -20,7 +20,7 @@ MOST_SUBMITTED = 100
 
 
 class Launcher(ABC):
-    """Starts runs, as many at a time as there is room for."""
+    """Starts runs, up to a number at a time."""
 
     @abstractmethod
     def room(self) -> int:
@@ -51,11 +51,11 @@ class LocalLauncher(Launcher):
         return LocalWorker(spec, options)
 
     def close(self) -> None:
-        """The workers have ended, and nothing else was held."""
+        """Do nothing: the workers have ended."""
 
 
 class RemoteLauncher(Launcher):
-    """Sends errands to other machines, and remembers which runs have lost theirs."""
+    """Base of launchers on other machines, which counts machines that died by run."""
 
     def __init__(self) -> None:
         self._started: dict[Spec, RemoteWorker] = {}
@@ -68,7 +68,7 @@ class RemoteLauncher(Launcher):
 
     @abstractmethod
     def send(self, spec: Spec, options: dict[str, object]) -> Any:
-        """The errand's promise."""
+        """Submit a run, and return its future result."""
 
 
 class RayLauncher(RemoteLauncher):
@@ -84,7 +84,7 @@ class RayLauncher(RemoteLauncher):
         self.ray = connect_ray(launch)
         self.resources = launch.resources
         self.jobs = jobs
-        # Whoever waits for a retry by Ray would not hear of it: a lost run is begun anew by the benchmark.
+        # Retries by Ray would be invisible here: the benchmark restarts lost runs itself.
         self._task = self.ray.remote(errand.run).options(max_retries=0, **self.resources.for_ray())
 
     def room(self) -> int:
@@ -98,7 +98,7 @@ class RayLauncher(RemoteLauncher):
 
 
 class RayPromise:
-    """A Ray task as an errand's promise."""
+    """Future result of a Ray task."""
 
     def __init__(self, ray: Any, reference: Any) -> None:
         self._ray = ray
@@ -111,7 +111,7 @@ class RayPromise:
         try:
             return self._ray.get(self._reference)
         except self._ray.exceptions.RayTaskError:
-            raise  # the errand itself is at fault
+            raise  # an error of the run itself
         except self._ray.exceptions.RayError as error:
             raise MachineGone(type(error).__name__) from error
 
@@ -120,12 +120,12 @@ class RayPromise:
 
 
 class SubmititLauncher(RemoteLauncher):
-    """Jobs of a SLURM cluster; where there is none, processes of this machine in the same manner.
+    """Jobs of a SLURM cluster; without SLURM, processes of this machine.
 
     :param folder: for submitit's scripts and logs; removed at the end. All machines must see it
     :param resources: of a run
     :param jobs: jobs in the queue at a time; None: ``MOST_SUBMITTED``, or one per core without SLURM
-    :raises BadInput: if submitit is not there, or the resources are not for it
+    :raises BadInput: if submitit is missing or does not support the resources
     """
 
     def __init__(self, folder: Path, resources: Resources, jobs: int | None) -> None:
@@ -154,7 +154,7 @@ class SubmititLauncher(RemoteLauncher):
 
 
 class SubmititPromise:
-    """A submitit job as an errand's promise."""
+    """Future result of a submitit job."""
 
     def __init__(self, job: Any, gone: type[Exception]) -> None:
         self._job = job
@@ -174,7 +174,7 @@ class SubmititPromise:
 
 
 def open_launcher(launch: Launch, jobs: int | None, out: Path) -> Launcher:
-    """The launcher that the command line asks for.
+    """Make the launcher of the command line.
 
     :param jobs: runs at a time; None: as many as there is room for
     :param out: output folder

@@ -1,7 +1,7 @@
-"""Results of runs: how they are written (whole or not at all), read, and checked.
+"""Write (atomically), read and check results of runs.
 
-A run has a file of its own, ``ENV/LABEL/seed_3.json``.
-Of a study that is kept, runs are lines of files such as ``LABEL.jsonl``, of one label or of several.
+A run has its own file, ``ENV/LABEL/seed_3.json``. Kept studies have runs as lines of files such as ``LABEL.jsonl``, with one
+or several labels.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from sb_grpo import files
 from ..common.strict_json import finite
 
 LINES = ".jsonl"  # one run per line, in the place of folders of files
-EVALUATED = "evaluated: "  # in front of the model that zoo.evaluate has made a result of
+EVALUATED = "evaluated: "  # prefix of models in results of zoo.evaluate
 RANDOM = "random"  # pseudo-algorithm: uniformly random actions, the lower reference of normalised scores
 
 
 class BrokenResult(ValueError):
-    """A result file that cannot be used; the message names the file and says why."""
+    """Error of an unusable result file; the message names the file and the reason."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,14 +75,14 @@ class Run:
 
     @property
     def file(self) -> Path:
-        """``ENV/LABEL/seed_3.json``: where the run has a file of its own, or would have one."""
+        """Path of the run's own file, ``ENV/LABEL/seed_3.json``, whether it exists or not."""
         if LINES not in self.path.name:
             return self.path
         return self.path.parent / env_folder(self.env) / self.label / seed_file(self.seed)
 
     @property
     def score(self) -> float:
-        """Mean return of the final evaluation: the one number per run that the statistics are about."""
+        """Mean return of the final evaluation, the run's score in all statistics."""
         return float(self.final_returns.mean())
 
     @property
@@ -109,13 +109,13 @@ def seed_file(seed: int | str) -> str:
 
 
 def write_result(path: Path, content: dict[str, Any]) -> None:
-    """Write a result file so that it is there, complete and valid, or not at all.
+    """Write a complete and valid result file atomically.
 
     :param path: of the file
     :param content: JSON values
     :raises BrokenResult: if :func:`read_run` would refuse it
     """
-    settings = {"settings": finite(content["settings"])} if "settings" in content else {}  # of results NaN is refused
+    settings = {"settings": finite(content["settings"])} if "settings" in content else {}  # results themselves must be finite
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in {**content, **settings}.items()]
     with files.replacing(path) as unfinished:
         unfinished.write_text("{\n" + ",\n".join(lines) + "\n}\n")
@@ -123,7 +123,7 @@ def write_result(path: Path, content: dict[str, Any]) -> None:
 
 
 def read_content(path: Path) -> dict[str, Any]:
-    """The JSON of a result file.
+    """Read the JSON of a result file.
 
     :param path: of the file
     :raises BrokenResult: if it is not a JSON object
@@ -132,7 +132,7 @@ def read_content(path: Path) -> dict[str, Any]:
 
 
 def read_run(path: Path) -> Run:
-    """A result file as a checked :class:`Run`.
+    """Read and check a result file.
 
     :param path: of the file
     :raises BrokenResult: if a value is missing, of the wrong type, or not finite
@@ -207,7 +207,7 @@ def _check(run: Run) -> None:
 
 
 def find_results(folders: Iterable[Path]) -> list[Path]:
-    """Files with results in folders of ``zoo.benchmark``, sorted.
+    """Find files with results in folders of ``zoo.benchmark``, sorted.
 
     :param folders: output folders, parts of them, or single files
     """

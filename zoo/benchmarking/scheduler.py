@@ -1,4 +1,4 @@
-"""Runs a few at a time: started by a launcher, watched, shown in a table, and never left behind."""
+"""Scheduler of runs: a launcher starts a few at a time; they are monitored, shown in a table, and always ended."""
 
 from __future__ import annotations
 

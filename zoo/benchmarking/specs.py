@@ -30,7 +30,7 @@ LABEL = re.compile(r"[A-Za-z0-9][\w.+=-]*")
 
 @dataclass(frozen=True)
 class Variant:
-    """An algorithm with the place its settings come from and the changes to them."""
+    """Algorithm with the source of its settings and changes to them."""
 
     label: str
     algo: str
@@ -40,7 +40,7 @@ class Variant:
 
 @dataclass(frozen=True, eq=False)
 class Spec:
-    """One run, completely: equal specs give equal results on the same machine."""
+    """Complete specification of a run: equal specs give equal results on the same machine."""
 
     env: str
     label: str
@@ -62,7 +62,7 @@ class Spec:
         return self.folder(out) / seed_file(self.seed)
 
     def difference(self, other: dict[str, Any]) -> str:
-        """In which fields a result file's spec differs, and how; empty if it is this run. ``source`` may differ.
+        """Describe the differing fields of a result file's spec; empty if it is this run. ``source`` may differ.
 
         :param other: as read from the file
         """
@@ -72,7 +72,7 @@ class Spec:
 
 
 def _flat(spec: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a spec, each hyperparameter as one of them."""
+    """Fields of a spec, with hyperparameters as separate fields."""
     fields = {name: value for name, value in spec.items() if name not in ("source", "hyperparams")}
     return {**fields, **spec.get("hyperparams", {})}
 
@@ -102,11 +102,11 @@ def read_variants(path: Path | None, names: Sequence[str]) -> list[Variant]:
 
 
 def swept(variants: Sequence[Variant], grid: dict[str, list[Any]]) -> list[Variant]:
-    """Every variant with every combination of a grid's settings, under a label that says which.
+    """Combine every variant with every combination of a grid's settings, with labels that name the combination.
 
     :param variants: to repeat
     :param grid: values by name; empty: the variants as they are
-    :raises BadInput: for a name or type that an algorithm does not take, or labels that cannot be told apart
+    :raises BadInput: for a name or type that an algorithm does not accept, or for equal labels
     """
     made = []
     for variant in variants:
@@ -175,7 +175,7 @@ def _variant(path: Path, label: str, entry: dict[str, Any]) -> Variant:
 
 
 def _number(value: Any) -> Any:
-    """YAML 1.1 reads ``1e-3`` as text; every user means the number."""
+    """Convert text such as ``1e-3``, which YAML 1.1 does not read as a number."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:

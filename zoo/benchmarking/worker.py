@@ -37,10 +37,10 @@ NO_SETTINGS = ("self", "env", "policy", "tensorboard_log", "verbose", "_init_set
 
 
 def evaluation_seed(seed: int, evaluation: int) -> int:
-    """Seed of the first of an evaluation's episodes; the others count on from it.
+    """Seed of an evaluation's first episode; the others count up from it.
 
-    It depends on the run's seed alone, so all algorithms meet the same starts, and it is never below 2^31, where the
-    seeds of training stand (SB3: seed + env index; GRPO's groups: 31 bits), so no evaluation repeats a training start.
+    It depends only on the run's seed, so all algorithms meet the same initial states. It is at least 2^31; seeds of training
+    are below (SB3: seed + env index; GRPO's groups: 31 bits), so no evaluation repeats a training episode's initial state.
 
     :param seed: of the run
     :param evaluation: 0 for the final one, then 1, 2, ... for the checkpoints
@@ -72,9 +72,9 @@ def evaluate(model: Any, env: VecEnv, seed: int, deterministic: bool) -> list[fl
 
 
 class Checkpoints(BaseCallback):
-    """Evaluates at fixed env steps, keeps the time it takes apart, and ends the training at the budget.
+    """Evaluates at fixed env steps, measures training time without evaluations, and ends the training at the budget.
 
-    A step of the VecEnv that passes a checkpoint is followed by its evaluation, with the weights of that moment.
+    The evaluation follows the step of the VecEnv that passes the checkpoint, with the current weights.
 
     :param experiment: makes the evaluation envs
     :param spec: the run
@@ -99,11 +99,11 @@ class Checkpoints(BaseCallback):
         # The last point belongs to the final weights, after the last update: see ``finish``.
         while len(self.records) < len(self.points) - 1 and self.num_timesteps >= self.points[len(self.records)]:
             self.record()
-        # Going on at exactly the budget lets a rollout that ends there be used; one that does not ends a step later.
+        # Continue at exactly the budget, so that a rollout that ends there is used; others end one step later.
         return self.num_timesteps <= self.spec.steps
 
     def record(self) -> None:
-        """Evaluate and note returns, env steps and training time."""
+        """Evaluate, and record returns, env steps and training time."""
         start = time.perf_counter()
         start_cpu = time.process_time()
         self.wall = start - self._started[0] - self.eval_wall
@@ -136,7 +136,7 @@ class Checkpoints(BaseCallback):
 
 
 def run_random(spec: Spec, experiment: Experiment) -> dict[str, Any]:
-    """The random policy's result: a final evaluation only."""
+    """Evaluate the random policy; there is only a final evaluation."""
     env = experiment.create_envs(spec.final_episodes, eval_env=True, no_log=True)
     start = time.perf_counter()
     policy = RandomPolicy(env.action_space, spec.seed)
@@ -162,7 +162,7 @@ def run_training(spec: Spec, experiment: Experiment, model: BaseAlgorithm, keep:
 
     checkpoints = Checkpoints(experiment, spec)
     experiment.callbacks.append(checkpoints)
-    # Counting the optimisers' steps holds for every algorithm, with early stops; formulas from n_updates do not.
+    # Count the optimisers' steps: formulas from n_updates are wrong with early stops.
     hook = register_optimizer_step_post_hook(count)
     experiment.learn(model)
     hook.remove()
@@ -175,7 +175,7 @@ def run_training(spec: Spec, experiment: Experiment, model: BaseAlgorithm, keep:
         experiment.save_model(model)
     return {
         "env_steps": model.num_timesteps,
-        # A captured GRPO steps without its optimiser object, and counts by itself.
+        # A captured GRPO does not call its optimiser object, and counts by itself.
         "gradient_steps": getattr(model, "_n_gradient_steps", gradient_steps),
         "n_updates": getattr(model, "_n_updates", 0),
         "parameters": sum(p.numel() for p in model.policy.parameters() if p.requires_grad),
@@ -189,7 +189,7 @@ def run_training(spec: Spec, experiment: Experiment, model: BaseAlgorithm, keep:
 
 
 def settings_used(model: BaseAlgorithm, experiment: Experiment) -> dict[str, Any]:
-    """Every constructor argument as the model has it, and how its envs were built."""
+    """Effective constructor arguments of the model, and the settings of its envs."""
     names = [name for name in inspect.signature(type(model).__init__).parameters if name not in NO_SETTINGS]
     settings = {name: plain(getattr(model, name)) for name in names if hasattr(model, name)}
     return {
@@ -203,7 +203,7 @@ def settings_used(model: BaseAlgorithm, experiment: Experiment) -> dict[str, Any
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON: schedules by their numbers, classes and functions by their names."""
+    """Convert a value to JSON: schedules by their numbers, classes and functions by their names."""
     if isinstance(value, FloatSchedule):
         return plain(value.value_schedule)
     if isinstance(value, ConstantSchedule):

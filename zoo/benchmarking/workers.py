@@ -1,4 +1,4 @@
-"""A run under way, in a process of this machine or wherever a launcher has put it: looked after, brought in, or given up."""
+"""Running runs, in local processes or on other machines: monitored, collected, or stopped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MAX_LOSSES = 3
 
 
 class Worker(ABC):
-    """A run under way.
+    """Base of running runs.
 
     :param spec: the run
     :param options: ``{out, keep, device, gym_packages, command}``
@@ -44,7 +44,7 @@ class Worker(ABC):
 
     @abstractmethod
     def has_ended(self) -> bool:
-        """Whether :meth:`outcome` can be asked for."""
+        """Whether :meth:`outcome` is available."""
 
     @abstractmethod
     def bring(self) -> str:
@@ -58,7 +58,7 @@ class Worker(ABC):
         """End the run and leave nothing behind."""
 
     def outcome(self) -> tuple[str, str]:
-        """State after the run has ended, and the line that says how it went."""
+        """State after the run has ended, and a line for the log."""
         self.took = time.perf_counter() - self.started
         printed = self.bring()
         if self.code == 0:
@@ -71,7 +71,7 @@ class Worker(ABC):
 
 
 class LocalWorker(Worker):
-    """A run in a process of this machine. The process ends when this side of its standard input closes."""
+    """Run in a local process, which ends when its standard input is closed."""
 
     def __init__(self, spec: Spec, options: dict[str, object]) -> None:
         super().__init__(spec, options)
@@ -106,14 +106,14 @@ class LocalWorker(Worker):
 
 
 class MachineGone(Exception):
-    """The machine, or the process on it, died without an answer."""
+    """Error: the machine or the process died without a result."""
 
 
 class Promise(Protocol):
-    """An errand in the hands of an engine."""
+    """Interface: future result of a submitted run."""
 
     def done(self) -> bool:
-        """Whether :meth:`result` would answer at once."""
+        """Whether :meth:`result` would return at once."""
 
     def result(self) -> Any:
         """Wait for the result, a :class:`~zoo.benchmarking.errand.Brought`.

@@ -15,10 +15,10 @@ from gymnasium import spaces
 from sb_grpo.envs.random import group_seed
 from sb_grpo.envs.seeded_reset import observation_digest
 
-#: Members of a group, and groups, at most: fewer where the env is slow.
+#: Largest numbers of members and groups; fewer if the env is slow.
 MEMBERS = 8
 GROUPS = 16
-#: An episode is cut off here.
+#: Episodes are cut after this number of steps.
 LONGEST = 5000
 
 
@@ -39,7 +39,7 @@ class Episode:
     start: str  #: digest of the first observation
     actions: list[Any] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
-    problem: str = ""  #: the first observation or reward that is none
+    problem: str = ""  #: description of the first invalid observation or reward
     largest: float = 0.0  #: size of the largest number in an observation; images and dicts aside
 
     @property
@@ -49,7 +49,7 @@ class Episode:
 
     @property
     def ended(self) -> bool:
-        """The env has ended it."""
+        """Whether the env has ended the episode."""
         return bool(self.steps) and (self.steps[-1].terminated or self.steps[-1].truncated)
 
 
@@ -57,8 +57,8 @@ def play(env: gym.Env[Any, Any], seed: int, actions: Iterable[Any], longest: int
     """Play one episode.
 
     :param seed: of its reset
-    :param actions: it ends with the last of them
-    :param longest: and after this many steps
+    :param actions: the episode ends after the last one
+    :param longest: largest number of steps
     """
     obs, _ = env.reset(seed=seed)
     episode = Episode(seed, observation_digest(obs), problem=observation_problem(env.observation_space, obs, "reset()"))
@@ -78,7 +78,7 @@ def play(env: gym.Env[Any, Any], seed: int, actions: Iterable[Any], longest: int
 
 
 def random_actions(env: gym.Env[Any, Any]) -> Iterator[Any]:
-    """Uniform draws, without end."""
+    """Draw uniform actions without end."""
     while True:
         yield env.action_space.sample()
 
@@ -86,7 +86,7 @@ def random_actions(env: gym.Env[Any, Any]) -> Iterator[Any]:
 def play_groups(env: gym.Env[Any, Any], seconds: float, seed: int = 0) -> list[list[Episode]]:
     """Groups of episodes: members share the reset seed, not the actions.
 
-    :param seconds: no further group is begun after this time; two there are always
+    :param seconds: no group is begun after this time, except the first two
     :param seed: of resets and actions
     """
     env.action_space.seed(seed)
@@ -117,7 +117,7 @@ def observation_problem(space: spaces.Space, obs: Any, when: str) -> str:
     if len(out):
         place = out[0]
         value, low, high = (part.flat[place] for part in (obs, space.low, space.high))
-        digits = 17 if f"{value:.6g}" in (f"{low:.6g}", f"{high:.6g}") else 6  # by less than six digits show
+        digits = 17 if f"{value:.6g}" in (f"{low:.6g}", f"{high:.6g}") else 6  # six digits may not show the excess
         bounds = f"[{low:.{digits}g}, {high:.{digits}g}]"
         return f"the observation of {when} has {value:.{digits}g} in place {place}, outside {bounds}"
     return ""

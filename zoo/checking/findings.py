@@ -12,7 +12,7 @@ FINE = "fine"
 class Finding(NamedTuple):
     """One line of the report."""
 
-    level: str  #: :data:`BROKEN`: mend it before training; :data:`LOOK`: may be meant; :data:`FINE`
+    level: str  #: :data:`BROKEN`: repair before training; :data:`LOOK`: may be intended; :data:`FINE`
     check: str  #: subject of the check
     says: str  #: result
     advice: str = ""  #: remedy, or empty

@@ -20,18 +20,18 @@ from ..common.command_line import one_line
 from .episodes import Episode, play
 from .findings import BROKEN, FINE, LOOK, Finding
 
-#: Rewards beyond this size, or all below its inverse, are named.
+#: Larger rewards, or rewards that are all below the inverse, are reported.
 LARGE = 1e3
-#: Observations beyond this size want normalising.
+#: Larger observations should be normalised.
 WIDE = 100.0
 #: Steps per second below which the env dominates the training time.
 SLOW = 1000.0
 #: Fewer seeds may have episodes of one length by chance.
 SEEDS = 4
-#: Pairs of episodes, and steps of each, that alignment is measured on, where there is time for them.
+#: Pairs of episodes, and steps of each, for the measurement of alignment, if there is time.
 PAIRS = 100
 PAIR_STEPS = 200
-#: Verdicts of :func:`noise_alignment` by level; those that are not named are fine.
+#: Verdicts of :func:`noise_alignment` by level; others are fine.
 ALIGNMENT = {"ignores its seed": BROKEN, "out of step": LOOK, "falls out of step": LOOK}
 
 
@@ -57,7 +57,7 @@ def check_spaces(env: gym.Env[Any, Any]) -> list[Finding]:
 
 
 def check_observations(episodes: Sequence[Episode]) -> list[Finding]:
-    """All that was seen is in its space, and finite."""
+    """Check that all observations are finite and in their space."""
     problems = [episode.problem for episode in episodes if episode.problem]
     largest = max(episode.largest for episode in episodes)
     if not problems and largest > WIDE:
@@ -71,7 +71,7 @@ def check_observations(episodes: Sequence[Episode]) -> list[Finding]:
 
 
 def check_seeds(groups: Sequence[Sequence[Episode]]) -> list[Finding]:
-    """Equal seeds give equal starts, different ones different starts."""
+    """Check that equal seeds give equal initial states, and different seeds different ones."""
     unequal = sum(len({episode.start for episode in group}) > 1 for group in groups)
     if unequal:
         says = f"in {unequal} of {len(groups)} groups members started from different observations although their seed is one"
@@ -87,7 +87,7 @@ def check_seeds(groups: Sequence[Sequence[Episode]]) -> list[Finding]:
 
 
 def check_determinism(env: gym.Env[Any, Any], other: gym.Env[Any, Any], groups: Sequence[Sequence[Episode]]) -> list[Finding]:
-    """The same seed and actions give the same episode, in this env and in another instance.
+    """Check that equal seeds and actions give equal episodes, in this env and in another instance.
 
     :param other: a fresh instance
     :param groups: that were played in ``env``
@@ -109,11 +109,11 @@ def check_alignment(
     seconds: float,
     policy: Callable[[Any], Any] | None = None,
 ) -> list[Finding]:
-    """Whether members of a group live through the same luck at the same step.
+    """Check whether members of a group meet the same noise at the same step.
 
     :param steps_per_second: of the env
-    :param seconds: to spend
-    :param policy: a trained one, from an observation to an action: random actions may drown the luck
+    :param seconds: time limit
+    :param policy: a trained one, from an observation to an action: random actions may hide the shared noise
     """
     pairs = int(np.clip(seconds * steps_per_second / (2 * PAIR_STEPS), 5, PAIRS))
     found = noise_alignment(make, n_seeds=pairs, n_steps=PAIR_STEPS, policy=policy)
@@ -128,10 +128,10 @@ def check_alignment(
 
 
 def check_rewards(episodes: Sequence[Episode]) -> list[Finding]:
-    """Size of the rewards, and whether a few outliers are all there is."""
+    """Check the size of the rewards, and whether only a few outliers are not 0."""
     rewards = np.abs(np.concatenate([episode.rewards for episode in episodes]))
     rewards = rewards[np.isfinite(rewards)]
-    if len(rewards) == 0:  # the observations' finding says it
+    if len(rewards) == 0:  # already a finding on observations
         return []
     paid = rewards[rewards > 0]
     returns = [sum(episode.rewards) for episode in episodes]
@@ -156,7 +156,7 @@ def check_rewards(episodes: Sequence[Episode]) -> list[Finding]:
 
 
 def check_time_limit(env: gym.Env[Any, Any], episodes: Sequence[Episode]) -> list[Finding]:
-    """Episodes come to an end, and one that the clock ends is truncated, not terminated."""
+    """Check that episodes end, and that the time limit truncates instead of terminating them."""
     limit = limit_of(env)
     lengths = [len(episode.steps) for episode in episodes]
     ended = [episode for episode in episodes if episode.ended]
@@ -174,7 +174,7 @@ def check_time_limit(env: gym.Env[Any, Any], episodes: Sequence[Episode]) -> lis
 
 
 def check_spread(groups: Sequence[Sequence[Episode]]) -> list[Finding]:
-    """Members of a group earn different returns, which is all that GRPO learns from; and actions do something."""
+    """Check that members of a group have different returns, which GRPO learns from, and that actions have effects."""
     if all(_same(group[0], episode) for group in groups for episode in group[1:]):
         says = "members of a group saw and earned the same whatever they did"
         return [Finding(BROKEN, "group spread", says, "use the action in step()")]
@@ -204,7 +204,7 @@ def measure_speed(env: gym.Env[Any, Any], seconds: float = 1.0) -> float:
 
 
 def check_speed(steps_per_second: float) -> list[Finding]:
-    """Whether a training would wait for the env."""
+    """Check whether the env would dominate the training time."""
     says = f"{steps_per_second:,.0f} steps/s in one env"
     if steps_per_second < SLOW:
         advice = "--vec-env subproc with as many n_envs as there are cores; or a tensor env (docs/own_env.md)"
@@ -221,7 +221,7 @@ def _first_difference(a: Episode, b: Episode) -> str | None:
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """NaN equals NaN here: it is another check's affair."""
+    """Whether values differ; NaN equals NaN, because another check reports it."""
     return one._replace(reward=0.0) != other._replace(reward=0.0) or not np.array_equal(
         one.reward, other.reward, equal_nan=True
     )

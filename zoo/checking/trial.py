@@ -1,4 +1,4 @@
-"""The last check: a training of a few seconds with the settings that ``zoo.train`` would take."""
+"""Last check: a training of a few seconds with the settings of ``zoo.train``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sb_grpo.callbacks import HealthCallback, HealthWarning
 from ..common.command_line import one_line
 from .findings import BROKEN, FINE, LOOK, Finding
 
-#: Rules of the health check that mean that the env is broken, not the settings.
+#: Rules of the health check whose breach indicates a broken env, not bad settings.
 OF_THE_ENV = ("start_mismatch",)
 #: Standard errors by which the last tenth of the episodes must be above the first to count as a rise.
 _Z = 2.0
@@ -46,7 +46,7 @@ class Deadline(BaseCallback):
 
 
 def fitting_policy(space: spaces.Space) -> str:
-    """The policy that an observation space wants."""
+    """Name of the policy for an observation space."""
     if isinstance(space, spaces.Dict):
         return "MultiInputPolicy"
     return "CnnPolicy" if isinstance(space, spaces.Box) and is_image_space(space) else "MlpPolicy"
@@ -64,7 +64,7 @@ def check_training(model: BaseAlgorithm, seconds: float) -> list[Finding]:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             model.learn(10**9, callback=[deadline, health])
-    except Exception as error:  # whatever the env or the settings make of it
+    except Exception as error:  # any error of the env or the settings
         return [Finding(BROKEN, "training", f"{type(error).__name__}: {one_line(error)}")]
     steps = model.num_timesteps
     if model._n_updates == 0:
@@ -92,8 +92,8 @@ def _progress(returns: Sequence[float], done: str) -> Finding:
 def acting(models: Sequence[BaseAlgorithm]) -> Callable[[Any], Any] | None:
     """Function from an observation of the env to an action of a trained policy, with its noise.
 
-    :param models: the one that was trained on the env, perhaps under VecNormalize; empty: none was
-    :return: None where there is no policy, or it needs more than the env's own observation (stacked frames, masks, a memory)
+    :param models: the model trained on the env, possibly with VecNormalize; may be empty
+    :return: None without a policy, or if it needs more than the env's own observation (stacked frames, masks, a memory)
     """
     if not models:
         return None

@@ -12,7 +12,7 @@ from sb_grpo.envs.ray_vec_env import ITS_TOKEN, check_answers, enter, imported
 
 from ..common.command_line import BadInput, Parser, did_you_mean
 
-#: Launcher -> who that is.
+#: Launcher -> its name in messages.
 ENGINES = {"local": "processes of this machine", "ray": "a Ray cluster", "submitit": "SLURM"}
 PACKAGES = {"ray": "ray", "submitit": "submitit"}
 
@@ -92,7 +92,7 @@ class Launch:
 
 
 def add_launcher(parser: Parser, *launchers: str) -> None:
-    """The options that :func:`read_launch` reads.
+    """Add the options of :func:`read_launch`.
 
     :param launchers: to choose from, the default first
     """
@@ -134,7 +134,7 @@ def read_launch(args: Any) -> Launch:
 
 
 def check_installed(launcher: str) -> None:
-    """See that the engine behind a launcher is there.
+    """Check that a launcher's package is installed.
 
     :raises BadInput: with the command that installs it
     """

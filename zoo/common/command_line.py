@@ -23,7 +23,7 @@ PACKAGE = __name__.split(".")[0]
 T = TypeVar("T")
 #: Exit code of a command that the user has interrupted.
 INTERRUPTED = 130
-#: Exit code of a command for whose files there is no room.
+#: Exit code after a full disk.
 NO_ROOM = 1
 
 
@@ -45,8 +45,8 @@ def call(name: str) -> str:
 
 
 def default_threads() -> int:
-    """Threads of torch unless the user says otherwise: 1, as small networks are many times slower with more on a busy
-    machine; -1, which leaves torch alone, where OMP_NUM_THREADS says how many."""
+    """Default number of torch's threads: 1, as small networks are much slower with more; -1 (unchanged) with
+    OMP_NUM_THREADS."""
     return -1 if os.environ.get("OMP_NUM_THREADS") else 1
 
 
@@ -55,11 +55,11 @@ class BadInput(ValueError):
 
 
 class Help(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults, and the description as it is written."""
+    """Help with defaults, and with an unwrapped description."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, without the list of all options."""
+    """Argument parser with errors of one line, without the list of all options."""
 
     def __init__(self, name: str, description: str | None) -> None:
         super().__init__(prog=program(name), description=description, formatter_class=Help)
@@ -74,7 +74,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_untrusted(parser: argparse.ArgumentParser) -> None:
-    """The option of every command that reads a run or a model; docs/security.md has a line on each.
+    """Add ``--untrusted``, an option of every command that reads a run or a model; see docs/security.md.
 
     :param parser: of the command
     """
@@ -87,7 +87,7 @@ def add_untrusted(parser: argparse.ArgumentParser) -> None:
 
 
 class Settings(StoreDict):
-    """``name:value`` pairs. Values are Python, as in rl_zoo3; a plain word that is none is taken as text."""
+    """Action for ``name:value`` pairs. Values are Python, as in rl_zoo3; other plain words are text."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         settings: dict[str, Any] = dict(getattr(namespace, self.dest, None) or {})  # of the same option before
@@ -140,7 +140,7 @@ def say_once(line: str) -> None:
 
 
 def how_many(n: int, noun: str) -> str:
-    """A number of things: ``1 episode``, ``1,000 episodes``."""
+    """Format a count: ``1 episode``, ``1,000 episodes``."""
     return f"{n:,} {noun}{'s' * (n != 1)}"
 
 
@@ -152,7 +152,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_at_least_1(given: Any, *names: str) -> None:
-    """See that options are counts; those that were not given may be None.
+    """Check that options are counts of at least 1, or None if not given.
 
     :param given: options
     :param names: of the options, as attributes
@@ -193,17 +193,17 @@ def check_has_runs(option: str, names: Iterable[str], known: Collection[str]) ->
             raise BadInput(f"{option} names {name!r}, which has no runs.{did_you_mean(name, known)}")
 
 
-#: Beginnings of ids that an extra registers.
+#: Prefixes of ids that an extra registers.
 EXTRAS = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "ALE/": "atari", "Or": "input_driven", "Motor": "input_driven"}
 
 
 def known_env(env_id: str, packages: Sequence[str] = ()) -> tuple[str, list[str]]:
-    """Import the packages that register envs and see that the env exists.
+    """Import the packages that register envs, and check that the env exists.
 
     :param env_id: as Gymnasium takes it: ``package:Id`` imports a package first
     :param packages: to import
     :return: the id without its package, and all packages
-    :raises BadInput: naming the nearest ids, or the extra that brings the env
+    :raises BadInput: naming the nearest ids, or the extra with the env
     """
     *before, plain = env_id.split(":")
     for package, option in (*((name, "--gym-packages ") for name in packages), *((name, "--env ") for name in before)):
@@ -244,7 +244,7 @@ def run(name: str, main: Callable[[Sequence[str]], int], arguments: Sequence[str
 
 
 def full_disk(error: BaseException | None) -> OSError | None:
-    """The error of a full disk that another one comes from; None where there is none."""
+    """Find the error of a full disk among an error's causes, or None."""
     while error is not None and not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
         error = error.__cause__ or error.__context__
     return error

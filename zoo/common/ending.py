@@ -17,9 +17,9 @@ import gymnasium as gym
 from gymnasium.wrappers import TimeLimit
 from stable_baselines3.common.monitor import Monitor
 
-#: Ends of one env in a row that Monitor has not counted: lives of an Atari game are fewer.
+#: Limit of consecutive ends of one env that Monitor has not counted; an Atari game has fewer lives.
 UNCOUNTED_ENDS = 100
-#: Steps of one env without any end; Atari cuts at 27,000.
+#: Limit of steps of one env without an end; Atari cuts at 27,000.
 ENDLESS_STEPS = 300_000
 
 
@@ -52,7 +52,7 @@ def with_monitor_outside(wrapper: Callable[[gym.Env], gym.Env] | None) -> Callab
 
 
 class Counting:
-    """A callback for SB3's ``evaluate_policy`` that gives up where nothing will ever be counted.
+    """Callback for SB3's ``evaluate_policy`` that stops if no episode will ever be counted.
 
     :raises ValueError: naming the cause
     """
@@ -83,7 +83,7 @@ def drop_dead_outputs() -> None:
     """Drop a closed terminal or pipe, because an error of ``print`` would prevent saving."""
     for descriptor in (1, 2):
         poll = select.poll()
-        poll.register(descriptor, 0)  # asks for errors alone
+        poll.register(descriptor, 0)  # reports only errors
         if poll.poll(0):
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, descriptor)
@@ -91,7 +91,7 @@ def drop_dead_outputs() -> None:
 
 
 def close(env: Any) -> None:
-    """Close an env, or say on stderr why it could not be closed.
+    """Close an env; print an error to stderr instead of raising it.
 
     :param env: an env or a VecEnv
     """

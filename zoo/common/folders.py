@@ -1,4 +1,4 @@
-"""Folders that one process has to itself."""
+"""Folders with a lock, and new numbered folders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TextIO
 
 from ..common.command_line import BadInput
 
-#: By which a process keeps a folder to itself.
+#: Lock file of a folder.
 LOCK = ".lock"
 
 
@@ -72,9 +72,9 @@ def alone_in(folder: Path, refusal: str) -> Iterator[None]:
 
 
 def _lock(held: TextIO, folder: Path, how: int) -> None:
-    """Take the lock of a folder; one whose file system has none is named, and not kept.
+    """Take the lock of a folder; report a file system without locks.
 
-    :raises BlockingIOError: where another process has it, and ``how`` is not to wait
+    :raises BlockingIOError: if another process has it and ``how`` does not wait
     """
     try:
         fcntl.flock(held, how)
@@ -85,9 +85,9 @@ def _lock(held: TextIO, folder: Path, how: int) -> None:
 
 
 def new_folder(parent: Path, name: str, suffix: str = "") -> Path:
-    """Make ``parent/name_N``, with the first number above all that are there; two that ask at once get two.
+    """Make ``parent/name_N`` with the first number above all existing ones; safe with several processes.
 
-    :param parent: made where it is missing
+    :param parent: created if missing
     :param name: in front of the number
     :param suffix: behind the number
     :return: the folder, which did not exist before
@@ -102,7 +102,7 @@ def new_folder(parent: Path, name: str, suffix: str = "") -> Path:
         folder = parent / f"{name}_{number}{suffix}"
         try:
             folder.mkdir()
-        except FileExistsError:  # of another process, made since we looked
+        except FileExistsError:  # made by another process in the meantime
             number += 1
         else:
             return folder

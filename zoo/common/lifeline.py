@@ -1,7 +1,7 @@
-"""Starts a part of the zoo in a process tied to another's life: when this one's standard input closes, it ends.
+"""Run a part of the zoo in a process that ends with its parent, when its standard input closes.
 
-The pipe closes however the other process ends, even by SIGKILL. This stands before everything else because importing torch
-takes seconds, in which a killed benchmark would leave an orphan.
+The pipe closes even if the parent is killed by SIGKILL. This module runs before all imports, because importing torch takes
+seconds, in which a killed benchmark would leave an orphan.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Settings that YAML files write as Python text, such as ``dict(net_arch=[64], activation_fn=nn.ReLU)``: read, not evaluated.
+"""Settings that YAML files write as Python text, such as ``dict(net_arch=[64], activation_fn=nn.ReLU)``: parsed, not
+evaluated.
 
-rl_zoo3 calls ``eval`` on them, so a file, or a study's storage, could run any code. Here a text is a literal, ``dict(...)`` of
-such, or the name of a class from a short list; everything else is refused.
+rl_zoo3 calls ``eval`` on them, so a file or a study's storage could run any code. Here a text must be a literal, ``dict(...)``
+of literals, or the name of a class from a short list.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from ..common.command_line import BadInput, did_you_mean, one_line
 
-#: Settings that rl_zoo3 evaluates where they are text.
+#: Settings that rl_zoo3 evaluates if they are text.
 TEXTS = ("policy_kwargs", "replay_buffer_class", "replay_buffer_kwargs", "normalize", "monitor_kwargs")
-#: Classes that a text may name as they are.
+#: Classes that a text may name without a module.
 CLASSES: dict[str, type] = {
     "HerReplayBuffer": HerReplayBuffer,
     "RMSpropTFLike": RMSpropTFLike,
@@ -41,7 +42,7 @@ GRAMMAR = "literals, dict(name=value, ...) and classes such as nn.ReLU"
 
 
 def parse(text: str) -> Any:
-    """The value of a text.
+    """Parse a text.
 
     :raises ValueError: if it is outside of the grammar
     """
@@ -71,7 +72,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def _merged(pairs: Iterator[tuple[Any, Any]]) -> dict[Any, Any]:
-    """A dict; a key of None stands for ``**value``."""
+    """Merge pairs to a dict; a key of None stands for ``**value``."""
     merged: dict[Any, Any] = {}
     for key, value in pairs:
         merged.update(value if key is None else {key: value})
@@ -90,9 +91,9 @@ def _class(name: str) -> type:
 
 
 def to_text(value: Any) -> str:
-    """The text that :func:`parse` reads as the value.
+    """Write a value as text for :func:`parse`.
 
-    :raises ValueError: if there is none
+    :raises ValueError: if there is no such text
     """
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key!r}: {to_text(x)}" for key, x in value.items()) + "}"
@@ -110,7 +111,7 @@ def to_text(value: Any) -> str:
 
 
 def read_text(name: str, text: str, where: str) -> Any:
-    """Value of a setting that rl_zoo3 would evaluate, and that is never text itself: rl_zoo3 would evaluate that in its turn.
+    """Parse a setting that rl_zoo3 would evaluate. The value is never text, because rl_zoo3 would evaluate it again.
 
     :raises BadInput: for a text outside of the grammar
     """
@@ -126,10 +127,10 @@ def read_text(name: str, text: str, where: str) -> Any:
 
 
 def without_texts(settings: dict[str, Any], where: Callable[[str], str]) -> dict[str, Any]:
-    """Settings whose texts are read, so that nobody evaluates them.
+    """Parse the texts in settings, so that rl_zoo3 does not evaluate them.
 
     :param settings: of a run
-    :param where: tells of a name where the user has written it
+    :param where: from a name to its place in the user's input
     :raises BadInput: for a text outside of the grammar
     """
     texts = {name: settings[name] for name in TEXTS if isinstance(settings.get(name), str)}
@@ -163,7 +164,7 @@ def named_classes(value: Any) -> Iterator[tuple[Any, Any]]:
     """Dotted names and arguments in a setting of rl_zoo3's form: a name, ``{name: arguments}``, or a list of these."""
     for entry in value if isinstance(value, list) else [value]:
         if isinstance(entry, dict) and len(entry) > 1:
-            yield entry, {}  # which is no name
+            yield entry, {}  # not a name
         elif isinstance(entry, dict):
             yield from entry.items()
         elif entry is not None:

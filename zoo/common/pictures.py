@@ -27,13 +27,13 @@ def drawn(what: str, draw: Callable[[], Path]) -> Path | None:
     """
     try:
         return draw()
-    except Exception as error:  # fonts, backends, full disks, files of others: all that can go wrong in a picture
+    except Exception as error:  # fonts, backends, full disks and others
         print(f"The {what} could not be drawn: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
         return None
 
 
 class GifWriter:
-    """Keeps the frames that there is time for; each is shown until the next one's moment, so that no error adds up.
+    """GIF writer that drops frames if there are too many; each is shown until the next one's time, so errors do not add up.
 
     :param path: of the file, written by :meth:`close`
     :param fps: frames per second of the env

@@ -19,7 +19,7 @@ CHECKOUT = Path(__file__).parents[2]
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide a result, of those that simulate where they are installed."""
+    """Versions of Python, of the packages that affect results, and of installed simulators."""
     found = {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
     for name in PHYSICS:
         try:
@@ -30,7 +30,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """Commit of the checkout, with ``+changes`` where tracked files differ from it; None where this is none."""
+    """Commit of the checkout, with ``+changes`` if tracked files differ; None outside of a checkout."""
     if shutil.which("git") is None or not (CHECKOUT / ".git").exists():
         return None
     head = _git("rev-parse", "HEAD")
@@ -38,7 +38,7 @@ def commit() -> str | None:
 
 
 def machine() -> dict[str, str | int | None]:
-    """The processor and its cores; wall times of other machines do not compare."""
+    """Processor and number of cores, because wall times of different machines are not comparable."""
     model = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():

@@ -1,4 +1,4 @@
-"""The random policy that models are measured against."""
+"""Random policy, the reference for models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sb_grpo.policies.masks import checked, choices_of, drawn
 
 
 class RandomPolicy:
-    """Uniformly random actions among the valid ones, behind the method that ``evaluate_policy`` calls."""
+    """Policy of uniform valid actions for ``evaluate_policy``."""
 
     def __init__(self, space: Space[Any], seed: int) -> None:
         self.space = space
@@ -23,9 +23,9 @@ class RandomPolicy:
     def predict(
         self, observations: Any, *_: Any, action_masks: np.ndarray | None = None, **__: Any
     ) -> tuple[np.ndarray, None]:
-        """One action per env.
+        """Draw one action per env.
 
-        :param action_masks: ``[n_envs, m]`` where the caller knows them; else found as by GRPO's ``predict``
+        :param action_masks: ``[n_envs, m]``; None: found as by GRPO's ``predict``
         """
         n = len(next(iter(observations.values())) if isinstance(observations, Mapping) else observations)
         masks: Any = action_masks if action_masks is not None else masks_of_the_evaluated()

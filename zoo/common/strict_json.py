@@ -8,7 +8,7 @@ from typing import Any
 
 
 def finite(value: Any) -> Any:
-    """The same value with None in the place of numbers that are not finite, however deep.
+    """Replace numbers that are not finite by None, at any depth.
 
     :param value: of lists, tuples, dicts and plain values
     """
@@ -20,7 +20,7 @@ def finite(value: Any) -> Any:
 
 
 def to_json(value: Any, **options: Any) -> str:
-    """Text that any JSON parser reads.
+    """Write standard JSON.
 
     :param options: of :func:`json.dumps`
     """

@@ -1,4 +1,4 @@
-"""YAML files: read as plain values, or refused in one line. Reading runs nothing, however the file was made."""
+"""YAML files: read as plain values, or refused in one line. Reading never runs code."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from ..common.command_line import BadInput, one_line
 
 #: Settings of GRPO by env.
 HYPERPARAMS = Path(__file__).parents[1] / "hyperparams" / "grpo.yml"
-#: Values that a file may stand for once its aliases are written out.
+#: Largest number of values in a file with expanded aliases.
 MOST_VALUES = 200_000
-#: Errors of PyYAML's constructors on damaged text, beside its own.
+#: Further errors of PyYAML's constructors on damaged text.
 DAMAGED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 
 
 class TooLarge(BadInput):
-    """Refusal of a file whose aliases stand for more than they say; such files are made, not damaged."""
+    """Error of a file with too many values in its aliases; such files are malicious, not damaged."""
 
 
 class Loader(yaml.SafeLoader):
-    """Bounds the values that aliases stand for: a file of 400 bytes can hold 10^9."""
+    """Loader with a limit on expanded aliases: a file of 400 bytes can hold 10^9 values."""
 
     def get_single_node(self) -> yaml.Node | None:
         node: yaml.Node | None = super().get_single_node()  # type: ignore[no-untyped-call]
@@ -32,12 +32,12 @@ class Loader(yaml.SafeLoader):
 
 
 def _written_out(node: yaml.Node, known: dict[int, float]) -> float:
-    """Number of values in a node; infinite where it holds itself.
+    """Number of values in a node; infinite if it contains itself.
 
     :param known: numbers by the identity of a node; filled
     """
     if id(node) not in known:
-        known[id(node)] = float("inf")  # until it is known: an alias of a node within itself
+        known[id(node)] = float("inf")  # until known, for an alias of a node within itself
         parts = node.value if isinstance(node, yaml.CollectionNode) else []
         flat = [one for part in parts for one in (part if isinstance(part, tuple) else (part,))]
         known[id(node)] = 1.0 + sum(_written_out(one, known) for one in flat)
@@ -45,7 +45,7 @@ def _written_out(node: yaml.Node, known: dict[int, float]) -> float:
 
 
 class EachOnce(Loader):
-    """Refuses a key that stands twice in one mapping, of which YAML's readers forget the first."""
+    """Loader that refuses repeated keys, of which YAML would silently keep only the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]

@@ -1,4 +1,4 @@
-"""The runs that a comparison is about, sorted, and refused where comparing them would mislead."""
+"""Runs of a comparison, sorted; comparisons that would mislead are refused."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..common.command_line import BadInput, check_has_runs, did_you_mean
 from ..comparing import statistics
 
 ROLLOUT_TOLERANCE = 0.1  # of a run of zoo.train, which ends with a whole rollout
-FEW = 5  # runs: a reference that is the mean of fewer is named
-BUDGET_TOLERANCE = 0.02  # of the steps really taken, which whole vector steps can exceed the budget by
+FEW = 5  # runs: references from fewer are reported
+BUDGET_TOLERANCE = 0.02  # of the steps taken, as whole vector steps may exceed the budget
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Comparison:
     def normalised_curves(self, label: str, shares: np.ndarray) -> list[np.ndarray]:
         """Normalised learning curves on the common envs, at shares of the budget.
 
-        :param label: whose
+        :param label: of the curves
         :param shares: ``[S]`` from 0 to 1
         :return: per env ``[runs, S]``
         """
@@ -86,7 +86,7 @@ class Comparison:
 
 
 def load(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """Runs of some folders.
+    """Read the runs of some folders.
 
     :param folders: of ``zoo.benchmark``
     :return: runs, and a line per broken file
@@ -126,8 +126,8 @@ def compare_runs(
     """Sort runs and decide thresholds and references.
 
     :param runs: to compare; those of the random policy only give the lower reference
-    :param labels: which, and in which order; nothing: all, by name
-    :param baseline: label that the others are measured against; its mean is 1 of normalised scores
+    :param labels: selection and order; empty: all, by name
+    :param baseline: label that the others are compared with; its mean has the normalised score 1
     :param thresholds: env -> return that counts as solved, in place of Gymnasium's
     :param references: env -> (low, high), in place of those from the runs
     :param allow_unequal: accept labels with different budgets
@@ -199,7 +199,7 @@ def _set_references(comparison: Comparison, random_runs: Sequence[Run], given: M
 
 
 def _note_few(comparison: Comparison, env: str, n_random: int, top: str) -> None:
-    """Say where 0 or 1 of the normalised scores rests on a handful of runs: the intervals take them for known."""
+    """Report references from few runs, because the intervals ignore their error."""
     n_top = len(comparison.runs[env, top])
     few = [f"0 on {n_random} of random"] if 0 < n_random < FEW else []
     few += [f"1 on {n_top} of {top}"] if n_top < FEW else []

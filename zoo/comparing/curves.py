@@ -1,4 +1,4 @@
-"""Learning curves from wherever runs left them: zoo folders, benchmark result files, TensorBoard event files."""
+"""Learning curves from zoo folders, benchmark result files and TensorBoard event files."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WINDOW = 0.1  # of a run's episodes: the running mean of training returns
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """One run's curve.
+    """Curve of one run.
 
     :param panel: subject of the curve: an env, or env and tag
     :param label: algorithm
@@ -59,7 +59,7 @@ class Mean:
     low: np.ndarray
     high: np.ndarray
     of: str
-    measured: bool = True  #: at these steps; False: interpolated, or a running mean
+    measured: bool = True  #: measured at these steps; False: interpolated, or a running mean
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def left_out(what: str, broken: list[str]) -> Iterator[None]:
 
 
 def from_folder(folder: Path, y: str = runs.RETURN, trusted: bool = True) -> tuple[list[Curve], list[str]]:
-    """All curves below a folder; a run and those that went on from it are one.
+    """Read all curves below a folder; a run and its continuations are one curve.
 
     :param folder: a zoo run, a folder of runs, or results of ``zoo.benchmark``
     :param y: of an episode: a key of :data:`zoo.comparing.zoo_runs.COLUMNS`; result files have returns only
@@ -115,7 +115,7 @@ def from_folder(folder: Path, y: str = runs.RETURN, trusted: bool = True) -> tup
 
 
 def _readable(chains: Sequence[Sequence[Path]], broken: list[str], trusted: bool) -> list[Sequence[Path]]:
-    """Those whose settings say which line they belong to."""
+    """Select chains with readable settings."""
     found = []
     for chain in chains:
         with left_out(f"settings of {chain[-1]}", broken):
@@ -125,7 +125,7 @@ def _readable(chains: Sequence[Sequence[Path]], broken: list[str], trusted: bool
 
 
 def from_tensorboard(folder: Path, tag: str) -> list[Curve]:
-    """Curves of one tag in TensorBoard event files; a run and those that went on from it are one.
+    """Read curves of one tag in TensorBoard event files; a run and its continuations are one curve.
 
     :param folder: with event files somewhere below
     :param tag: such as ``rollout/ep_rew_mean``
@@ -173,7 +173,7 @@ def _continued(curves: list[Curve]) -> list[Curve]:
 
 
 def labelled(curves: Sequence[Curve], by: str) -> list[Curve]:
-    """Curves under the names of their lines.
+    """Label curves by the names of their lines.
 
     :param curves: of runs
     :param by: ``"run"``: each its own; ``"setting"``: runs of one algorithm and equal settings are averaged; ``"env"``: all
@@ -190,7 +190,7 @@ def labelled(curves: Sequence[Curve], by: str) -> list[Curve]:
 
 
 def in_common_panels(curves: Sequence[Curve]) -> list[Curve]:
-    """Ids such as ``ALE/Pong-v5``, which folders cannot be called, in one panel with the folders of their runs."""
+    """Put ids such as ``ALE/Pong-v5``, which differ from their folder names, in one panel with their folders."""
     names: dict[str, str] = {}
     for curve in curves:
         key = env_folder(curve.panel)
@@ -259,7 +259,7 @@ def _as_far_as_all_go(group: Sequence[Curve]) -> list[Curve]:
 
 
 def _between(curve: Curve, start: float, end: float) -> Curve:
-    """A curve from one step to another, with the values that lie between two of its points at both ends."""
+    """Cut a curve to a range of steps, with interpolated values at both ends."""
     inside = (curve.steps > start) & (curve.steps < end)
     steps = np.unique([start, *curve.steps[inside], end])
     return replace(curve, steps=steps, values=np.interp(steps, curve.steps, curve.values), samples=None)

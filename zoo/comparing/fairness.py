@@ -17,7 +17,7 @@ from ..comparing.statistics import Array
 
 
 def gini(scores: Array) -> Array:
-    """Gini coefficient over the last axis: 0 if all tasks are served alike, towards 1 if one has everything.
+    """Gini coefficient over the last axis: 0 if all tasks have equal scores, near 1 if one has everything.
 
     Half the mean absolute difference of two tasks, over their mean. Scores below 0, worse than random, count as 0.
 

@@ -1,4 +1,4 @@
-"""The figures of a comparison, drawn from its tables. Colours: Okabe and Ito, told apart by colour-blind readers."""
+"""Figures of a comparison, drawn from its tables. Colours: Okabe and Ito, suitable for colour-blind readers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ PER_ROW = 3
 
 
 def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour and line of each label; beyond eight labels the lines tell them apart.
+    """Colour and line style of each label; labels beyond eight differ by line style.
 
     :param labels: in order
     """
@@ -39,7 +39,7 @@ def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
-    """Write a figure as PNG and SVG, or as the suffix says, the same bytes for the same figure.
+    """Write a figure as PNG and SVG, or by its suffix; equal figures give equal bytes.
 
     :param figure: closed afterwards
     :param path: without suffix: both; ``.png``, ``.svg`` or ``.pdf``: that one
@@ -63,7 +63,7 @@ def save(figure: Figure, path: Path) -> list[Path]:
 def band(
     axes: Axes, x: Any, value: Any, low: Any, high: Any, label: str, style: dict[str, Any], every: int | None = None
 ) -> None:
-    """A line in its shaded interval.
+    """Draw a line with a shaded interval.
 
     :param axes: to draw on
     :param x: ``[n]``
@@ -72,15 +72,15 @@ def band(
     :param high: ``[n]``; NaN in both bounds draws no band
     :param label: of the legend
     :param style: of :func:`styles`
-    :param every: how many points a marker stands for; None: eight in all
+    :param every: points per marker; None: eight markers in all
     """
-    x, low, high = (np.asarray(column) for column in (x, low, high))  # NumPy's masks do not know the columns of pandas 2.0
+    x, low, high = (np.asarray(column) for column in (x, low, high))  # NumPy's masks do not support the columns of pandas 2.0
     axes.plot(x, value, markersize=4, markevery=every or max(1, len(x) // 8), linewidth=1.6, label=label, **style)
     axes.fill_between(x, low, high, color=style["color"], alpha=0.18, linewidth=0)
 
 
 def panels(names: Sequence[str], height: float = 3.0, width: float = 4.2) -> tuple[Figure, Iterator[tuple[str, Axes]]]:
-    """A grid of axes, one per name.
+    """Make a grid of axes, one per name.
 
     :param names: titles
     :param height: of a row, in inches
@@ -104,7 +104,7 @@ def panels(names: Sequence[str], height: float = 3.0, width: float = 4.2) -> tup
 
 
 def inches(texts: Iterable[str], points: float = 10) -> float:
-    """About how wide the longest of some texts is."""
+    """Approximate width of the longest text."""
     return 0.0083 * points * max(map(len, texts), default=0)
 
 
@@ -114,13 +114,13 @@ def _columns(figure: Figure, labels: Sequence[str], most: int, points: float = 1
 
 
 def legend_below(figure: Figure, axes: Axes) -> None:
-    """One legend for all panels, below them, where it hides nothing."""
+    """Draw one legend for all panels, below them."""
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=_columns(figure, labels, 4), frameon=False)
 
 
 def legend_of_all(figure: Figure) -> None:
-    """One legend of the lines of all panels, below them."""
+    """Draw one legend with the lines of all panels, below them."""
     named = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     place: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
     figure.legend(list(named.values()), list(named), ncols=_columns(figure, list(named), 2, 8), **place)
@@ -212,7 +212,7 @@ def improvements(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
 
 
 def times(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
-    """Median training time of a run, one panel per env; where runs come from several processors, each bar names its own.
+    """Median training time of a run, one panel per env; with several processors, each bar names its own.
 
     :param table: ``tables.cost``
     :param labels: in order
@@ -270,13 +270,13 @@ ALL: dict[str, tuple[str, Callable[[pd.DataFrame, Sequence[str]], Figure]]] = {
 def write(
     tables: Mapping[str, pd.DataFrame], labels: Sequence[str], folder: Path | None, names: Sequence[str] = tuple(ALL)
 ) -> list[str]:
-    """Draw and save the figures that there are data for.
+    """Draw and save the figures with data.
 
     :param tables: of ``tables.ALL``; missing and empty ones are skipped
     :param labels: in order
     :param folder: to write to; None: nothing is drawn
     :param names: of :data:`ALL`
-    :return: names of the figures that there are data for
+    :return: names of the figures with data
     """
     found = [name for name in names if len(tables.get(ALL[name][0], ()))]
     if folder is not None:
@@ -298,5 +298,5 @@ def _lines(table: pd.DataFrame, labels: Sequence[str], x: str, y: str, x_name: s
 
 
 def _fullest(figure: Figure) -> Axes:
-    """The panel with the most entries: not every algorithm has runs on every env."""
+    """Panel with the most entries, because not every algorithm has runs on every env."""
     return max(figure.axes, key=lambda axes: len(axes.get_legend_handles_labels()[1]))

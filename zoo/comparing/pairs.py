@@ -1,8 +1,8 @@
-"""Runs of two algorithms with the same seed were evaluated on the same starts: their differences, pair by pair.
+"""Paired differences: runs of two algorithms with the same seed are evaluated on the same initial states.
 
-:func:`zoo.benchmarking.worker.evaluation_seed` makes an evaluation's starts from the run's seed alone, and keeps returns in
-their order. So two runs of one env and one seed share the start, and the env's later randomness, episode by episode, and the
-runs of a seed are a block. One run's score is one observation: tests are over seeds, never over episodes.
+:func:`zoo.benchmarking.worker.evaluation_seed` derives an evaluation's initial states from the run's seed alone, and keeps
+returns in their order. So two runs with the same env and seed share initial state and env noise, episode by episode. One run's
+score is one observation: tests are over seeds, never over episodes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NAMED = 3  # of the pairs of algorithms that a note lists
 
 
 def match(some: Sequence[Run], others: Sequence[Run]) -> list[tuple[Run, Run]]:
-    """Runs that belong together: of one seed, with as many final episodes.
+    """Match runs with the same seed and number of final episodes.
 
     :param some: runs of one env and algorithm
     :param others: of the same env and another algorithm
@@ -64,7 +64,7 @@ def _row(env: str, a: str, b: str, pairs: Sequence[tuple[Run, Run]]) -> dict[str
 
 
 def notes(c: Comparison) -> list[str]:
-    """At most one line: which algorithms cannot be paired, and whether seeds were left out of pairs."""
+    """At most one line about algorithms that cannot be paired, and seeds left out of pairs."""
     apart = []
     partial = []
     for env in c.envs:
