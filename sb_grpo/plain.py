@@ -52,7 +52,7 @@ def _float_schedule(value_schedule: Any) -> FloatSchedule:
     return FloatSchedule(value_schedule)
 
 
-def _dict_space(names: list[str], parts: list[spaces.Space[Any]]) -> spaces.Dict:
+def _dict_space(names: list[str], parts: list[spaces.Space]) -> spaces.Dict:
     return spaces.Dict(dict(zip(names, parts, strict=True)))
 
 

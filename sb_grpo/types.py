@@ -16,7 +16,7 @@ TensorOrDict = th.Tensor | dict[str, th.Tensor]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
-def action_row(space: spaces.Space[Any]) -> tuple[tuple[int, ...], th.dtype]:
+def action_row(space: spaces.Space) -> tuple[tuple[int, ...], th.dtype]:
     """Shape and type of an action as rollouts hold it."""
     if isinstance(space, spaces.Discrete):
         return (), th.int64

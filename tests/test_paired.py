@@ -298,7 +298,7 @@ def test_what_is_learnt_is_saved_and_may_come_and_go(tmp_path) -> None:
             dict(multitask=dict(grouping="length"), normalize_advantage="group"),
             "grouping='length' compares episodes of different seeds",
         ),
-        (dict(advantage_kwargs=dict(paired=1.5)), r"paired=1.5 must be True .*, False, a number in \[0, 1\]"),
+        (dict(advantage_kwargs=dict(paired=1.5)), r"paired=1.5 must be True .*, False, a number in \[0, 1\] .*, or None"),
         (dict(advantage_kwargs=dict(paired="yes")), "paired='yes' must be"),
         (dict(advantage_kwargs=dict(paired=float("nan"))), "paired=nan must be"),
         (dict(advantage="step"), "unknown key 'paired'.*advantage='step' takes"),

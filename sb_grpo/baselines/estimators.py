@@ -56,14 +56,18 @@ class OfReturns:
 class Outcome(OfReturns):
     """Outcome supervision (DeepSeekMath, arXiv 2402.03300, eq. 3): :func:`~sb_grpo.maths.estimators.outcome`."""
 
-    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Any = None, objective: int = 0) -> Estimate:
+    def estimate(
+        self, rollout: Rollout, options: AdvantageOptions, features: Features | None = None, objective: int = 0
+    ) -> Estimate:
         return Estimate(outcome(rollout, options, self.baseline))
 
 
 class Process(OfReturns):
     """Process supervision (DeepSeekMath, section 4.1.3): :func:`~sb_grpo.maths.estimators.process`."""
 
-    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Any = None, objective: int = 0) -> Estimate:
+    def estimate(
+        self, rollout: Rollout, options: AdvantageOptions, features: Features | None = None, objective: int = 0
+    ) -> Estimate:
         return Estimate(process(rollout, options, self.baseline))
 
 
@@ -74,7 +78,9 @@ class Step(OfReturns):
     #: Members that have ended count as return 0 (``"zero"``) or not at all (``"drop"``).
     ended_members: str = "zero"
 
-    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Any = None, objective: int = 0) -> Estimate:
+    def estimate(
+        self, rollout: Rollout, options: AdvantageOptions, features: Features | None = None, objective: int = 0
+    ) -> Estimate:
         return Estimate(step(rollout, options, self.baseline, self.ended_members))
 
 
@@ -108,14 +114,16 @@ class OfFunction:
     whole_episodes: ClassVar[bool] = True
     needs_peers: ClassVar[bool | None] = None  # unknown for a function
 
-    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Any = None, objective: int = 0) -> Estimate:
+    def estimate(
+        self, rollout: Rollout, options: AdvantageOptions, features: Features | None = None, objective: int = 0
+    ) -> Estimate:
         return Estimate(self.function(rollout, options, **self.kwargs))
 
 
-NAMES: dict[str, Any] = {"outcome": Outcome, "process": Process, "step": Step, "state": State}
+NAMES: dict[str, type] = {"outcome": Outcome, "process": Process, "step": Step, "state": State}
 
 
-def make_estimator(advantage: Any, kwargs: Mapping[str, Any] | None) -> Any:
+def make_estimator(advantage: Any, kwargs: Mapping[str, object] | None) -> Any:
     """Make the estimator that ``advantage`` and ``advantage_kwargs`` describe; not built yet.
 
     :raises ValueError: for an unknown estimator, and for unknown keyword arguments

@@ -25,7 +25,7 @@ class AsArrays:
     n_envs: int
     obs_shape: Any
     action_dim: int
-    action_space: spaces.Space[Any]
+    action_space: spaces.Space
 
     @property
     def observations(self) -> np.ndarray | dict[str, np.ndarray]:

@@ -244,7 +244,7 @@ class Place(NamedTuple):
     device: th.device
 
 
-def make_bonus(given: Any, place: Place) -> Bonus | None:
+def make_bonus(given: object, place: Place) -> Bonus | None:
     """Make the bonus of a model; None without one.
 
     :param given: settings, or a function
@@ -253,7 +253,7 @@ def make_bonus(given: Any, place: Place) -> Bonus | None:
     return bonus.to(place.device) if isinstance(bonus, nn.Module) else bonus
 
 
-def bonus_of(bonus: Bonus, rollout: Rollout, given: Any) -> th.Tensor:
+def bonus_of(bonus: Bonus, rollout: Rollout, given: object) -> th.Tensor:
     """Compute and check the bonuses of a rollout.
 
     :param given: the user's argument, for the message

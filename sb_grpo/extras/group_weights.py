@@ -7,7 +7,6 @@ the rows, so that learning rate and gradient norm keep their meaning.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch as th
 from torch import nn
@@ -169,7 +168,7 @@ class GroupWeights(nn.Module):
         assert callable(self.kind)
         return self._checked(self.kind(rollout, labels), n, labels.device)
 
-    def _checked(self, returned: Any, n: int, device: th.device) -> th.Tensor:
+    def _checked(self, returned: object, n: int, device: th.device) -> th.Tensor:
         shares = numbers_of(returned, device)
         if shares is None or shares.shape != (n,):
             got = type(returned).__name__ if shares is None else tuple(shares.shape)

@@ -52,7 +52,7 @@ class Graph:
             options["guard_filter_fn"] = th.compiler.skip_guard_on_all_nn_modules_unsafe
         self.compiled: Callable[..., Any] | None = th.compile(own, fullgraph=True, dynamic=False, options=options)
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """A copy, pickled ones too, compiles for itself: what is compiled cannot be written down."""
         return Graph, (self.fn, self.what)
 
@@ -73,7 +73,7 @@ def warn(message: str) -> None:
     warnings.warn(f"compile: {message}.", UserWarning, stacklevel=2)
 
 
-def rollout_obstacle(env: Any, use_sde: bool) -> str | None:
+def rollout_obstacle(env: object, use_sde: bool) -> str | None:
     """Why the step loop cannot be captured; None where it can.
 
     :param use_sde: gSDE

@@ -15,7 +15,7 @@ from sb_grpo.types import PER_EPISODE, PER_STEP, Rollout, action_row
 NUMBERS = ("rewards", "log_probs", "objectives")
 
 
-def as_collected(rollout: Rollout | None, space: spaces.Space[Any]) -> Rollout:
+def as_collected(rollout: Rollout | None, space: spaces.Space) -> Rollout:
     """A rollout whose columns are as those of a collected one; that itself where nothing was changed.
 
     :param space: of actions
@@ -40,7 +40,7 @@ def as_collected(rollout: Rollout | None, space: spaces.Space[Any]) -> Rollout:
     return rollout._replace(**changed)
 
 
-def as_tensor(name: str, value: Any, dtype: th.dtype, device: th.device) -> th.Tensor:
+def as_tensor(name: str, value: object, dtype: th.dtype, device: th.device) -> th.Tensor:
     """A column as a tensor of its type.
 
     :raises ValueError: for what is no column of numbers, and for what a gradient flows through
@@ -88,7 +88,7 @@ def check_made_of(rollout: Rollout, rewards: th.Tensor | None) -> None:
         )
 
 
-def check_range(actions: th.Tensor, space: spaces.Space[Any]) -> None:
+def check_range(actions: th.Tensor, space: spaces.Space) -> None:
     """Check that actions are in their space; Box actions are stored as drawn, so they have no bounds.
 
     :raises ValueError: if not

@@ -38,7 +38,7 @@ class Known:
 
     @contextmanager
     def judging(
-        self, rollout: Rollout | None, space: spaces.Space[Any], learners: Sequence[Any]
+        self, rollout: Rollout | None, space: spaces.Space, learners: Sequence[object]
     ) -> Iterator[tuple[Rollout, bool]]:
         """A rollout is judged again, by what was known before it.
 

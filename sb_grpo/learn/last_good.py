@@ -59,7 +59,7 @@ class LastGood:
 
 
 @contextmanager
-def unharmed(learners: Sequence[Any], at_fault: str) -> Iterator[None]:
+def unharmed(learners: Sequence[object], at_fault: str) -> Iterator[None]:
     """Put all that learns or is averaged beside the policy back where it was if something fails, or is not finite after.
 
     Once a running mean has seen an inf it never recovers, and nothing says so.
@@ -90,7 +90,7 @@ class Snapshot:
     :param learners: modules with all that they are made of, optimisers included; what is no module has nothing to keep
     """
 
-    def __init__(self, learners: Sequence[Any]) -> None:
+    def __init__(self, learners: Sequence[object]) -> None:
         self.modules = [module for learner in learners if isinstance(learner, nn.Module) for module in learner.modules()]
         self._states = [own_state(module) for module in self.modules]
 
@@ -100,7 +100,7 @@ class Snapshot:
             put_own_state(module, state)
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: object) -> bool:
     """Of tensors, alone or in tuples; the rest is no statistic."""
     if isinstance(value, tuple | deque):
         return all(_is_finite(part) for part in value)

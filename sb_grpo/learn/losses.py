@@ -74,7 +74,7 @@ class Cispo(Loss):
 NAMES: dict[str, type[Loss]] = {"clip": Clipped, "cispo": Cispo}
 
 
-def make_loss(loss: Any, kwargs: Mapping[str, Any] | None) -> Loss:
+def make_loss(loss: object, kwargs: Mapping[str, object] | None) -> Loss:
     """The loss that the arguments ``loss`` and ``loss_kwargs`` describe.
 
     :raises ValueError: for what is no loss, and for keyword arguments that it does not take
@@ -124,7 +124,7 @@ class Objective(nn.Module):
         self.names = [f"policy.{name}" for name, p in policy.named_parameters() if p.requires_grad]
 
     @property
-    def settings(self) -> tuple[Any, ...]:
+    def settings(self) -> tuple[object, ...]:
         """Settings that are part of a compiled graph."""
         return self.reference is None, self.loss, self.ent_coef, self.kl_coef, self.autocast
 

@@ -13,7 +13,7 @@ Intervention = tuple[int | None, float]
 Decoder = Callable[[Any], Intervention]
 
 
-def _discrete(n: int, grid: np.ndarray) -> tuple[spaces.Space[Any], Decoder]:
+def _discrete(n: int, grid: np.ndarray) -> tuple[spaces.Space, Decoder]:
     def decode(action: Any) -> Intervention:
         if action == 0:
             return None, 0.0
@@ -23,14 +23,14 @@ def _discrete(n: int, grid: np.ndarray) -> tuple[spaces.Space[Any], Decoder]:
     return spaces.Discrete(1 + (n - 1) * len(grid)), decode
 
 
-def _multi_discrete(n: int, grid: np.ndarray) -> tuple[spaces.Space[Any], Decoder]:
+def _multi_discrete(n: int, grid: np.ndarray) -> tuple[spaces.Space, Decoder]:
     def decode(action: Any) -> Intervention:
         return int(action[0]) or None, float(grid[int(action[1])])
 
     return spaces.MultiDiscrete([n, len(grid)]), decode
 
 
-def _box(n: int, grid: np.ndarray) -> tuple[spaces.Space[Any], Decoder]:
+def _box(n: int, grid: np.ndarray) -> tuple[spaces.Space, Decoder]:
     limit = float(np.abs(grid).max())
 
     def decode(action: Any) -> Intervention:
@@ -41,14 +41,14 @@ def _box(n: int, grid: np.ndarray) -> tuple[spaces.Space[Any], Decoder]:
 
 #: ``"discrete"``: one number per pair of variable and value. ``"multi_discrete"``: a variable and a value, chosen
 #: independently. ``"box"``: a score per variable, of which the highest counts, and the value divided by the maximum.
-ACTIONS: dict[str, Callable[[int, np.ndarray], tuple[spaces.Space[Any], Decoder]]] = {
+ACTIONS: dict[str, Callable[[int, np.ndarray], tuple[spaces.Space, Decoder]]] = {
     "discrete": _discrete,
     "multi_discrete": _multi_discrete,
     "box": _box,
 }
 
 
-def make_actions(kind: str, n: int, grid: np.ndarray) -> tuple[spaces.Space[Any], Decoder]:
+def make_actions(kind: str, n: int, grid: np.ndarray) -> tuple[spaces.Space, Decoder]:
     """Make an action space and the function that decodes its actions.
 
     :param kind: one of ``ACTIONS``

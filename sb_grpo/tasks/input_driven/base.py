@@ -60,7 +60,7 @@ class TensorInputDrivenEnv(LuckyTensorEnv):
     """
 
     observed: ClassVar[gym.spaces.Box]
-    acted: ClassVar[gym.spaces.Space[Any]]
+    acted: ClassVar[gym.spaces.Space]
 
     def __init__(self, num_envs: int = 1, device: th.device | str = "cpu", dtype: th.dtype = th.float32) -> None:
         limit = gym.spec(self.env_id).max_episode_steps

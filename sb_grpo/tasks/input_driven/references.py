@@ -36,7 +36,7 @@ class Reference(NamedTuple):
     standard_error: float
 
 
-def random_policy(space: spaces.Space[Any], seed: int = 0) -> Policy:
+def random_policy(space: spaces.Space, seed: int = 0) -> Policy:
     """Make a policy of uniform actions."""
     rng = np.random.default_rng(seed)
     if isinstance(space, spaces.Discrete):
