@@ -1,7 +1,7 @@
-"""A page about a run, or about all runs in a folder: curves, groups, advantages, weights, health, speed, settings, files.
+"""Make a page about a run, or about all runs in a folder: curves, groups, advantages, weights, health, speed, settings, files.
 
-``python -m zoo.dashboard logs/grpo/CartPole-v1_1`` writes one HTML file that needs nothing else; with ``--serve`` the page is
-served on this machine and follows a training that goes on.
+``python -m zoo.dashboard logs/grpo/CartPole-v1_1`` writes one self-contained HTML file; with ``--serve`` the page is served on
+this machine and follows a running training.
 """
 
 from __future__ import annotations

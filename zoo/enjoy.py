@@ -1,4 +1,4 @@
-"""Watch a trained agent: in a window, in a video or GIF, or by its returns alone.
+"""Watch a trained agent in a window, a video or GIF, or only by its returns.
 
 ``python -m zoo.enjoy --env CartPole-v1`` shows the newest run in ``logs/grpo`` that holds a model; ``--record cartpole.gif``
 writes a picture instead and needs no display; ``--no-render`` prints returns only. A run folder of ``zoo.train`` or rl_zoo3.
@@ -106,7 +106,7 @@ def _has_display() -> bool:
 
 
 def find_run(folder: Path, algo: str, env_name: str, exp_id: int) -> Path:
-    """Folder of the run to load; unless a number says otherwise the newest with a model in it.
+    """Folder of the run to load: the numbered one, or the newest with a model.
 
     :raises BadInput: if there is none
     """
@@ -168,7 +168,9 @@ class Recorder:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.unfinished = path.with_name(f".{path.stem}.part{path.suffix}")
-        fps: Any = env.unwrapped.get_attr("metadata", indices=[0])[0].get("render_fps", 30)  # a VecEnv's own has none
+        fps: Any = env.unwrapped.get_attr("metadata", indices=[0])[0].get(
+            "render_fps", 30
+        )  # a VecEnv's own metadata have none
         self.writer = writer(self.unfinished, fps)
 
     def frame(self) -> None:
@@ -211,7 +213,7 @@ def play(model: BaseAlgorithm, env: VecEnv, deterministic: bool, args: Any) -> l
             obs, _, starts, infos = env.step(actions)
             steps += 1
             recorder.frame()
-            if "episode" in infos[0]:  # from Monitor: neither normalised nor cut at a lost life
+            if "episode" in infos[0]:  # from Monitor: raw rewards of whole games, not of lives
                 episodes.append((float(infos[0]["episode"]["r"]), int(infos[0]["episode"]["l"])))
                 if args.verbose > 0:
                     tqdm.write(f"Episode {len(episodes)}: return {episodes[-1][0]:.2f}, length {episodes[-1][1]}")
@@ -234,7 +236,7 @@ def _known_of(path: Path) -> str:
 
 
 def restored(saved: Saved, args: Any) -> tuple[VecEnv, BaseAlgorithm]:
-    """The env as in training, drawn as asked for, and the model."""
+    """Make the env as in training, with the requested rendering, and load the model."""
     kwargs = dict(args.env_kwargs)
     if args.record is not None:
         kwargs["render_mode"] = "rgb_array"

@@ -1,4 +1,4 @@
-"""Evaluate saved models against each other: common reset seeds, variants of the env, paired statistics.
+"""Compare saved models on common reset seeds and variants of the env, with paired statistics.
 
 ``python -m zoo.evaluate logs/grpo/CartPole-v1_1 logs/ppo/CartPole-v1_1 --env-kwargs-grid sutton_barto_reward=True,False``
 takes run folders of zoo.train, folders of them, and models' zips. Tests are over episodes, so they are about these models; for
@@ -83,7 +83,7 @@ def evaluate(models: Sequence[Contestant], args: Any) -> Played:
 
 
 def loadable(models: Sequence[Contestant], device: str) -> list[Contestant]:
-    """Those whose files are whole; a line says which others are left out.
+    """Select models with complete files; report the others in a line.
 
     :raises BadInput: if there are none
     """
@@ -104,7 +104,7 @@ def loadable(models: Sequence[Contestant], device: str) -> list[Contestant]:
 
 
 def write(models: Sequence[Contestant], played: Played, out: Path) -> Path:
-    """Write everything.
+    """Write report, tables and figures.
 
     :param out: folder
     :return: path of the report
@@ -157,7 +157,7 @@ def draw(summary: pd.DataFrame) -> Figure:
 
 
 def body(arguments: Sequence[str]) -> int:
-    """The command.
+    """Execute the command.
 
     :param arguments: command line
     :return: 0

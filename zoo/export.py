@@ -1,7 +1,7 @@
-"""Write a trained agent's policy as one file that runs without this library, and hold it against the agent.
+"""Export a trained agent's policy to one file that runs without this library, and compare it with the agent.
 
 ``python -m zoo.export logs/grpo/CartPole-v1_1 --out policy.onnx`` takes a run folder of ``zoo.train``,
-or a model's ``.zip``. VecNormalize's statistics that stand beside the model go into the file.
+or a model's ``.zip``. VecNormalize's statistics of the model are included in the file.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ def make_parser() -> Parser:
 
 
 def find_model(folder: Path, best: bool) -> tuple[Path, Path | None]:
-    """Model of a run folder, and the statistics that belong to it.
+    """Find the model of a run folder and its statistics.
 
-    :param best: the one with the best evaluation
-    :raises BadInput: if the folder holds none
+    :param best: the model with the best evaluation
+    :raises BadInput: if the folder has no model
     """
     settings = [path.parent for path in folder.glob("*/config.yml")]
     if len(settings) != 1:
@@ -62,7 +62,7 @@ def find_model(folder: Path, best: bool) -> tuple[Path, Path | None]:
 
 
 def statistics_within(model: Path, policy: ActorPolicy) -> VecNormalize | None:
-    """The statistics in a model's own zip, which belong to its weights; None where it has none.
+    """Read the statistics in a model's zip, or None.
 
     :raises BadInput: if they are broken
     """
@@ -90,10 +90,10 @@ def read_statistics(path: Path) -> VecNormalize:
 
 
 def body(arguments: Sequence[str]) -> int:
-    """The command.
+    """Execute the command.
 
     :param arguments: command line
-    :return: 1 if the file acts otherwise than the agent
+    :return: 1 if the file's actions differ from the agent's
     """
     args = make_parser().parse_args(arguments)
     check_place("--out", args.out)

@@ -27,7 +27,7 @@ from .comparing import curves as reading
 from .comparing import figures
 from .comparing.zoo_runs import COLUMNS, RETURN, first_steps
 
-MARKED = 40  # of a line's points: beyond that markers hide it
+MARKED = 40  # points of a line; with more, markers would hide it
 # Okabe-Ito: colour-blind readers can distinguish them.
 TRAINING = "#0072B2"
 EVALUATION = "#D55E00"
@@ -36,9 +36,9 @@ EVALUATION = "#D55E00"
 def plot_learning_curve(folder: Path, title: str) -> Path:
     """Draw the returns of a run: every training episode, their running mean, and the evaluations.
 
-    Steps count from where the run began: those of ``--continue`` go on from their model's.
+    Steps of a run with ``--continue`` continue those of its model.
 
-    :param folder: folder of an rl_zoo3 run, with ``*.monitor.csv`` and perhaps ``evaluations.npz``
+    :param folder: folder of an rl_zoo3 run, with ``*.monitor.csv`` and optionally ``evaluations.npz``
     :param title: title of the picture
     :return: path of the PNG
     """
@@ -73,9 +73,9 @@ def plot_learning_curve(folder: Path, title: str) -> Path:
 
 
 def draw(curves: Sequence[reading.Curve], y_name: str = "return of an episode") -> Figure:
-    """Mean curves in their intervals, one panel per env; training dashed where it stands beside evaluations.
+    """Draw mean curves with intervals, one panel per env; training curves are dashed next to evaluations.
 
-    Markers stand where something was measured, and only there.
+    Only measured points have markers.
 
     :param curves: of runs
     :param y_name: of the vertical axis
@@ -99,7 +99,7 @@ def draw(curves: Sequence[reading.Curve], y_name: str = "return of an episode") 
 
 
 def parser() -> Parser:
-    """The command line."""
+    """Make the parser of the command line."""
     text = (
         "Draw learning curves. Lines are means over runs, shaded areas 95 % bootstrap intervals of the mean: over runs, or "
         "over the evaluation's episodes where there is one run. Training returns are running means."
@@ -121,7 +121,7 @@ def parser() -> Parser:
 
 
 def body(arguments: Sequence[str]) -> int:
-    """The command.
+    """Execute the command.
 
     :param arguments: command line
     :return: 0

@@ -16,10 +16,10 @@ from .common.command_line import BadInput, Parser, add_untrusted, one_line, run
 from .training.card import write_card
 from .training.run_files import check_links, is_run_folder, read_run_files, settings_folder_of
 
-#: Files of a run that others can use; monitor files, checkpoints and replay buffers stay.
+#: Files to upload by default; monitor files, checkpoints and replay buffers are not.
 FILES = ("README.md", "metrics.json", "evaluations.npz", "learning_curve.png", "*.zip", "*/config.yml", "*/vecnormalize.pkl")
 CHECKPOINTS = "rl_model_*"
-#: Files that say how the run was made, with paths and names of the machine.
+#: Files with the run's provenance, which contain paths and names of the machine.
 PRIVATE = ("*/args.yml", "*/command.txt")
 
 
@@ -48,12 +48,12 @@ def make_parser() -> Parser:
 
 
 def patterns(checkpoints: bool, with_command: bool) -> tuple[list[str], list[str]]:
-    """Which files of a run folder are uploaded, as ``upload_folder`` takes it: allowed, and not for all that."""
+    """Patterns of allowed and ignored files, in the form of ``upload_folder``."""
     return [*FILES, *(PRIVATE if with_command else ())], [] if checkpoints else [CHECKPOINTS]
 
 
 def files_of(folder: Path, allowed: Sequence[str], ignored: Sequence[str]) -> list[Path]:
-    """The files that the patterns choose.
+    """List the files that the patterns select.
 
     :param folder: of the run
     """
@@ -79,7 +79,7 @@ def push(folder: Path, client: Client, args: Any) -> list[Path]:
     check_links(folder)  # the target of a link would be uploaded
     if args.untrusted:
         read_run_files(settings_folder_of(folder), trusted=False)
-    if not (folder / "README.md").exists():  # the run's own says the command too
+    if not (folder / "README.md").exists():  # the run's own card contains the command
         try:
             write_card(folder)
         except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -110,7 +110,7 @@ def push(folder: Path, client: Client, args: Any) -> list[Path]:
 
 
 def body(arguments: Sequence[str], client: Client | None = None) -> int:
-    """The command.
+    """Execute the command.
 
     :param arguments: command line
     :param client: does the upload; None: huggingface_hub's

@@ -1,7 +1,7 @@
-"""After a study of zoo.tune: how sensitive the return is to its parameters, and a setting that is good and not merely lucky.
+"""Analyse a study of zoo.tune: sensitivity of the return to its parameters, and a robust recommended setting.
 
 ``python -m zoo.recommend --study-name grpo_CartPole-v1_20000`` draws the surface over the two most important parameters,
-picks the trials whose neighbours are good too, trains them again with fresh seeds, and writes ``recommended.yml``.
+selects trials with good neighbours, trains them again with fresh seeds, and writes ``recommended.yml``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from .tuning.robust import Candidate
 from .tuning.study import check_source, derived_seed, load_study
 from .tuning.surrogate import Surrogate
 
-#: Makes the seeds of this command others than the study's.
+#: Makes the seeds of this command differ from the study's.
 FRESH = 20_231
 
 
@@ -54,10 +54,10 @@ def make_parser() -> Parser:
 def draw_surfaces(
     study: Study, trials: Sequence[FrozenTrial], surrogate: Surrogate, at: FrozenTrial, pairs: Sequence[Any], folder: Path
 ) -> list[Path]:
-    """One picture and one table per pair of parameters.
+    """Write one picture and one table per pair of parameters.
 
-    :param at: trial that the other parameters are those of
-    :param pairs: names; none: the two most important ones
+    :param at: trial with the other parameters
+    :param pairs: names; empty: the two most important ones
     :raises BadInput: for a name that not all trials have
     """
     known = surrogate.encoding.space
@@ -116,7 +116,7 @@ def _train(objective: Objective, settings: dict[str, Any], seed: int) -> float:
 
 
 def report(study: Study, again: Sequence[Candidate], chosen: Candidate, folder: Path) -> None:
-    """``recommended.yml`` and ``recommendation.md``."""
+    """Write ``recommended.yml`` and ``recommendation.md``."""
     lines = [
         "| trial | mean in the study | expected | worst neighbour | fresh seeds: mean | standard error |",
         "|---" * 6 + "|",
@@ -142,7 +142,7 @@ def report(study: Study, again: Sequence[Candidate], chosen: Candidate, folder: 
 
 
 def body(arguments: Sequence[str]) -> int:
-    """The command.
+    """Execute the command.
 
     :param arguments: command line
     :return: 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
@@ -36,13 +36,6 @@ Bonus = Callable[[Rollout], th.Tensor]
 CELLS = 1 << 16
 #: Larger bounds of a Box do not tell the scale of observations.
 LARGEST_BOUND = 1e4
-
-
-class BonusSettings(Protocol):
-    """Interface of a bonus's settings."""
-
-    def build(self, place: Place) -> Bonus:
-        """Build the bonus of one model, an ``nn.Module`` if it has state."""
 
 
 @dataclass(frozen=True)

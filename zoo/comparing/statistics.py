@@ -1,12 +1,12 @@
-"""The statistics that a comparison of algorithms needs, as pure functions of arrays.
+"""Statistics for comparisons of algorithms: pure functions of arrays.
 
-Scores are given per task: a sequence of arrays, one per task, whose last axis holds the runs. Leading axes are allowed, and
-are how the bootstrap works: resampled scores have a leading axis of resamples, and every function here maps over it.
+Scores are a sequence of arrays, one per task, with runs on the last axis. All functions map over leading axes; the bootstrap
+uses one for its resamples.
 
 IQM, optimality gap, performance profile and probability of improvement are those of Agarwal et al., "Deep Reinforcement
 Learning at the Edge of the Statistical Precipice", 2021 (https://arxiv.org/abs/2108.13264). Their package ``rliable`` 1.2.0
-does not import beside pandas 3 (its dependency ``arch`` below version 8 fails), so they are written out here;
-``tests/test_statistics.py`` holds them against numbers that ``rliable`` gave.
+does not work with pandas 3 (its dependency ``arch`` below version 8 fails to import), so they are implemented here;
+``tests/test_statistics.py`` compares them with results of ``rliable``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def iqm(scores: Scores) -> Array:
     """Interquartile mean: the mean of the middle half of all runs of all tasks, tasks weighted equally.
 
     With equally many runs per task it is the trimmed mean of the paper, whose cut of a quarter of the runs is rounded down.
-    With unequal numbers a run weighs one over its task's number of runs, and as large a share of the weight is cut.
+    With unequal numbers a run's weight is one over its task's number of runs, and the same share of the weight is cut.
 
     :param scores: per task ``[..., runs]``
     :return: ``[...]``
@@ -93,10 +93,10 @@ def performance_profile(scores: Scores, thresholds: Array) -> Array:
 
 
 def _share_above(scores: Array, thresholds: Array) -> Array:
-    """Share of the last axis above each of ascending thresholds, ``[..., T]``, in memory for the scores alone."""
+    """Share of the last axis above each of ascending thresholds, ``[..., T]``, in the memory of the scores."""
     n = scores.shape[-1]
     size = len(thresholds) + 1
-    passed = np.searchsorted(thresholds, scores, side="left").reshape(-1, n)  # how many thresholds a score is above
+    passed = np.searchsorted(thresholds, scores, side="left").reshape(-1, n)  # number of thresholds below a score
     rows = np.arange(len(passed))[:, None] * size
     counts = np.bincount((passed + rows).ravel(), minlength=len(passed) * size).reshape(*scores.shape[:-1], size)
     above: Array = counts[..., ::-1].cumsum(axis=-1)[..., ::-1][..., 1:] / n
@@ -114,7 +114,7 @@ def probability_of_improvement(x: Scores, y: Scores) -> Array:
     for a, b in zip(x, y, strict=True):
         n = a.shape[-1]
         m = b.shape[-1]
-        # Mann and Whitney: the ranks of X among all, less those that it would have alone, count the runs of Y below.
+        # Mann and Whitney: ranks of X among all, minus ranks of X alone, count the runs of Y below.
         ranked = stats.rankdata(np.concatenate([a, b], axis=-1), axis=-1)[..., :n]
         wins.append((ranked.sum(axis=-1) - n * (n + 1) / 2) / (n * m))
     return np.asarray(np.mean(wins, axis=0))
@@ -124,11 +124,11 @@ def probability_of_improvement(x: Scores, y: Scores) -> Array:
 
 
 def resample(scores: Scores, rng: np.random.Generator, resamples: int = RESAMPLES) -> list[Array]:
-    """Draw runs with replacement within each task (stratified): tasks are given, seeds are chance.
+    """Draw runs with replacement within each task (stratified): tasks are fixed, seeds are random.
 
-    :param scores: per task ``[runs, ...]``: the runs first, so that curves are drawn whole
-    :param rng: source of chance
-    :param resamples: how many
+    :param scores: per task ``[runs, ...]``: runs first, so that whole curves are drawn
+    :param rng: generator
+    :param resamples: number of resamples
     :return: per task ``[resamples, runs, ...]``
     """
     return [s[rng.integers(len(s), size=(resamples, len(s)))] for s in scores]
@@ -137,13 +137,13 @@ def resample(scores: Scores, rng: np.random.Generator, resamples: int = RESAMPLE
 def interval(
     statistic: Callable[..., Array], *samples: Scores, level: float = 0.95, resamples: int = RESAMPLES, seed: int = 0
 ) -> tuple[Array, Array]:
-    """Percentile interval of a statistic by the stratified bootstrap; NaN where a task has fewer than two runs.
+    """Percentile interval of a statistic by the stratified bootstrap; NaN if a task has fewer than two runs.
 
-    :param statistic: of as many scores as there are samples, drawn independently of each other
+    :param statistic: function of as many scores as there are samples, which are drawn independently
     :param samples: scores, per task ``[runs]``
     :param level: coverage
     :param resamples: bootstrap samples
-    :param seed: of the bootstrap, so that a table can be made again to the last digit
+    :param seed: of the bootstrap, so that tables are reproducible to the last digit
     :return: lower and upper bound
     """
     drawn = np.concatenate([statistic(*part) for part in _parts(samples, np.random.default_rng(seed), resamples)])
@@ -154,9 +154,9 @@ def interval(
 
 
 def _parts(samples: Sequence[Scores], rng: np.random.Generator, resamples: int) -> Iterator[list[list[Array]]]:
-    """Resampled scores, as many resamples at a time as :data:`AT_ONCE` allows; the draws are those of all of them at once.
+    """Resampled scores in parts of at most :data:`AT_ONCE` numbers; the draws do not depend on the parts.
 
-    :return: per sample as :func:`resample`
+    :return: per sample like :func:`resample`
     """
     size = max(1, AT_ONCE // sum(s.size for scores in samples for s in scores))
     if size >= resamples:
@@ -165,7 +165,7 @@ def _parts(samples: Sequence[Scores], rng: np.random.Generator, resamples: int) 
     sources: list[list[np.random.Generator]] = []
     for scores in samples:
         sources.append([])
-        for s in scores:  # each has a source of its own, at the place where all of its resamples would have begun
+        for s in scores:  # each has its own generator, advanced to the beginning of its resamples
             sources[-1].append(copy.deepcopy(rng))
             for n in _sizes(resamples, max(1, AT_ONCE // len(s))):
                 rng.integers(len(s), size=(n, len(s)))
@@ -177,17 +177,17 @@ def _parts(samples: Sequence[Scores], rng: np.random.Generator, resamples: int) 
 
 
 def _sizes(n: int, most: int) -> Iterator[int]:
-    """Parts of a number, none above the most."""
+    """Split a number into parts of at most ``most``."""
     yield from (min(most, n - start) for start in range(0, n, most))
 
 
 def with_interval(name: str, value: float, low: Any, high: Any) -> dict[str, float]:
-    """Three cells of a table's row: the value and its bounds."""
+    """Make three cells of a table's row: the value and its bounds."""
     return {name: float(value), f"{name}_low": float(low), f"{name}_high": float(high)}
 
 
 def curve_interval(curves: Sequence[Array], statistic: Callable[[Scores], Array], **options: int) -> tuple[Array, Array]:
-    """Pointwise :func:`interval` of learning curves; a run's whole curve is drawn, not its points.
+    """Pointwise :func:`interval` of learning curves; whole curves are drawn, not points.
 
     :param curves: per task ``[runs, C]``
     :param statistic: of scores per task ``[..., runs]``
@@ -201,7 +201,7 @@ def curve_interval(curves: Sequence[Array], statistic: Callable[[Scores], Array]
 
 
 def normalise(scores: Array, low: float, high: float) -> Array:
-    """Scores on a scale where ``low`` is 0 and ``high`` is 1.
+    """Normalise scores: ``low`` becomes 0 and ``high`` 1.
 
     :param scores: of one task
     :param low: lower reference, such as a random policy's return
@@ -228,7 +228,7 @@ def time_to_threshold(curve: Array, times: Array, threshold: float) -> float:
 
 
 def convergence_time(curve: Array, times: Array, share: float = 0.9) -> float:
-    """Time of the checkpoint from which on the curve keeps at least a share of its rise from first to best checkpoint.
+    """Time of the checkpoint after which the curve stays above a share of its rise from first to best checkpoint.
 
     :param curve: ``[C]`` mean returns
     :param times: ``[C]`` env steps or seconds
@@ -254,7 +254,7 @@ def success_rate(returns: Array, threshold: float) -> float:
 
 
 class Welch(NamedTuple):
-    """Welch's t-test of two samples; NaN where it cannot be computed."""
+    """Result of Welch's t-test; NaN if it cannot be computed."""
 
     difference: float
     low: float
@@ -264,7 +264,7 @@ class Welch(NamedTuple):
 
 
 def welch(x: Array, y: Array, level: float = 0.95) -> Welch:
-    """Welch's t-test: do the means differ, equal variances not assumed? NaN if both samples are without spread.
+    """Welch's t-test of different means, without assuming equal variances; NaN if both samples have no spread.
 
     :param x: ``[n]``
     :param y: ``[m]``
@@ -274,7 +274,7 @@ def welch(x: Array, y: Array, level: float = 0.95) -> Welch:
     if min(len(x), len(y)) < 2 or (np.ptp(x) == 0 and np.ptp(y) == 0):
         return Welch(difference, np.nan, np.nan, np.nan, np.nan)
     with warnings.catch_warnings():
-        # Of one sample without spread SciPy fears rounding; its variance is exactly 0, and the test is defined.
+        # SciPy warns of rounding for a sample without spread; its variance is exactly 0, and the test is defined.
         warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
         test = stats.ttest_ind(x, y, equal_var=False)
     bounds = test.confidence_interval(level)
@@ -282,7 +282,7 @@ def welch(x: Array, y: Array, level: float = 0.95) -> Welch:
 
 
 class Paired(NamedTuple):
-    """The paired t-test of two samples whose members belong together; NaN where something cannot be computed."""
+    """Result of a paired t-test; NaN for values that cannot be computed."""
 
     difference: float
     low: float
@@ -301,7 +301,7 @@ def paired(x: Array, y: Array, level: float = 0.95) -> Paired:
     """
     d = x - y
     difference = float(d.mean())
-    # Differences that are equal but for rounding have no spread to test against.
+    # Differences that are equal except for rounding have no spread.
     if len(d) < 2 or np.ptp(d) <= 1e-12 * max(np.abs(x).max(), np.abs(y).max()):
         return Paired(difference, *[float("nan")] * 5)
     test = stats.ttest_1samp(d, 0.0)
@@ -332,7 +332,7 @@ def holm(p_values: Array) -> Array:
     """Holm's step-down correction for several tests; NaN stays NaN and does not count as a test.
 
     :param p_values: ``[n]``
-    :return: adjusted p-values: reject where they are below the level
+    :return: adjusted p-values, to compare with the level
     """
     p = np.asarray(p_values, dtype=float)
     adjusted = np.full(len(p), np.nan)
@@ -357,7 +357,7 @@ def cohens_d(x: Array, y: Array) -> float:
 
 
 def anova(samples: Sequence[Array]) -> tuple[float, float]:
-    """One-way analysis of variance: does any mean differ?
+    """One-way analysis of variance of different means.
 
     :param samples: one array per algorithm
     :return: F and p; NaN with fewer than two samples, two runs or any spread

@@ -1,4 +1,4 @@
-"""The tables of a comparison: one function, one table, one CSV file."""
+"""Tables of a comparison: each function makes one table and one CSV file."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def summary(c: Comparison) -> pd.DataFrame:
 
 
 def threshold(c: Comparison) -> pd.DataFrame:
-    """Per env with a threshold and algorithm: how many runs reach it, and when."""
+    """Per env with a threshold and algorithm: number of runs that reach it, and the time."""
     rows = []
     for env, label, group in c.groups:
         if env not in c.thresholds:
@@ -182,7 +182,7 @@ def cost(c: Comparison) -> pd.DataFrame:
 
 
 def _by_processor(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    """Runs by the name of the processor they ran on: seconds of different ones do not compare."""
+    """Runs by processor, because seconds of different processors are not comparable."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(run.origin["machine"].split(",")[0].removeprefix("processor "), []).append(run)
@@ -190,12 +190,12 @@ def _by_processor(runs: Iterable[Run]) -> dict[str, list[Run]]:
 
 
 def _timed(runs: Iterable[Run]) -> tuple[str, list[Run]]:
-    """The processor that most of them ran on, and those that did."""
+    """Most frequent processor of the runs, and the runs on it."""
     return max(_by_processor(runs).items(), key=lambda entry: len(entry[1]))
 
 
 def _timed_together(some: Iterable[Run], others: Iterable[Run]) -> tuple[list[Run], list[Run]] | None:
-    """Those of both on one processor: the one where the fewer of the two are most; None where there is none in common."""
+    """Runs of both on a common processor with the largest smaller number of runs; None without one."""
     a = _by_processor(some)
     b = _by_processor(others)
     pairs = [(a[processor], b[processor]) for processor in a if processor in b]
@@ -216,7 +216,7 @@ def speed(c: Comparison) -> pd.DataFrame:
             row: dict[str, Any] = {"algorithm": label, "over": c.baseline, "env": name}
             for column, field in (("speedup", "train_wall_s"), ("cpu_speedup", "train_cpu_s")):
                 times = [[np.array([getattr(run, field) for run in timed[env][side]]) for env in envs] for side in (0, 1)]
-                known = all((t > 0).all() for side in times for t in side)  # an evaluation later on knows no times
+                known = all((t > 0).all() for side in times for t in side)  # later evaluations have no times
                 values = (_speedup(*times), *statistics.interval(_speedup, *times)) if known else [np.nan] * 3
                 row |= statistics.with_interval(column, *values)
             rows.append(row)
@@ -229,7 +229,7 @@ def references(c: Comparison) -> pd.DataFrame:
 
 
 def settings(c: Comparison) -> pd.DataFrame:
-    """Per env and algorithm: where its settings come from, and all of them as used, as JSON."""
+    """Per env and algorithm: source of its settings, and all effective settings as JSON."""
     rows = []
     for env, label, group in c.groups:
         used = json.dumps(group[0].settings, sort_keys=True)
@@ -238,7 +238,7 @@ def settings(c: Comparison) -> pd.DataFrame:
 
 
 def provenance(c: Comparison) -> pd.DataFrame:
-    """Commits, versions, machines and commands that the runs come from."""
+    """Commits, versions, machines and commands of the runs."""
     return origins(run for key in c.keys for run in c.runs[key])
 
 
@@ -319,7 +319,7 @@ ALL: dict[str, Callable[[Comparison], pd.DataFrame]] = {
 
 
 def to_markdown(table: pd.DataFrame) -> str:
-    """A table as Markdown; ``x``, ``x_low``, ``x_high`` become one column.
+    """Format a table as Markdown; ``x``, ``x_low``, ``x_high`` become one column.
 
     :param table: of this module
     """

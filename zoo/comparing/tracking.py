@@ -15,7 +15,7 @@ from ..training.tracking import not_begun
 
 
 def check_wandb() -> None:
-    """See that wandb is installed.
+    """Check that wandb is installed.
 
     :raises BadInput: naming the extra
     """

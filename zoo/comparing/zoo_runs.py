@@ -1,4 +1,4 @@
-"""Curves of run folders: evaluations and training episodes, of a run together with those that it went on from."""
+"""Curves of run folders: evaluations and training episodes of a run and its predecessors."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def check_settings(chain: Sequence[Path], trusted: bool) -> None:
 
 
 def env_of(folder: Path) -> str:
-    """The env of a run: as its options say, or else by its folder's name."""
+    """Env of a run, from its options or its folder's name."""
     return str(_options(folder).get("env") or re.sub(r"_\d+(_[0-9a-f-]{36})?$", "", folder.name))
 
 
 def went_on_from(folder: Path) -> Path | None:
-    """The model that a run of ``--continue`` began with; None for other runs, and where it is gone.
+    """Model that a run of ``--continue`` began with; None for other runs, and if it is missing.
 
-    A run notes the path as it was given, which may be relative to another directory than today's, and the folders may have
-    been moved together.
+    A run stores the path as given, which may be relative to another working directory; the folders may have been moved
+    together.
     """
     options = _options(folder)
     if not options.get("continue_run"):
@@ -59,10 +59,10 @@ def went_on_from(folder: Path) -> Path | None:
 
 
 def chains(folder: Path, trusted: bool = True) -> list[list[Path]]:
-    """Run folders at or below a folder, each with those that it went on from before it; these are not there by themselves.
+    """Find run folders at or below a folder, each after its predecessors, which are not listed separately.
 
     :param folder: of a run, or of runs
-    :param trusted: False: each is alone, as the path of the one before may lead anywhere
+    :param trusted: False: without predecessors, because their paths may lead anywhere
     """
     found = {file.parent.resolve() for pattern in ("evaluations.npz", "*monitor.csv") for file in folder.rglob(pattern)}
     made = []
@@ -76,7 +76,7 @@ def chains(folder: Path, trusted: bool = True) -> list[list[Path]]:
 
 
 def first_steps(chain: Sequence[Path], trusted: bool = True) -> list[int]:
-    """Env steps that had been taken when each run of a chain began."""
+    """Env steps at the beginning of each run in a chain."""
     if not trusted:
         return [0] * len(chain)
     facts = [read_facts(model) if (model := went_on_from(run)) else None for run in chain]
@@ -84,7 +84,7 @@ def first_steps(chain: Sequence[Path], trusted: bool = True) -> list[int]:
 
 
 def evaluations(chain: Sequence[Path], y: str, trusted: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Evaluations of a chain; of each run as far as the next one went on from it.
+    """Read the evaluations of a chain, of each run up to the beginning of the next.
 
     :param y: key of :data:`COLUMNS`
     :return: ``[C]`` steps, ``[C]`` means, ``[E, C]`` of their episodes; empty where there are none
@@ -132,13 +132,13 @@ def training(chain: Sequence[Path], y: str, window: float, trusted: bool = True)
 
 
 def differences(runs: Mapping[Path, tuple[str, str]]) -> dict[Path, str]:
-    """In which settings runs of one env and algorithm differ, each by its own values; empty text where they do not.
+    """Describe the settings in which runs of one env and algorithm differ; empty text without differences.
 
     :param runs: folder, or result file of ``zoo.benchmark`` -> env and algorithm
     """
     groups: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for folder, key in runs.items():
-        if folder.is_dir():  # result files say nothing of settings
+        if folder.is_dir():  # result files have no settings
             groups[key].append(folder)
     said = dict.fromkeys(runs, "")
     for folders in groups.values():

@@ -9,14 +9,14 @@ from typing import Any
 
 from ..common.command_line import read_or_note
 
-#: Points of a logged value that are kept, and histograms.
+#: Largest number of points of a logged value, and of histograms.
 POINTS = 500
 HISTOGRAMS = 60
-#: Significant digits of a value that are kept: a chart shows three.
+#: Significant digits of a value; charts show three.
 DIGITS = 6
-#: Quantiles of a histogram that are drawn.
+#: Drawn quantiles of a histogram.
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
-#: Seconds between the start of a run and of its TensorBoard file, at most.
+#: Largest number of seconds between the start of a run and of its TensorBoard file.
 APART = 60.0
 
 Column = dict[str, list[float]]
@@ -25,12 +25,12 @@ Column = dict[str, list[float]]
 def read_log(
     folder: Path, tensorboard: Path | None, started: float | None, broken: list[str]
 ) -> tuple[dict[str, Column], dict[str, Any] | None]:
-    """Logged numbers by key, and quantiles of the advantages over time where they were logged.
+    """Read logged numbers by key, and quantiles of the advantages over time if logged.
 
     :param folder: of the run
-    :param tensorboard: where TensorBoard's files are looked for; None: only in the folder
-    :param started: when the run began, in seconds; the TensorBoard files of the one that began then are taken
-    :param broken: takes a line on a damaged file
+    :param tensorboard: folder of TensorBoard's files; None: only the run's folder
+    :param started: start of the run in seconds, which selects the TensorBoard files
+    :param broken: gets a line about a damaged file
     """
     if (folder / "progress.csv").is_file():
         return read_or_note(folder / "progress.csv", from_csv, broken) or {}, None
@@ -40,7 +40,7 @@ def read_log(
 
 
 def from_csv(path: Path) -> dict[str, Column]:
-    """Columns of SB3's CSV output; a last line that is being written is passed over."""
+    """Read columns of SB3's CSV output; an incomplete last line is skipped."""
     found: dict[str, Column] = {}
     with path.open() as file:
         for row in csv.DictReader(file):
@@ -66,7 +66,7 @@ def number(text: Any) -> float | None:
 
 
 def thinned(column: Column) -> Column:
-    """At most ``POINTS`` points at equal distances, the last one among them; values with ``DIGITS`` digits."""
+    """Thin a column to ``POINTS`` equidistant points with the last one, and round to ``DIGITS`` digits."""
     n = len(column["steps"])
     rows = range(n) if n <= POINTS else [round(i * (n - 1) / (POINTS - 1)) for i in range(POINTS)]
     values = [float(f"{column['values'][i]:.{DIGITS}g}") for i in rows]
@@ -74,8 +74,8 @@ def thinned(column: Column) -> Column:
 
 
 def events_of_run(places: list[Path], started: float | None) -> list[Path]:
-    """The TensorBoard files of a run, oldest first: the one that began when the run did, and those that follow it in its
-    folder: a run that goes on after it was killed begins another file there."""
+    """TensorBoard files of a run, oldest first: the file that began with the run, and later ones in its folder from
+    resumes."""
     files = [file for place in places for file in place.rglob("events.out.tfevents.*")]
     if started is None or not files:
         first = max(files, key=lambda file: file.stat().st_mtime, default=None)
@@ -90,7 +90,7 @@ def events_of_run(places: list[Path], started: float | None) -> list[Path]:
 
 
 def began(events: Path) -> float | None:
-    """When a TensorBoard file began, in seconds, as its name says."""
+    """Start of a TensorBoard file in seconds, from its name."""
     second = events.name.split(".")[3]
     return float(second) if second.isdigit() else None
 
@@ -125,7 +125,7 @@ def from_tensorboard(files: list[Path]) -> tuple[dict[str, Column], dict[str, An
 
 
 def go_on(points: dict[int, Any], later: dict[int, Any]) -> None:
-    """Let values by step go on with those of a later file."""
+    """Continue values by step with those of a later file."""
     start = min(later, default=math.inf)
     for step in [step for step in points if step >= start]:
         del points[step]
@@ -133,7 +133,7 @@ def go_on(points: dict[int, Any], later: dict[int, Any]) -> None:
 
 
 def quantiles(limits: Any, counts: Any) -> list[float]:
-    """Upper limits of the buckets in which the quantiles lie; a limit without end counts as the one before it."""
+    """Upper limits of the buckets with the quantiles; an infinite limit counts as the previous one."""
     total = sum(counts)
     bounded = [limit for limit in limits if abs(limit) < 1e300]
     found = []

@@ -14,7 +14,7 @@ ADVICE = {rule.name: rule for rule in (*STRICT_RULES, *RULES)}
 
 
 def watched(log: dict[str, Column]) -> list[str]:
-    """Health rules that the run was watched by.
+    """Names of the health rules that watched the run.
 
     :param log: by key, as logged
     """
@@ -22,7 +22,7 @@ def watched(log: dict[str, Column]) -> list[str]:
 
 
 def health_messages(log: dict[str, Column]) -> list[str]:
-    """A sentence per stretch of time in which a health rule was broken, the worst news first.
+    """Sentences about each period in which a health rule was broken, the worst first.
 
     :param log: by key, as logged; ``health/<rule>`` is 1 while a rule is broken
     """
@@ -36,7 +36,7 @@ def health_messages(log: dict[str, Column]) -> list[str]:
 
 
 def stretches(name: str, log: dict[str, Column]) -> list[str]:
-    """When a rule was broken, with its advice at the last value that it saw then."""
+    """Periods in which a rule was broken, with its advice for the last value."""
     column = log[f"health/{name}"]
     rule = ADVICE.get(name)
     rows = list(zip(column["steps"], column["values"], strict=True))
@@ -55,7 +55,7 @@ def stretches(name: str, log: dict[str, Column]) -> list[str]:
 
 
 def summary(run: dict[str, Any]) -> str:
-    """A run in a few lines of text.
+    """Summarise a run in a few lines of text.
 
     :param run: of :func:`~zoo.dashboards.runs.page_of`
     """

@@ -1,4 +1,4 @@
-"""One HTML file that holds all it needs: data, style, scripts and the plotting library."""
+"""One self-contained HTML file: data, style, scripts and the plotting library."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from ..common.strict_json import to_json
 from ..dashboards.runs import read_runs
 
 ASSETS = Path(__file__).parent / "assets"
-#: Plotly's own build for browsers, out of its Python package: nothing is fetched when a page is made or seen.
+#: Plotly's own build for browsers, from its Python package: pages need no network.
 PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-#: In the order in which they need each other.
+#: In the order of their imports.
 MODULES = ("dom.js", "charts.js", "dashboard.js")
 
 
 def write_page(place: Path, out: Path, tensorboard: Path | None, trusted: bool = True) -> int:
-    """Write the page of a run or of the runs below a folder, and say so.
+    """Write the page of a run or of the runs below a folder, and print its path.
 
     :param place: folder
     :param out: the file
-    :param tensorboard: where TensorBoard's files are; None: where the run's command line put them
-    :param trusted: as :func:`~zoo.dashboards.runs.read_runs`
+    :param tensorboard: folder of TensorBoard's files; None: from the run's command line
+    :param trusted: see :func:`~zoo.dashboards.runs.read_runs`
     :return: exit code
     """
     check_place("--out", out)
@@ -45,11 +45,11 @@ def title_of(place: Path) -> str:
 
 
 def page(data: dict[str, Any], title: str, live: bool = False) -> str:
-    """The page of some runs.
+    """Make the page of some runs.
 
     :param data: of :func:`~zoo.dashboards.runs.read_runs`
     :param title: of the page
-    :param live: it asks its server for newer data every few seconds
+    :param live: the page polls its server for newer data every few seconds
     """
     text = (ASSETS / "dashboard.html").read_text()
     parts = {
@@ -64,11 +64,11 @@ def page(data: dict[str, Any], title: str, live: bool = False) -> str:
 
 
 def as_script(data: dict[str, Any]) -> str:
-    """JSON that stays data within a script: no tag or comment of HTML can begin in it."""
+    """Write JSON that is safe within a script: it contains no tag or comment of HTML."""
     return to_json(data, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def one_script() -> str:
-    """The modules as one, for a page that may load none: their imports of each other left out."""
+    """Join the modules to one script without their imports, for a self-contained page."""
     text = "\n".join((ASSETS / name).read_text() for name in MODULES)
     return re.sub(r"^export ", "", re.sub(r"^import .*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)

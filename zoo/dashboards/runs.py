@@ -17,7 +17,7 @@ from ..dashboards.logs import Column, number, read_log
 from ..dashboards.messages import health_messages, watched
 from ..training.run_files import RunFiles, read_run_files, read_values, settings_folder_of
 
-#: Points of a curve over episodes, and runs on one page.
+#: Largest number of points of a curve over episodes, and of runs on one page.
 POINTS = 300
 MOST_RUNS = 40
 #: Seconds without a new episode after which a run without final metrics counts as stopped.
@@ -35,7 +35,7 @@ FINAL = ("env_steps", "planned_steps", "mean_return", "std_return", "wall_time_s
 
 
 def add_place(parser: Parser) -> None:
-    """The arguments that say which runs a page is about."""
+    """Add the arguments that choose the runs of a page."""
     parser.add_argument("place", type=Path, metavar="RUN_OR_FOLDER", help="folder of a run, or one above several")
     parser.add_argument(
         "--tensorboard", type=Path, default=None, help="where TensorBoard's files are; the run's own if left out"
@@ -44,9 +44,9 @@ def add_place(parser: Parser) -> None:
 
 
 def run_folders(place: Path) -> list[Path]:
-    """The run in a folder, or the runs below it, newest first.
+    """Find the run in a folder, or the runs below it, newest first.
 
-    :raises BadInput: where there is none
+    :raises BadInput: without a run
     """
     if not place.is_dir():
         raise BadInput(f"{place} is no folder. Give the folder of a run, such as logs/grpo/CartPole-v1_1, or one above it.")
@@ -57,18 +57,18 @@ def run_folders(place: Path) -> list[Path]:
 
 
 def last_change(folder: Path) -> float:
-    """When the last episode was written, in seconds."""
+    """Time of the last written episode, in seconds."""
     return max(path.stat().st_mtime for path in folder.glob("*monitor.csv") if path.is_file())
 
 
 def read_runs(place: Path, tensorboard: Path | None, page_folder: Path | None = None, trusted: bool = True) -> dict[str, Any]:
-    """All that a page shows.
+    """Read the data of a page.
 
     :param place: folder of a run, or one above several
-    :param tensorboard: where TensorBoard's files are; None: where the run's command line put them
-    :param page_folder: that the page stands in, for its links; ``place`` if None
+    :param tensorboard: folder of TensorBoard's files; None: from the run's command line
+    :param page_folder: folder of the page, for its links; None: ``place``
     :param trusted: False: runs with links in them, or with settings that name code, are left out
-    :raises BadInput: for folders that are not there, and where there is no run
+    :raises BadInput: for missing folders, and without a run
     """
     if tensorboard is not None and not tensorboard.is_dir():
         raise BadInput(f"--tensorboard {tensorboard} is no folder.")
@@ -87,7 +87,7 @@ def read_runs(place: Path, tensorboard: Path | None, page_folder: Path | None = 
 
 
 def page_of(folder: Path, place: Path, tensorboard: Path | None, page_folder: Path, trusted: bool = True) -> dict[str, Any]:
-    """One run; arguments as in :func:`read_runs`."""
+    """Read the data of one run; arguments as in :func:`read_runs`."""
     broken: list[str] = []
     settings, arguments = read_settings(folder, trusted, broken)
     episodes, started = read_episodes(folder, broken)
@@ -97,7 +97,7 @@ def page_of(folder: Path, place: Path, tensorboard: Path | None, page_folder: Pa
     algo = str(arguments.get("algo", folder.parent.name))
     of_entry = settings.pop("n_timesteps", None)
     planned = [number(steps) for steps in (final.get("planned_steps"), arguments.get("n_timesteps"), of_entry)]
-    used = final.get("settings") or {}  # of a run that has ended: all of them, as they were
+    used = final.get("settings") or {}  # all effective settings, of a run that has ended
     messages = health_messages(log)
     return {
         "name": folder.name if folder == place else str(folder.relative_to(place)),
@@ -131,14 +131,14 @@ def notes(algo: str, log: dict[str, Column], messages: list[str]) -> list[str]:
 
 
 def is_result(path: Path) -> bool:
-    """A file that the run has written: no folder, and no page about it."""
+    """Whether a path is a file of the run: no folder, and no page about it."""
     return path.is_file() and path.suffix != ".html"
 
 
 def read_episodes(folder: Path, broken: list[str]) -> tuple[np.ndarray, float | None]:
-    """``[n, 3]`` return, length and second of every episode, by time; and when the run began.
+    """Read ``[n, 3]`` return, length and second of every episode, by time, and the start of the run.
 
-    :param broken: takes a line on each damaged file
+    :param broken: gets a line about each damaged file
     """
     found = [read_or_note(path, read_monitor, broken) for path in sorted(folder.glob("*monitor.csv"))]
     rows = [row for part in found if part is not None for row in part[1]]
@@ -148,8 +148,8 @@ def read_episodes(folder: Path, broken: list[str]) -> tuple[np.ndarray, float | 
 
 
 def read_monitor(path: Path) -> tuple[float, list[tuple[float, float, float]]]:
-    """Start and episodes of a monitor file; lines that hold no three finite numbers, such as a half written last one, are
-    passed over."""
+    """Read start and episodes of a monitor file; lines without three finite numbers, such as an incomplete last one, are
+    skipped."""
     rows = []
     with path.open() as file:
         head = file.readline().removeprefix("#")
@@ -162,7 +162,7 @@ def read_monitor(path: Path) -> tuple[float, list[tuple[float, float, float]]]:
 
 
 def curve(episodes: np.ndarray) -> dict[str, Any]:
-    """Mean and the middle 80 % of returns, and mean lengths, over env steps; steps per second."""
+    """Compute mean and middle 80 % of returns, mean lengths and steps per second over env steps."""
     if not len(episodes):
         return {"n": 0, "steps": [], "mean": [], "low": [], "high": [], "length": [], "seconds": []}
     steps = episodes[:, 1].cumsum()
@@ -180,9 +180,9 @@ def curve(episodes: np.ndarray) -> dict[str, Any]:
 
 
 def read_evaluations(path: Path) -> dict[str, Any]:
-    """Mean and range of the evaluations.
+    """Read mean and range of the evaluations.
 
-    :raises ValueError: if there are not as many of them as steps
+    :raises ValueError: if their number differs from that of the steps
     """
     with np.load(path) as data:
         steps = data["timesteps"]
@@ -194,9 +194,9 @@ def read_evaluations(path: Path) -> dict[str, Any]:
 
 
 def read_final(path: Path) -> dict[str, Any]:
-    """``metrics.json`` of a run that has ended.
+    """Read ``metrics.json`` of a run that has ended.
 
-    :raises ValueError: if it is not as ``zoo.train`` writes it
+    :raises ValueError: for another format than that of ``zoo.train``
     """
     found = json.loads(path.read_text())
     if not isinstance(found, dict) or not isinstance(found.get("settings") or {}, dict):
@@ -208,10 +208,10 @@ def read_final(path: Path) -> dict[str, Any]:
 
 
 def read_settings(folder: Path, trusted: bool, broken: list[str]) -> RunFiles:
-    """Settings of a run and its command line.
+    """Read settings and command line of a run.
 
-    :param trusted: False: as :func:`~zoo.training.run_files.read_run_files`
-    :param broken: takes a line on each of the two files that is damaged
+    :param trusted: see :func:`~zoo.training.run_files.read_run_files`
+    :param broken: gets a line about each damaged file
     :raises BadInput: for a run that is refused
     """
     settings_folder = settings_folder_of(folder)

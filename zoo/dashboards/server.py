@@ -1,4 +1,4 @@
-"""The page of a run while it trains: made anew from its folder whenever it is asked for."""
+"""Server of a run's page during training: every request makes the page from the folder again."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from ..dashboards.page import as_script, page
 
 
 def make_server(read: Callable[[], dict[str, Any]], title: str, port: int) -> ThreadingHTTPServer:
-    """A server of this machine alone.
+    """Make a server that is only reachable from this machine.
 
-    :param read: gives the newest data
+    :param read: returns the newest data
     :param title: of the page
     :param port: 0: any free one
     """
@@ -38,6 +38,6 @@ def make_server(read: Callable[[], dict[str, Any]], title: str, port: int) -> Th
             self.wfile.write(body)
 
         def log_message(self, *args: Any) -> None:
-            """Requests are no news."""
+            """Do not log requests."""
 
     return ThreadingHTTPServer(("127.0.0.1", port), Handler)

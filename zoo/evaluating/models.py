@@ -20,17 +20,17 @@ from ..common.command_line import BadInput, one_line, read_or_note
 from ..training.run_files import is_run_folder, read_run_files, settings_folder_of
 from ..training.saved import Saved, check_untrusted
 
-#: Of ``metrics.json``, as far as they are used.
+#: Used keys of ``metrics.json``.
 NUMBERS = ("planned_steps", "env_steps", "gradient_steps", "wall_time_s")
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A saved model under a name.
+    """Saved model with a name.
 
-    :param saved: where it is
-    :param label: of the algorithm, or as the user calls it; models of one label differ by their seeds
-    :param name: of this very model
+    :param saved: the model and its settings
+    :param label: of the algorithm, or from the user; models of one label differ by their seeds
+    :param name: unique name
     :param seed: of its training
     :param folder: of its run
     """
@@ -43,17 +43,17 @@ class Contestant:
 
     @cached_property
     def broken(self) -> list[str]:
-        """A line on each file of the run that has been read and is damaged."""
+        """Lines about damaged files of the run that have been read."""
         return []
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """``metrics.json`` of the run; empty where there is none that can be read, as of a run that was killed."""
+        """``metrics.json`` of the run; empty if it cannot be read, for example after a kill."""
         return read_or_note(self.folder / "metrics.json", _read_metrics, self.broken) or {}
 
     @cached_property
     def curve(self) -> tuple[np.ndarray, np.ndarray] | None:
-        """``[C]`` steps and ``[C, E]`` returns of the evaluations during training; None where none can be read."""
+        """``[C]`` steps and ``[C, E]`` returns of the evaluations during training; None if they cannot be read."""
         return read_or_note(self.folder / "evaluations.npz", _read_evaluations, self.broken)
 
 
@@ -116,9 +116,9 @@ def find(texts: Sequence[str], best: bool, algo: str | None, env_id: str | None,
 
 
 def say_left_out(found: Sequence[Contestant], refused: Sequence[BadInput]) -> None:
-    """Name the models that cannot be evaluated beside those that can.
+    """Report the models that cannot be evaluated.
 
-    :raises BadInput: the first of them, where no model is left
+    :raises BadInput: the first one, if no model is left
     """
     if not found:
         raise refused[0]
@@ -153,7 +153,7 @@ def _contestant(
 
 
 def _told_apart(found: list[Contestant]) -> list[Contestant]:
-    """Models of one label and seed are of different kinds: each gets a label of its own."""
+    """Give models with equal label and seed distinct labels, because they are different variants."""
     twice = {key for key, n in Counter((one.label, one.seed) for one in found).items() if n > 1}
     labels = {one.label for one in found if (one.label, one.seed) in twice}
     made = [replace(one, label=one.name.replace(" ", "-").replace("/", "-")) if one.label in labels else one for one in found]

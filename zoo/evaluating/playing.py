@@ -1,4 +1,4 @@
-"""Every model plays every variant of the env from the same reset seeds, and so does the random policy."""
+"""Play every model and the random policy on every variant of the env from the same reset seeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .models import Contestant
 
 
 class Variant(NamedTuple):
-    """One way to make the env."""
+    """Variant of the env."""
 
     name: str  #: ``CartPole-v1``, or ``CartPole-v1[masscart=2]``
     kwargs: dict[str, Any]
@@ -38,9 +38,9 @@ class Played(NamedTuple):
 
 
 def variants_of(env_id: str, grid: dict[str, list[Any]]) -> list[Variant]:
-    """Every combination of a grid.
+    """Make a variant per combination of a grid.
 
-    :param grid: values by name; empty: the env as it was trained in
+    :param grid: values by name; empty: the env as in training
     """
     made = []
     for values in product(*grid.values()):
@@ -58,11 +58,11 @@ def play_all(
     stochastic: bool,
     device: str,
 ) -> Played:
-    """Play everything.
+    """Play all models on all variants.
 
-    :param seeds: of the episodes, the same for everybody
-    :param n_envs: envs side by side
-    :param stochastic: draw actions in place of taking the likeliest
+    :param seeds: of the episodes, the same for all
+    :param n_envs: number of parallel envs
+    :param stochastic: sample actions instead of taking the most likely
     :param device: of torch
     :raises BadInput: if a model or an env cannot be built
     """
@@ -98,7 +98,7 @@ def play_all(
 
 
 def random_reference(env: VecEnv, seeds: list[int]) -> float:
-    """Mean return of random actions, the same every time."""
+    """Mean return of random actions, reproducible."""
     return float(_episodes(env, RandomPolicy(env.action_space, 0), seeds, False).returns.mean())
 
 

@@ -15,7 +15,7 @@ from .playing import Played
 
 
 def write(models: Sequence[Contestant], played: Played, out: Path) -> list[Path]:
-    """One file of lines per label. A run with a damaged file has none beside whole ones, with which it does not compare.
+    """Write one file of lines per label. A run with a damaged file is left out if complete runs exist.
 
     :param out: folder
     """
@@ -33,7 +33,7 @@ def write(models: Sequence[Contestant], played: Played, out: Path) -> list[Path]
 
 
 def _record(one: Contestant, env: str, earned: list[float], size: tuple[int, int]) -> dict[str, Any]:
-    """Times are of the whole run, evaluations included, where the run says them; the processor's are not known."""
+    """Make a record. Times include evaluations, if the run has them; processor times are unknown."""
     metrics = one.metrics
     curve = one.curve
     last = int(curve[0][-1]) if curve is not None and len(curve[0]) else 0

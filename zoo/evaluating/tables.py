@@ -1,4 +1,4 @@
-"""The tables of an evaluation: one function, one table, one CSV file."""
+"""Tables of an evaluation: each function makes one table and one CSV file."""
 
 from __future__ import annotations
 
