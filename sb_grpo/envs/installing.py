@@ -34,7 +34,8 @@ def install_seeded_reset(venv: VecEnv) -> None:
     held = isinstance(listener_of(base), Hold)
     if isinstance(base, DummyVecEnv):
         hold = hold_of(base) if held else Hold(base, ours=True, near=True)
-        plain = all(getattr(type(base), name) is getattr(DummyVecEnv, name) for name in ("step", "step_wait", "reset"))
+        steps = ("step", "step_async", "step_wait", "reset")
+        plain = all(getattr(type(base), name) is getattr(DummyVecEnv, name) for name in steps)
         kind = Seat if plain else SeededEnv  # what somebody's own step_wait() asks of the envs is not known
         hold.sit(base.envs, [hold.seat_of(env) or kind(env) for env in base.envs])
         base.buf_infos = Infos(base.buf_infos)
