@@ -108,7 +108,8 @@ def _answers(base: VecEnv, method: str, *args: Any) -> bool:
     try:
         base.env_method(method, *args, indices=[0])
     except (AttributeError, NotImplementedError, KeyError, ValueError, TypeError, AssertionError) as error:
-        if isinstance(error, NotImplementedError) or method in str(error) or not str(error):
+        text = str(error)
+        if isinstance(error, NotImplementedError) or not text or method in text or "env_method" in text:
             return False
         raise
     return True
