@@ -244,7 +244,7 @@ def test_a_pool_of_envpool_is_sent_to_its_adapter():
             super().__init__(4, pool.observation_space, pool.action_space)
 
         def env_method(self, method_name, *args, indices=None, **kwargs):
-            raise NotImplementedError
+            raise AttributeError(method_name)
 
         get_attr = set_attr = env_is_wrapped = reset = step_async = step_wait = close = env_method
 

@@ -658,6 +658,27 @@ def test_the_vec_env_too_stays_what_it_was():
     pickle.loads(pickle.dumps(env)).reset()
 
 
+class StepsAtOnce(DummyVecEnv):
+    """Steps its envs in a loop of its own, and looks at them there."""
+
+    def step(self, actions):
+        self.actions = actions
+        assert [env.made for env in self.envs] and all(isinstance(env, Walk) for env in self.envs)
+        return self.step_wait()
+
+
+def with_methods_of_its_own():
+    env = DummyVecEnv([Walk, Walk])
+    env.step_wait, env.reset = partial(DummyVecEnv.step_wait, env), partial(DummyVecEnv.reset, env)
+    return env
+
+
+@pytest.mark.parametrize("make", [lambda: StepsAtOnce([Walk, Walk]), with_methods_of_its_own])
+def test_dummy_vec_envs_with_methods_of_their_own_run_groups(make):
+    model = GRPO("MlpPolicy", make(), group_size=4, **SMALL).learn(512)
+    assert model.slots.start_mismatches == model.interruptions == 0 and model.slots.next_group > 4
+
+
 class Advantage(gym.Wrapper):
     """The reward, less what doing nothing would have earned: tried out on a copy."""
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from weakref import ref
 
 import numpy as np
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb_grpo.envs.listening import listen, listener_of
 
@@ -67,11 +67,23 @@ class Hold:
         self.seats: list[Any] = []  #: of envs that are near, by slot; DummyVecEnv.envs now and then
         self._seats: tuple[Seat, ...] = ()  #: the same, which nobody changes
         self._envs: tuple[Any, ...] = ()  #: that they were made for
-        self.called = self.notice
-        for name in ("reset", "env_method", *(["step_wait"] if near else []), *([] if ours else ["seed"])):
-            listen(base, self, [name])
-        for name in () if near else ("step_async", *(["step"] if type(base).step is not VecEnv.step else [])):
-            listen(base, self, [], [name])
+        names = ["reset", "env_method", "step_wait" if near else "step_async", *([] if ours else ["seed"])]
+        if type(base).step is not VecEnv.step:  # which calls the other two
+            names.append("step")
+        if near and type(base).step_async is not DummyVecEnv.step_async:  # which only keeps the actions
+            names.append("step_async")
+        for name in names:
+            if not listen(base, self, [name]):
+                self._answer_for(base, name)
+
+    def _answer_for(self, base: VecEnv, name: str) -> None:
+        """Stand in for a method that is the object's own, and not its class's."""
+        own, there = getattr(base, name), ref(base)
+
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            return getattr(self, name)(lambda _, *args, **kwargs: own(*args, **kwargs), there(), *args, **kwargs)
+
+        setattr(base, name, answer)
 
     @property
     def base(self) -> VecEnv:
@@ -152,7 +164,7 @@ class Hold:
 
     def _through_seats(self, function: Any, base: Any, *args: Any, **kwargs: Any) -> Any:
         """Call the VecEnv's function; it finds the seats in its list of envs, if it is called for the holder."""
-        if self.actor is None or self.actor is not self.holder or not self.has_its_envs:
+        if not self.near or self.actor is None or self.actor is not self.holder or not self.has_its_envs:
             return function(base, *args, **kwargs)
         envs = base.envs
         base.envs = self.seats
@@ -167,16 +179,19 @@ class Hold:
 
     # ------------------------------------------------------------ the VecEnv's own methods
 
-    def step_wait(self, function: Any, base: VecEnv) -> Any:
-        self.notice()
-        return self._through_seats(function, base)
+    def step_wait(self, function: Any, base: VecEnv, *args: Any, **kwargs: Any) -> Any:
+        if self.actor is not self.holder:
+            self.notice()
+        return self._through_seats(function, base, *args, **kwargs)
+
+    step = step_async = step_wait
 
     def reset(self, function: Any, base: VecEnv) -> Any:
         self.notice()
         if self.holder is not None:  # it is the holder's, and perhaps the second in a row: every one begins what was queued
             for slot in self._queued:
                 self._send(slot)
-        return self._through_seats(function, base) if self.near else function(base)
+        return self._through_seats(function, base)
 
     def env_method(self, function: Any, base: VecEnv, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
         if method_name in ("reset", "step"):
@@ -194,8 +209,7 @@ class Hold:
 
     def _reset_some(self, function: Any, base: VecEnv, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
         """Reset some envs; their infos take the place of those of resets before, as they do where the VecEnv resets."""
-        call = self._through_seats if self.near else lambda function, *args, **kwargs: function(*args, **kwargs)
-        answers: list[Any] = call(function, base, "reset", *args, indices=indices, **kwargs)
+        answers: list[Any] = self._through_seats(function, base, "reset", *args, indices=indices, **kwargs)
         infos = list(getattr(base, "reset_infos", ()))
         if infos:
             slots = range(len(infos)) if indices is None else np.atleast_1d(indices)

@@ -54,10 +54,10 @@ def listen(target: Any, listener: Any, names: Iterable[str], before: Iterable[st
                 return False
             if not hasattr(function, "asks_sb_grpo"):
                 opened.append((owner, name, _asking(function, name, body)))
-    for owner, name, asking in opened:
-        setattr(owner, name, asking)
     if id(target) not in LISTENERS:
         weakref.finalize(target, LISTENERS.pop, id(target), None).atexit = False
+    for owner, name, asking in opened:
+        setattr(owner, name, asking)
     LISTENERS[id(target)] = listener
     return True
 

@@ -21,6 +21,8 @@ from sb_grpo.envs.time_limits import asked, layers, limit_of
 
 START_DIGEST = "group_start_digest"
 START_LAYERS = "group_start_layers"
+FLOAT = np.dtype(np.float64)
+INTEGER = np.dtype(np.int64)
 
 
 class Begun(NamedTuple):
@@ -66,14 +68,15 @@ def _canonical(part: Any, dtype: Any) -> bytes:
 
     :param dtype: in which values are compared; None: integers as int64, other numbers as float64
     """
-    array = np.asarray(part)
+    array = part if type(part) is np.ndarray else np.asarray(part)
     kind = array.dtype.kind
     if kind == "O":
         return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(part)).encode()  # where it lies in memory is no value
     if kind in "biuf":
-        dtype = dtype or (np.float64 if kind == "f" else np.int64)
-        if array.dtype != dtype and np.dtype(dtype).kind in "biuf":
-            array = array.astype(dtype)
+        dtype = dtype or (FLOAT if kind == "f" else INTEGER)
+        if array.dtype is not dtype and np.dtype(dtype).kind in "biuf":
+            with np.errstate(all="ignore"):  # a NaN in a space of integers
+                array = array.astype(dtype)
         if array.dtype.kind == "f":
             array = array + 0.0  # -0.0 has another sign bit
     return array.tobytes()
@@ -116,6 +119,8 @@ class Layer:
         self.base: Layer = self if base is None else base
         self.holds: tuple[ref[Hold], ...] = ()  #: of all VecEnvs that share this layer; they come and go with their models
         self.pending: int | None = None  #: seed of the next reset, if that is given none
+        self.told: Any = None  #: by a reset last, of any layer on this base
+        self.told_digest = ""
         self.forget()
 
     def watch(self, hold: Hold) -> None:
@@ -172,8 +177,14 @@ class Layer:
         :param result: of the reset; old Gym's are bare observations
         """
         obs = result[0] if isinstance(result, tuple) and len(result) == 2 else result
-        self.digest = observation_digest(obs, self.space)
         self.calls_then = self.base.calls
+        if type(obs) is not np.ndarray:
+            self.digest = observation_digest(obs, self.space)
+            return
+        told = obs.tobytes(), obs.dtype, getattr(self.space, "dtype", None)
+        if self.base.told != told:  # most wrappers hand on the very numbers that they got
+            self.base.told, self.base.told_digest = told, observation_digest(obs, self.space)
+        self.digest = self.base.told_digest
 
 
 def layer_of(env: gym.Env[Any, Any], base: Layer | None) -> Layer | None:
@@ -311,10 +322,11 @@ class Seat:
                 self.sb_grpo_env.reset(**kwargs)
             except Exception:
                 raise error from None  # not for the seed
+            name = type(self.sb_grpo_env.unwrapped).__name__
             raise ValueError(
-                f"{type(self.sb_grpo_env.unwrapped).__name__}.reset(seed={seed}) raised {type(error).__name__}: {error}. "
-                "Without a seed it works, but members of a group start alike by their seed, any number from 0 to 2**31 - 1: "
-                "let reset(self, *, seed=None, options=None) call super().reset(seed=seed) and draw from self.np_random."
+                f"{name}.reset(seed={seed}) raised {type(error).__name__}: {error}. Without a seed it works, but members of a "
+                "group start alike by their seed, any number from 0 to 2**31 - 1: let "
+                "reset(self, *, seed=None, options=None) call super().reset(seed=seed) and draw from self.np_random."
             ) from error
         self._takes_seeds = True
         return result
