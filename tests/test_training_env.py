@@ -1017,7 +1017,7 @@ def test_starts_that_differ_behind_a_wrapper_are_noticed_in_softer_words(kind, h
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        model = GRPO("MultiInputPolicy", DummyVecEnv([make] * 2), **SMALL).learn(512)
+        model = GRPO("MultiInputPolicy", DummyVecEnv([make] * 2), group_size=8, **SMALL).learn(512)
     texts = [str(w.message) for w in caught if "Two members" in str(w.message)]
     assert (model.slots.start_mismatches > 10) == (said is not None) and len(texts) == (said is not None)
     assert said is None or re.search(said, texts[0])

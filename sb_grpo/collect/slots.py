@@ -27,7 +27,7 @@ from sb_grpo.collect.starts import (
     same_start,
     start_of,
 )
-from sb_grpo.envs.hold import Hold, hold_of, resetting
+from sb_grpo.envs.hold import Hold, hold_of, reset_is_over, resetting
 from sb_grpo.envs.installing import install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
@@ -112,6 +112,7 @@ class GroupSlots:
         self._first_start: dict[int, Start] = {}
         self._members_ended: dict[int, int] = {}
         self._hold: Hold | None = None
+        self._copied_in_step = False
         self._times_lost = 0
 
     @property
@@ -141,7 +142,8 @@ class GroupSlots:
         self._take(env)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_hold": None}  # a copy has no envs
+        # A copy has no envs yet; it takes those that were copied with it, and goes on with their episodes.
+        return {**vars(self), "_hold": None, "_copied_in_step": self._hold is not None and self.in_step_with(self._hold.base)}
 
     @property
     def n_starts(self) -> int:
@@ -183,6 +185,12 @@ class GroupSlots:
 
     def in_step_with(self, env: VecEnv) -> bool:
         """Nobody else has reset or stepped these envs since: they still run the jobs noted here."""
+        if self._copied_in_step:
+            self._copied_in_step = False
+            self._take(env)
+            for slot in np.flatnonzero(self._queued != NO_JOB).tolist():
+                self._send(slot, int(self._queued[slot]))
+            reset_is_over(env)
         hold = self._hold
         return hold is not None and hold.base is env.unwrapped and hold.holder is self and hold.has_its_envs
 
