@@ -100,11 +100,12 @@ from sb_grpo.validation import (
 SelfGroupOnPolicy = TypeVar("SelfGroupOnPolicy", bound="GroupOnPolicyAlgorithm")
 
 #: Defaults that follow from other arguments: of a loaded model they are found anew where one of those is replaced.
-FOLLOWS_FROM = {
+FOLLOWS_FROM: dict[str, set[str]] = {
     "gamma": {"advantage"},
     "normalize_advantage": {"advantage", "multitask"},
     "group_size": {"advantage", "advantage_kwargs", "normalize_advantage", "multitask", "group_kwargs", "n_envs", "n_steps"},
     "n_steps": {"n_envs", "n_groups"},
+    "n_envs": set(),
 }
 OF_LEARN = {
     "total_timesteps": number(0, float("inf"), "pass the number of env steps, 100_000 for a first try"),
@@ -477,12 +478,18 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self._check_as_read()
         replaced = self.__dict__.pop("_replaced", set())  # by GRPO.load(..., name=value)
         self._derived = {name: value for name, value in self._derived.items() if name not in replaced}
-        changed = {*replaced, "n_envs"}  # whatever their number was before
+        n_envs = getattr(self, "n_envs", None)  # none before an env was given
+        changed = set(replaced)
+        if n_envs != self._derived.get("n_envs"):
+            changed.add("n_envs")
+            self._derived["n_envs"] = n_envs
         for name, value in self._derived.items():
             if FOLLOWS_FROM[name] & changed and getattr(self, name) == value:
                 setattr(self, name, None)
-        limit = time_limit(self.env) if self.env is not None else None
-        if self.n_steps is None and self.n_groups is None and hasattr(self, "n_envs"):  # an env was given, here or before
+        limit = None
+        if self.env is not None and (self.gamma is None or self.group_size is None):
+            limit = time_limit(self.env)
+        if self.n_steps is None and self.n_groups is None and n_envs is not None:
             self.n_steps = self._derived["n_steps"] = self.steps_per_env
         if self.gamma is None:  # only values make returns go on beyond an episode's end
             self.gamma = discount_for(limit if self.options.estimator.uses_values else None)
@@ -495,10 +502,10 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             self.normalize_advantage = "group" if self.normalize_advantage else "none"
         if self.group_size is None:
             compares = self.normalize_advantage == "group" or self.options.multitask.grouping != "seed"
-            n_envs = getattr(self, "n_envs", 1) * ranks.place().n
+            of_all = (n_envs or 1) * ranks.place().n
             obstacle = self._obstacle_to_pairs()
             self.group_size = default_group_size(
-                self.options.estimator, compares, obstacle, n_envs, steps_per_env(self.n_steps, n_envs), limit
+                self.options.estimator, compares, obstacle, of_all, steps_per_env(self.n_steps, of_all), limit
             )
             self._derived["group_size"] = self.group_size
 
