@@ -226,8 +226,7 @@ def test_a_sound_env_has_nothing_to_mend():
 
 @pytest.mark.parametrize("env", MASKED, ids=lambda env: env.__name__)
 def test_an_env_that_refuses_what_its_mask_forbids_is_sound(env):
-    found = {(f.level, f.check) for f in findings(f"{env.__name__}-v7") if f.level != "fine"}
-    assert found == set()
+    assert [f.line() for f in findings(f"{env.__name__}-v7") if f.level != "fine"] == []
 
 
 @pytest.mark.parametrize("env", MASKED, ids=lambda env: env.__name__)

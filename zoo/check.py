@@ -119,7 +119,7 @@ def check(it: Subject, seconds: float, say: Callable[[Finding], object]) -> list
     :param say: called with each finding at once
     """
     found: list[Finding] = []
-    envs: list[gym.Env[Any, Any]] = []
+    envs: list[ValidActions] = []
     groups: list[list[Episode]] = []
     speed = 0.0
 
@@ -158,7 +158,7 @@ def check(it: Subject, seconds: float, say: Callable[[Finding], object]) -> list
     models: list[BaseAlgorithm] = []
     note("training", lambda: _trained(it, env, seconds if sound else 0.0, models))
     if seeded:  # after the training, because random actions may hide the shared noise
-        note("luck", lambda: probes.check_alignment(it.make, speed, seconds / 4, acting(models)))
+        note("luck", lambda: probes.check_alignment(it.make, speed, seconds / 4, _policy(env, models)))
     for one in envs:
         one.close()
     return found
@@ -170,6 +170,11 @@ def _trained(it: Subject, env: gym.Env[Any, Any], seconds: float, models: list[B
         return []
     models.append(_silently(lambda: it.model(env)))
     return check_training(models[0], seconds)
+
+
+def _policy(env: ValidActions, models: list[BaseAlgorithm]) -> Callable[[Any], Any] | None:
+    """Trained policy to measure the noise with; None for random valid actions."""
+    return None if env.is_masked else acting(models)
 
 
 def _silently(make: Callable[[], BaseAlgorithm]) -> BaseAlgorithm:

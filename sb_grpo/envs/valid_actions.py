@@ -46,6 +46,11 @@ class ValidActions(gym.Wrapper[Any, Any, Any, Any]):
         """Whether an action is currently valid."""
         return allows(self._draws_from, self._mask(), action)
 
+    @property
+    def is_masked(self) -> bool:
+        """Whether the env reports masks; known after its first reset."""
+        return self._mask() is not None
+
     def _draw(self, *_: Any, **__: Any) -> Any:
         return drawn(self._draws_from, self._mask())
 

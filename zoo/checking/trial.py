@@ -93,7 +93,7 @@ def acting(models: Sequence[BaseAlgorithm]) -> Callable[[Any], Any] | None:
     """Function from an observation of the env to an action of a trained policy, with its noise.
 
     :param models: the model trained on the env, possibly with VecNormalize; may be empty
-    :return: None without a policy, or if it needs more than the env's own observation (stacked frames, masks, a memory)
+    :return: None without a policy, or if it needs more than the env's own observation (stacked frames, a memory)
     """
     if not models:
         return None
@@ -101,7 +101,7 @@ def acting(models: Sequence[BaseAlgorithm]) -> Callable[[Any], Any] | None:
     normalized = model.get_vec_normalize_env()
     env = model.get_env()
     stacked = env is None or env.observation_space != env.get_attr("observation_space")[0]
-    if stacked or getattr(model, "mask_source", None) is not None or getattr(model.policy, "memory", None) is not None:
+    if stacked or getattr(model.policy, "memory", None) is not None:
         return None
 
     def act(obs: Any) -> Any:
