@@ -34,6 +34,7 @@ from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.save_util import read_entry, with_entries
 from sb_grpo.state import NoPlainForm, pack, unpack
 from sb_grpo.tasks.goal_car import TensorGoalCar
+from scripts.torture import SECTIONS, broken, saves
 from tests.test_masks import Moody, invalid_in, policy_of
 from tests.test_simulator_groups import Together, Unseeded
 
@@ -671,3 +672,20 @@ def test_a_run_that_cannot_be_written_is_named_and_the_next_one_is(tmp_path):
         model.learn(64, Asks(tmp_path / "run.zip"))
     model.save_run(tmp_path / "later.zip")
     assert (tmp_path / "later.zip").exists()
+
+
+# The sections of ``scripts/torture.py`` in their short form, as in ``python -m scripts.torture --short``
+
+@pytest.mark.slow
+@pytest.mark.parametrize("section", SECTIONS.values(), ids=SECTIONS)
+def test_what_must_survive_does(section):
+    assert [figure for figure in section(True) if figure.count > figure.allowed or figure.of == 0] == []
+
+
+def test_half_a_file_is_found(tmp_path):
+    """The section would notice."""
+    (tmp_path / "a.zip").write_bytes(b"PK\3\4 half of a zip")
+    (tmp_path / "b.npz").write_bytes(b"")
+    (tmp_path / "c.json").write_text("0 1\n0 1\n0")
+    assert [line.split(":")[0] for line in broken(tmp_path)] == ["a.zip", "b.npz", "c.json"]
+    assert saves is SECTIONS["saves"]

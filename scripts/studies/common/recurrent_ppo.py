@@ -1,7 +1,7 @@
 """RecurrentPPO's policy with one call of the LSTM per sequence instead of one per step.
 
 sb3-contrib loops over the steps if an episode starts anywhere. In an update this is always at the first step, so clearing the
-state there gives the same network (``tests/test_studies_competitors.py``) in a fraction of the time. Only studies of returns
+state there gives the same network (``tests/test_studies.py``) in a fraction of the time. Only studies of returns
 use it; the speed on docs/studies/masks_and_memory.md is that of the unchanged package.
 """
 
