@@ -98,7 +98,10 @@ def baselines() -> dict[str, th.Tensor]:
 
 def tensor_model(**changes: Any) -> GRPO:
     """GRPO on 16 pendulums, shared out to the learners."""
-    settings = dict(n_steps=32, batch_size=512, n_epochs=4, learning_rate=1e-3, group_size=GROUP, seed=0, device="cpu")
+    settings: dict[str, Any] = dict(n_steps=32, batch_size=512, n_epochs=4, learning_rate=1e-3, group_size=GROUP)
+    settings |= dict(seed=0, device="cpu")
+    if "advantage" not in changes:
+        settings["advantage_kwargs"] = dict(paired=False)
     env = make_tensor_env("Pendulum-v1", N_ENVS // ranks.announced().n)
     return GRPO(OfAll, env, **{**settings, **changes})
 
@@ -240,7 +243,7 @@ def curriculum() -> dict[str, th.Tensor]:
         model = GRPO("MlpPolicy", env, n_steps=64, batch_size=1024, n_epochs=1, group_size=GROUP, seed=0, device="cpu")
         model.learn(8 * 64 * N_ENVS, [callback, Stops()] if kind == "host" and n > 1 else callback)
         model.learn(2 * 64 * N_ENVS, callback, reset_num_timesteps=False)  # all have as many steps to go
-        own = callback.moves, list(callback._successes), callback.level, model.num_timesteps
+        own = callback.moves, list(callback._successes.by_start.items()), callback.level, model.num_timesteps
         everyone = ranks.gathered(own)
         assert all(other == everyone[0] for other in everyone) and callback.moves, everyone
         found[kind] = th.tensor([callback.level, len(callback.moves)])
