@@ -103,7 +103,7 @@ SelfGroupOnPolicy = TypeVar("SelfGroupOnPolicy", bound="GroupOnPolicyAlgorithm")
 FOLLOWS_FROM: dict[str, set[str]] = {
     "gamma": {"advantage"},
     "normalize_advantage": {"advantage", "multitask"},
-    "group_size": {"advantage", "advantage_kwargs", "normalize_advantage", "multitask", "group_kwargs", "n_envs", "n_steps"},
+    "group_size": {"advantage", "advantage_kwargs", "normalize_advantage", "multitask", "group_kwargs", "other_n_envs"},
     "n_steps": {"n_envs", "n_groups"},
     "n_envs": set(),
 }
@@ -479,9 +479,9 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         replaced = self.__dict__.pop("_replaced", set())  # by GRPO.load(..., name=value)
         self._derived = {name: value for name, value in self._derived.items() if name not in replaced}
         n_envs = getattr(self, "n_envs", None)  # none before an env was given
-        changed = set(replaced)
+        changed = {*replaced, "n_envs"}  # whatever their number was before
         if n_envs != self._derived.get("n_envs"):
-            changed.add("n_envs")
+            changed.add("other_n_envs")
             self._derived["n_envs"] = n_envs
         for name, value in self._derived.items():
             if FOLLOWS_FROM[name] & changed and getattr(self, name) == value:
