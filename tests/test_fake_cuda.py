@@ -273,7 +273,7 @@ IN_THE_LOOP = {
 
 
 #: At every step of host envs, which wait for their actions anyway: whether what these are made of are numbers.
-WITH_ACTIONS = {"policies.numbers.trouble_with"}
+WITH_ACTIONS = {"collect.host_checks.check_outputs"}
 
 
 class InLoop(BaseCallback):
@@ -301,7 +301,7 @@ def train(device: str, name: str, callback: BaseCallback | None = None) -> tuple
     make, changes = TRAININGS[name]
     arguments = {**SMALL, **changes}
     if "advantage" not in changes:  # a fit to every rollout
-        arguments["advantage_kwargs"] = dict(least_rows=1) | changes.get("advantage_kwargs", {})
+        arguments["advantage_kwargs"] = dict(least_rows=1, paired=False) | changes.get("advantage_kwargs", {})
     env = make(device)
     model = GRPO(arguments.pop("policy", "MlpPolicy"), env, device=device, **arguments)
     model.learn(3 * SMALL["n_steps"] * env.num_envs, callback)
