@@ -239,7 +239,7 @@ def curriculum() -> dict[str, th.Tensor]:
     n, found = ranks.announced().n, {}
     for kind in ("tensor", "host"):
         env: Any = TensorGoalCar(N_ENVS // n) if kind == "tensor" else make_vec_env("MountainCarGoal-v0", N_ENVS // n)
-        callback = CurriculumCallback([0.0, 0.05, 0.1], "terminated", window=8, promote_above=0.5, demote_below=0.2)
+        callback = CurriculumCallback([0.0, 0.05, 0.1], "terminated", window=2, promote_above=0.5, demote_below=0.2)
         model = GRPO("MlpPolicy", env, n_steps=64, batch_size=1024, n_epochs=1, group_size=GROUP, seed=0, device="cpu")
         model.learn(8 * 64 * N_ENVS, [callback, Stops()] if kind == "host" and n > 1 else callback)
         model.learn(2 * 64 * N_ENVS, callback, reset_num_timesteps=False)  # all have as many steps to go
