@@ -787,7 +787,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
         """Collect episode statistics as SB3 does, with each episode's group, so that different starts can be counted."""
         if dones is not None and dones.any() and isinstance(self.slots, GroupSlots):
-            groups = ranks.dealt(self.slots.job // self.slots.group_size).tolist()
+            groups = self.slots.groups.tolist()
             infos = [
                 {**info, "episode": {**info["episode"], "group": group}} if "episode" in info else info
                 for info, group in zip(infos, groups, strict=True)

@@ -125,8 +125,7 @@ class CurriculumCallback(BaseCallback):
             infos = self.locals["infos"]
             slots = cast("GroupSlots", cast("GRPO", self.model).slots)
             for slot in np.flatnonzero(dones).tolist():
-                group = ranks.dealt(int(slots.job[slot]) // slots.group_size)
-                self._of_rollout.append((group, self._succeeded(infos[slot])))
+                self._of_rollout.append((int(slots.groups[slot]), self._succeeded(infos[slot])))
         return True
 
     def _on_rollout_end(self) -> None:

@@ -54,10 +54,6 @@ class Slots(Protocol):
     starts_seen: dict[str, int]  #: groups by how they started; empty where that is not counted
 
     @property
-    def n_starts(self) -> int:
-        """Number of different starts among all groups so far, up to MOST_STARTS; 0 where they are not counted."""
-
-    @property
     def next_group(self) -> int:
         """Number of the first group of which no job has been handed out."""
 
@@ -146,9 +142,9 @@ class GroupSlots:
         return {**vars(self), "_hold": None, "_copied_in_step": self._hold is not None and self.in_step_with(self._hold.base)}
 
     @property
-    def n_starts(self) -> int:
-        """Number of different starts among all groups so far, up to MOST_STARTS."""
-        return len(self.starts_seen)
+    def groups(self) -> np.ndarray:
+        """``[n_envs]`` number of the group that each env's episode belongs to, in the stream of all learners."""
+        return ranks.dealt(self.job // self.group_size)
 
     @property
     def at_starts(self) -> bool:
@@ -327,7 +323,6 @@ class TensorSlots:
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("group_size", "job", "_next_job", "t", "episode_return", "memory", "start_mismatches")
-    n_starts = 0  #: not counted
 
     def __init__(self, n_envs: int, group_size: int, base_seed: int, first_group: int, device: th.device) -> None:
         self.group_size, self.device = group_size, device

@@ -54,9 +54,7 @@ class Alignment(NamedTuple):
     starts_equal: bool  #: equal seeds always gave equal first observations
     replays: bool  #: equal seeds and actions always gave equal rewards
     seeds_matter: bool  #: with equal actions, different seeds gave different initial states or rewards
-    generator_alike: (
-        float | None
-    )  #: share of steps after which the members' generators agree; None: they are unused after reset
+    generator_alike: float | None  #: share of steps after which members' generators agree; None: unused after reset
     verdict: str  #: key of :data:`REMEDIES`, "out of step" with "by k" behind it
     sentence: str  #: verdict, figures and remedy
 
