@@ -564,6 +564,11 @@ RANGES: dict[str, dict[str, Rule]] = {
     "advantage_kwargs": {
         "baseline": one_of(*BASELINES),
         "ended_members": one_of(*ENDED_MEMBERS),
+        "anchor_weight": number(0, 1e6, "1 is usual"),
+        "anchor_key": Rule(
+            "must be a function of a Rollout that returns one row of numbers per step, or None",
+            lambda x: x is None or is_function(x, 1),
+        ),
         "n_features": integer(1, 4096, "128 to 512 is usual", none=True),
         "scale": number(1e-6, 1e6, "1 is usual"),
         "horizons": FLAG,

@@ -72,7 +72,8 @@ class GRPO(GroupOnPolicyAlgorithm):
     :param n_groups: complete groups per rollout, in place of ``n_steps``; with it ``"state"`` waits for whole episodes
     :param group_kwargs: how members start: :class:`~sb_grpo.config.GroupOptions`
     :param advantage: ``"outcome"`` and ``"process"`` (DeepSeekMath), ``"step"`` (time-aligned group baseline),
-        ``"state"`` (state-conditioned group baseline, fitted in closed form), an object of
+        ``"anchor"`` (GiGPO: groups of recurring states), ``"state"`` (state-conditioned group baseline, fitted in closed
+        form), an object of
         :mod:`sb_grpo.baselines.estimators` or of one's own, or a function of (:class:`Rollout`, :class:`AdvantageOptions`)
         that returns one number per step
     :param advantage_kwargs: of the estimator: :class:`~sb_grpo.baselines.estimators.State`,

@@ -443,7 +443,7 @@ def learners_can_share_the_work(c: Config) -> Broken:
         f"multitask: weights={multitask.weights!r}": multitask.weights is not None,
         "multitask: surgery=True": multitask.surgery,
         f"rewards: bonus={bonus!r}": bonus is not None,
-        "advantage='step' with baseline='global'": c.advantage == "step"
+        f"advantage={c.advantage!r} with baseline='global'": c.advantage in ("step", "anchor")
         and getattr(c.options.estimator, "baseline", None) == "global",
     }
     for name, asked in of_all_episodes.items():

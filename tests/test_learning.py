@@ -11,9 +11,9 @@ from sb_grpo import GRPO
 from tests.helpers import ProbeEnv
 from zoo.training.building import build
 
-ESTIMATORS = ["outcome", "process", "step", "state"]
+ESTIMATORS = ["outcome", "process", "step", "anchor", "state"]
 #: A late reward asks more of them, and all are asked for it.
-EASIER = ["outcome", "state", *(pytest.param(name, marks=pytest.mark.slow) for name in ("process", "step"))]
+EASIER = ["outcome", "state", *(pytest.param(name, marks=pytest.mark.slow) for name in ("process", "step", "anchor"))]
 
 
 def train_probe(kind, advantage, seed=0, **kwargs):
@@ -45,7 +45,7 @@ def test_reward_comes_late(advantage):
     assert min(action_one_probability(model, b, 0.0) for b in (0, 1)) > 0.9
 
 
-@pytest.mark.parametrize("advantage", ["outcome", "process", "step"])
+@pytest.mark.parametrize("advantage", ["outcome", "process", "step", "anchor"])
 def test_constant_reward_gives_zero_gradient(advantage):
     env = DummyVecEnv([lambda: ProbeEnv("constant")] * 4)
     model = GRPO("MlpPolicy", env, n_steps=64, advantage=advantage, seed=0)
