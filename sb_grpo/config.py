@@ -287,6 +287,10 @@ class GroupOptions:
 
     #: False: members share the start state but not the noise that ``step`` draws.
     shared_noise: bool = True
+    #: Collect on until ``n_groups`` complete groups have a spread of (discounted) returns (DAPO, arXiv 2503.14476, eq. 11), or
+    #: :data:`~sb_grpo.collect.plan.MOST_REFILLS` times ``n_groups`` groups are complete. The update gets them all, and every
+    #: step counts as a timestep.
+    refill: bool = False
 
 
 @dataclass(frozen=True)
@@ -548,7 +552,7 @@ RANGES: dict[str, dict[str, Rule]] = {
         "update_kwargs": read_once(ANYTHING),
         "compile": read_once(FLAG),
     },
-    "group_kwargs": {"shared_noise": FLAG},
+    "group_kwargs": {"shared_noise": FLAG, "refill": FLAG},
     "update_kwargs": {
         "micro_batch_size": integer(1, 10_000_000, none=True),
         "autocast": FLAG,

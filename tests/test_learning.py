@@ -63,6 +63,16 @@ def test_state_does_not_chase_a_constant_reward():
     assert all((a == b).all() for a, b in zip(before, model.policy.parameters(), strict=True))
 
 
+def test_recurring_states_find_the_way_over_the_ice():
+    """FrozenLake without slipping: of 1,000 random walks about 15 arrive, and no state but the start is met by step number."""
+    env = make_vec_env("FrozenLake-v1", 8, seed=0, env_kwargs={"is_slippery": False})
+    model = GRPO("MlpPolicy", env, n_steps=128, advantage="anchor", learning_rate=1e-3, gamma=0.95, ent_coef=0.02, seed=0)
+    with pytest.warns(UserWarning, match="alike"):
+        model.learn(16_000)
+    assert model.last_figures["group/anchor_fraction"] > 0.9
+    assert np.mean([episode["r"] for episode in model.ep_info_buffer]) > 0.8
+
+
 @pytest.mark.parametrize("use_sde", [False, True])
 def test_continuous_action_finds_its_target(use_sde):
     class Target(ProbeEnv):

@@ -177,7 +177,7 @@ def collect_tensors(
                 if not on_step(step):
                     return False
         complete = buffer.complete_groups(plan.group_size) if plan.whole_episodes else 0
-        if not plan.whole_episodes or complete >= (plan.n_groups or 1):
+        if not plan.whole_episodes or complete >= plan.wanted_groups(complete, buffer):
             break
         check_hopeless(interruptions, buffer.pos, complete)
         check_endless(slots.t, plan)
