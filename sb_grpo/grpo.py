@@ -349,9 +349,7 @@ class GRPO(GroupOnPolicyAlgorithm):
         weighted = self.group_weighting is not None or loss.aggregation != "step" or loss.importance_level != "step"
         weighted = weighted or self.policy.memory is not None  # minibatches of stretches are of unequal size
         reference = self.ref_policy if self.kl_coef > 0 else None
-        return Objective(
-            self.policy, reference, loss, self.ent_coef, self.kl_coef, weighted, self.options.update.autocast
-        )
+        return Objective(self.policy, reference, loss, self.ent_coef, self.kl_coef, weighted, self.options.update.autocast)
 
     def _update_reference(self) -> None:
         """Make the policy the new reference policy where that is due, before an update."""

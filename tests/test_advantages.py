@@ -107,8 +107,8 @@ def test_step_with_global_baseline_compares_across_groups():
     close(estimators.step(rollout, PLAIN, "global"), [0, 0, 2, 0.75, 0])
 
 
-#: Two members: states 0 1 2 with rewards 0 0 1, and 0 1 1 without reward. With gamma 1/2 the rewards-to-go are 1/4 1/2 1 and 0:
-#: state 0 has 1/4 and 0, state 1 has 1/2 0 0 (mean 1/6, std 1/sqrt(18)), state 2 occurs once. Returns: 1/4 and 0.
+#: Two members: states 0 1 2 with rewards 0 0 1, and 0 1 1 without reward. With gamma 1/2 the rewards-to-go are 1/4 1/2 1 and
+#: 0: state 0 has 1/4 and 0, state 1 has 1/2 0 0 (mean 1/6, std 1/sqrt(18)), state 2 occurs once. Returns: 1/4 and 0.
 STATES = th.tensor([0, 1, 2, 0, 1, 1])
 RECURRING = make_rollout([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]], [0, 0])
 
@@ -157,7 +157,7 @@ def test_anchor_finds_equal_observations():
     cells = Anchor(anchor_key=lambda rollout: rollout.observations["cell"]).states(rollout).tolist()
     assert cells[0] == cells[2] == cells[3] != cells[1]
     for wrong in (lambda rollout: rollout.t[:-1], lambda rollout: [0] * 4):
-        with pytest.raises(ValueError, match="anchor_key returned .* whose first dimension is 4"):
+        with pytest.raises(ValueError, match=r"anchor_key returned .* whose first dimension is 4"):
             Anchor(anchor_key=wrong).states(rollout)
     with pytest.warns(UserWarning, match="0.0% of the steps after an episode's start"):
         estimate = Anchor(anchor_key=lambda rollout: th.arange(4)).estimate(rollout, PLAIN)

@@ -114,9 +114,9 @@ class Anchor(OfReturns):
             vars(self)["warned"] = True
             warnings.warn(
                 f"advantage='anchor': {share:.1%} of the steps after an episode's start are in a state that occurs at another "
-                "step of their group, so there is little to compare. Pass advantage_kwargs=dict(anchor_key=...), a function of "
-                "the rollout that rounds or selects what makes a state, or use advantage='step' or 'state'. VecNormalize gives "
-                "one state another value at every step: use policy_kwargs=dict(normalize_obs=True) in its place.",
+                "step of their group, so there is little to compare. Pass advantage_kwargs=dict(anchor_key=...), a function "
+                "of the rollout that rounds or selects what makes a state, or use advantage='step' or 'state'. VecNormalize "
+                "gives one state another value at every step: use policy_kwargs=dict(normalize_obs=True) in its place.",
                 UserWarning,
                 stacklevel=2,
             )

@@ -98,6 +98,7 @@ ARMS = {
     "ppo-plain": Arm(PPO, "no VecNormalize", OWN, False, False),
     "ppo-signal": Arm(SignalPPO, "no update where all rewards are equal", OWN),
     "ppo-rollout": Arm(RolloutPPO, "advantages normalised over the rollout", {**OWN, "normalize_advantage": False}),
+    "ppo-clip": Arm(PPO, "gradient not clipped (SB3 clips actor and critic together)", {**OWN, "max_grad_norm": 1e6}),
     "ppo-gamma": Arm(PPO, "gamma 0.995, as GRPO's", {**OWN, "gamma": 0.995}),
     "ppo-zoo": Arm(PPO, "rl_zoo3's settings for MiniGrid", ZOO),
     "grpo": Arm(GRPO, "the constructor's defaults, observations normalised", OWN, norm_reward=False),
@@ -140,7 +141,7 @@ class Curve(BaseCallback):
         self.rows.append([self.num_timesteps, round(float(np.mean(returns)), 4) if returns else 0.0, round(float(entropy), 4)])
 
 
-def train(name: str, task_name: str, seed: int) -> dict[str, Any]:
+def train(name: str, task_name: str, seed: int, budget: int) -> dict[str, Any]:
     """Train one arm with one seed, then play the last weights with the likeliest and with sampled actions."""
     th.set_num_threads(1)
     arm = ARMS[name]
@@ -152,7 +153,7 @@ def train(name: str, task_name: str, seed: int) -> dict[str, Any]:
     model = arm.kind("MlpPolicy", envs, seed=seed, device="cpu", **arm.settings)
     curve = Curve()
     start = time.process_time()
-    model.learn(task.steps, callback=curve)
+    model.learn(budget, callback=curve)
     seconds = time.process_time() - start
     returns = {}
     for deterministic in (True, False):
@@ -168,6 +169,7 @@ def train(name: str, task_name: str, seed: int) -> dict[str, Any]:
         "arm": name,
         "task": task_name,
         "seed": seed,
+        "budget": budget,
         "env_steps": model.num_timesteps,
         "cpu_seconds": round(seconds, 1),
         "group_size": getattr(model, "group_size", None),
@@ -188,24 +190,24 @@ def report() -> str:
     """Markdown: one table per task, one row per arm."""
     runs = records.read_folder(FOLDER)
     lines = []
-    for task_name, task in TASKS.items():
+    for task_name, budget in sorted({(run["task"], run["budget"]) for run in runs}):
+        task = TASKS[task_name]
         rows = []
         for name, arm in ARMS.items():
-            of_arm = [run for run in runs if run["arm"] == name and run["task"] == task_name]
+            of_arm = [run for run in runs if (run["arm"], run["task"], run["budget"]) == (name, task_name, budget)]
             if not of_arm:
                 continue
             steps = [solved_at(run) for run in of_arm]
             entropy = [run["curve"][-1][2] for run in of_arm]
             rows.append([
-                f"`{name}`", arm.change, str(len(of_arm)),
+                f"`{name}`", arm.change, str(len(of_arm)), ", ".join(f"{run['curve'][-1][1]:.2f}" for run in of_arm),
                 *(", ".join(f"{np.mean(run[kind]):.2f}" for run in of_arm) for kind in ("deterministic", "stochastic")),
                 ", ".join("-" if n is None else f"{n:,}" for n in steps),
                 f"{np.mean(entropy):.2f}", f"{np.mean([run['rollouts_without_signal'] for run in of_arm]):.1f}",
             ])  # fmt: skip
-        if rows:
-            heads = ["arm", "change", "seeds", "likeliest action", "sampled actions"]
-            heads += [f"steps to {task.solved:g} in training", "entropy at the end", "rollouts with equal rewards"]
-            lines += [f"### {task_name}, {task.steps:,} steps", "", markdown(heads, rows), ""]
+        heads = ["arm", "change", "seeds", "in training", "likeliest action", "sampled actions"]
+        heads += [f"steps to {task.solved:g} in training", "entropy at the end", "rollouts with equal rewards"]
+        lines += [f"### {task_name}, {budget:,} steps", "", markdown(heads, rows), ""]
     return "\n".join(lines)
 
 
@@ -215,6 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("what", choices=["run", "report"])
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=["Empty-Random-5x5", "DoorKey-5x5"])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--steps", type=int, help="in place of the task's budget")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args(arguments)
     if args.what == "report":
@@ -224,10 +227,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for seed in args.seeds:
             for arm in args.arms:
                 file = FOLDER / f"{arm}.jsonl"
-                if (task, seed) in {(run["task"], run["seed"]) for run in records.read(file)}:
+                budget = args.steps or TASKS[task].steps
+                if (task, seed, budget) in {(run["task"], run["seed"], run["budget"]) for run in records.read(file)}:
                     continue
-                run = train(arm, task, seed)
-                records.put(file, run, "task", "seed")
+                run = train(arm, task, seed, budget)
+                records.put(file, run, "task", "seed", "budget")
                 means = [f"{np.mean(run[kind]):.2f}" for kind in ("deterministic", "stochastic")]
                 print(task, arm, seed, *means, "solved at", solved_at(run), f"{run['cpu_seconds']} s", flush=True)
 
