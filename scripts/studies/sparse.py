@@ -164,7 +164,7 @@ def train(name: str, task_name: str, seed: int, budget: int) -> dict[str, Any]:
                 played.obs_rms = envs.obs_rms
         th.manual_seed(EVAL_SEED)
         earned, _ = evaluate_policy(model, played, EPISODES, deterministic, return_episode_rewards=True)
-        returns["deterministic" if deterministic else "stochastic"] = [round(float(r), 4) for r in earned]  # type: ignore[union-attr]
+        returns["deterministic" if deterministic else "stochastic"] = [round(float(r), 4) for r in earned]
     return {
         "arm": name,
         "task": task_name,
