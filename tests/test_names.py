@@ -14,7 +14,7 @@ import pytest
 
 import sb_grpo
 import sb_grpo.callbacks
-from sb_grpo import GRPO, Clipped, GroupOptions, Multitask, Outcome, Rewards, State, Step, UpdateOptions
+from sb_grpo import GRPO, Anchor, Clipped, GroupOptions, Multitask, Outcome, Rewards, State, Step, UpdateOptions
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.profiles import PROFILES
 
@@ -25,7 +25,7 @@ ARGUMENTS = set(inspect.signature(GRPO.__init__).parameters)
 #: Dict among the arguments -> keys that it may have.
 KEYS = {
     "loss_kwargs": {f.name for f in fields(Clipped)},
-    "advantage_kwargs": {f.name for kind in (State, Step, Outcome) for f in fields(kind)},
+    "advantage_kwargs": {f.name for kind in (State, Step, Anchor, Outcome) for f in fields(kind)},
     "rewards": {f.name for f in fields(Rewards)},
     "multitask": {f.name for f in fields(Multitask)},
     "group_kwargs": {f.name for f in fields(GroupOptions)},
