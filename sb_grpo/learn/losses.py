@@ -92,7 +92,7 @@ class Cispo(Loss):
 
 @dataclass(frozen=True)
 class Sapo(Loss):
-    """Soft gate in place of the clip (SAPO, arXiv 2511.20347, eq. 6): -4 / tau * sigmoid(tau * (ratio - 1)) * advantage.
+    """Soft gate in place of the clip (SAPO, arXiv 2511.20347): -4 / tau * sigmoid(tau * (ratio - 1)) * advantage.
 
     At ratio 1 the gradient is that of the ratio; it fades on both sides, the faster the higher tau. The clip range has no
     part in it.
