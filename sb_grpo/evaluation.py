@@ -207,9 +207,7 @@ def _make(env: Any, n_envs: int) -> VecEnv:
     return make_vec_env(env, n_envs)
 
 
-def _play(
-    policy: Any, normalize: VecNormalize | None, env: VecEnv, starts: list[GivenStart], deterministic: bool
-) -> Episodes:
+def _play(policy: Any, normalize: VecNormalize | None, env: VecEnv, starts: list[GivenStart], deterministic: bool) -> Episodes:
     seeds = _seeds_of(starts)
     with th.random.fork_rng(devices=range(th.cuda.device_count())):
         th.manual_seed(seeds[0])

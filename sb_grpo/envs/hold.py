@@ -33,9 +33,7 @@ class Seat(Protocol):
     def leave(self, hold: Hold, seed: int) -> None:
         """Tell it nothing any more, and forget what it has queued."""
 
-    def set_next_seed(
-        self, seed: int, noise_seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> bool | int:
+    def set_next_seed(self, seed: int, noise_seed: int | None = None, options: dict[str, Any] | None = None) -> bool | int:
         """Queue seed and options of the next reset."""
 
     def withdraw_seed(self, seed: int) -> None:
@@ -135,9 +133,7 @@ class Hold:
                 else:
                     self.queue(slot, seed)
 
-    def queue(
-        self, slot: int, seed: int, options: dict[str, Any] | None = None, noise_seed: int | None = None
-    ) -> bool | int:
+    def queue(self, slot: int, seed: int, options: dict[str, Any] | None = None, noise_seed: int | None = None) -> bool | int:
         """Let the next reset of a slot start from a seed.
 
         :param options: of that reset; None: none

@@ -260,9 +260,7 @@ class Seat:
         """
         return asked(asked(self.sb_grpo_env, "spec"), "id"), limit_of(self.sb_grpo_env)
 
-    def set_next_seed(
-        self, seed: int, noise_seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> bool | int:
+    def set_next_seed(self, seed: int, noise_seed: int | None = None, options: dict[str, Any] | None = None) -> bool | int:
         """Queue the seed of the next reset; it wins over the seed that ``VecEnv.seed`` left for the first reset.
 
         :param seed: non-negative seed of the start state
