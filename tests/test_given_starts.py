@@ -217,6 +217,23 @@ def test_groups_of_a_tensor_env_begin_in_given_states_and_seeds():
             assert start == [(7, 0), (5000, 2), (6000, -1), (group_seed(0, group) % 4096, 0)][group % 4]
 
 
+@pytest.mark.slow
+def test_a_captured_loop_uses_the_same_starts():
+    """A sequence is looked up in the graph; a function is not captured, and a warning says so."""
+    starts = [{"seed": i, "state": [100.0 * i, 0.0]} if i % 2 else 7 + i for i in range(5)]
+    found = []
+    for compiled in (False, True):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="compile")
+            options = dict(starts=starts, starts_order="shuffle")
+            model = GRPO("MlpPolicy", Drift(6), group_kwargs=options, compile=compiled, **SMALL)
+            found.append(beginnings(model, 2))
+    assert by_group(found[0]).items() >= by_group(found[1]).items() or by_group(found[0]).items() <= by_group(found[1]).items()
+    assert len(by_group(found[1])) >= 12
+    with pytest.warns(UserWarning, match="starts= is a function"):
+        GRPO("MlpPolicy", Drift(6), group_kwargs=dict(starts=lambda group: group), compile=True, **SMALL)
+
+
 def test_a_simulator_whose_slots_start_together_takes_given_seeds():
     from tests.test_simulator_groups import Together
 
