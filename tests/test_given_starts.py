@@ -228,8 +228,9 @@ def test_a_captured_loop_uses_the_same_starts():
             options = dict(starts=starts, starts_order="shuffle")
             model = GRPO("MlpPolicy", Drift(6), group_kwargs=options, compile=compiled, **SMALL)
             found.append(beginnings(model, 2))
-    assert by_group(found[0]).items() >= by_group(found[1]).items() or by_group(found[0]).items() <= by_group(found[1]).items()
-    assert len(by_group(found[1])) >= 12
+    eager, captured = map(by_group, found)
+    assert all(eager[group] == captured[group] for group in eager.keys() & captured.keys())
+    assert len(eager.keys() & captured.keys()) >= 12
     with pytest.warns(UserWarning, match="starts= is a function"):
         GRPO("MlpPolicy", Drift(6), group_kwargs=dict(starts=lambda group: group), compile=True, **SMALL)
 
