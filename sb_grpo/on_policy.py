@@ -325,7 +325,9 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         return TensorRolloutBuffer if is_tensor_env(self.env) else GroupRolloutBuffer
 
     def _make_columns(self) -> None:
-        self.columns = make_columns(Wanted(self.options.multitask, self.options.rewards, self.observation_space, self.n_envs))
+        options = self.options
+        turns = options.loss.importance_level == "turn"
+        self.columns = make_columns(Wanted(options.multitask, options.rewards, self.observation_space, self.n_envs, turns))
 
     def _setup_groups(self) -> None:
         """Build the parts that compare, weigh and reconcile the groups."""
@@ -360,7 +362,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.shared_statistics = learners.SharedStatistics(self._vec_normalize_env)
         self.captured = Captured(
             self.compile,
-            rollout_obstacle(self.env, self.use_sde),
+            rollout_obstacle(self.env, self.use_sde, callable(options.groups.starts)),
             update_obstacle(
                 self.policy.optimizer, self.device, options.loss.importance_level, options.update.micro_batch_size,
                 options.multitask.surgery, self.use_sde, self.policy.memory is not None, ranks.place().n,
@@ -949,7 +951,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             self._base_seed,
             ranks.own_from(self._next_group),
             self.device,
-            shared_noise=self.options.groups.shared_noise,
+            options=self.options.groups,
             whole_episodes=self.whole_episodes,
         )
         return self.slots

@@ -29,6 +29,7 @@ from sb_grpo import ranks
 from sb_grpo.baselines.estimators import make_estimator
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
+from sb_grpo.collect.given_starts import STARTS, each_start
 from sb_grpo.config import (
     FEW_STARTS,
     FLAG,
@@ -55,7 +56,7 @@ from sb_grpo.config import (
 )
 from sb_grpo.envs.installing import check_no_pool, time_limit
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
-from sb_grpo.learn.losses import Clipped, Loss, make_loss
+from sb_grpo.learn.losses import Clipped, Loss, Sapo, make_loss
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.types import Rollout
@@ -301,6 +302,32 @@ def noise_can_be_own(c: Config) -> Broken:
         )
 
 
+def starts_go_with_the_env(c: Config) -> Broken:
+    groups = c.options.groups
+    starts = groups.starts
+    if groups.starts_order != "cycle" and (starts is None or callable(starts)):
+        reason = "without starts" if starts is None else "on a function, which is called with the groups' numbers in turn"
+        yield (
+            f"group_kwargs: starts_order={groups.starts_order!r} has no effect {reason}: pass starts as a sequence, or leave "
+            "the order out."
+        )
+    if groups.tell_member and c.simulator is not None:
+        yield (
+            "group_kwargs: tell_member=True puts the member's number into the reset options, but the resets of a "
+            f"{type(c.env).__name__} (a tensor env) get none. Use host envs (make_vec_env), or leave it out."
+        )
+    if starts is None:
+        return
+    if c.simulator is not None and c.simulator.grouping in ("state", "streams"):
+        yield (
+            f"group_kwargs: starts gives groups their seeds, but resets of a {type(c.env).__name__} (grouping="
+            f"{c.simulator.grouping!r}) do not go by seeds. Use an env whose grouping is 'seeds', or leave it out."
+        )
+    if not callable(starts):
+        for _ in each_start(starts, c.env, STARTS):
+            pass
+
+
 # ---------------------------------------------------------------- number of members
 
 #: Meaning of a group where the simulator cannot give any slot any start.
@@ -434,8 +461,9 @@ def minibatch_can_be_split(c: Config) -> Broken:
             f"{length}: gradients go back through that many steps, which must be in memory at once. "
             "Raise the one or lower the other, or leave sequence_length out."
         )
-    if c.options.loss.importance_level == "episode":
-        yield "micro_batch_size cannot split episodes that importance_level='episode' needs whole: lower batch_size instead."
+    level = c.options.loss.importance_level
+    if level != "step":
+        yield f"micro_batch_size cannot split episodes that importance_level={level!r} needs whole: lower batch_size instead."
 
 
 def learners_can_share_the_work(c: Config) -> Broken:
@@ -480,10 +508,29 @@ def reference_has_an_effect(c: Config) -> Broken:
             f"loss_kwargs: ref_sync_interval={loss.ref_sync_interval} has no effect with kl_coef=0: there is no reference "
             "policy to sync. Set kl_coef > 0, or leave ref_sync_interval out."
         )
+    if loss.kl_correction and c.kl_coef == 0:
+        yield (
+            "loss_kwargs: kl_correction=True has no effect with kl_coef=0: there is no KL to correct. Set kl_coef > 0, or "
+            "leave kl_correction out."
+        )
     if loss.ref_policy is not None and c.kl_coef == 0:
         yield (
             "loss_kwargs: ref_policy has no effect with kl_coef=0: nothing is measured against it. Set kl_coef > 0; or, to "
             "start from those weights, sb_grpo.policies.load_actor(model.policy, ...)."
+        )
+
+
+def loss_reads_what_there_is(c: Config) -> Broken:
+    loss = c.options.loss
+    if isinstance(loss, Sapo) and loss.clip_range_high is not None:
+        yield (
+            f"loss_kwargs: clip_range_high={loss.clip_range_high!r} has no effect with loss='sapo', whose gate takes the "
+            "place of the clip: use temperature_pos and temperature_neg, or leave clip_range_high out."
+        )
+    if loss.importance_level == "turn" and c.simulator is not None:
+        yield (
+            f"loss_kwargs: importance_level='turn' reads info['turn'], but {type(c.env).__name__} is a tensor env, which "
+            "makes no infos while it trains. Use importance_level='step' or 'episode'."
         )
 
 
@@ -625,6 +672,7 @@ RULES: tuple[Callable[[Config], Broken], ...] = (
     surgery_has_tasks,
     objectives_add_up,
     noise_can_be_own,
+    starts_go_with_the_env,
     groups_fit_the_simulator,
     members_can_be_paired,
     episodes_can_be_clustered,
@@ -634,6 +682,7 @@ RULES: tuple[Callable[[Config], Broken], ...] = (
     one_argument_sets_the_rollout,
     minibatch_can_be_split,
     reference_has_an_effect,
+    loss_reads_what_there_is,
     ratio_cap_is_above_the_clip,
     learners_can_share_the_work,
     policy_has_a_memory_where_it_needs_one,

@@ -73,10 +73,11 @@ def warn(message: str) -> None:
     warnings.warn(f"compile: {message}.", UserWarning, stacklevel=2)
 
 
-def rollout_obstacle(env: object, use_sde: bool) -> str | None:
+def rollout_obstacle(env: object, use_sde: bool, asks_for_starts: bool = False) -> str | None:
     """Why the step loop cannot be captured; None where it can.
 
     :param use_sde: gSDE
+    :param asks_for_starts: a function of the user's gives every group its start
     """
     if not isinstance(env, TensorVecEnv):
         return "its envs are not tensor envs"
@@ -84,6 +85,8 @@ def rollout_obstacle(env: object, use_sde: bool) -> str | None:
         return f"{type(env).__name__} is not made of tensor functions (capturable=False)"
     if env.grouping != "seeds":
         return f"slots wait for the device to start groups where {type(env).__name__}.grouping={env.grouping!r}"
+    if asks_for_starts:
+        return "starts= is a function, which is called on the host (a sequence is captured)"
     return "gSDE keeps its noise in an object (use_sde=True)" if use_sde else None
 
 
@@ -103,8 +106,8 @@ def update_obstacle(
         return f"{type(optimizer).__name__} with these options is not plain Adam"
     if len(optimizer.param_groups) > 1 or not (group["fused"] or device.type == "cpu"):
         return "Adam has several parameter groups or lacks fused=True"
-    if importance_level == "episode":
-        return "importance_level='episode' makes minibatches of unequal size"
+    if importance_level != "step":
+        return f"importance_level={importance_level!r} makes minibatches of unequal size"
     if micro_batch_size is not None:
         return f"micro_batch_size={micro_batch_size} splits minibatches"
     if n_ranks > 1:

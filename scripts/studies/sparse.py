@@ -99,7 +99,7 @@ ARMS = {
     "ppo-signal": Arm(SignalPPO, "no update where all rewards are equal", OWN),
     "ppo-rollout": Arm(RolloutPPO, "advantages normalised over the rollout", {**OWN, "normalize_advantage": False}),
     "ppo-clip": Arm(PPO, "gradient not clipped (SB3 clips actor and critic together)", {**OWN, "max_grad_norm": 1e6}),
-    "ppo-gamma": Arm(PPO, "gamma 0.995, as GRPO's", {**OWN, "gamma": 0.995}),
+    "ppo-gamma": Arm(PPO, "gamma 0.98, GRPO's default for episodes of 100 steps", {**OWN, "gamma": 0.98}),
     "ppo-zoo": Arm(PPO, "rl_zoo3's settings for MiniGrid", ZOO),
     "grpo": Arm(GRPO, "the constructor's defaults, observations normalised", OWN, norm_reward=False),
     "grpo-random": Arm(GRPO, "the baseline begins with random values", {**OWN, "advantage": RandomStart()}, norm_reward=False),
