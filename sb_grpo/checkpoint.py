@@ -1,4 +1,4 @@
-"""Exact resume: a run is saved between two rollouts with all that decides what comes next, and goes on bit by bit.
+"""Exact resume: a run is saved between two rollouts with all that decides its future, and goes on bit by bit.
 
 A run's file is a model's zip with one more entry: tensors, numbers and text, which are read without unpickling anything.
 Functions on a model whose state they gather or put back; the model's own methods call them.
@@ -24,7 +24,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from sb_grpo import ranks
 from sb_grpo.callback_states import put_states, states_of
-from sb_grpo.collect.interruption import give_up
+from sb_grpo.collect.host_steps import give_up
 from sb_grpo.collect.masks import check_same_masks, source_of
 from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.installing import facts
@@ -121,7 +121,7 @@ def run_state(model: Any) -> dict[str, Any]:
 
 
 def loop_state(model: Any) -> dict[str, Any]:
-    """Gather what the loop of ``learn`` takes up when all else is in its place."""
+    """Gather the state that the loop of ``learn`` takes up when all else is in its place."""
     folder = None if model.tensorboard_log is None else model.logger.dir
     return {
         "iteration": model._iteration,
@@ -151,7 +151,7 @@ def load_run(
 
     :param cls: class of the model
     :param kwargs: further arguments of ``load``
-    :raises ValueError: for what is no run, is broken, or does not go with the env
+    :raises ValueError: for a file that is no run, is broken, or does not go with the env
     """
     others = set(kwargs) - {"verbose", "tensorboard_log"}
     if others:
@@ -282,11 +282,11 @@ def facts_of(env: VecEnv, observation_space: spaces.Space, action_space: spaces.
 
 
 def check_facts(path: Any, run: Mapping[str, Any], env: VecEnv) -> None:
-    """Check that an env is what a run's env was.
+    """Check that an env is like a run's env.
 
     :param path: of the run, for the message
     :param run: :class:`Facts` by name
-    :raises ValueError: naming what differs
+    :raises ValueError: naming the difference
     """
     now = facts_of(env, env.observation_space, env.action_space, th.device(run["device"]))._asdict()
     for name, value in run.items():
@@ -380,5 +380,6 @@ def put_logged(logger: Logger, waiting: Mapping[str, Any] | None) -> None:
     logger.name_to_count.clear()
     logger.name_to_excluded.clear()
     for name, (value, count, excluded) in (waiting or {}).items():
-        logger.name_to_value[name], logger.name_to_count[name] = value, count
+        logger.name_to_value[name] = value
+        logger.name_to_count[name] = count
         logger.name_to_excluded[name] = excluded

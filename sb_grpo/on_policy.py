@@ -24,23 +24,25 @@ from sb_grpo import checkpoint, learners, ranks, save_util
 from sb_grpo import figures as log
 from sb_grpo.advantages import TrainingBatch
 from sb_grpo.callback_states import recover, teller
-from sb_grpo.collect.acting import log_probs_of_actor
-from sb_grpo.collect.beside import Beside, spaces_beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import HostStep, Wanted, make_columns, read_host
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.collect.device_loop import StepResult, collect_tensors
-from sb_grpo.collect.host_checks import (
+from sb_grpo.collect.host_steps import (
+    Beside,
     check_callback_rewards,
     check_finite,
     check_outputs,
     check_reward_wrappers,
+    give_up,
+    log_probs_of_actor,
     note_ends,
     scaling_rewards,
+    spaces_beside,
+    warn_of_interruption,
 )
-from sb_grpo.collect.interruption import check_hopeless, give_up, warn_of_interruption
 from sb_grpo.collect.masks import APART, UNTOLD, masks_of_the_evaluated, source_of
-from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan, check_endless
+from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan, check_endless, check_hopeless
 from sb_grpo.collect.simulators import make_slots
 from sb_grpo.collect.slots import GroupSlots, Slots, TensorSlots
 from sb_grpo.config import (
@@ -643,7 +645,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
                     continue_training = False
                     break
 
-                self._update_info_buffer(infos, dones)
+                self._update_info_buffer(self._with_groups(infos) if ended else infos, dones)
                 n_steps += 1
                 if scaling:
                     check_callback_rewards(rewards_of_env, rewards)
@@ -784,15 +786,13 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             last = map_obs(lambda o: o[slot], self._last_obs)  # noqa: B023
             rollout_buffer.add_final_observation(job, self.beside.after(slot, last))
 
-    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
-        """Collect episode statistics as SB3 does, with each episode's group, so that different starts can be counted."""
-        if dones is not None and dones.any() and isinstance(self.slots, GroupSlots):
-            groups = self.slots.groups.tolist()
-            infos = [
-                {**info, "episode": {**info["episode"], "group": group}} if "episode" in info else info
-                for info, group in zip(infos, groups, strict=True)
-            ]
-        super()._update_info_buffer(infos, dones)
+    def _with_groups(self, infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Add its group to the statistics of each episode, so that different starts can be counted."""
+        assert isinstance(self.slots, GroupSlots)
+        return [
+            {**info, "episode": {**info["episode"], "group": group}} if "episode" in info else info
+            for info, group in zip(infos, self.slots.groups.tolist(), strict=True)
+        ]
 
     def _share_what_was_seen(self, steps_before: int, episodes_before: list[dict[str, Any]]) -> None:
         """Give several learners one number of steps, the running statistics and the episodes of all, at the end of a rollout.
@@ -1076,7 +1076,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     # ---------------------------------------------------------------- a loop of one's own
 
     def collect(self, callback: MaybeCallback = None) -> Rollout | None:
-        """Collect one rollout; the first call sets up what :meth:`learn` would.
+        """Collect one rollout; the first call sets the model up as :meth:`learn` would.
 
         :param callback: called after every vector step, in this rollout and those to come; it begins once, as in :meth:`learn`
         :return: the rollout; None when the callback asked to stop
@@ -1094,7 +1094,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     def update(self, rollout: Rollout) -> UpdateResult:
         """Update the policy with a rollout, as often as it is called: the advantages of the last rollout are kept.
 
-        :param rollout: of :meth:`collect`; changed by ``_replace``, or older, it is judged by what was known before it
+        :param rollout: of :meth:`collect`; changed by ``_replace``, or older, it is judged by the learners as before it
         :raises ValueError: for columns that do not fit, or a gradient that is not finite; the weights stay as they were
         """
         batch = self._training_batch
@@ -1111,7 +1111,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         return self.last_update
 
     def _enter_own_loop(self, callback: MaybeCallback) -> BaseCallback:
-        """Do what :meth:`learn` does before its first rollout, before one of a loop of one's own.
+        """Prepare a rollout of a loop of one's own, as :meth:`learn` does before its first one.
 
         :param callback: None: the one before
         """
@@ -1145,7 +1145,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         """Choose actions, as SB3's, with sb3-contrib's ``action_masks`` and its ``state`` of a recurrent policy.
 
         :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them. ``evaluate_policy`` and
-            what is built on it need not pass them: the env that it plays is asked
+            its users need not pass them: the env that it plays is asked
         """
         if action_masks is None and self.mask_source in APART:
             action_masks = masks_of_the_evaluated()
@@ -1201,9 +1201,9 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     ) -> SelfGroupOnPolicy:
         """Load a model, as SB3's. Statistics in the zip go into the env's VecNormalize, if that has seen nothing yet.
 
-        :param trusted: False: nothing in the file is unpickled, so that none of it can run; what has no plain form is named,
-            and taken from ``custom_objects`` or the further arguments (docs/security.md)
-        :raises ValueError: for what cannot be had without unpickling
+        :param trusted: False: nothing in the file is unpickled, so that none of it can run; objects without a plain form are
+            named, and taken from ``custom_objects`` or the further arguments (docs/security.md)
+        :raises ValueError: for objects that only unpickling restores
         """
         source, custom_objects, kwargs = save_util.arguments_of_load(cls, path, env, custom_objects, trusted, kwargs)
         return super().load(source, env, device, custom_objects, *args, **kwargs)  # type: ignore[no-any-return]
@@ -1258,7 +1258,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         :param custom_objects: as :meth:`load`'s
         :param trusted: as :meth:`load`'s; the state of the run itself is never pickled
         :param kwargs: ``verbose`` and ``tensorboard_log`` in the place of the run's
-        :raises ValueError: for what is no run, is broken, or does not go with the env
+        :raises ValueError: for a file that is no run, is broken, or does not go with the env
         """
         model: SelfGroupOnPolicy = checkpoint.load_run(cls, path, env, device, custom_objects, trusted, kwargs)
         return model

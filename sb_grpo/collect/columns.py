@@ -33,7 +33,7 @@ class HostStep(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What decides which columns there are."""
+    """Settings that decide which columns there are."""
 
     multitask: Multitask
     rewards: Rewards
@@ -119,7 +119,8 @@ class TaskReader:
     """
 
     def __init__(self, multitask: Multitask, space: spaces.Space) -> None:
-        self.key, self.names = multitask.task_key, multitask.names
+        self.key = multitask.task_key
+        self.names = multitask.names
         self.ids: dict[Any, int] = {**{i: i for i in range(len(self.names))}, **{name: i for i, name in enumerate(self.names)}}
         self.in_observation = isinstance(space, spaces.Dict) and self.key in space.spaces
 
@@ -150,7 +151,8 @@ class TaskReader:
 
     def _from_observation(self, tasks: np.ndarray) -> np.ndarray:
         """``[n_envs]`` ids from integers or one-hot vectors."""
-        n, values = len(self.names), tasks.reshape(len(tasks), -1)
+        n = len(self.names)
+        values = tasks.reshape(len(tasks), -1)
         if values.shape[1] == n and n > 1:
             one_hot = ((values == 0) | (values == 1)).all(1) & (values.sum(1) == 1)
             ids: np.ndarray = values.argmax(1)
@@ -175,7 +177,8 @@ class ObjectiveReader:
     """
 
     def __init__(self, objectives: Mapping[str, float], largest: float = math.inf) -> None:
-        self.objectives, self.largest = list(objectives), largest
+        self.objectives = list(objectives)
+        self.largest = largest
 
     def __call__(self, step: HostStep) -> np.ndarray:
         values = np.array([self._rewards(slot, info) for slot, info in enumerate(step.infos)], dtype=np.float32)

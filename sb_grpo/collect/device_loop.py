@@ -12,8 +12,7 @@ from gymnasium import spaces
 from sb_grpo import ranks
 from sb_grpo.collect.columns import Column
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
-from sb_grpo.collect.interruption import check_hopeless
-from sb_grpo.collect.plan import Limits, Plan, check_endless, too_large
+from sb_grpo.collect.plan import Limits, Plan, check_endless, check_hopeless, too_large
 from sb_grpo.collect.slots import TensorSlots
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.maths.precision import autocasting

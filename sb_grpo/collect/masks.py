@@ -1,4 +1,4 @@
-"""Where the masks of an env come from: a method of it, its infos, its observations; a property of a tensor env."""
+"""Sources of an env's action masks: a method of it, its infos, its observations; a property of a tensor env."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPECTED = (
     "another name where it is not about valid actions (docs/masks.md)."
 )
 
-#: What ``predict`` says where nobody told it which actions are valid, and where they came from in training.
+#: Warning of ``predict`` where nobody told it which actions are valid, with their source in training.
 UNTOLD = (
     "predict() was not told which actions are valid, so it may choose others: this policy has learnt with masks ({source}). "
     "Pass predict(obs, action_masks=...), or put them into the observation (docs/masks.md)."
@@ -32,7 +32,7 @@ UNTOLD = (
 
 
 def source_of(env: VecEnv) -> str | None:
-    """Where the masks of an env come from, first that is there: ``"tensor"``, ``"method"``, ``"info"``, ``"observation"``.
+    """Find the source of an env's masks, the first that is there: ``"tensor"``, ``"method"``, ``"info"``, ``"observation"``.
 
     :return: None where it has none; those in infos are known when it has been reset
     :raises ValueError: for masks of Box actions, for masks that a wrapper drops or changes, and for a VecEnv whose
@@ -122,7 +122,8 @@ def masks_of(
     :param step: number of the vector step, for messages
     :raises ValueError: for masks that are missing, of another shape or kind, or without a valid action
     """
-    base, found = env.unwrapped, None
+    base = env.unwrapped
+    found = None
     if source not in APART:
         return None
     if isinstance(base, TensorVecEnv):
@@ -144,7 +145,7 @@ def masks_of(
 
 
 def _asked(env: VecEnv, just_reset: bool) -> Any:
-    """What ``action_masks()`` answers.
+    """Ask the env for ``action_masks()``.
 
     :param just_reset: no step has been taken since: a process that ends now has stumbled over the question
     :raises ValueError: where it is no method, or wants arguments
@@ -192,12 +193,13 @@ def check_unmasked(env: VecEnv, infos: Sequence[dict[str, Any]], step: int) -> N
 def masks_of_the_evaluated() -> np.ndarray | None:
     """Valid actions in the env that SB3's ``evaluate_policy`` is playing, if it is that which asks for actions.
 
-    It gives ``predict`` nothing but observations, and what it plays is known to its own frame alone. So this is where we look:
+    It gives ``predict`` nothing but observations, and only its own frame knows the env. So this is where we look:
     EvalCallback, and all else that is built on it, shall judge a masked policy as it is, without a class of its own. A
     ``predict`` of somebody else's may lie between, which hands on the question. An env that asks, as for an opponent's move,
     asks about another position than the evaluated one, and so may a callback.
     """
-    frame, between = inspect.currentframe(), []
+    frame = inspect.currentframe()
+    between = []
     frame = None if frame is None else frame.f_back  # a frame in its own list would keep itself alive
     while frame is not None and frame.f_code is not evaluate_policy.__code__:
         between.append(frame)

@@ -98,7 +98,8 @@ def held(env: VecEnv) -> Iterator[None]:
     if isinstance(env, TensorVecEnv):
         yield
         return
-    hold, judge = hold_of(env), _Judge(env.num_envs)
+    hold = hold_of(env)
+    judge = _Judge(env.num_envs)
     hold.notice()  # whoever held the envs has lost them
     hold.take(judge)
     try:
@@ -110,7 +111,7 @@ def held(env: VecEnv) -> Iterator[None]:
 
 @contextmanager
 def frozen_statistics(env: VecEnv) -> Iterator[None]:
-    """VecNormalize learns nothing inside: while policies are judged, what they see must not drift.
+    """VecNormalize learns nothing inside: while policies are judged, their observations must not drift.
 
     :param env: with VecNormalize or without
     """
@@ -118,7 +119,8 @@ def frozen_statistics(env: VecEnv) -> Iterator[None]:
     if normalize is None:
         yield
         return
-    training, normalize.training = normalize.training, False
+    training = normalize.training
+    normalize.training = False
     try:
         yield
     finally:
@@ -145,9 +147,12 @@ def _start(env: VecEnv, observations: Any, slot: int) -> str:
 def _play_batch(act: Act, env: TensorVecEnv, seeds: Sequence[int]) -> Episodes:
     observations = _reset(env, seeds)
     starts = [observation_digest(row) for row in observations[: len(seeds)]]
-    returns, running = np.zeros(env.num_envs), np.ones(env.num_envs, dtype=bool)
+    returns = np.zeros(env.num_envs)
+    running = np.ones(env.num_envs, dtype=bool)
     running[len(seeds) :] = False
-    state, begins, source = None, np.ones(env.num_envs, dtype=bool), source_of(env)
+    state = None
+    begins = np.ones(env.num_envs, dtype=bool)
+    source = source_of(env)
     while running.any():
         actions, state = act(observations, state, begins, masks_of(env, source))
         check_actions(actions, env.action_space)
@@ -163,8 +168,11 @@ def _play_in_turn(act: Act, env: VecEnv, seeds: Sequence[int]) -> Episodes:
     """SB3's VecEnvs reset an env as its episode ends: the seed of its next episode must be queued before."""
     n = min(env.num_envs, len(seeds))
     turns = [list(range(slot, len(seeds), n)) for slot in range(n)]  # episodes of a slot, the running one first
-    returns, starts, earned = np.zeros(len(seeds)), [""] * len(seeds), np.zeros(env.num_envs)
-    normalize, monitored = unwrap_vec_normalize(env), is_vecenv_wrapped(env, VecMonitor) or env.env_is_wrapped(Monitor)[0]
+    returns = np.zeros(len(seeds))
+    starts = [""] * len(seeds)
+    earned = np.zeros(env.num_envs)
+    normalize = unwrap_vec_normalize(env)
+    monitored = is_vecenv_wrapped(env, VecMonitor) or env.env_is_wrapped(Monitor)[0]
 
     def begin(slot: int) -> None:
         earned[slot] = 0.0
@@ -177,7 +185,10 @@ def _play_in_turn(act: Act, env: VecEnv, seeds: Sequence[int]) -> Episodes:
             hold_of(env).queue(slot, seeds[turns[slot][1]])
 
     observations = _reset(env, seeds[:n])
-    state, dones, infos, source = None, np.ones(env.num_envs, dtype=bool), None, source_of(env)
+    state = None
+    dones = np.ones(env.num_envs, dtype=bool)
+    infos = None
+    source = source_of(env)
     for slot in range(n):
         begin(slot)
     while any(turns):

@@ -20,8 +20,8 @@ class StateSlots(TensorSlots):
     """Member 0 of a group is reset; the others start from a copy of the state that it started in.
 
     Jobs are handed out in order, so that only the start of the group handed out last has to be remembered between steps.
-    Waits for the device once per step: simulators want a list of slots, and setting the state of a running slot to what it
-    is anyway is not without effect in all of them, so that a full-size masked copy is no way out.
+    Waits for the device once per step: simulators want a list of slots, and setting the state of a running slot to itself
+    is not without effect in all of them, so that a full-size masked copy is no way out.
     """
 
     STATE: ClassVar[tuple[str, ...]] = (*TensorSlots.STATE, "_last_start")
@@ -51,8 +51,10 @@ class StateSlots(TensorSlots):
         :param slots: ``[n]`` slots with new jobs, in the order of the jobs; leaders among them have just been reset
         """
         is_leader = self.job[slots] % self.group_size == 0
-        leaders, members = slots[is_leader], slots[~is_leader]
-        starts, n_before = self._last_start, 0 if self._last_start is None else 1
+        leaders = slots[is_leader]
+        members = slots[~is_leader]
+        starts = self._last_start
+        n_before = 0 if self._last_start is None else 1
         if len(leaders) > 0:
             now = env.snapshot(leaders)
             starts = now if starts is None else map_snapshot(lambda before, new: th.cat([before, new]), starts, now)
@@ -150,7 +152,7 @@ def make_slots(
     :param base_seed: seed of the stream of groups
     :param first_group: number of the first group to hand out
     :param device: of tensor envs
-    :param shared_noise: of host envs: members share what ``step`` draws
+    :param shared_noise: of host envs: members share the draws of ``step``
     :param whole_episodes: the estimator waits for complete groups
     """
     if not isinstance(env, TensorVecEnv):

@@ -43,7 +43,9 @@ ENOUGH_GROUPS = 10
 
 
 class Slots(Protocol):
-    """What runs a stream of jobs in the slots of an env: job ``j`` is member ``j % group_size`` of group ``j // group_size``.
+    """Interface: runs a stream of jobs in the slots of an env.
+
+    Job ``j`` is member ``j % group_size`` of group ``j // group_size``.
 
     ``job`` and ``t`` (which one each slot runs, and its step in the episode) are arrays for host envs and tensors for tensor
     envs, so ``sb_grpo.on_policy`` and ``sb_grpo.collect.device_loop``, which know their kind, advance them.
@@ -96,7 +98,9 @@ class GroupSlots:
     )  # fmt: skip
 
     def __init__(self, n_envs: int, group_size: int, base_seed: int, first_group: int = 0, shared_noise: bool = True) -> None:
-        self.group_size, self.base_seed, self.shared_noise = group_size, base_seed, shared_noise
+        self.group_size = group_size
+        self.base_seed = base_seed
+        self.shared_noise = shared_noise
         self.next_job = first_group * group_size
         self.job = np.zeros(n_envs, dtype=np.int64)
         self.t = np.zeros(n_envs, dtype=np.int64)
@@ -128,7 +132,7 @@ class GroupSlots:
         self._hold.take(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """The jobs that run, wait and come next, and what is known of their groups."""
+        """The jobs that run, wait and come next, and the starts of their groups."""
         return attributes(self, self.STATE)
 
     def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
@@ -152,7 +156,7 @@ class GroupSlots:
         return not self.t.any()
 
     def begin_again(self, env: VecEnv) -> Any:
-        """Reset the env, and queue what was queued: every slot begins the job that it runs. Returns the observations."""
+        """Reset the env, and queue the same jobs again: every slot begins the job that it runs. Returns the observations."""
         self._take(env)
         for slot, job in enumerate(self.job.tolist()):
             self._send(slot, job)
@@ -172,7 +176,7 @@ class GroupSlots:
 
     @staticmethod
     def starts(env: VecEnv, slots: Sequence[int], raw_obs: Any = None) -> dict[int, Start | None]:
-        """How the episodes that begin now start, by slot.
+        """Starts of the episodes that begin now, by slot.
 
         :param slots: that have just been reset
         :param raw_obs: ``[n_envs, ...]`` after the reset, below any VecNormalize: for VecEnvs whose reset infos hold no digest
@@ -212,7 +216,7 @@ class GroupSlots:
     def step(self, env: VecEnv, starts: dict[int, Start | None], lost: Collection[int] = ()) -> int:
         """Advance every slot by one step; slots that are done have already been reset by the VecEnv.
 
-        :param starts: what :meth:`starts` said right after the step
+        :param starts: of :meth:`starts`, right after the step
         :param lost: slots whose episode has not ended, but was lost with its worker: their jobs are handed out once more
         :return: number of groups of which the last member ended in this step
         """
@@ -255,7 +259,8 @@ class GroupSlots:
         if self._given_back:
             job = self._given_back.pop(0)
         else:
-            job, self.next_job = self.next_job, self.next_job + 1
+            job = self.next_job
+            self.next_job = self.next_job + 1
         self._queued[slot] = job
         return self._send(slot, job)
 
@@ -269,7 +274,9 @@ class GroupSlots:
 
     def _start(self, env: VecEnv, slot: int, start: Start | None) -> None:
         job = int(self._queued[slot])
-        self.job[slot], self.t[slot], self._queued[slot] = job, 0, NO_JOB
+        self.job[slot] = job
+        self.t[slot] = 0
+        self._queued[slot] = NO_JOB
         if self.in_step_with(env):  # else somebody has taken the envs since they were reset
             steps = self._queue(slot)
             if steps is True:
@@ -284,7 +291,8 @@ class GroupSlots:
             self._count_start(env, start)
             return
         first = self._first_start[group]
-        seen, inside = same_start(first, start), same_inside(first, start)
+        seen = same_start(first, start)
+        inside = same_inside(first, start)
         if seen and inside:
             return
         self.start_mismatches += 1
@@ -325,7 +333,8 @@ class TensorSlots:
     STATE: ClassVar[tuple[str, ...]] = ("group_size", "job", "_next_job", "t", "episode_return", "memory", "start_mismatches")
 
     def __init__(self, n_envs: int, group_size: int, base_seed: int, first_group: int, device: th.device) -> None:
-        self.group_size, self.device = group_size, device
+        self.group_size = group_size
+        self.device = device
         # A tensor: as a number it would be part of every captured graph, and each seed would compile anew.
         self.seed_word = th.tensor(signed(base_seed % (1 << 64)), device=device)
         self.job = th.arange(n_envs, device=device) + first_group * group_size

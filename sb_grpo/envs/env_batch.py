@@ -44,7 +44,7 @@ class EnvBatch:
                 env.get_wrapper_attr(seed[0])(*seed[1])
 
     def spaces(self) -> tuple[gym.Space, gym.Space]:
-        """Of observations and actions."""
+        """Spaces of observations and actions."""
         return self.envs[0].observation_space, self.envs[0].action_space
 
     def step(self, actions: Sequence[Any]) -> list[SlotStep]:

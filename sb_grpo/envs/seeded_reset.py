@@ -96,10 +96,11 @@ def reseed(env: gym.Env[Any, Any], seed: int) -> None:
 def torchs_numbers_kept() -> Iterator[None]:
     """Put torch's own generator back where an env seeds it in ``reset(seed=...)``, which the trainer makes every episode.
 
-    The policy draws its actions from it, and would give all members of a group the same ones. What an env draws from it
-    without seeding it stays drawn.
+    The policy draws its actions from it, and would give all members of a group the same ones. Numbers that an env draws
+    from it without seeding it stay drawn.
     """
-    seed, state = th.initial_seed(), th.get_rng_state()
+    seed = th.initial_seed()
+    state = th.get_rng_state()
     try:
         yield
     finally:
@@ -115,7 +116,9 @@ class Layer:
     """
 
     def __init__(self, env: gym.Env[Any, Any], base: Layer | None) -> None:
-        self.name, self.space, self.calls = type(env).__name__, asked(env, "observation_space"), 0
+        self.name = type(env).__name__
+        self.space = asked(env, "observation_space")
+        self.calls = 0
         self.base: Layer = self if base is None else base
         self.holds: tuple[ref[Hold], ...] = ()  #: of all VecEnvs that share this layer; they come and go with their models
         self.pending: int | None = None  #: seed of the next reset, if that is given none
@@ -183,7 +186,8 @@ class Layer:
             return
         told = obs.tobytes(), obs.dtype, getattr(self.space, "dtype", None)
         if self.base.told != told:  # most wrappers hand on the very numbers that they got
-            self.base.told, self.base.told_digest = told, observation_digest(obs, self.space)
+            self.base.told = told
+            self.base.told_digest = observation_digest(obs, self.space)
         self.digest = self.base.told_digest
 
 
@@ -200,7 +204,7 @@ class Seat:
     """The place of an env in a VecEnv, where the trainer chooses its next start.
 
     SB3's vectorized envs reset an env the moment its episode ends, without a seed (SB3 issue 1790). The trainer calls
-    :meth:`set_next_seed` while the episode still runs; the auto-reset then consumes it. What each layer of wrappers began with
+    :meth:`set_next_seed` while the episode still runs; the auto-reset then consumes it. The start of each layer of wrappers
     travels back in the reset info, so that members of a group can be compared, and the layer that moves a start be named.
 
     :param env: with all of its wrappers
@@ -217,7 +221,8 @@ class Seat:
         self._layers: list[Layer] = []  #: from the env itself to its outermost wrapper
         self._heard: Layer | None = None  #: the outermost one, where somebody can listen to it
         for one in reversed(layers(env)):
-            one, base = inner_env(one), self._layers[0] if self._layers else None
+            one = inner_env(one)
+            base = self._layers[0] if self._layers else None
             self._heard = layer_of(one, base)
             if self._heard is not None and self._heard not in self._layers:
                 self._layers.append(self._heard)
@@ -258,11 +263,12 @@ class Seat:
         :return: True where another seed still waits, because no reset has come for it; else the steps since the last reset
         """
         waited = self._next_seed is not None
-        self._next_seed, self._noise_seed = int(seed), noise_seed
+        self._next_seed = int(seed)
+        self._noise_seed = noise_seed
         return waited or self._calls() - self._calls_then
 
     def withdraw_seed(self, seed: int) -> None:
-        """Forget the queued seed, and what members of a group have in common.
+        """Forget the queued seed, and the numbers that members of a group have in common.
 
         Without a seed the env would go on with the random numbers of its group, which are those of the other members.
 
@@ -285,9 +291,11 @@ class Seat:
 
     def reset(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """The env's, with the queued seed; ``options`` only where the caller gave some, as not every env knows them."""
-        queued, self._next_seed = self._next_seed, None
+        queued = self._next_seed
+        self._next_seed = None
         if queued is not None:
-            args, kwargs["seed"] = (), queued
+            args = ()
+            kwargs["seed"] = queued
         for layer in self._layers:
             layer.forget()
         calls_before = self._calls()
