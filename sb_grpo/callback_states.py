@@ -86,7 +86,7 @@ def states_of(callback: BaseCallback | None) -> list[dict[str, Any]]:
 
 
 def put_states(callback: BaseCallback | None, states: Sequence[dict[str, Any]]) -> None:
-    """Let callbacks know what others of their kinds knew, the first of a kind what the first of it knew.
+    """Give callbacks the states of others of their kinds: the first of a kind gets that of the first.
 
     :param states: of :func:`states_of`
     :raises ValueError: if one that knew something is not among them; those that are new know nothing yet

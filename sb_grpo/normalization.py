@@ -40,7 +40,7 @@ def take_up(content: bytes, vec_normalize: VecNormalize | None) -> str | None:
 
     :param content: of :func:`statistics_to_bytes`
     :param vec_normalize: of the env that a model is to have; None: it has none
-    :return: what stands against it, as a sentence; None where nothing does
+    :return: the obstacle, as a sentence; None where there is none
     """
     try:
         arrays, settings = _read(content)
@@ -82,7 +82,8 @@ class _OfSpaces(gym.Env[Any, Any]):
     """An env that has spaces and nothing else."""
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        self.observation_space, self.action_space = observation_space, action_space
+        self.observation_space = observation_space
+        self.action_space = action_space
 
 
 def with_statistics(env: VecEnv, content: bytes, frozen: bool = False) -> VecNormalize:
@@ -138,12 +139,15 @@ def put_running_state(vec_normalize: VecNormalize, state: Mapping[str, Any]) -> 
 
 
 def _fill(name: str, moments: RunningMeanStd, arrays: dict[str, np.ndarray]) -> None:
-    mean, var = arrays[f"{name}/mean"], arrays[f"{name}/var"]
+    mean = arrays[f"{name}/mean"]
+    var = arrays[f"{name}/var"]
     if mean.shape != moments.mean.shape or var.shape != moments.var.shape:
         raise OtherObservations(
             f"VecNormalize's statistics {name} have shape {mean.shape}, but this env needs {moments.mean.shape}."
         )
-    moments.mean, moments.var, moments.count = mean, var, float(arrays[f"{name}/count"])
+    moments.mean = mean
+    moments.var = var
+    moments.count = float(arrays[f"{name}/count"])
 
 
 def _moments(vec_normalize: VecNormalize) -> dict[str, RunningMeanStd]:

@@ -1,4 +1,4 @@
-"""How bold a policy step is, from careful to daring: named sets of arguments that do not depend on the env.
+"""Boldness of a policy step, from careful to daring: named sets of arguments that do not depend on the env.
 
 Chosen by reasoning and tried on CartPole-v1 only (docs/zoo.md): not tuned.
 """

@@ -54,7 +54,8 @@ STATE = (
     "_restart_groups", "_derived", "mask_source",
 )  # fmt: skip
 #: Entries of the zip beside SB3's: what SB3 pickles, as JSON, and the statistics that the weights have learnt with.
-PLAIN, STATISTICS = "plain.json", "vecnormalize.npz"
+PLAIN = "plain.json"
+STATISTICS = "vecnormalize.npz"
 #: Part of a state baseline that may come and go: a model saved with it can be loaded without, and the other way round.
 PAIRING = "pairing."
 
@@ -102,7 +103,7 @@ def arguments_of_load(
 
     :param cls: class of the model
     :param kwargs: further arguments of the model
-    :raises ValueError: for a file of another algorithm, and for what cannot be had without unpickling
+    :raises ValueError: for a file of another algorithm, and for objects that only unpickling restores
     """
     check_names(kwargs)
     check_places({name: value for name, value in kwargs.items() if name not in constructor_of(cls)})
@@ -152,7 +153,7 @@ def set_parameters(
 
 
 class OnlyForGRPO(BaseBuffer):
-    """Stands in a zip where no ``rollout_buffer_class`` is set: SB3's algorithms make one, and learn what they have read."""
+    """Stands in a zip where no ``rollout_buffer_class`` is set: SB3's algorithms build it, and name the mistake."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError(
@@ -181,7 +182,7 @@ def check_is_grpo(path: Any, data: Mapping[str, Any]) -> None:
 
 
 def fitting(saved: dict[str, Any] | None, built: dict[str, Any]) -> dict[str, Any] | None:
-    """A saved state as far as it fits into what was built; None where it does not: other entries, or of other shapes."""
+    """A saved state as far as it fits into the built module; None where it does not: other entries, or of other shapes."""
 
     def form(state: dict[str, Any]) -> dict[str, Any]:
         return {name: getattr(entry, "shape", None) for name, entry in state.items() if PAIRING not in name}
@@ -196,7 +197,7 @@ def with_fitting_modules(saved: Mapping[str, Any], modules: Mapping[str, Any], g
     nobody named, which becomes the saved policy.
 
     :param saved: state by name, ``"policy"`` among them
-    :param modules: optional modules by name; what is no module has no state
+    :param modules: optional modules by name; other objects have no state
     :param given_reference: the reference policy was named
     """
     states = dict(saved)
@@ -217,7 +218,7 @@ def check_parameters(given: Mapping[str, Any], needed: Iterable[str], own: Mappi
     :param given: states by name; optional ones are there already where a policy is
     :param needed: names of the model's
     :param own: state of its policy
-    :raises ValueError: naming what is missing, or whose they are
+    :raises ValueError: naming those that are missing, or their owner
     """
     theirs = given.get("policy")
     critic = [name for name in theirs if "value_net" in name and name not in own] if isinstance(theirs, Mapping) else []
@@ -244,8 +245,8 @@ def check_parameters(given: Mapping[str, Any], needed: Iterable[str], own: Mappi
 def all_or_nothing(modules: Sequence[Any]) -> Iterator[None]:
     """Leave modules as they were where parameters do not fit, and say so in one line with a remedy.
 
-    :param modules: that parameters go into; what is no module is left aside
-    :raises ValueError: in the place of what SB3, torch or an optimiser raise
+    :param modules: that parameters go into; other objects are left aside
+    :raises ValueError: in the place of an error of SB3, torch or an optimiser
     """
     before = Snapshot(modules)
     try:
@@ -286,7 +287,7 @@ def with_entries(content: bytes, entries: Mapping[str, bytes]) -> bytes:
 
 
 def attributes_in(path: Any) -> dict[str, Any]:
-    """What a zip holds beside tensors, by name; nothing is unpickled. Empty where there is no file, as SB3 says that.
+    """Entries of a zip other than tensors, by name; nothing is unpickled. Empty where there is no file, as SB3 says that.
 
     :raises ValueError: if it is no zip
     """
@@ -363,14 +364,14 @@ def write_zip(path: Any, content: bytes) -> None:
 def without_pickle(
     path: Any, arguments: Iterable[str], given: Mapping[str, Any], env: Any = None
 ) -> tuple[io.BytesIO, dict[str, Any]]:
-    """What of a model's zip can be had without unpickling anything.
+    """Read from a model's zip all that needs no unpickling.
 
     :param path: of the zip, or an open file
     :param arguments: names of the constructor's arguments; attributes other than these and :data:`STATE` are left out
-    :param given: objects by name that take the place of what the file holds
+    :param given: objects by name that take the place of the file's
     :param env: that the model will have, or None; its spaces serve where the file has none
     :return: a zip of plain data and tensors, and the objects by name that belong to it, for ``custom_objects``
-    :raises ValueError: naming what cannot be had
+    :raises ValueError: naming the objects that only unpickling restores
     """
     source = _opened(path)
     data = json.loads(read_entry(source, "data") or b"{}")
@@ -409,7 +410,7 @@ def _without_pickle(name: str, plain: Mapping[str, Any], given: Mapping[str, Any
 
 
 def _opened(path: Any) -> io.BytesIO:
-    """All of a file, read once: what is checked is what is used."""
+    """All of a file, read once: the bytes that are checked are those that are used."""
     if hasattr(path, "read"):
         return io.BytesIO(path.read())
     found = Path(path)
@@ -420,5 +421,5 @@ def _opened(path: Any) -> io.BytesIO:
 
 
 def _pickled(data: Mapping[str, Any]) -> list[str]:
-    """Names of what SB3 has pickled into its JSON."""
+    """Names of the objects that SB3 has pickled into its JSON."""
     return [name for name, value in data.items() if isinstance(value, dict) and ":serialized:" in value]

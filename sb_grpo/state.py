@@ -1,10 +1,10 @@
-"""State as plain values: what objects give of themselves, so that a training can go on as if it had never stopped.
+"""State as plain values, so that a training can go on as if it had never stopped.
 
 Whoever changes from step to step says how it stands by ``state_dict()``, and stands there again after
 ``load_state_dict(state)``. Of an ``nn.Module`` everything that learning changes is its state: parameters, buffers (also those
 that no zip holds), plain attributes, optimisers.
 
-:func:`pack` turns states into tensors, numbers and text in lists, tuples and dicts: what ``torch.load`` reads without running
+:func:`pack` turns states into tensors, numbers and text in lists, tuples and dicts, which ``torch.load`` reads without running
 anything (``weights_only=True``).
 """
 
@@ -25,7 +25,9 @@ KEPT = (th.Tensor, tuple, list, deque, dict, int, float, type(None))
 OF_ALL_MODULES = frozenset(vars(nn.Module()))
 PLAIN = (bool, int, float, str, bytes, type(None))
 #: Keys of the dicts that stand for an array, and for a deque and its length.
-ARRAY, DEQUE, LENGTH = ":array", ":deque", ":maxlen"
+ARRAY = ":array"
+DEQUE = ":deque"
+LENGTH = ":maxlen"
 
 
 class NoPlainForm(ValueError):
@@ -36,7 +38,7 @@ def pack(value: Any, name: str = "") -> Any:
     """A copy of plain values.
 
     :param value: tensors, arrays, numbers, text and None, in lists, tuples (named ones become plain), deques and dicts
-    :param name: what it is, for the message
+    :param name: of the value, for the message
     :raises NoPlainForm: for anything else
     """
     if type(value) in PLAIN:
@@ -58,7 +60,7 @@ def pack(value: Any, name: str = "") -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """What :func:`pack` was given; named tuples are plain ones."""
+    """Return the argument of :func:`pack`; named tuples are plain ones."""
     if isinstance(value, list | tuple):
         return type(value)(unpack(part) for part in value)
     if not isinstance(value, dict):
@@ -152,13 +154,13 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
 
 
 def random_state() -> dict[str, Any]:
-    """Where the generators of torch, NumPy and Python stand."""
+    """States of the generators of torch, NumPy and Python."""
     cuda = th.cuda.get_rng_state_all() if th.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return {"torch": th.get_rng_state(), "cuda": cuda, "numpy": np.random.get_state(), "python": random.getstate()}
 
 
 def put_random_state(state: Mapping[str, Any]) -> None:
-    """Let torch, NumPy and Python draw what they would have drawn then.
+    """Let torch, NumPy and Python draw the numbers that they would have drawn then.
 
     :param state: of :func:`random_state`
     """

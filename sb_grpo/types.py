@@ -1,4 +1,4 @@
-"""What travels between the boxes: the rollout, its minibatches, and observations of any form."""
+"""Data types: the rollout, its minibatches, and observations of any form."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Breakdown(ValueError):
 
 
 class Rollout(NamedTuple):
-    """What one collection gathered: M steps of E episodes of n_groups groups, steps packed by episode."""
+    """Result of one collection: M steps of E episodes of n_groups groups, steps packed by episode."""
 
     observations: TensorOrDict  #: [M, ...]
     actions: th.Tensor  #: [M] or [M, n]
@@ -112,7 +112,7 @@ def join_rollouts(first: Rollout, second: Rollout) -> Rollout:
 
 
 class AdvantageOptions(NamedTuple):
-    """What every estimator goes by."""
+    """Options of every estimator."""
 
     gamma: float = 0.995  #: discount, in [0, 1]
     gae_lambda: float = 0.95  #: lambda of the lambda-return, in [0, 1]; used by ``"state"``
@@ -120,18 +120,18 @@ class AdvantageOptions(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What the policy makes of a rollout's observations."""
+    """Features that the policy extracts from a rollout's observations."""
 
     steps: th.Tensor  #: [M, d] before each step
     final: th.Tensor  #: [E, d] after each episode's last step
 
 
 class Estimate(NamedTuple):
-    """What an estimator says of a rollout."""
+    """Result of an estimator."""
 
     advantages: th.Tensor  #: [M]
     explained: float | None = None  #: explained variance of the values, where it has any (mean over its parts)
-    figures: Mapping[str, float] = NOTHING  #: what else it has to log, by key
+    figures: Mapping[str, float] = NOTHING  #: further metrics to log, by key
 
 
 class Minibatch(NamedTuple):
@@ -152,7 +152,7 @@ class Minibatch(NamedTuple):
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What an update did, and the rollout that it was made with. Figures are nan where there is nothing to tell."""
+    """Metrics of an update, and of the rollout that it was made with. They are nan where there is nothing to tell."""
 
     policy_loss: float = math.nan  #: surrogate of the last rollout under the updated policy
     entropy_loss: float = math.nan  #: negative mean entropy, by the rows' weights

@@ -797,7 +797,7 @@ def check_policy_name(name: str, known: Collection[str]) -> None:
     """Check that a policy has a name that there is.
 
     :param known: names there are
-    :raises ValueError: if it is none of them; for sb3-contrib's recurrent policies with what to use in their place
+    :raises ValueError: if it is none of them; for sb3-contrib's recurrent policies with the argument to use in their place
     """
     without = name.replace("Lstm", "")
     if name != without and without in known:

@@ -1,4 +1,4 @@
-"""Rollouts from a loop of one's own: what was put into them has the type that a collected one has, or is refused by name."""
+"""Rollouts from a loop of one's own: their columns get the types of collected ones, or are refused by name."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def as_collected(rollout: Rollout | None, space: spaces.Space) -> Rollout:
 def as_tensor(name: str, value: object, dtype: th.dtype, device: th.device) -> th.Tensor:
     """A column as a tensor of its type.
 
-    :raises ValueError: for what is no column of numbers, and for what a gradient flows through
+    :raises ValueError: for a value that is no column of numbers, and for one that a gradient flows through
     """
     try:
         found = value if isinstance(value, th.Tensor) else th.as_tensor(np.asarray(value))
