@@ -127,6 +127,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
     ) -> None:
         super().__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.steps = {}
+        self._rows: dict[str, Any] | None = None  #: views that :meth:`add` writes to
         self.n_idle = 0  #: rows of the last rollout in which a slot had no job; they are left out
         self.age = th.zeros(0)  #: [M] of the rows that were handed out last: updates since they were collected
         self.n_lost = 0  #: rows of earlier rollouts whose episodes were lost with a worker in this one
@@ -177,6 +178,15 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             self.extra[name] = self._grown(column, size, column.shape[2:], column.dtype, self.column_device)
         self.buffer_size = size
         self.full = False
+        self._rows = None
+
+    def _views(self) -> dict[str, Any]:
+        """Make views of the columns: NumPy's on the CPU, which take a row in a fraction of the time that torch needs."""
+        return {name: map_obs(_row_view, column) for name, column in self.steps.items()}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy or a pickle, without views: they would be columns of their own there."""
+        return {**vars(self), "_rows": None}
 
     def add_columns(self, columns: Sequence[Column]) -> None:
         """Make room for further columns of every step.
@@ -246,7 +256,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
     ) -> None:
         """Append one step of every slot.
 
-        :param obs: ``[n_envs, ...]`` before the step, on any device
+        :param obs: ``[n_envs, ...]`` before the step, on the buffer's device
         :param actions: ``[n_envs]`` or ``[n_envs, n]``
         :param log_probs: ``[n_envs]`` of them
         :param rewards: ``[n_envs]``
@@ -259,19 +269,21 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             self._match_dtypes(obs)
         if self.pos == self.buffer_size:
             self._allocate(2 * self.buffer_size)
+        if self._rows is None:
+            self._rows = self._views()
         pos = self.pos
-        steps = self.steps
+        rows = self._rows
         if isinstance(obs, dict):
             for key, value in obs.items():
-                steps["observations"][key][pos] = value
+                rows["observations"][key][pos] = _row_view(value)
         else:
-            steps["observations"][pos] = obs
-        steps["actions"][pos] = actions
-        steps["log_probs"][pos] = log_probs
-        steps["rewards"].numpy()[pos] = rewards
-        steps["jobs"].numpy()[pos] = jobs
-        steps["t"].numpy()[pos] = t
-        steps["ends"].numpy()[pos] = ends
+            rows["observations"][pos] = _row_view(obs)
+        rows["actions"][pos] = _row_view(actions)
+        rows["log_probs"][pos] = _row_view(log_probs)
+        rows["rewards"][pos] = rewards
+        rows["jobs"][pos] = jobs
+        rows["t"][pos] = t
+        rows["ends"][pos] = ends
         for name, values in extra.items():
             self.extra[name].numpy()[pos] = values
         self.pos += 1
@@ -443,6 +455,11 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
         raise NotImplementedError("A GroupRolloutBuffer hands out whole rollouts: use pack().")
+
+
+def _row_view(tensor: th.Tensor) -> np.ndarray | th.Tensor:
+    """NumPy's view of a tensor on the CPU; another one as it is."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor
 
 
 def _readable(column: th.Tensor) -> np.ndarray:

@@ -198,9 +198,8 @@ class ActorPolicy(PredictingPolicy):
     @property
     def device(self) -> th.device:
         """Device of the action layer. SB3's property walks all modules for the first parameter, at every step."""
-        for parameter in self.action_net.parameters(recurse=False):
-            return parameter.device
-        return super().device
+        action_net = self.action_net
+        return action_net.weight.device if type(action_net) is nn.Linear else super().device
 
     @staticmethod
     def flat_observations(obs: PyTorchObs) -> th.Tensor:
