@@ -10,7 +10,6 @@ import hashlib
 import io
 import pickle
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,6 +42,7 @@ from sb_grpo.state import (
     state_of,
     unpack,
 )
+from sb_grpo.types import Kwargs, SavedState, Settings, State
 
 #: Entries of the zip: the state, and a checksum of it. A value that was changed would be another error much later.
 RUN = "run.pt"
@@ -104,7 +104,7 @@ def _write_run(model: Any, path: Any) -> None:
     write_zip(path, with_entries(zipped.getvalue(), run_entries(content)))
 
 
-def run_state(model: Any) -> dict[str, Any]:
+def run_state(model: Any) -> State:
     """Gather everything that neither the arguments nor the zip of a model hold."""
     normalized = model._vec_normalize_env
     return {
@@ -120,7 +120,7 @@ def run_state(model: Any) -> dict[str, Any]:
     }
 
 
-def loop_state(model: Any) -> dict[str, Any]:
+def loop_state(model: Any) -> State:
     """Gather the state that the loop of ``learn`` takes up when all else is in its place."""
     folder = None if model.tensorboard_log is None else model.logger.dir
     return {
@@ -133,7 +133,7 @@ def loop_state(model: Any) -> dict[str, Any]:
     }
 
 
-def simulator_of(env: VecEnv) -> dict[str, Any] | None:
+def simulator_of(env: VecEnv) -> State | None:
     """Return the state of an env that can be copied; None where it cannot."""
     try:
         return env.state_dict() if isinstance(env, TensorVecEnv) else None
@@ -145,7 +145,7 @@ def simulator_of(env: VecEnv) -> dict[str, Any] | None:
 
 
 def load_run(
-    cls: Any, path: Any, env: Any, device: Any, custom_objects: dict[str, Any] | None, trusted: bool, kwargs: dict[str, Any]
+    cls: Any, path: Any, env: Any, device: Any, custom_objects: Kwargs | None, trusted: bool, kwargs: Kwargs
 ) -> Any:
     """Load the model of a run and put the run's state into it.
 
@@ -178,7 +178,7 @@ def load_run(
     return model
 
 
-def put_run_state(model: Any, state: dict[str, Any]) -> None:
+def put_run_state(model: Any, state: State) -> None:
     """Put :func:`run_state` into a model: all of it but the part that :func:`enter_loop` takes up."""
     found = model.mask_source
     run = state["own"]["mask_source"]
@@ -199,7 +199,7 @@ def put_run_state(model: Any, state: dict[str, Any]) -> None:
     model._to_resume = state
 
 
-def _put_statistics(model: Any, normalized: dict[str, Any] | None) -> None:
+def _put_statistics(model: Any, normalized: State | None) -> None:
     if model._vec_normalize_env is not None and normalized is not None:
         put_running_state(model._vec_normalize_env, normalized)
 
@@ -241,7 +241,7 @@ def enter_loop(model: Any, callback: BaseCallback) -> None:
     model._to_resume = None
 
 
-def _begin_episodes_again(model: Any, slots: GroupSlots, normalized: dict[str, Any] | None) -> None:
+def _begin_episodes_again(model: Any, slots: GroupSlots, normalized: State | None) -> None:
     """Host envs have lost their episodes: those that had only started start again, others end where they were.
 
     :param normalized: statistics that have seen the starts already
@@ -281,7 +281,7 @@ def facts_of(env: VecEnv, observation_space: spaces.Space, action_space: spaces.
     return Facts(name, is_tensor_env, env.num_envs, str(observation_space), str(action_space), normalized, device.type)
 
 
-def check_facts(path: Any, run: Mapping[str, Any], env: VecEnv) -> None:
+def check_facts(path: Any, run: Settings, env: VecEnv) -> None:
     """Check that an env is like a run's env.
 
     :param path: of the run, for the message
@@ -297,7 +297,7 @@ def check_facts(path: Any, run: Mapping[str, Any], env: VecEnv) -> None:
             )
 
 
-def run_to_bytes(state: Mapping[str, Any]) -> bytes:
+def run_to_bytes(state: SavedState) -> bytes:
     """A state as the content of the entry.
 
     :raises ValueError: naming a value that has no plain form
@@ -321,7 +321,7 @@ def run_entries(content: bytes) -> dict[str, bytes]:
     return {RUN: content, CHECKSUM: hashlib.sha256(content).hexdigest().encode()}
 
 
-def read_run(path: Any, device: Any = "auto") -> dict[str, Any]:
+def read_run(path: Any, device: Any = "auto") -> State:
     """The state of a run.
 
     :param path: of the zip, or a file that is open for reading
@@ -353,7 +353,7 @@ def read_run(path: Any, device: Any = "auto") -> dict[str, Any]:
             weights_only=True,
             map_location=lambda x, at: x if at == "cpu" else x.to(to),  # type: ignore
         )
-        whole: dict[str, Any] = unpack(state)
+        whole: State = unpack(state)
         device_then = {name: whole["facts"][name] for name in Facts._fields}["device"]
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError, AttributeError) as error:
         reason = str(error).strip().partition("\n")[0]
@@ -366,7 +366,7 @@ def read_run(path: Any, device: Any = "auto") -> dict[str, Any]:
     return whole
 
 
-def logged(logger: Logger) -> dict[str, Any]:
+def logged(logger: Logger) -> State:
     """Return the figures that have been recorded, and wait to be written with those of the next rollout."""
     values = {
         name: value for name, value in logger.name_to_value.items() if isinstance(value, int | float | np.generic | th.Tensor)
@@ -374,7 +374,7 @@ def logged(logger: Logger) -> dict[str, Any]:
     return {name: (value, logger.name_to_count[name], logger.name_to_excluded.get(name, ())) for name, value in values.items()}
 
 
-def put_logged(logger: Logger, waiting: Mapping[str, Any] | None) -> None:
+def put_logged(logger: Logger, waiting: SavedState | None) -> None:
     """Let a logger wait with the figures of another one, and with no others."""
     logger.name_to_value.clear()
     logger.name_to_count.clear()

@@ -89,7 +89,7 @@ class PairedEvaluation:
 def evaluate_paired(
     policy_a: Any,
     policy_b: Any,
-    env: str | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]] | VecEnv,
+    env: str | gym.Env | Callable[[], gym.Env] | VecEnv,
     seeds: Sequence[int] | int = 100,
     *,
     deterministic: bool = True,

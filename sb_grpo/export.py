@@ -29,6 +29,7 @@ from sb_grpo.normalization import OtherObservations
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.beside import MASK, MEMORY, with_beside
 from sb_grpo.policies.masks import choices_of
+from sb_grpo.types import Kwargs, Obs
 
 SUFFIXES = (".onnx", ".pt2")
 OBSERVATION = "observation"
@@ -207,7 +208,7 @@ def export_policy(
     return path
 
 
-def description(policy: ActorPolicy, vec_normalize: VecNormalize | None) -> dict[str, Any]:
+def description(policy: ActorPolicy, vec_normalize: VecNormalize | None) -> Kwargs:
     """Metadata of the file: spaces, normalisation, version."""
     return {
         "observation_space": str(policy.observation_space),
@@ -266,7 +267,7 @@ def check_exported(
     drawn = samples(policy, n, masked)
     space = policy.observation_space
     parts = {key: drawn[key] for key in (space.spaces if isinstance(space, spaces.Dict) else (OBSERVATION,))}
-    obs: Any = parts if isinstance(space, spaces.Dict) else parts[OBSERVATION]
+    obs: Obs = parts if isinstance(space, spaces.Dict) else parts[OBSERVATION]
     if vec_normalize is not None:
         obs = vec_normalize.normalize_obs(obs)
     memory = policy.memory

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch as th
@@ -19,7 +19,7 @@ from sb_grpo.maths.losses import Clip, importance_ratio, kl_k3
 from sb_grpo.maths.returns import episode_returns
 from sb_grpo.maths.segments import segment_mean, segment_sum
 from sb_grpo.policies.beside import SEQUENCE, with_beside
-from sb_grpo.types import Estimate, Minibatch, Rollout, UpdateResult
+from sb_grpo.types import Estimate, Kwargs, Minibatch, Rollout, Settings, UpdateResult
 
 Figures = dict[str, float]
 
@@ -41,7 +41,7 @@ def show(logger: Logger, key: str, value: th.Tensor | HParam, step: int) -> None
             output.write({key: value}, {key: ()}, step)
 
 
-def record_settings(logger: Logger, settings: Mapping[str, Any], step: int) -> None:
+def record_settings(logger: Logger, settings: Settings, step: int) -> None:
     """Log all settings for TensorBoard's HParams tab, if it is there.
 
     :param settings: by name
@@ -72,7 +72,7 @@ def record(logger: Logger, figures: Figures) -> None:
         logger.record(key, value)
 
 
-def of_episodes(episodes: Iterable[Mapping[str, Any]] | None, successes: Iterable[float] | None) -> Figures:
+def of_episodes(episodes: Iterable[Settings] | None, successes: Iterable[float] | None) -> Figures:
     """The figures of the last episodes, which SB3 logs when it prints."""
     found = {
         "rollout/ep_rew_mean": [episode["r"] for episode in episodes or () if "r" in episode],
@@ -97,12 +97,12 @@ class Counts(NamedTuple):
     age: th.Tensor  #: [M] updates since each row was collected
 
 
-def as_shown(settings: Mapping[str, Any]) -> dict[str, Any]:
+def as_shown(settings: Settings) -> Kwargs:
     """Settings by name; values that neither TensorBoard nor JSON can show become text."""
     return {name: value if isinstance(value, int | float | str) else str(value) for name, value in settings.items()}
 
 
-def hparams(settings: Mapping[str, Any]) -> HParam:
+def hparams(settings: Settings) -> HParam:
     """All settings for TensorBoard's HParams tab.
 
     :param settings: by name
@@ -276,7 +276,7 @@ def nothing_to_learn(rollout: Figures) -> UpdateResult:
     return UpdateResult(**of_the_rollout(rollout))
 
 
-def of_the_rollout(figures: Figures) -> dict[str, Any]:
+def of_the_rollout(figures: Figures) -> Kwargs:
     """Those fields of an :class:`UpdateResult` that tell of its rollout."""
     return {name: figures.get(key, math.nan) for name, key in OF_THE_ROLLOUT.items()}
 

@@ -291,7 +291,7 @@ class GRPO(GroupOnPolicyAlgorithm):
         loss = partial(objective, clip=clip_range)
         last_good = LastGood(self.policy)
         parameters = list(last_good.parameters)
-        optimizer.zero_grad()  # what has been frozen must not follow an old gradient
+        optimizer.zero_grad()  # frozen weights must not follow an old gradient
         own = {id(parameter) for parameter in parameters}
         others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
         compiled_step = self.captured.gradient_step(objective, parameters, clip_range, self.batch_size, self.max_grad_norm)

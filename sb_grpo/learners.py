@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import ranks
+from sb_grpo.types import Info, Settings
 
 #: Settings that may differ: each rank has a device of its own, and only rank 0 speaks.
 OWN = ("device", "verbose", "tensorboard_log")
@@ -28,7 +28,7 @@ OWN = ("device", "verbose", "tensorboard_log")
 WRITERS = (EvalCallback, CheckpointCallback, ProgressBarCallback)
 
 
-def check_equal(settings: Mapping[str, Any]) -> None:
+def check_equal(settings: Settings) -> None:
     """Check that all ranks were given the same settings.
 
     :param settings: by name
@@ -65,7 +65,7 @@ def own_callbacks(callback: Any) -> Any:
     return callback
 
 
-def seen_by_all(before: list[dict[str, Any]], now: deque[dict[str, Any]], steps: int) -> tuple[deque[dict[str, Any]], int]:
+def seen_by_all(before: list[Info], now: deque[Info], steps: int) -> tuple[deque[Info], int]:
     """Merge the data of SB3's statistics: the episodes that have ended on all ranks, and the steps of all.
 
     :param before: episodes that all ranks knew

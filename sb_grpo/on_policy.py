@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -84,7 +84,7 @@ from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policies.weights import made_apart
 from sb_grpo.profiles import arguments_of
 from sb_grpo.state import copied
-from sb_grpo.types import NOTHING, Breakdown, Rollout, UpdateResult, map_obs
+from sb_grpo.types import NOTHING, Breakdown, Info, Kwargs, Rollout, Settings, State, UpdateResult, map_obs
 from sb_grpo.validation import (
     Config,
     Options,
@@ -143,9 +143,9 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     kl_coef: float
     normalize_advantage: str
     loss: str | Loss
-    loss_kwargs: dict[str, Any] | None
+    loss_kwargs: Kwargs | None
     #: Arguments that are read when the model is set up and not again, with their values then.
-    _as_read: dict[str, Any] | None = None
+    _as_read: Kwargs | None = None
 
     def __init__(
         self,
@@ -154,12 +154,12 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         use_sde: bool,
         group_size: Any,
         n_groups: int | None,
-        group_kwargs: dict[str, Any] | None,
+        group_kwargs: Kwargs | None,
         advantage: Any,
-        advantage_kwargs: dict[str, Any] | None,
-        multitask: Multitask | Mapping[str, Any] | None,
-        rewards: Rewards | Mapping[str, Any] | None,
-        update_kwargs: dict[str, Any] | None,
+        advantage_kwargs: Kwargs | None,
+        multitask: Multitask | Settings | None,
+        rewards: Rewards | Settings | None,
+        update_kwargs: Kwargs | None,
         compile: bool,
         **kwargs: Any,
     ) -> None:
@@ -187,13 +187,13 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.bonus: Bonus | None = None
         self.ref_policy: ActorPolicy | None = None
         self._given_reference = False  #: ``ref_policy`` was given, and is none that this policy has been
-        self._derived: dict[str, Any] = {}  #: defaults that followed from other arguments
+        self._derived: Kwargs = {}  #: defaults that followed from other arguments
         self._base_seed: int | None = None
         self._next_group = 0
         self.slots: Slots | None = None
         self._restart_groups = False
         self._time_limit: int | None = None
-        #: Where action masks come from (sb_grpo.collect.masks); None: there are none.
+        #: Source of action masks (sb_grpo.collect.masks); None: there are none.
         self.mask_source: str | None = None
         self._warned_of_masks = False
         self._warned_of_few_starts = False
@@ -205,7 +205,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self._steps_dropped = 0
         self.interruptions = 0  #: times that somebody else has taken the training env in mid-rollout
         self._training_batch: TrainingBatch | None = None  #: of the last rollout, until it has been learnt from
-        #: What the last rollout and the update after it logged, by key.
+        #: Metrics of the last rollout and the update after it, by key.
         self.last_figures: dict[str, float] = {}
         self.last_update: UpdateResult | None = None
 
@@ -220,8 +220,8 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self._known = Known()  #: before the rollouts of a loop of one's own
         self._in_rollout = False  #: or not learnt from yet
         self._runs_due: list[Any] = []  #: files of save_run() that wait for the end of the rollout and its update
-        self._to_resume: dict[str, Any] | None = None  #: state of a loaded run that the loop has not taken up yet
-        #: Of the VecNormalize that the weights have learnt under, as long as the model has no env.
+        self._to_resume: State | None = None  #: state of a loaded run that the loop has not taken up yet
+        #: Statistics of the VecNormalize that the weights have learnt under, as long as the model has no env.
         self._statistics: bytes | None = None
 
     @classmethod
@@ -284,7 +284,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self._as_read = as_read(self.__dict__)
         self._take_up_statistics()
 
-    def _make_policy(self, kwargs: dict[str, Any]) -> ActorPolicy:
+    def _make_policy(self, kwargs: Kwargs) -> ActorPolicy:
         policy_class: Any = self.policy_class
         policy: ActorPolicy = policy_class(
             self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **kwargs
@@ -435,7 +435,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     # ---------------------------------------------------------------- arguments
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Kwargs:
         """Every argument of the constructor by name, as it is now."""
         names = [name for name in constructor_of(type(self)) if name not in ("policy", "env", "_init_setup_model")]
         settings = {name: getattr(self, name, getattr(self, f"_{name}", None)) for name in names}
@@ -466,7 +466,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     def _config(self) -> Config:
         """Collect the values that the rules between arguments look at."""
-        own: dict[str, Any] = {name: getattr(self, name, None) for name in Config.__dataclass_fields__}
+        own: Kwargs = {name: getattr(self, name, None) for name in Config.__dataclass_fields__}
         own["group_size"] = self.members
         if self.env is not None:
             own["n_envs"] = self.n_envs * ranks.place().n
@@ -786,7 +786,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             last = map_obs(lambda o: o[slot], self._last_obs)  # noqa: B023
             rollout_buffer.add_final_observation(job, self.beside.after(slot, last))
 
-    def _with_groups(self, infos: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def _with_groups(self, infos: list[Info]) -> list[Info]:
         """Add its group to the statistics of each episode, so that different starts can be counted."""
         assert isinstance(self.slots, GroupSlots)
         return [
@@ -794,7 +794,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             for info, group in zip(infos, self.slots.groups.tolist(), strict=True)
         ]
 
-    def _share_what_was_seen(self, steps_before: int, episodes_before: list[dict[str, Any]]) -> None:
+    def _share_what_was_seen(self, steps_before: int, episodes_before: list[Info]) -> None:
         """Give several learners one number of steps, the running statistics and the episodes of all, at the end of a rollout.
 
         :param steps_before: that all had taken when it began
@@ -1165,7 +1165,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         optional = [name for name in save_util.OPTIONAL_MODULES if isinstance(getattr(self, name), th.nn.Module)]
         return [*state_dicts, *optional], tensors
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         """Return the state of a copy or a pickle, without the callbacks of a running ``learn()``.
 
         A copy that is made in mid-rollout begins new groups, as a loaded model does.
@@ -1194,7 +1194,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         path: Any,
         env: GymEnv | None = None,
         device: th.device | str = "auto",
-        custom_objects: dict[str, Any] | None = None,
+        custom_objects: Kwargs | None = None,
         *args: Any,
         trusted: bool = True,
         **kwargs: Any,
@@ -1208,12 +1208,12 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         source, custom_objects, kwargs = save_util.arguments_of_load(cls, path, env, custom_objects, trusted, kwargs)
         return super().load(source, env, device, custom_objects, *args, **kwargs)  # type: ignore[no-any-return]
 
-    def get_parameters(self) -> dict[str, dict[str, Any]]:
+    def get_parameters(self) -> dict[str, State]:
         """Return copies of the weights: :meth:`set_parameters` takes a model back to them after further training."""
         return {name: copied(state) for name, state in super().get_parameters().items()}
 
     def set_parameters(
-        self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
+        self, load_path_or_dict: str | State, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """Replace the weights, as SB3's does. A refused call changes nothing.
 
@@ -1246,7 +1246,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         path: Any,
         env: GymEnv,
         device: Any = "auto",
-        custom_objects: dict[str, Any] | None = None,
+        custom_objects: Kwargs | None = None,
         trusted: bool = True,
         **kwargs: Any,
     ) -> SelfGroupOnPolicy:

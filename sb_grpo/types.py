@@ -6,13 +6,23 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_action_dim
 
 TensorOrDict = th.Tensor | dict[str, th.Tensor]
+#: Observations of any form: arrays or tensors ``[n_envs, ...]``, or dicts of such.
+Obs: TypeAlias = Any
+#: Info of one env, as Gymnasium's ``step`` and ``reset`` return it.
+Info: TypeAlias = dict[str, Any]
+#: Keyword arguments or settings by name.
+Kwargs: TypeAlias = dict[str, Any]
+Settings: TypeAlias = Mapping[str, Any]
+#: State by name, as a ``state_dict()`` returns it and as a ``load_state_dict()`` takes it.
+State: TypeAlias = dict[str, Any]
+SavedState: TypeAlias = Mapping[str, Any]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -42,7 +52,7 @@ class Rollout(NamedTuple):
     final_observations: TensorOrDict  #: [E, ...] after the last step; zeros where terminated
     n_groups: int
     max_length: int  #: no episode in here has more steps
-    # What follows is None, or not there, unless an option asks for it (see sb_grpo.collect.columns).
+    # The following are None, or not there, unless an option asks for it (see sb_grpo.collect.columns).
     task: th.Tensor | None = None  #: [E] int64, 0 to the number of declared tasks - 1
     objectives: th.Tensor | None = None  #: [M, K] float32, the reward by objective
     episode_return: th.Tensor | None = None  #: [E] undiscounted return since the reset, steps of earlier rollouts included

@@ -58,7 +58,7 @@ from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.learn.losses import Clipped, Loss, make_loss
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.policies.heads import make_discrete_head
-from sb_grpo.types import Rollout
+from sb_grpo.types import Rollout, Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,7 +75,7 @@ class Options(NamedTuple):
     rewards: Rewards
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Options:
+    def read(cls, given: Settings) -> Options:
         """Read them from arguments by name.
 
         :raises ValueError: for unknown names and keys
@@ -99,7 +99,7 @@ class Config:
     n_envs: int  #: of all learners
     device: th.device
     policy_class: type
-    policy_kwargs: Mapping[str, Any]
+    policy_kwargs: Settings
     use_sde: bool
     n_steps: int | None
     n_groups: int | None
@@ -110,7 +110,7 @@ class Config:
     advantage: object
     kl_coef: float
     rollout_buffer_class: type | None
-    rollout_buffer_kwargs: Mapping[str, Any] | None
+    rollout_buffer_kwargs: Settings | None
 
     @property
     def simulator(self) -> TensorVecEnv | None:

@@ -7,7 +7,7 @@ works on that one form, whatever the number of envs, the group size, or where an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch as th
@@ -17,8 +17,10 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo.collect.columns import Column, check_one_task
 from sb_grpo.config import check_settings
-from sb_grpo.types import NOTHING, Rollout, TensorOrDict, action_row, map_obs
+from sb_grpo.types import NOTHING, Obs, Rollout, SavedState, State, TensorOrDict, action_row, map_obs
 
+#: Columns by name: tensors, or dicts of such.
+Rows: TypeAlias = dict[str, Any]
 #: Attributes of PPO's buffer that one without a critic lacks.
 OF_A_CRITIC = {"values", "returns", "advantages", "get", "compute_returns_and_advantage"}
 
@@ -53,7 +55,7 @@ class AsArrays:
     Only the steps that are there: ``[pos, n_envs, ...]``. Of other devices they are copies that cannot be written.
     """
 
-    steps: dict[str, Any]  #: ``[buffer_size, n_envs, ...]`` tensors (dicts of such) of which the first ``pos`` are there
+    steps: Rows  #: ``[buffer_size, n_envs, ...]`` tensors (dicts of such) of which the first ``pos`` are there
     pos: int
     n_envs: int
     obs_shape: Any
@@ -127,11 +129,11 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
     ) -> None:
         super().__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.steps = {}
-        self._rows: dict[str, Any] | None = None  #: views that :meth:`add` writes to
+        self._rows: Rows | None = None  #: views that :meth:`add` writes to
         self.n_idle = 0  #: rows of the last rollout in which a slot had no job; they are left out
         self.age = th.zeros(0)  #: [M] of the rows that were handed out last: updates since they were collected
         self.n_lost = 0  #: rows of earlier rollouts whose episodes were lost with a worker in this one
-        self._kept: dict[str, Any] | None = None
+        self._kept: Rows | None = None
         self._obs_dtypes: dict[str, th.dtype] = {}
         self.extra: dict[str, th.Tensor] = {}  #: columns that :meth:`add_columns` declared
         self._of_episodes: set[str] = set()
@@ -180,11 +182,11 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         self.full = False
         self._rows = None
 
-    def _views(self) -> dict[str, Any]:
+    def _views(self) -> Rows:
         """Make views of the columns: NumPy's on the CPU, which take a row in a fraction of the time that torch needs."""
         return {name: map_obs(_row_view, column) for name, column in self.steps.items()}
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         """Return the state of a copy or a pickle, without views: they would be columns of their own there."""
         return {**vars(self), "_rows": None}
 
@@ -206,11 +208,11 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         self._seen_before = None
         self._final_obs: dict[int, Any] = {}
 
-    def state_dict(self, with_seen: bool = False) -> dict[str, Any]:
+    def state_dict(self, with_seen: bool = False) -> State:
         """The rows that wait for their group; ``with_seen`` the last rollout's observations too, which normalisers await."""
         return {"kept": self._kept, "seen": self.seen_observations() if with_seen else None}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: SavedState) -> None:
         """Wait with the rows of another buffer."""
         self.reset()
         self._kept = state["kept"]
@@ -297,7 +299,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
                 self._obs_dtypes = kept
                 self._allocate(self.buffer_size)
 
-    def add_final_observation(self, job: int, obs: Any) -> None:
+    def add_final_observation(self, job: int, obs: Obs) -> None:
         """Remember the observation after an episode's last step (needed where it did not terminate)."""
         self._final_obs[job] = obs
 
@@ -328,7 +330,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         :return: the rollout; None when no group is complete
         """
         obs, actions = self.new_rows()
-        rows: dict[str, Any] = {
+        rows: Rows = {
             "obs": obs,
             "actions": actions,
             "log_probs": log_probs,
@@ -393,7 +395,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
     def _join_final_observations(self, kept: Any, new: Any) -> Any:
         return {**kept, **new}
 
-    def _take(self, rows: dict[str, Any], index: th.Tensor) -> dict[str, Any]:
+    def _take(self, rows: Rows, index: th.Tensor) -> Rows:
         on_device = index.to(self.device)
         taken = {key: map_obs(lambda o: o.index_select(0, on_device), rows[key]) for key in ("obs", "actions", "log_probs")}
         taken.update({key: rows[key].index_select(0, index) for key in ("rewards", "jobs", "t", "ends", "age", *self.extra)})
@@ -404,7 +406,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         wanted = set(jobs.tolist()) if final_obs else set()
         return {job: obs for job, obs in final_obs.items() if job in wanted}
 
-    def _as_rollout(self, rows: dict[str, Any], group_size: int) -> Rollout:
+    def _as_rollout(self, rows: Rows, group_size: int) -> Rollout:
         jobs, episode, lengths = th.unique_consecutive(rows["jobs"], return_inverse=True, return_counts=True)
         last = lengths.cumsum(0) - 1
         end = rows["ends"].index_select(0, last)
@@ -433,7 +435,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             **fields,
         )
 
-    def _final_observations(self, rows: dict[str, Any], jobs: th.Tensor, last: th.Tensor) -> TensorOrDict:
+    def _final_observations(self, rows: Rows, jobs: th.Tensor, last: th.Tensor) -> TensorOrDict:
         """``[E, ...]`` observation after the last step of each episode, zeros where nobody will ask.
 
         :param jobs: ``[E]`` job of each episode

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from sb_grpo.collect.plan import LARGEST_REWARD
 from sb_grpo.config import Multitask, Rewards
 from sb_grpo.envs.tensor_env import TensorVecEnv
-from sb_grpo.types import Breakdown
+from sb_grpo.types import Breakdown, Info, Obs
 
 #: Key of an info that holds the rewards by objective.
 REWARDS_KEY = "rewards"
@@ -26,8 +26,8 @@ REWARDS_KEY = "rewards"
 class HostStep(NamedTuple):
     """One step of every slot of host envs, as a column sees it."""
 
-    raw_obs: Any  #: [n_envs, ...] that the step was taken from, before any normalisation
-    infos: list[dict[str, Any]]
+    raw_obs: Obs  #: [n_envs, ...] that the step was taken from, before any normalisation
+    infos: list[Info]
     raw_rewards: np.ndarray  #: [n_envs]
     t: np.ndarray  #: [n_envs] number of the step in its episode
 
@@ -80,7 +80,7 @@ def return_column(wanted: Wanted) -> Column | None:
     return Column("episode_return", (), th.float32, True, ReturnsSoFar(wanted.n_envs), lambda env, returns: returns)
 
 
-#: What makes the columns, in this order; each returns None where nothing asks for it.
+#: Makers of the columns, in this order; each returns None where nothing asks for it.
 SCHEMA: list[Callable[[Wanted], Column | None]] = [task_column, objectives_column, return_column]
 
 
@@ -129,7 +129,7 @@ class TaskReader:
             return self._from_observation(np.asarray(step.raw_obs[self.key]))
         return self._ids([self._of_info(slot, info) for slot, info in enumerate(step.infos)])
 
-    def _of_info(self, slot: int, info: dict[str, Any]) -> Any:
+    def _of_info(self, slot: int, info: Info) -> Any:
         if self.key not in info:
             raise ValueError(
                 f"tasks={list(self.names)} are declared, but the info of env {slot} has no {self.key!r} (it has "
@@ -185,7 +185,7 @@ class ObjectiveReader:
         self._check_finite(values)
         return values
 
-    def _rewards(self, slot: int, info: dict[str, Any]) -> Any:
+    def _rewards(self, slot: int, info: Info) -> Any:
         if REWARDS_KEY not in info:
             raise ValueError(
                 f"objectives={self.objectives} are declared, but the info of env {slot} has no {REWARDS_KEY!r}. Report the "

@@ -25,7 +25,7 @@ from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.beside import MASK, MEMORY, beside, with_beside
 from sb_grpo.policies.masks import checked, choices_of
 from sb_grpo.policies.numbers import trouble_with
-from sb_grpo.types import Breakdown, map_obs
+from sb_grpo.types import Breakdown, Info, Obs, map_obs
 
 #: Largest difference between two ways of computing log-probabilities, absolute and relative.
 ROUNDING = 1e-4
@@ -56,7 +56,7 @@ class Beside:
         self._missed_one = False  # the observation after the last step of a cut episode
 
     def see(
-        self, env: VecEnv, infos: Sequence[dict[str, Any]] | None = None, dones: np.ndarray | None = None, step: int = 0
+        self, env: VecEnv, infos: Sequence[Info] | None = None, dones: np.ndarray | None = None, step: int = 0
     ) -> None:
         """A step has been taken, and nobody has touched the envs since.
 
@@ -74,7 +74,7 @@ class Beside:
         if self.mask_source != "tensor":  # the device loop looks at its env itself
             self._masks = masks_of(env, self.mask_source, infos, dones, step)
 
-    def observe(self, obs: Any, policy: ActorPolicy, t: np.ndarray, step: int) -> Any:
+    def observe(self, obs: Obs, policy: ActorPolicy, t: np.ndarray, step: int) -> Any:
         """Observations as the policy sees them.
 
         :param obs: ``[n_envs, ...]`` of the env
@@ -95,7 +95,7 @@ class Beside:
         """``[n_envs, n]`` of the policy after it has acted. A copy: tensors of inference mode take part in no gradient."""
         self._memory = None if memory is None else memory.clone()
 
-    def last(self, slot: int, info: dict[str, Any]) -> Any:
+    def last(self, slot: int, info: Info) -> Any:
         """The observation after the last step of an episode that a time limit has cut, with the policy's memory there.
 
         :param info: of that step
@@ -117,7 +117,7 @@ class Beside:
             )
         return None
 
-    def after(self, slot: int, obs: Any) -> Any:
+    def after(self, slot: int, obs: Obs) -> Any:
         """A slot's observation after the last step, with the policy's memory there; for the value of a cut episode.
 
         A mask that the observation itself holds stays in it: the buffer has a place for it.
@@ -213,7 +213,7 @@ def check_reward_wrappers(env: VecEnv, scaling: Sequence[VecNormalize], rewards:
 
 
 def note_ends(
-    buffer: GroupRolloutBuffer, jobs: np.ndarray, ended: list[int], infos: list[dict[str, Any]], carried: Beside
+    buffer: GroupRolloutBuffer, jobs: np.ndarray, ended: list[int], infos: list[Info], carried: Beside
 ) -> np.ndarray:
     """Note how each slot's episode fared in this step; keep the last observation of those that a time limit ended.
 
@@ -248,7 +248,7 @@ def in_shape(space: spaces.Space, last: Any, slot: int) -> Any:
 
 
 def give_up(
-    slots: Slots, buffer: GroupRolloutBuffer, carried: Beside, last_obs: Any, whole_episodes: bool
+    slots: Slots, buffer: GroupRolloutBuffer, carried: Beside, last_obs: Obs, whole_episodes: bool
 ) -> tuple[int, bool]:
     """End the running episodes, whose envs are no longer where the slots left them.
 

@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies.beside import MASK
 from sb_grpo.policies.masks import METHOD, checked, choices_of
+from sb_grpo.types import Info
 
 CALLERS = ("sb_grpo", "stable_baselines3")  #: packages whose functions ask an env for its masks
 #: Sources whose masks observations do not hold.
@@ -112,7 +113,7 @@ def _check_not_normalized(env: VecEnv) -> None:
 
 
 def masks_of(
-    env: VecEnv, source: str | None, infos: Sequence[dict[str, Any]] | None = None, dones: Any = None, step: int = 0
+    env: VecEnv, source: str | None, infos: Sequence[Info] | None = None, dones: Any = None, step: int = 0
 ) -> np.ndarray | None:
     """``[n_envs, m]`` valid actions of every slot now; None where observations hold the masks, or there are none.
 
@@ -173,7 +174,7 @@ def _kind_of(env: VecEnv) -> str:
     return type(base.envs[0].unwrapped if isinstance(base, DummyVecEnv) else base).__name__
 
 
-def check_unmasked(env: VecEnv, infos: Sequence[dict[str, Any]], step: int) -> None:
+def check_unmasked(env: VecEnv, infos: Sequence[Info], step: int) -> None:
     """Masks in the infos of steps alone are no source: the first action of an episode would be chosen without one.
 
     :param infos: of a step of an env whose resets have told of no masks

@@ -17,6 +17,7 @@ from sb_grpo.collect.starts import start_of
 from sb_grpo.envs.hold import hold_of
 from sb_grpo.envs.seeded_reset import observation_digest
 from sb_grpo.envs.tensor_env import TensorVecEnv, check_actions
+from sb_grpo.types import Obs
 
 #: Observations ``[N, ...]``, state of a recurrent policy, starts ``[N]``, valid actions ``[N, m]`` where observations do not
 #: hold them -> actions ``[N, ...]``, next state.
@@ -41,7 +42,7 @@ def actor(policy: Any, normalize: VecNormalize | None, deterministic: bool) -> A
     known = signature(policy.predict).parameters if hasattr(policy, "predict") else {}
     takes_masks = "action_masks" in known or any(one.kind is one.VAR_KEYWORD for one in known.values())
 
-    def act(observations: Any, state: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[np.ndarray, Any]:
+    def act(observations: Obs, state: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[np.ndarray, Any]:
         seen = observations if normalize is None else normalize.normalize_obs(observations)
         if not hasattr(policy, "predict"):
             return np.asarray(policy(seen)), None
@@ -137,7 +138,7 @@ def _reset(env: VecEnv, seeds: Sequence[int]) -> Any:
     return env.reset()
 
 
-def _start(env: VecEnv, observations: Any, slot: int) -> str:
+def _start(env: VecEnv, observations: Obs, slot: int) -> str:
     """Digest of a slot's first observation, as its env returned it where that is known."""
     start = start_of(env, slot, observations)
     assert start is not None

@@ -6,7 +6,6 @@ thing that the simulator cannot do. ``TensorVecEnv.grouping`` chooses between th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch as th
@@ -14,6 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.collect.slots import GroupSlots, TensorSlots
 from sb_grpo.envs.tensor_env import TensorVecEnv, map_snapshot
+from sb_grpo.types import Obs, SavedState
 
 
 class StateSlots(TensorSlots):
@@ -27,14 +27,14 @@ class StateSlots(TensorSlots):
     STATE: ClassVar[tuple[str, ...]] = (*TensorSlots.STATE, "_last_start")
     _last_start: Any = None
 
-    def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
+    def load_state_dict(self, state: SavedState, env: VecEnv) -> None:
         super().load_state_dict(state, env)
         assert isinstance(env, TensorVecEnv)
         if self._last_start is not None:  # in the env's own form
             now = env.snapshot(th.zeros(1, dtype=th.int64, device=self.device))
             self._last_start = map_snapshot(lambda _, saved: saved, now, self._last_start)
 
-    def started_all(self, env: TensorVecEnv, raw_obs: Any = None) -> None:  # type: ignore[override]
+    def started_all(self, env: TensorVecEnv, raw_obs: Obs = None) -> None:  # type: ignore[override]
         super().started_all(env)
         self._start(env, th.arange(len(self.job), device=self.device))
 

@@ -7,7 +7,7 @@ slots works through one stream of jobs, and a slot whose episode ended takes the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -33,7 +33,7 @@ from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies.beside import env_part
 from sb_grpo.state import attributes, put_attributes
-from sb_grpo.types import Rollout
+from sb_grpo.types import Obs, Rollout, SavedState, State
 
 NO_JOB = -1
 #: Different starts that are told apart in counting them.
@@ -62,7 +62,7 @@ class Slots(Protocol):
     def queue_all(self, env: VecEnv) -> None:
         """Take the envs, and queue a job in every slot for the reset that must follow."""
 
-    def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
+    def started_all(self, env: VecEnv, raw_obs: Obs = None) -> None:
         """Every queued job has been started."""
 
     def in_step_with(self, env: VecEnv) -> bool:
@@ -71,10 +71,10 @@ class Slots(Protocol):
     def note_starts(self, rollout: Rollout) -> None:
         """Compare the starts of a rollout's episodes, where that has not been done when they were made."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The jobs, and all that tells which come next."""
 
-    def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
+    def load_state_dict(self, state: SavedState, env: VecEnv) -> None:
         """Run the jobs of other slots in an env, which these slots take."""
 
 
@@ -131,17 +131,17 @@ class GroupSlots:
         self._hold = hold_of(env)
         self._hold.take(self)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The jobs that run, wait and come next, and the starts of their groups."""
         return attributes(self, self.STATE)
 
-    def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
+    def load_state_dict(self, state: SavedState, env: VecEnv) -> None:
         """Take an env for the jobs of other slots; :meth:`begin_again` starts them there."""
         put_attributes(self, self.STATE, state)
         self._first_start = {group: as_start(start) for group, start in self._first_start.items()}
         self._take(env)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         # A copy has no envs yet; it takes those that were copied with it, and goes on with their episodes.
         return {**vars(self), "_hold": None, "_copied_in_step": self._hold is not None and self.in_step_with(self._hold.base)}
 
@@ -166,7 +166,7 @@ class GroupSlots:
             self._send(slot, job)
         return obs
 
-    def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
+    def started_all(self, env: VecEnv, raw_obs: Obs = None) -> None:
         """Take note that ``env.reset()`` started every queued job, and queue the jobs after those.
 
         :param raw_obs: as :meth:`starts` wants it
@@ -175,7 +175,7 @@ class GroupSlots:
             self._start(env, slot, start)
 
     @staticmethod
-    def starts(env: VecEnv, slots: Sequence[int], raw_obs: Any = None) -> dict[int, Start | None]:
+    def starts(env: VecEnv, slots: Sequence[int], raw_obs: Obs = None) -> dict[int, Start | None]:
         """Starts of the episodes that begin now, by slot.
 
         :param slots: that have just been reset
@@ -354,7 +354,7 @@ class TensorSlots:
     def queue_all(self, env: VecEnv) -> None:
         """Nothing to queue; here for the same interface as host slots."""
 
-    def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
+    def started_all(self, env: VecEnv, raw_obs: Obs = None) -> None:
         """Start the first job in every slot.
 
         :param raw_obs: not needed; here for the same interface as host slots
@@ -363,11 +363,11 @@ class TensorSlots:
         env.reset_all(self._seeds())
         self._left_at = env, env.calls
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The jobs that run, the one that comes next, and how far the episodes are."""
         return attributes(self, self.STATE)
 
-    def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
+    def load_state_dict(self, state: SavedState, env: VecEnv) -> None:
         """Go on with the jobs of other slots, in an env that is where theirs was."""
         assert isinstance(env, TensorVecEnv)
         put_attributes(self, self.STATE, state)

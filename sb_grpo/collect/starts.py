@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.envs.installing import facts, wrappers_of
 from sb_grpo.envs.seeded_reset import START_DIGEST, START_LAYERS, Begun, observation_digest
-from sb_grpo.types import map_obs
+from sb_grpo.types import Obs, map_obs
 
 #: By layer, from the env itself to its outermost wrapper.
 Start = tuple[Begun, ...]
@@ -20,7 +20,7 @@ AROUND = "the wrappers around the VecEnv"
 UNEQUAL = "Groups still average over episodes, but not over equal starts. Counted as group/start_mismatch."
 
 
-def start_of(env: VecEnv, slot: int, raw_obs: Any) -> Start | None:
+def start_of(env: VecEnv, slot: int, raw_obs: Obs) -> Start | None:
     """The start of a slot's episode as its reset info has it, or else from the observation.
 
     :param env: a VecEnv of somebody's own may have no reset infos, or fewer than slots

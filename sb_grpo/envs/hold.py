@@ -14,8 +14,9 @@ import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb_grpo.envs.listening import listen, listener_of
+from sb_grpo.types import Info
 
-#: What this package asks of envs by ``env_method``; whatever else is called may reset or step them.
+#: Methods that this package calls by ``env_method``; any other may reset or step the envs.
 PROTOCOL = ("set_next_seed", "withdraw_seed", "count_calls", "seeded_reset_facts")
 
 
@@ -269,10 +270,10 @@ def _found(env: VecEnv) -> Hold | None:
 FIXED = frozenset((bool, int, float, str, bytes, type(None), np.bool_, np.float32, np.float64, np.int32, np.int64))
 
 
-class Infos(list[dict[str, Any]]):
+class Infos(list[Info]):
     """List of one info per env. Its deep copy skips immutable values."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> list[dict[str, Any]]:
+    def __deepcopy__(self, memo: dict[int, object]) -> list[Info]:
         return [
             info.copy() if type(info) is dict and FIXED.issuperset(map(type, info.values())) else _copied(info, memo)
             for info in self
@@ -282,11 +283,11 @@ class Infos(list[dict[str, Any]]):
 class Observations(OrderedDict[Any, np.ndarray]):
     """Last observation of every env, by key. Its deep copy copies arrays and nothing else."""
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> OrderedDict[Any, np.ndarray]:
+    def __deepcopy__(self, memo: dict[int, object]) -> OrderedDict[Any, np.ndarray]:
         return OrderedDict((key, array.__deepcopy__(memo)) for key, array in self.items())
 
 
-def _copied(info: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
+def _copied(info: Info, memo: dict[int, object]) -> Info:
     if type(info) is not dict:
         return copy.deepcopy(info, memo)
     return {key: value if type(value) in FIXED else copy.deepcopy(value, memo) for key, value in info.items()}

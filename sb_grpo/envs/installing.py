@@ -35,7 +35,7 @@ def install_seeded_reset(venv: VecEnv) -> None:
         hold = hold_of(base) if held else Hold(base, ours=True, near=True)
         steps = ("step", "step_async", "step_wait", "reset")
         plain = all(getattr(type(base), name) is getattr(DummyVecEnv, name) for name in steps)
-        kind = Seat if plain else SeededEnv  # what somebody's own step_wait() asks of the envs is not known
+        kind = Seat if plain else SeededEnv  # a step_wait() of the user's may ask the envs for anything
         hold.sit(base.envs, [hold.seat_of(env) or kind(env) for env in base.envs])
         base.buf_infos = Infos(base.buf_infos)
         base.buf_obs = Observations(base.buf_obs)

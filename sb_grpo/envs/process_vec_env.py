@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper, Ve
 from sb_grpo.envs.env_batch import EnvBatch
 from sb_grpo.envs.worker_vec_env import WorkerDied, WorkerVecEnv
 
-#: What the end of a pipe looks like, whose other side is gone.
+#: Errors of a pipe whose other side is gone.
 BROKEN = (EOFError, BrokenPipeError, ConnectionError)
 
 

@@ -18,6 +18,7 @@ from gymnasium import spaces
 from sb_grpo.envs.hold import PROTOCOL, Hold
 from sb_grpo.envs.listening import listen, listener_of
 from sb_grpo.envs.time_limits import asked, layers, limit_of
+from sb_grpo.types import Info, Obs
 
 START_DIGEST = "group_start_digest"
 START_LAYERS = "group_start_layers"
@@ -35,7 +36,7 @@ class Begun(NamedTuple):
     options: str = ""  #: digest of the options that its reset got; empty: none
 
 
-def observation_digest(obs: Any, space: spaces.Space[Any] | None = None) -> str:
+def observation_digest(obs: Obs, space: spaces.Space[Any] | None = None) -> str:
     """Sixteen hexadecimal digits, other ones for observations with other values: text, which any log can hold.
 
     Equal values have one digest whatever holds them: -0.0 is 0.0, and a float32 is the float64 of the same value.
@@ -82,7 +83,7 @@ def _canonical(part: Any, dtype: Any) -> bytes:
     return array.tobytes()
 
 
-def reseed(env: gym.Env[Any, Any], seed: int) -> None:
+def reseed(env: gym.Env, seed: int) -> None:
     """Give an env another generator in place of Gymnasium's; one of another kind has other methods, which the env calls.
 
     :param env: without wrappers
@@ -115,7 +116,7 @@ class Layer:
     :param base: that of the env without its wrappers; None: this is it
     """
 
-    def __init__(self, env: gym.Env[Any, Any], base: Layer | None) -> None:
+    def __init__(self, env: gym.Env, base: Layer | None) -> None:
         self.name = type(env).__name__
         self.space = asked(env, "observation_space")
         self.calls = 0
@@ -191,7 +192,7 @@ class Layer:
         self.digest = self.base.told_digest
 
 
-def layer_of(env: gym.Env[Any, Any], base: Layer | None) -> Layer | None:
+def layer_of(env: gym.Env, base: Layer | None) -> Layer | None:
     """The layer's own :class:`Layer`, one for all models that are built on the env; None where nobody can listen to it."""
     there = listener_of(env)
     if isinstance(there, Layer):
@@ -213,7 +214,7 @@ class Seat:
     __slots__ = ("__weakref__", "_calls_then", "_heard", "_layers", "_next_seed", "_noise_seed", "_takes_seeds", "sb_grpo_env")
     OWN = frozenset((*PROTOCOL, "reset", "step"))
 
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
+    def __init__(self, env: gym.Env) -> None:
         self.sb_grpo_env = env = inner_env(env)
         self._next_seed: int | None = None
         self._noise_seed: int | None = None
@@ -289,7 +290,7 @@ class Seat:
         """The env's."""
         return self.sb_grpo_env.step(action)
 
-    def reset(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *args: Any, **kwargs: Any) -> tuple[Any, Info]:
         """The env's, with the queued seed; ``options`` only where the caller gave some, as not every env knows them."""
         queued = self._next_seed
         self._next_seed = None
@@ -317,13 +318,13 @@ class Seat:
         info.update({START_DIGEST: starts[-1][1], START_LAYERS: starts})
         return obs, info
 
-    def _first_reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def _first_reset(self, **kwargs: Any) -> tuple[Any, Info]:
         """The first one with a seed of the trainer's.
 
         :raises ValueError: if the env takes none, or not any
         """
         try:
-            result: tuple[Any, dict[str, Any]] = self.sb_grpo_env.reset(**kwargs)
+            result: tuple[Any, Info] = self.sb_grpo_env.reset(**kwargs)
         except Exception as error:
             seed = kwargs.pop("seed")
             try:
@@ -386,7 +387,7 @@ class SeededEnv(Seat):
     def __copy__(self) -> SeededEnv:
         return SeededEnv(copy(self.sb_grpo_env))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SeededEnv:
+    def __deepcopy__(self, memo: dict[int, object]) -> SeededEnv:
         return SeededEnv(deepcopy(self.sb_grpo_env, memo))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -400,7 +401,7 @@ def inner_env(env: Any) -> Any:
     return env
 
 
-def SeededResetWrapper(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:  # named for its place: wrapper_class=
+def SeededResetWrapper(env: gym.Env) -> gym.Env:  # named for its place: wrapper_class=
     """Let a trainer choose the seeds of an env's resets: for ``make_vec_env(..., wrapper_class=SeededResetWrapper)``.
 
     :param env: with all of its wrappers

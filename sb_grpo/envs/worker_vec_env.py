@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.config import check_values, number
 from sb_grpo.envs.env_batch import EPISODE_LOST
-from sb_grpo.types import map_obs
+from sb_grpo.types import Kwargs, map_obs
 
 #: Seconds that workers may take to start: they import torch, and make their envs, before they answer for the first time.
 START_S = 120.0
@@ -66,7 +66,7 @@ class WorkerVecEnv(VecEnv):
         parts = np.array_split(np.arange(len(env_fns)), n_workers)
         self._slots = [part.tolist() for part in parts]  #: by worker
         self._place = {slot: (worker, i) for worker, slots in enumerate(self._slots) for i, slot in enumerate(slots)}
-        self._given: list[dict[str, Any]] = [{} for _ in env_fns]
+        self._given: list[Kwargs] = [{} for _ in env_fns]
         self._queued: list[tuple[str, tuple[Any, ...]] | None] = [None] * len(env_fns)
         self._last_obs: Any = None
         self._pending: list[tuple[Any, Any]] | None = None

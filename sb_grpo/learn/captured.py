@@ -21,7 +21,7 @@ from sb_grpo.learn.gradients import gradient_scale
 from sb_grpo.learn.losses import Objective
 from sb_grpo.maths.chunks import chunk_rows
 from sb_grpo.maths.losses import Clip
-from sb_grpo.types import Minibatch
+from sb_grpo.types import Kwargs, Minibatch
 
 #: Env steps in one graph. More of them compile longer and run hardly faster.
 MAX_STEPS = 8
@@ -46,7 +46,7 @@ class Graph:
         self.errors = TorchDynamoException
         # Compiled code is kept per code object, a few variants each: with one of its own, models do not crowd each other out.
         own = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__)
-        options: dict[str, Any] = {}
+        options: Kwargs = {}
         if FAST_TANH in th._inductor.list_options():
             options[FAST_TANH] = True
         if hasattr(th.compiler, "skip_guard_on_all_nn_modules_unsafe"):

@@ -9,7 +9,7 @@ import torch as th
 from gymnasium import spaces
 
 from sb_grpo.policies.masks import choices_of
-from sb_grpo.types import PER_EPISODE, PER_STEP, Rollout, action_row
+from sb_grpo.types import PER_EPISODE, PER_STEP, Kwargs, Rollout, action_row
 
 #: Columns that are numbers, whatever numbers they were given as.
 NUMBERS = ("rewards", "log_probs", "objectives")
@@ -29,7 +29,7 @@ def as_collected(rollout: Rollout | None, space: spaces.Space) -> Rollout:
     device, (action_shape, action_type) = rollout.t.device, action_row(space)
     types = {**dict.fromkeys(NUMBERS, th.float32), "actions": action_type}
     shapes = {"actions": action_shape, "rewards": (), "log_probs": ()}
-    changed: dict[str, Any] = {}
+    changed: Kwargs = {}
     for names, rows in ((PER_STEP, len(rollout.t)), (PER_EPISODE, len(rollout.group))):
         for name in names:
             value = getattr(rollout, name)

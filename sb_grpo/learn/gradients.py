@@ -45,7 +45,7 @@ class PlainGradient:
         """
         rows = len(minibatch.advantages)
         size = self.micro_batch_size or max(rows, 1)  # one of several learners may have no rows
-        for parameter in parameters:  # what optimizer.zero_grad() does, without its bookkeeping
+        for parameter in parameters:  # as optimizer.zero_grad(), without its bookkeeping
             parameter.grad = None
         for start, end in portions(minibatch, size):
             whole = end - start == rows

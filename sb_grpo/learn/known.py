@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 from weakref import ref
 
 import torch as th
@@ -12,7 +11,7 @@ from gymnasium import spaces
 
 from sb_grpo.learn.given_rollouts import as_collected, check_made_of
 from sb_grpo.learn.last_good import Snapshot
-from sb_grpo.types import Rollout
+from sb_grpo.types import Rollout, State
 
 
 class Known:
@@ -25,7 +24,7 @@ class Known:
     def __init__(self) -> None:
         self._before: list[tuple[ref[th.Tensor], ref[th.Tensor], Snapshot]] = []
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         return {"_before": []}  # a copy of the model holds none of them
 
     def note(self, rollout: Rollout, before: Snapshot) -> None:

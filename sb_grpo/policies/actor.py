@@ -36,6 +36,7 @@ from sb_grpo.policies.numbers import trouble_with
 from sb_grpo.policies.observations import from_zero, reads_flat, starts_of
 from sb_grpo.policies.optimizer import make_optimizer
 from sb_grpo.policies.predicting import PredictingPolicy
+from sb_grpo.types import Kwargs
 
 LAYER = integer(1, 16_384)
 MOST_WEIGHTS = 10_000_000
@@ -82,7 +83,7 @@ class ActorPolicy(PredictingPolicy):
         use_expln: bool = False,
         squash_output: bool = False,
         features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
-        features_extractor_kwargs: dict[str, Any] | None = None,
+        features_extractor_kwargs: Kwargs | None = None,
         normalize_images: bool = True,
         normalize_obs: bool = False,
         share_features_extractor: bool | None = None,
@@ -91,7 +92,7 @@ class ActorPolicy(PredictingPolicy):
         n_layers: int = 1,
         memory_span: float = SPAN,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
-        optimizer_kwargs: dict[str, Any] | None = None,
+        optimizer_kwargs: Kwargs | None = None,
     ) -> None:
         if optimizer_kwargs is None:
             optimizer_kwargs = {"eps": 1e-5, "fused": True} if optimizer_class is th.optim.Adam else {}
@@ -171,7 +172,7 @@ class ActorPolicy(PredictingPolicy):
         else:
             self.action_net = self.action_dist.proba_distribution_net(latent_dim)  # type: ignore[call-arg, assignment]
 
-    def _get_constructor_parameters(self) -> dict[str, Any]:
+    def _get_constructor_parameters(self) -> Kwargs:
         data = super()._get_constructor_parameters()
         data.update(
             lr_schedule=self._dummy_schedule,  # not needed to use the policy alone
