@@ -298,7 +298,7 @@ class UpdateOptions:
     micro_batch_size: int | None = None
     #: Run the networks in bfloat16.
     autocast: bool = False
-    #: Of a policy with a memory: steps through which gradients go back. None: ``micro_batch_size`` where that is set, else
+    #: Policy with a memory: steps through which gradients go back. None: ``micro_batch_size`` where that is set, else
     #: ``batch_size``.
     sequence_length: int | None = None
 
@@ -316,13 +316,13 @@ class Multitask:
     #: scale), ``"difficulty"`` (quantiles of the return), ``"length"``, ``"auto"`` (k-means), or a function from a rollout to
     #: one label per episode.
     grouping: str | Callable[[Rollout], th.Tensor] = "seed"
-    #: Of :class:`~sb_grpo.extras.grouping.ByQuantile` (``n_quantiles``) or :class:`~sb_grpo.extras.grouping.Clusters`
-    #: (``n_clusters``, ``window``).
+    #: Arguments of :class:`~sb_grpo.extras.grouping.ByQuantile` (``n_quantiles``) or
+    #: :class:`~sb_grpo.extras.grouping.Clusters` (``n_clusters``, ``window``).
     grouping_kwargs: Mapping[str, int] | None = None
     #: Share of each group in the loss: None (as many rows as it has), ``"balanced"``, ``"performance"``, ``"adaptive"``, or
     #: a function of (:class:`Rollout`, labels) that returns one share per group.
     weights: str | Callable[[Rollout, th.Tensor], th.Tensor] | None = None
-    #: Of :class:`~sb_grpo.extras.group_weights.GroupWeights`.
+    #: Arguments of :class:`~sb_grpo.extras.group_weights.GroupWeights`.
     weights_kwargs: Mapping[str, Any] | None = None
     #: One gradient per task, conflicts between them projected away (PCGrad).
     surgery: bool = False
@@ -443,7 +443,7 @@ class StateSettings:
 # ---------------------------------------------------------------- the table of types and ranges
 
 AGGREGATIONS = ("step", "episode", "constant")
-LEVELS = ("step", "episode")
+LEVELS = ("step", "turn", "episode")
 GROUPINGS = ("seed", "task", "hierarchical", "difficulty", "length", "auto")
 GROUP_WEIGHTS = ("balanced", "performance", "adaptive")
 BASELINES = ("mean", "leave_one_out", "median", "global")
@@ -559,7 +559,12 @@ RANGES: dict[str, dict[str, Rule]] = {
         "aggregation": one_of(*AGGREGATIONS),
         "importance_level": one_of(*LEVELS),
         "ref_sync_interval": integer(1, 1_000_000_000, none=True),
+        "mask_truncated": FLAG,
+        "advantage_clip": number(0, 1e6, "5 is usual", above=True, none=True),
+        "kl_correction": FLAG,
         "ratio_cap": number(0, 1e6, "3 to 10 is usual", above=True, none=True),
+        "temperature_pos": number(1e-3, 1e3, "1 is usual"),
+        "temperature_neg": number(1e-3, 1e3, "1.05 is usual"),
     },
     "advantage_kwargs": {
         "baseline": one_of(*BASELINES),
@@ -761,7 +766,7 @@ def default_group_size(
     starts in a rollout, four of them side by side: 2 on 8 envs with episodes of 200 steps, 1 (no pairs) with longer ones.
     The size divides the number of envs, so that members run side by side.
 
-    :param estimator: an object that does not say what it needs (``needs_peers``) is taken to compare members
+    :param estimator: an object that does not state its needs (``needs_peers``) is taken to compare members
     :param compares: something else than the estimator compares members
     :param obstacle: the reason why members cannot be paired; None: they can
     :param n_envs: of all learners

@@ -24,6 +24,8 @@ Settings: TypeAlias = Mapping[str, Any]
 State: TypeAlias = dict[str, Any]
 SavedState: TypeAlias = Mapping[str, Any]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+#: Key of the number of the turn within an episode: in an info, and in the extra columns of a rollout.
+TURN = "turn"
 
 
 def action_row(space: spaces.Space) -> tuple[tuple[int, ...], th.dtype]:
