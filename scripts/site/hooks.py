@@ -10,6 +10,7 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Iterator
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from zoo.dashboards.page import ASSETS, PLOTLY
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+NOTEBOOK = re.compile(r"\]\((notebooks/[\w.]+\.ipynb)\)")
 #: Target of a Markdown link, without its anchor.
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 #: A role of Sphinx in the HTML of a docstring: ``:class:`name```, ``:class:`~name```, ``:class:`title <name>```.
@@ -58,7 +60,15 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def to_page(target: str) -> str:
         return posixpath.relpath(page_of(target), here or ".")
 
-    return relinked(markdown, here, to_page)
+    return NOTEBOOK.sub(with_colab, relinked(markdown, here, to_page))
+
+
+def with_colab(link: re.Match[str]) -> str:
+    """Add to a link to a notebook one that opens it in Google Colab, by the repository's address in setup.cfg."""
+    metadata = ConfigParser()
+    metadata.read(ROOT / "setup.cfg")
+    colab = metadata["metadata"]["url"].replace("//github.com", "//colab.research.google.com/github")
+    return f"{link[0]} ([Colab]({colab}/blob/main/docs/{link[1]}))"
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
