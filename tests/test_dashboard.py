@@ -196,6 +196,8 @@ def test_the_page_in_a_browser(driver: Any, runs: Path) -> None:
             driver.find_element("name", "theme").click()
         assert complaints(driver) == []
         assert [url for url in requests(driver) if not url.startswith((runs / "dashboard.html").as_uri())] == []
+    flat = driver.find_element("id", "mismatch-note").text  # all starts matched: a sentence in place of a flat line
+    assert "group/start_mismatch stayed at 0." in flat and not driver.find_elements("css selector", "#mismatch svg")
     reached = []
     for _ in range(3):  # the keyboard comes to the controls, then to the links
         driver.switch_to.active_element.send_keys(Keys.TAB)

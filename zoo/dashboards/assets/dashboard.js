@@ -1,6 +1,6 @@
 // A run's own page: what its folder holds, as charts, tables and sentences.
 
-import { colour, dash, draw, panel } from "./charts.js";
+import { colour, dash, draw, panel, write } from "./charts.js";
 import { el, number, select } from "./dom.js";
 
 const EVERY = 4000; // milliseconds between looks for newer data, where the page is served
@@ -51,11 +51,15 @@ function logged(run, { id, title, keys, says, stacked, least = -Infinity }) {
   const names = keysOf(run.log, keys);
   if (!names.length) return null;
   const figure = panel(title, { id });
-  const traces = names.map((name, k) => ({
+  const isFlat = (name) => !stacked && run.log[name].values.length > 1 && new Set(run.log[name].values).size === 1;
+  const flat = names.filter(isFlat).map((name) => `${name} stayed at ${number(run.log[name].values[0])}.`).join(" ");
+  if (flat) says = `${says} ${flat}`;
+  if (names.every(isFlat)) return [figure, () => write(figure, says)];
+  const traces = names.filter((name) => !isFlat(name)).map((name, k) => ({
     x: run.log[name].steps, y: run.log[name].values.map((x) => Math.max(x, least)), name, mode: run.log[name].steps.length < 40 ? "lines+markers" : "lines",
     line: { color: colour(k), width: 2, dash: ["solid", "dash", "dot"][k % 3] }, ...(stacked ? { stackgroup: "one" } : {}),
   }));
-  return [figure, () => draw(figure, traces, { height: 260 + 12 * names.length, margin: { l: 48, r: 12, t: 8, b: 40 + 12 * names.length }, showlegend: true, xaxis: { title: "env steps" } }, says)];
+  return [figure, () => draw(figure, traces, { height: 260 + 12 * traces.length, margin: { l: 48, r: 12, t: 8, b: 40 + 12 * traces.length }, showlegend: true, xaxis: { title: "env steps" } }, says)];
 }
 
 function advantages(run) {
