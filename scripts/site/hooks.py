@@ -31,6 +31,8 @@ LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 ROLE = re.compile(
     r":(?:class|func|meth|mod|attr|data):<code>(?:(?P<title>[^<&]+?) &lt;)?(?P<short>~?)(?P<name>[\w.]+)(?:&gt;)?</code>"
 )
+#: A number and its spread, which no line of a table should part.
+SPREAD = re.compile(r"(?<=\d) ± (?=\d)")
 PICTURE = re.compile(r'<img [^>]*src="(?P<src>[^":]+\.(?:png|svg|gif))"[^>]*>')
 LANGUAGES = {".py": "python", ".yml": "yaml", ".sh": "bash", ".cfg": "ini", ".toml": "toml", ".md": "markdown"}
 #: Pages that the search leaves out: they repeat the words of all others.
@@ -60,7 +62,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def to_page(target: str) -> str:
         return posixpath.relpath(page_of(target), here or ".")
 
-    return NOTEBOOK.sub(with_colab, relinked(markdown, here, to_page))
+    whole = SPREAD.sub("\u00a0±\u00a0", markdown)
+    return NOTEBOOK.sub(with_colab, relinked(whole, here, to_page))
 
 
 def with_colab(link: re.Match[str]) -> str:
