@@ -24,31 +24,30 @@ from sb_grpo import files
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 LINES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
-#: Labels with a colour of their own, by index; the others' follow from their names.
-FIRST = {"grpo": 0, "ppo": 1}
+#: So many of the colours are chosen by name; black and grey are for those that find them all taken.
+BRIGHT = 6
 PER_ROW = 3
 
 
 def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Colour, line style and marker of each label; labels beyond eight differ by line style.
 
-    The colour follows from the label's own name, so that it stays when other labels join a comparison. Where two labels
-    would have the same, the later one takes the next free colour.
+    The colour follows from the label's own name, so that it stays when other labels join a comparison. Of two labels with
+    the same colour the later one takes the next free one.
 
     :param labels: in order
     """
     n = len(OKABE_ITO)
     taken: set[int] = set()
     found: dict[str, dict[str, Any]] = {}
-    for label in sorted(labels, key=lambda name: name not in FIRST):
-        start = FIRST.get(label, zlib.crc32(label.encode()) % n)
-        free = [k for line in range(len(labels)) for k in range(line * n, (line + 1) * n) if k not in taken]
-        row = free[0] // n
-        slot = min(free, key=lambda k: (k // n != row, (k - start) % n))
+    for label in labels:
+        start = zlib.crc32(label.encode()) % BRIGHT
+        order = [*((start + k) % BRIGHT for k in range(BRIGHT)), *range(BRIGHT, n)]
+        slot = next(line * n + k for line in range(len(labels)) for k in order if line * n + k not in taken)
         taken.add(slot)
         line = LINES[slot // n % len(LINES)]
         found[label] = {"color": OKABE_ITO[slot % n], "linestyle": line, "marker": MARKERS[slot % len(MARKERS)]}
-    return {label: found[label] for label in labels}
+    return found
 
 
 def save(figure: Figure, path: Path) -> list[Path]:

@@ -48,12 +48,6 @@ export function draw(figure, traces, layout, says) {
   return window.Plotly.react(plot, traces, themed(layout), { displayModeBar: false, responsive: true });
 }
 
-// A sentence in place of a chart: lines that never moved.
-export function write(figure, says) {
-  figure.querySelector(".plot").hidden = true;
-  figure.querySelector(".note").textContent = says;
-}
-
 export function onClick(figure, handler) {
   const plot = figure.querySelector(".plot");
   plot.removeAllListeners?.("plotly_click");
