@@ -313,7 +313,7 @@ class UpdateOptions:
     micro_batch_size: int | None = None
     #: Run the networks in bfloat16.
     autocast: bool = False
-    #: Of a policy with a memory: steps through which gradients go back. None: ``micro_batch_size`` where that is set, else
+    #: Policy with a memory: steps through which gradients go back. None: ``micro_batch_size`` where that is set, else
     #: ``batch_size``.
     sequence_length: int | None = None
 
@@ -331,13 +331,13 @@ class Multitask:
     #: scale), ``"difficulty"`` (quantiles of the return), ``"length"``, ``"auto"`` (k-means), or a function from a rollout to
     #: one label per episode.
     grouping: str | Callable[[Rollout], th.Tensor] = "seed"
-    #: Of :class:`~sb_grpo.extras.grouping.ByQuantile` (``n_quantiles``) or :class:`~sb_grpo.extras.grouping.Clusters`
-    #: (``n_clusters``, ``window``).
+    #: Arguments of :class:`~sb_grpo.extras.grouping.ByQuantile` (``n_quantiles``) or
+    #: :class:`~sb_grpo.extras.grouping.Clusters` (``n_clusters``, ``window``).
     grouping_kwargs: Mapping[str, int] | None = None
     #: Share of each group in the loss: None (as many rows as it has), ``"balanced"``, ``"performance"``, ``"adaptive"``, or
     #: a function of (:class:`Rollout`, labels) that returns one share per group.
     weights: str | Callable[[Rollout, th.Tensor], th.Tensor] | None = None
-    #: Of :class:`~sb_grpo.extras.group_weights.GroupWeights`.
+    #: Arguments of :class:`~sb_grpo.extras.group_weights.GroupWeights`.
     weights_kwargs: Mapping[str, Any] | None = None
     #: One gradient per task, conflicts between them projected away (PCGrad).
     surgery: bool = False
@@ -508,7 +508,7 @@ def _are_ranges(x: object) -> bool:
 
 
 def _are_starts(x: object) -> bool:
-    """What may hold starts; each of them is checked with the env."""
+    """Whether a value may hold starts; each of them is checked with the env."""
     if x is None or is_function(x, 1):
         return True
     is_sequence = hasattr(x, "__len__") and hasattr(x, "__getitem__")
@@ -805,7 +805,7 @@ def default_group_size(
     starts in a rollout, four of them side by side: 2 on 8 envs with episodes of 200 steps, 1 (no pairs) with longer ones.
     The size divides the number of envs, so that members run side by side.
 
-    :param estimator: an object that does not say what it needs (``needs_peers``) is taken to compare members
+    :param estimator: an object that does not state its needs (``needs_peers``) is taken to compare members
     :param compares: something else than the estimator compares members
     :param obstacle: the reason why members cannot be paired; None: they can
     :param n_envs: of all learners

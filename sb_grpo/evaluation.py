@@ -1,7 +1,7 @@
-"""Is policy B better than policy A? Both play every episode from the same reset seed, and their returns differ pair by pair.
+"""Paired comparison of two policies: both play every episode from the same reset seed, and returns differ pair by pair.
 
-The seed fixes the start and, where an env draws from its own generator, the luck to come (common random numbers): what both
-policies owe to it cancels in the difference. The interval and p are those of the paired t-test.
+The seed fixes the start and, where an env draws from its own generator, the luck to come (common random numbers): its share in
+both returns cancels in the difference. The interval and p are those of the paired t-test.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ROUNDING = 1e-12  # differences that vary less than this share of the returns ar
 
 @dataclass(frozen=True, eq=False)
 class PairedEvaluation:
-    """What :func:`evaluate_paired` found. Nothing in it is NaN.
+    """Result of :func:`evaluate_paired`. Nothing in it is NaN.
 
     :param seeds: of the episodes
     :param returns_a: ``[n]`` undiscounted returns of A, in the order of the seeds
@@ -92,7 +92,7 @@ class PairedEvaluation:
 def evaluate_paired(
     policy_a: Any,
     policy_b: Any,
-    env: str | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]] | VecEnv,
+    env: str | gym.Env | Callable[[], gym.Env] | VecEnv,
     seeds: Sequence[int] | int = 100,
     *,
     deterministic: bool = True,
@@ -160,7 +160,7 @@ def _students_t() -> Any:
 
 
 def paired_difference(returns_a: np.ndarray, returns_b: np.ndarray, seeds: Sequence[int], level: float) -> PairedEvaluation:
-    """The paired t-test, and what the pairs were worth.
+    """The paired t-test, and the worth of the pairs.
 
     The mean difference of m independent episodes of each has the variance (Var A + Var B) / m, that of n pairs Var(B - A) / n:
     they are equal at m = n (Var A + Var B) / Var(B - A).
@@ -170,12 +170,16 @@ def paired_difference(returns_a: np.ndarray, returns_b: np.ndarray, seeds: Seque
     :param seeds: the seeds
     :param level: coverage of the interval
     """
-    n, differences = len(seeds), returns_b - returns_a
+    n = len(seeds)
+    differences = returns_b - returns_a
     mean = float(differences.mean())
-    a, b = returns_a - returns_a.mean(), returns_b - returns_b.mean()
-    separate, product = float(a @ a + b @ b), float(a @ a) * float(b @ b)
+    a = returns_a - returns_a.mean()
+    b = returns_b - returns_b.mean()
+    separate = float(a @ a + b @ b)
+    product = float(a @ a) * float(b @ b)
     if np.ptp(differences) <= ROUNDING * max(np.abs(returns_a).max(), np.abs(returns_b).max()):
-        half, p = 0.0, float(mean == 0)
+        half = 0.0
+        p = float(mean == 0)
         independent = math.inf if separate > 0 else float(n)
     else:
         error = float(differences.std(ddof=1)) / math.sqrt(n)
@@ -258,7 +262,8 @@ def _check_policy(name: str, policy: Any, env: VecEnv) -> None:
     if not hasattr(policy, "predict") and not callable(policy):
         raise ValueError(f"{name} is a {type(policy).__name__}: give an object with SB3's predict, or a function.")
     for kind in ("observation_space", "action_space"):
-        its, space = getattr(policy, kind, None), getattr(env, kind)
+        its = getattr(policy, kind, None)
+        space = getattr(env, kind)
         if its is not None and its != space and its != _transposed(space):
             raise ValueError(f"{name} has the {kind} {its}, the env has {space}: give the env that it was trained for.")
 

@@ -59,7 +59,7 @@ from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.learn.losses import Clipped, Loss, Sapo, make_loss
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
 from sb_grpo.policies.heads import make_discrete_head
-from sb_grpo.types import Rollout
+from sb_grpo.types import Rollout, Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -76,7 +76,7 @@ class Options(NamedTuple):
     rewards: Rewards
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Options:
+    def read(cls, given: Settings) -> Options:
         """Read them from arguments by name.
 
         :raises ValueError: for unknown names and keys
@@ -100,7 +100,7 @@ class Config:
     n_envs: int  #: of all learners
     device: th.device
     policy_class: type
-    policy_kwargs: Mapping[str, Any]
+    policy_kwargs: Settings
     use_sde: bool
     n_steps: int | None
     n_groups: int | None
@@ -111,7 +111,7 @@ class Config:
     advantage: object
     kl_coef: float
     rollout_buffer_class: type | None
-    rollout_buffer_kwargs: Mapping[str, Any] | None
+    rollout_buffer_kwargs: Settings | None
 
     @property
     def simulator(self) -> TensorVecEnv | None:
@@ -863,7 +863,7 @@ def check_policy_name(name: str, known: Collection[str]) -> None:
     """Check that a policy has a name that there is.
 
     :param known: names there are
-    :raises ValueError: if it is none of them; for sb3-contrib's recurrent policies with what to use in their place
+    :raises ValueError: if it is none of them; for sb3-contrib's recurrent policies with the argument to use in their place
     """
     without = name.replace("Lstm", "")
     if name != without and without in known:

@@ -88,7 +88,7 @@ OF_LIBRARIES = {
     ("on_policy.GroupOnPolicyAlgorithm._wrap_env", "OnPolicyAlgorithm._wrap_env"),
     ("policies.heads.StateDependentNoiseHead.distribution", "dist._latent_sde"),
     ("learn.gradients.clip_gradients", "th._foreach_mul_"),
-    *(("policies.layers.hooked", f"layer.{name}") for name in HOOKS),
+    *(("policies.actor.hooked", f"layer.{name}") for name in HOOKS),
     ("learn.gradients.clip_gradients", "th._foreach_norm"),
 }
 

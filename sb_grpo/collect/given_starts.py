@@ -76,7 +76,7 @@ def check_start(start: GivenStart, env: VecEnv, where: str) -> None:
 
     :param env: of any kind
     :param where: its place, for the message
-    :raises ValueError: naming what the env cannot take
+    :raises ValueError: naming the part that the env cannot take
     """
     name = type(env.unwrapped).__name__
     if start.options is not None and isinstance(env, TensorVecEnv):
@@ -117,7 +117,7 @@ def each_start(starts: Sequence[Any], env: VecEnv | None, where: str) -> Iterato
 
 
 class GivenStarts:
-    """Starts of the groups of host envs, and what they share with those of tensor envs: the order.
+    """Starts of the groups of host envs; those of tensor envs have the same order.
 
     :param options: of the model
     :param base_seed: seed of the stream of groups
@@ -125,7 +125,9 @@ class GivenStarts:
     """
 
     def __init__(self, options: GroupOptions, base_seed: int, env: VecEnv) -> None:
-        self.starts, self.order, self.tell_member = options.starts, options.starts_order, options.tell_member
+        self.starts = options.starts
+        self.order = options.starts_order
+        self.tell_member = options.tell_member
         self.order_seed = mix(base_seed, 0, 4)  # the 4 keeps it apart from groups and from noise
         self.env = env
         self.known: dict[int, GivenStart] = {}
@@ -241,7 +243,8 @@ class TensorStarts:
             given, has_state, states = self._table([known[group] for group in numbers])
         else:
             index = self._index(groups)
-            given, has_state = self.seeds[index], self.has_state[index]
+            given = self.seeds[index]
+            has_state = self.has_state[index]
             states = None if self.states is None else self.states[index]
         return th.where(given < 0, seeds, given), has_state, states
 

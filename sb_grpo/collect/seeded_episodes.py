@@ -19,6 +19,7 @@ from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.hold import hold_of
 from sb_grpo.envs.seeded_reset import observation_digest
 from sb_grpo.envs.tensor_env import TensorVecEnv, check_actions
+from sb_grpo.types import Obs
 
 #: Observations ``[N, ...]``, state of a recurrent policy, starts ``[N]``, valid actions ``[N, m]`` where observations do not
 #: hold them -> actions ``[N, ...]``, next state.
@@ -43,7 +44,7 @@ def actor(policy: Any, normalize: VecNormalize | None, deterministic: bool) -> A
     known = signature(policy.predict).parameters if hasattr(policy, "predict") else {}
     takes_masks = "action_masks" in known or any(one.kind is one.VAR_KEYWORD for one in known.values())
 
-    def act(observations: Any, state: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[np.ndarray, Any]:
+    def act(observations: Obs, state: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[np.ndarray, Any]:
         seen = observations if normalize is None else normalize.normalize_obs(observations)
         if not hasattr(policy, "predict"):
             return np.asarray(policy(seen)), None
@@ -100,7 +101,8 @@ def held(env: VecEnv) -> Iterator[None]:
     if isinstance(env, TensorVecEnv):
         yield
         return
-    hold, judge = hold_of(env), _Judge(env.num_envs)
+    hold = hold_of(env)
+    judge = _Judge(env.num_envs)
     hold.notice()  # whoever held the envs has lost them
     hold.take(judge)
     try:
@@ -112,7 +114,7 @@ def held(env: VecEnv) -> Iterator[None]:
 
 @contextmanager
 def frozen_statistics(env: VecEnv) -> Iterator[None]:
-    """VecNormalize learns nothing inside: while policies are judged, what they see must not drift.
+    """VecNormalize learns nothing inside: while policies are judged, their observations must not drift.
 
     :param env: with VecNormalize or without
     """
@@ -120,7 +122,8 @@ def frozen_statistics(env: VecEnv) -> Iterator[None]:
     if normalize is None:
         yield
         return
-    training, normalize.training = normalize.training, False
+    training = normalize.training
+    normalize.training = False
     try:
         yield
     finally:
@@ -154,7 +157,7 @@ def _queue(env: VecEnv, slot: int, start: GivenStart) -> None:
     hold_of(env).queue(slot, start.seed, None if start.options is None else dict(start.options))
 
 
-def _start(env: VecEnv, observations: Any, slot: int) -> str:
+def _start(env: VecEnv, observations: Obs, slot: int) -> str:
     """Digest of a slot's first observation, as its env returned it where that is known."""
     start = start_of(env, slot, observations)
     assert start is not None
@@ -164,9 +167,12 @@ def _start(env: VecEnv, observations: Any, slot: int) -> str:
 def _play_batch(act: Act, env: TensorVecEnv, given: Sequence[GivenStart]) -> Episodes:
     observations = _reset(env, given)
     starts = [observation_digest(row) for row in observations[: len(given)]]
-    returns, running = np.zeros(env.num_envs), np.ones(env.num_envs, dtype=bool)
+    returns = np.zeros(env.num_envs)
+    running = np.ones(env.num_envs, dtype=bool)
     running[len(given) :] = False
-    state, begins, source = None, np.ones(env.num_envs, dtype=bool), source_of(env)
+    state = None
+    begins = np.ones(env.num_envs, dtype=bool)
+    source = source_of(env)
     while running.any():
         actions, state = act(observations, state, begins, masks_of(env, source))
         check_actions(actions, env.action_space)
@@ -182,8 +188,11 @@ def _play_in_turn(act: Act, env: VecEnv, given: Sequence[GivenStart]) -> Episode
     """SB3's VecEnvs reset an env as its episode ends: the start of its next episode must be queued before."""
     n = min(env.num_envs, len(given))
     turns = [list(range(slot, len(given), n)) for slot in range(n)]  # episodes of a slot, the running one first
-    returns, starts, earned = np.zeros(len(given)), [""] * len(given), np.zeros(env.num_envs)
-    normalize, monitored = unwrap_vec_normalize(env), is_vecenv_wrapped(env, VecMonitor) or env.env_is_wrapped(Monitor)[0]
+    returns = np.zeros(len(given))
+    starts = [""] * len(given)
+    earned = np.zeros(env.num_envs)
+    normalize = unwrap_vec_normalize(env)
+    monitored = is_vecenv_wrapped(env, VecMonitor) or env.env_is_wrapped(Monitor)[0]
 
     def begin(slot: int) -> None:
         earned[slot] = 0.0
@@ -198,7 +207,10 @@ def _play_in_turn(act: Act, env: VecEnv, given: Sequence[GivenStart]) -> Episode
             _queue_spare(env, slot, given)
 
     observations = _reset(env, given[:n])
-    state, dones, infos, source = None, np.ones(env.num_envs, dtype=bool), None, source_of(env)
+    state = None
+    dones = np.ones(env.num_envs, dtype=bool)
+    infos = None
+    source = source_of(env)
     for slot in range(n):
         begin(slot)
     while any(turns):

@@ -7,7 +7,7 @@ slots works through one stream of jobs, and a slot whose episode ended takes the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -35,7 +35,7 @@ from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies.beside import env_part
 from sb_grpo.state import attributes, put_attributes
-from sb_grpo.types import Rollout
+from sb_grpo.types import Obs, Rollout, SavedState, State
 
 NO_JOB = -1
 #: Different starts that are told apart in counting them.
@@ -45,7 +45,9 @@ ENOUGH_GROUPS = 10
 
 
 class Slots(Protocol):
-    """What runs a stream of jobs in the slots of an env: job ``j`` is member ``j % group_size`` of group ``j // group_size``.
+    """Interface: runs a stream of jobs in the slots of an env.
+
+    Job ``j`` is member ``j % group_size`` of group ``j // group_size``.
 
     ``job`` and ``t`` (which one each slot runs, and its step in the episode) are arrays for host envs and tensors for tensor
     envs, so ``sb_grpo.on_policy`` and ``sb_grpo.collect.device_loop``, which know their kind, advance them.
@@ -62,7 +64,7 @@ class Slots(Protocol):
     def queue_all(self, env: VecEnv) -> None:
         """Take the envs, and queue a job in every slot for the reset that must follow."""
 
-    def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
+    def started_all(self, env: VecEnv, raw_obs: Obs = None) -> None:
         """Every queued job has been started."""
 
     def in_step_with(self, env: VecEnv) -> bool:
@@ -71,10 +73,10 @@ class Slots(Protocol):
     def note_starts(self, rollout: Rollout) -> None:
         """Compare the starts of a rollout's episodes, where that has not been done when they were made."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The jobs, and all that tells which come next."""
 
-    def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
+    def load_state_dict(self, state: SavedState, env: VecEnv) -> None:
         """Run the jobs of other slots in an env, which these slots take."""
 
 
@@ -107,7 +109,9 @@ class GroupSlots:
         shared_noise: bool = True,
         given: GivenStarts | None = None,
     ) -> None:
-        self.group_size, self.base_seed, self.shared_noise = group_size, base_seed, shared_noise
+        self.group_size = group_size
+        self.base_seed = base_seed
+        self.shared_noise = shared_noise
         self.given = given
         self.next_job = first_group * group_size
         self.job = np.zeros(n_envs, dtype=np.int64)
@@ -139,17 +143,17 @@ class GroupSlots:
         self._hold = hold_of(env)
         self._hold.take(self)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The jobs that run, wait and come next, and what is known of their groups."""
+    def state_dict(self) -> State:
+        """The jobs that run, wait and come next, and the starts of their groups."""
         return attributes(self, self.STATE)
 
-    def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
+    def load_state_dict(self, state: SavedState, env: VecEnv) -> None:
         """Take an env for the jobs of other slots; :meth:`begin_again` starts them there."""
         put_attributes(self, self.STATE, state)
         self._first_start = {group: as_start(start) for group, start in self._first_start.items()}
         self._take(env)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         # A copy has no envs yet; it takes those that were copied with it, and goes on with their episodes.
         return {**vars(self), "_hold": None, "_copied_in_step": self._hold is not None and self.in_step_with(self._hold.base)}
 
@@ -164,7 +168,7 @@ class GroupSlots:
         return not self.t.any()
 
     def begin_again(self, env: VecEnv) -> Any:
-        """Reset the env, and queue what was queued: every slot begins the job that it runs. Returns the observations."""
+        """Reset the env, and queue the same jobs again: every slot begins the job that it runs. Returns the observations."""
         self._take(env)
         for slot, job in enumerate(self.job.tolist()):
             self._send(slot, job)
@@ -174,7 +178,7 @@ class GroupSlots:
             self._send(slot, job)
         return obs
 
-    def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
+    def started_all(self, env: VecEnv, raw_obs: Obs = None) -> None:
         """Take note that ``env.reset()`` started every queued job, and queue the jobs after those.
 
         :param raw_obs: as :meth:`starts` wants it
@@ -183,8 +187,8 @@ class GroupSlots:
             self._start(env, slot, start)
 
     @staticmethod
-    def starts(env: VecEnv, slots: Sequence[int], raw_obs: Any = None) -> dict[int, Start | None]:
-        """How the episodes that begin now start, by slot.
+    def starts(env: VecEnv, slots: Sequence[int], raw_obs: Obs = None) -> dict[int, Start | None]:
+        """Starts of the episodes that begin now, by slot.
 
         :param slots: that have just been reset
         :param raw_obs: ``[n_envs, ...]`` after the reset, below any VecNormalize: for VecEnvs whose reset infos hold no digest
@@ -224,7 +228,7 @@ class GroupSlots:
     def step(self, env: VecEnv, starts: dict[int, Start | None], lost: Collection[int] = ()) -> int:
         """Advance every slot by one step; slots that are done have already been reset by the VecEnv.
 
-        :param starts: what :meth:`starts` said right after the step
+        :param starts: of :meth:`starts`, right after the step
         :param lost: slots whose episode has not ended, but was lost with its worker: their jobs are handed out once more
         :return: number of groups of which the last member ended in this step
         """
@@ -269,7 +273,8 @@ class GroupSlots:
         if self._given_back:
             job = self._given_back.pop(0)
         else:
-            job, self.next_job = self.next_job, self.next_job + 1
+            job = self.next_job
+            self.next_job = self.next_job + 1
         self._queued[slot] = job
         return self._send(slot, job)
 
@@ -291,7 +296,9 @@ class GroupSlots:
 
     def _start(self, env: VecEnv, slot: int, start: Start | None) -> None:
         job = int(self._queued[slot])
-        self.job[slot], self.t[slot], self._queued[slot] = job, 0, NO_JOB
+        self.job[slot] = job
+        self.t[slot] = 0
+        self._queued[slot] = NO_JOB
         if self.in_step_with(env):  # else somebody has taken the envs since they were reset
             steps = self._queue(slot)
             if steps is True:
@@ -308,7 +315,8 @@ class GroupSlots:
         if self.given is not None and self.given.tell_member:  # may start differently
             return
         first = self._first_start[group]
-        seen, inside = same_start(first, start), same_inside(first, start)
+        seen = same_start(first, start)
+        inside = same_inside(first, start)
         if seen and inside:
             return
         self.start_mismatches += 1
@@ -359,7 +367,9 @@ class TensorSlots:
         device: th.device,
         given: TensorStarts | None = None,
     ) -> None:
-        self.group_size, self.device, self.given = group_size, device, given
+        self.group_size = group_size
+        self.device = device
+        self.given = given
         # A tensor: as a number it would be part of every captured graph, and each seed would compile anew.
         self.seed_word = th.tensor(signed(base_seed % (1 << 64)), device=device)
         self.job = th.arange(n_envs, device=device) + first_group * group_size
@@ -379,7 +389,7 @@ class TensorSlots:
     def queue_all(self, env: VecEnv) -> None:
         """Nothing to queue; here for the same interface as host slots."""
 
-    def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
+    def started_all(self, env: VecEnv, raw_obs: Obs = None) -> None:
         """Start the first job in every slot.
 
         :param raw_obs: not needed; here for the same interface as host slots
@@ -388,11 +398,11 @@ class TensorSlots:
         self._begin(env, None)
         self._left_at = env, env.calls
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The jobs that run, the one that comes next, and how far the episodes are."""
         return attributes(self, self.STATE)
 
-    def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
+    def load_state_dict(self, state: SavedState, env: VecEnv) -> None:
         """Go on with the jobs of other slots, in an env that is where theirs was."""
         assert isinstance(env, TensorVecEnv)
         put_attributes(self, self.STATE, state)
@@ -437,7 +447,8 @@ class TensorSlots:
 
         :param done: ``[n_envs]`` bool; None: all slots
         """
-        seeds, states = self._seeds(), None
+        seeds = self._seeds()
+        states = None
         if self.given is not None:
             if self.given.waits and done is not None and not bool(done.any()):
                 return
