@@ -75,7 +75,7 @@ class RandomStart(State):
     """``"state"`` whose baseline begins with random values, as a critic does, so that rollouts without reward have noise."""
 
     def build(self, features_dim: int, n_tasks: int, n_objectives: int) -> Any:
-        baseline = super().build(features_dim, n_tasks, n_objectives)
+        baseline: Any = super().build(features_dim, n_tasks, n_objectives)
         baseline.weights.normal_(std=0.1, generator=th.Generator().manual_seed(0))
         return baseline
 
@@ -163,7 +163,7 @@ def train(name: str, task_name: str, seed: int, budget: int) -> dict[str, Any]:
             if arm.norm_obs:
                 played.obs_rms = envs.obs_rms
         th.manual_seed(EVAL_SEED)
-        earned, _ = evaluate_policy(model, played, EPISODES, deterministic, return_episode_rewards=True)
+        earned: Any = evaluate_policy(model, played, EPISODES, deterministic, return_episode_rewards=True)[0]
         returns["deterministic" if deterministic else "stochastic"] = [round(float(r), 4) for r in earned]
     return {
         "arm": name,

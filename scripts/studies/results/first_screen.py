@@ -61,7 +61,7 @@ def first_screen(data: Path, pictures: Path | None) -> list[str]:
     files = [data / file for panel in PANELS for file, _ in (panel.ours, panel.ppo)]
     if not all(file.exists() for file in (*files, speed_file)):
         return []
-    sides = [(panel, *(_runs(data / file, panel.env) for file, _ in (panel.ours, panel.ppo))) for panel in PANELS]
+    sides = [(panel, _runs(data / panel.ours[0], panel.env), _runs(data / panel.ppo[0], panel.env)) for panel in PANELS]
     if pictures is not None:
         _draw(sides, pictures / f"{NAME}.png")
     rows = [
