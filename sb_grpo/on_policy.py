@@ -543,6 +543,16 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     def _sync_reference(self) -> None:
         """Make the reference policy a frozen copy of the policy. It is built anew, as gSDE's distribution cannot be copied."""
+        base = self.policy.frozen_base()
+        if base is not None:
+            if self.options.loss.ref_sync_interval is not None:
+                raise ValueError(
+                    f"loss_kwargs: ref_sync_interval={self.options.loss.ref_sync_interval} cannot move the reference policy, "
+                    "which is the model without adapters: leave it out, or train without lora."
+                )
+            self.ref_policy = base
+            self.policy.newly_loaded = False
+            return
         if self.ref_policy is None:
             self.ref_policy = made_apart(self.policy, self._make_policy, self.policy_kwargs)
             self.ref_policy.requires_grad_(False)
