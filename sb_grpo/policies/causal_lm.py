@@ -47,8 +47,8 @@ INSTALL = "install the extra: pip install 'sb_grpo[text]'"
 class CausalLMPolicy(ActorPolicy):
     """Language model that chooses the next token.
 
-    :param observation_space: Box of integers ``[context]``: the ids of a history, :data:`EMPTY` behind its end; or a Dict of it
-        and an action mask
+    :param observation_space: Box of integers ``[context]``: the ids of a history, :data:`EMPTY` behind its end; or a Dict of
+        it and an action mask
     :param action_space: Discrete, one action per token of the vocabulary
     :param lr_schedule: learning rate as a function of the remaining progress (1 to 0)
     :param lm: a folder with a model of transformers; its settings as a dict (``model_type`` and the arguments of its config)
@@ -226,7 +226,7 @@ def lengths_of(tokens: th.Tensor) -> th.Tensor:
 def whole_histories(tokens: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
     """Choose the histories that begin no other one.
 
-    In alphabetical order, with EMPTY in front of all tokens, a history stands right before one that it begins, if there is one.
+    In alphabetical order, with EMPTY in front of all tokens, a history stands right before one that it begins, if any.
 
     :param tokens: ``[batch, context]``
     :return: ``[n, longest]`` those histories, and ``[batch]`` the index of one that begins with each row
@@ -263,7 +263,7 @@ class Seen:
         self.tokens: th.Tensor | None = None  #: [n, context]
         self.length: th.Tensor | None = None  #: [n] tokens whose keys and values are known
         self.layers: list[tuple[th.Tensor, th.Tensor]] = []  #: [n, heads, context, size] each
-        self.version = 0  #: of the weights
+        self.place: tuple[Any, ...] = ()  #: shape, device, version of the weights
 
     def __reduce__(self) -> tuple[type[Seen], tuple[()]]:
         return Seen, ()
@@ -276,16 +276,16 @@ class Seen:
         :param version: changes with the weights
         """
         n_tokens = lengths_of(tokens)
-        if self.tokens is None or self.tokens.shape != tokens.shape or version != self.version or self.tokens.device != tokens.device:
+        place = tokens.shape, tokens.device, version
+        if self.tokens is None or self.length is None or place != self.place:
             self.layers = []
             self.length = th.zeros_like(n_tokens)
         else:
-            assert self.length is not None
             unknown = th.arange(tokens.shape[1], device=tokens.device) >= self.length.unsqueeze(1)
             goes_on = ((self.tokens == tokens) | unknown).all(1) & (self.length < n_tokens)
             self.length = th.where(goes_on, self.length, 0)
         self.tokens = tokens.clone()
-        self.version = version
+        self.place = place
         one = n_tokens - self.length == 1
         out = None
         for rows in (one.nonzero().squeeze(1), (~one).nonzero().squeeze(1)):  # most rows have one new token
@@ -448,7 +448,8 @@ def prepare(lm: Any, bf16: bool, gradient_checkpointing: bool) -> None:
         elif isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
     if gradient_checkpointing:
-        lm.gradient_checkpointing_enable({"use_reentrant": False})
+        enable = getattr(lm, "activation_checkpointing_enable", None) or lm.gradient_checkpointing_enable
+        enable({"use_reentrant": False})
 
 
 def with_adapters(lm: Any, lora: Mapping[str, Any]) -> Any:

@@ -54,9 +54,7 @@ TASKS: dict[str, Task] = {
         48,
         40,
     ),
-    "spell_backward": Task(
-        {"min_word_len": (3, 3), "max_word_len": (3, 10)}, lambda of: of["word"] + ":", LETTERS, 12, 12
-    ),
+    "spell_backward": Task({"min_word_len": (3, 3), "max_word_len": (3, 10)}, lambda of: of["word"] + ":", LETTERS, 12, 12),
     "word_sorting": Task(
         {"min_words": (2, 3), "max_words": (2, 10), "min_word_length": (3, 3), "max_word_length": (3, 12)},
         lambda of: f"{of['direction'][0]} " + ", ".join(of["transformed_words"]) + ":",
@@ -147,15 +145,13 @@ class ReasoningGym(TokenEnv):
             raise ValueError("ReasoningGym-v0 needs reasoning-gym: install the extra: pip install 'sb_grpo[text]'.") from error
         if self.dataset not in reasoning_gym.factory.DATASETS:
             raise ValueError(
-                f"dataset={self.dataset!r} is unknown to reasoning-gym {reasoning_gym.__version__}: use one of {list(TASKS)}, or "
-                "another name in reasoning_gym.factory.DATASETS."
+                f"dataset={self.dataset!r} is unknown to reasoning-gym {reasoning_gym.__version__}: use one of {list(TASKS)}, "
+                "or another name in reasoning_gym.factory.DATASETS."
             )
         levels = self.task.levels if self.task else {}
         graded = {name: round(easy + self.difficulty * (hard - easy)) for name, (easy, hard) in levels.items()}
         try:
-            self._data = reasoning_gym.create_dataset(
-                self.dataset, seed=0, size=N_QUESTIONS, **{**graded, **self.settings}
-            )
+            self._data = reasoning_gym.create_dataset(self.dataset, seed=0, size=N_QUESTIONS, **{**graded, **self.settings})
         except (TypeError, ValueError, AssertionError) as error:
             raise ValueError(
                 f"settings={self.settings} do not suit {self.dataset!r} at difficulty={self.difficulty} ({error}): see "

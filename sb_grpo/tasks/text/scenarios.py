@@ -1,7 +1,7 @@
 """TextScenario-v0: talks in several turns with a rule-based partner, and rewards by name.
 
-``reset(seed)`` draws topic, facts and need. The agent writes a line, the partner answers by rules, up to ``max_turns``. No model
-judges: a line is right if it is the right line.
+``reset(seed)`` draws topic, facts and need. The agent writes a line, the partner answers by rules, up to ``max_turns``. No
+model judges: a line is right if it is the right line.
 """
 
 from __future__ import annotations
@@ -171,7 +171,7 @@ class TextScenario(TokenEnv):
             raise ValueError(f"families={families!r} must be a list of one or more of {list(FAMILIES)}.")
         least = 2 if "clarification" in families else 1
         if max_turns < least:
-            raise ValueError(f"max_turns={max_turns} must be at least {least}: a question, where it is needed, and the answer.")
+            raise ValueError(f"max_turns={max_turns} must be at least {least}: a question where it is needed, and the answer.")
         strange = [name for name in weights or {} if name not in REWARDS]
         if strange:
             raise ValueError(f"weights has {strange}, but the rewards are {list(REWARDS)}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import gymnasium as gym
 import numpy as np
@@ -86,8 +86,8 @@ def make_tokenizer(tokens: str | Tokenizer) -> Tokenizer:
 class TokenEnv(gym.Env[np.ndarray, np.int64]):
     """Base of the text envs: an action is a token, an observation the token history.
 
-    The observation is ``[context]`` int32: the ids of all that was said, -1 behind it. The action space is Discrete, one action
-    per token. Subclasses call :meth:`begin` with a prompt in ``reset``, and :meth:`write` with each action in ``step``.
+    The observation is ``[context]`` int32: the ids of all that was said, -1 behind it. The action space is Discrete, one
+    action per token. Subclasses call :meth:`begin` with a prompt in ``reset``, and :meth:`write` with each action in ``step``.
 
     :param tokens: ``"char"``, ``"byte"`` or a tokenizer
     :param context: tokens of the longest history
