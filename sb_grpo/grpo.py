@@ -36,7 +36,8 @@ class GRPO(GroupOnPolicyAlgorithm):
     Paper: DeepSeekMath (https://arxiv.org/abs/2402.03300), section 4; PPO's clipped surrogate
     (https://arxiv.org/abs/1707.06347) without its critic. A group is the set of episodes that share a reset seed.
 
-    :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"`` or an :class:`ActorPolicy` subclass
+    :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, ``"CausalLMPolicy"`` or an :class:`ActorPolicy`
+        subclass
     :param env: env, env id or VecEnv (a SubprocVecEnv must be built with ``wrapper_class=SeededResetWrapper``)
     :param learning_rate: a float or a function of the remaining progress (1 to 0)
     :param n_steps: env steps per env and rollout; None: 2048 in total over all envs. Whole-episode estimators go on
@@ -376,6 +377,6 @@ class GRPO(GroupOnPolicyAlgorithm):
 
     def _rows_together(self, batch: Minibatch) -> th.Tensor | None:
         """Number the rows that stay in one minibatch: whole episodes, or sequences of a memory; None: none do."""
-        if self.options.loss.importance_level == "episode" or self.policy.episodes_together:
+        if self.policy.episodes_together or self.options.loss.importance_level == "episode":
             return batch.episode
         return None if self._sequence_length is None else stretches(batch.episode, self._sequence_length)

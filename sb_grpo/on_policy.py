@@ -77,7 +77,7 @@ from sb_grpo.maths.discount import discount_for
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.maths.schedules import scaled
 from sb_grpo.normalization import put_running_state, running_state, take_up
-from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, RoutedPolicy, load_actor
+from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, CausalLMPolicy, RoutedPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policies.weights import made_apart
 from sb_grpo.profiles import arguments_of
@@ -126,6 +126,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         "CnnPolicy": ActorCnnPolicy,
         "MultiInputPolicy": ActorMultiInputPolicy,
         "RoutedPolicy": RoutedPolicy,
+        "CausalLMPolicy": CausalLMPolicy,
     }
     policy: ActorPolicy  # type: ignore[assignment]
     rollout_buffer: GroupRolloutBuffer  # type: ignore[assignment]

@@ -68,7 +68,7 @@ ENVS: dict[str, dict[str, Any]] = {
     "chain_sum": dict(settings=dict(max_digits=1), context=12, max_tokens=6),
     "spell_backward": dict(settings=dict(max_word_len=5), context=16, max_tokens=8),
 }
-SETTINGS: dict[str, Any] = dict(gamma=1.0, n_epochs=2, batch_size=256, learning_rate=2e-4, max_grad_norm=1.0, device="cpu")
+SETTINGS: dict[str, Any] = dict(gamma=1.0, n_epochs=2, batch_size=128, learning_rate=1e-3, max_grad_norm=1.0, device="cpu")
 
 
 class Critic(nn.Module):
