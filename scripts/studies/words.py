@@ -5,7 +5,7 @@ usage: python -m scripts.studies.words [--tasks chain_sum ...] [--seeds 0 1 ...]
        python -m scripts.studies.words --report    write the tables into docs/words.md
 
 All methods of a seed begin with the same weights after a supervised start from the env's expert, and see the same number of
-tokens. Runs on disk (docs/studies/data/words/) are kept: a study that was stopped goes on.
+tokens. Runs on disk (docs/studies/data/words.jsonl) are kept: a study that was stopped goes on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,11 @@ from scripts.studies.common.runs import DATA, DOCS
 from scripts.studies.common.tables import put_between
 from zoo.common.provenance import commit, versions
 
-FOLDER = DATA / "words"
+FILE = DATA / "words.jsonl"
+#: Size of the records of memory.
+MEMORY = "memory"
+#: Names of a run.
+KEY = ("size", "task", "method", "seed", "steps")
 STARTS = Path("build") / "words"
 N_ENVS = 64
 TEST_SEED = 2_000_000
@@ -68,7 +72,7 @@ ENVS: dict[str, dict[str, Any]] = {
     "chain_sum": dict(settings=dict(max_digits=1), context=12, max_tokens=6),
     "spell_backward": dict(settings=dict(max_word_len=5), context=16, max_tokens=8),
 }
-SETTINGS: dict[str, Any] = dict(gamma=1.0, n_epochs=2, batch_size=128, learning_rate=1e-3, max_grad_norm=1.0, device="cpu")
+SETTINGS: dict[str, Any] = dict(gamma=1.0, n_epochs=2, batch_size=256, learning_rate=2e-4, max_grad_norm=1.0, device="cpu")
 
 
 class Critic(nn.Module):
@@ -222,7 +226,8 @@ def peak_memory(method: str, hidden: int, layers: int) -> dict[str, Any]:
     model.update(rollout._replace(rewards=th.linspace(-1, 1, len(rollout.rewards))))  # random answers earn nothing
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
     weights = sum(p.numel() for p in model.policy.parameters())
-    return {"method": method, "parameters": weights, "peak_mb": round(peak / 1e6), "copies": round(peak / (4 * weights), 1)}
+    place = {"size": MEMORY, "task": "chain_sum", "method": method, "seed": 0, "steps": 0}
+    return {**place, "parameters": weights, "peak_mb": round(peak / 1e6), "copies": round(peak / (4 * weights), 1)}
 
 
 def measure_memory(hidden: int, layers: int) -> None:
@@ -230,7 +235,7 @@ def measure_memory(hidden: int, layers: int) -> None:
     for method in METHODS:
         command = [sys.executable, "-m", "scripts.studies.words", "--measure", method, str(hidden), str(layers)]
         found = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
-        records.put(FOLDER / "memory.jsonl", found, "method", "parameters")
+        records.put(FILE, found, *KEY, "parameters")
         print(found, flush=True)
 
 
@@ -239,7 +244,7 @@ def measure_memory(hidden: int, layers: int) -> None:
 
 def learning_table() -> str:
     """Success, steps and processor time, by task and method."""
-    found = [run for file in sorted(FOLDER.glob("*.jsonl")) if file.stem != "memory" for run in records.read(file)]
+    found = [run for run in records.read(FILE) if run["size"] != MEMORY]
     rows = []
     for size, task, steps in sorted({(run["size"], run["task"], run["steps"]) for run in found}):
         for method, (name, _) in METHODS.items():
@@ -265,7 +270,7 @@ def learning_table() -> str:
 
 def memory_table() -> str:
     """Peak memory of one rollout and update, by method."""
-    found = records.read(FOLDER / "memory.jsonl")
+    found = [run for run in records.read(FILE) if run["size"] == MEMORY]
     rows = []
     for run in sorted(found, key=lambda run: (run["parameters"], list(METHODS).index(run["method"]))):
         own = next(r for r in found if (r["method"], r["parameters"]) == ("ppo-own", run["parameters"]))
@@ -311,13 +316,12 @@ def main() -> None:
 
 def run_missing(task: str, method: str, size: str, seed: int, steps: int) -> None:
     """Train, unless the run is on disk."""
-    file = FOLDER / f"{task}.jsonl"
-    wanted = dict(task=task, method=method, size=size, seed=seed, steps=steps)
-    if any(all(run[name] == value for name, value in wanted.items()) for run in records.read(file)):
+    wanted = [size, task, method, seed, steps]
+    if any([run[name] for name in KEY] == wanted for run in records.read(FILE)):
         return
     result = train(task, method, size, seed, steps)
-    records.put(file, result, *wanted)
-    print({name: result[name] for name in (*wanted, "before", "sampled", "greedy", "cpu_s")}, flush=True)
+    records.put(FILE, result, *KEY, "parameters")
+    print({name: result[name] for name in (*KEY, "before", "sampled", "greedy", "cpu_s")}, flush=True)
 
 
 if __name__ == "__main__":
