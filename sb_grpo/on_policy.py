@@ -364,7 +364,8 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             rollout_obstacle(self.env, self.use_sde),
             update_obstacle(
                 self.policy.optimizer, self.device, options.loss.importance_level, options.update.micro_batch_size,
-                options.multitask.surgery, self.use_sde, self.policy.memory is not None, ranks.place().n,
+                options.multitask.surgery, self.use_sde,
+                self.policy.memory is not None or self.policy.episodes_together, ranks.place().n,
             ),
         )  # fmt: skip
         if hasattr(self.estimator, "fast_predict"):

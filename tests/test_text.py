@@ -222,6 +222,17 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         CausalLMPolicy(box, spaces.MultiDiscrete([10, 10]), lambda _: 1e-3)
 
 
+def test_a_mask_beside_the_history_and_an_empty_history() -> None:
+    space = spaces.Dict({"tokens": spaces.Box(-1, 9, (4,), np.int32), "action_mask": spaces.MultiBinary(10)})
+    policy = CausalLMPolicy(space, spaces.Discrete(10), lambda _: 1e-3, lm=TINY)
+    mask = np.zeros((3, 10), dtype=np.int8)
+    mask[:, 4] = 1
+    tokens = np.array([[1, 2, -1, -1], [3, -1, -1, -1], [1, -1, -1, -1]], dtype=np.int32)
+    assert policy.predict({"tokens": tokens, "action_mask": mask})[0].tolist() == [4, 4, 4]
+    with pytest.raises(ValueError, match="A token history is empty"):
+        policy.predict({"tokens": np.full((3, 4), -1, dtype=np.int32), "action_mask": mask})
+
+
 # ---------------------------------------------------------------- envs
 
 

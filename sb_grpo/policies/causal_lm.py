@@ -131,10 +131,10 @@ class CausalLMPolicy(ActorPolicy):
 
     def _recall(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
         """Hidden state at the end of each history, ``[batch, hidden size]``: the inputs of values."""
-        return self.features_extractor(env_part(obs)), None
+        return self.features_extractor(tokens_of(obs)), None
 
     def _outputs(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
-        tokens = env_part(obs).long()
+        tokens = tokens_of(obs)
         whole, of = whole_histories(tokens)
         at = lengths_of(tokens) - 1
         return _masked(encode(self.lm, whole).logits[of, at].float(), obs), None
@@ -142,7 +142,7 @@ class CausalLMPolicy(ActorPolicy):
     def _outputs_to_act(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
         if not self.cache or th.is_grad_enabled():
             return self._outputs(obs)
-        tokens = env_part(obs).long()
+        tokens = tokens_of(obs)
         version = sum(p._version for p in self.lm.parameters())
         return _masked(self._seen.logits(self.lm, tokens, version).float(), obs), None
 
@@ -200,8 +200,7 @@ class Trunk(BaseFeaturesExtractor):
         super().__init__(observation_space, int(lm.get_output_embeddings().in_features))
         self.lm = lm
 
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        tokens = observations.long()
+    def forward(self, tokens: th.Tensor) -> th.Tensor:
         whole, of = whole_histories(tokens)
         hidden = encode(self.lm, whole, output_hidden_states=True).hidden_states[-1]
         return hidden[of, lengths_of(tokens) - 1].float()  # type: ignore[no-any-return]
@@ -213,6 +212,14 @@ def _masked(out: th.Tensor, obs: PyTorchObs) -> th.Tensor:
 
 
 # ---------------------------------------------------------------- histories
+
+
+def tokens_of(obs: PyTorchObs) -> th.Tensor:
+    """Histories of a batch of observations, ``[batch, context]`` int64."""
+    part = env_part(obs)
+    if isinstance(part, Mapping):  # beside a mask, under a name of the env's
+        (part,) = part.values()
+    return part.long()  # type: ignore[no-any-return]
 
 
 def lengths_of(tokens: th.Tensor) -> th.Tensor:
@@ -274,8 +281,11 @@ class Seen:
 
         :param tokens: ``[n, context]``
         :param version: changes with the weights
+        :raises ValueError: for an empty history
         """
         n_tokens = lengths_of(tokens)
+        if int(n_tokens.min()) == 0:
+            raise ValueError("A token history is empty, so nothing can come next: let reset() begin with a token or more.")
         place = tokens.shape, tokens.device, version
         if self.tokens is None or self.length is None or place != self.place:
             self.layers = []
