@@ -352,10 +352,11 @@ def test_sums_and_facts_are_judged_by_rule() -> None:
     assert said(env, scenario.answer)[1]
 
 
-def test_scenarios_train_by_objectives_tasks_and_masks() -> None:
+def test_scenarios_train_by_objectives_tasks_turns_and_masks() -> None:
     rewards = dict(objectives={"solved": 1.0, "format": 0.2}, normalization="each")
     multitask = dict(tasks=list(FAMILIES))
-    model = model_of(scenario_env(), rewards=rewards, multitask=multitask).learn(64)
+    loss_kwargs = dict(importance_level="turn")
+    model = model_of(scenario_env(), rewards=rewards, multitask=multitask, loss_kwargs=loss_kwargs).learn(64)
     assert model.last_figures["objective/format"] < 0
     masked = sums_env(masks=True)
     model = model_of(masked)

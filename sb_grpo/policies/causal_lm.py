@@ -153,7 +153,7 @@ class CausalLMPolicy(ActorPolicy):
         """Whether files hold the adapters and not the model, which its folder holds already."""
         return self.lora is not None and isinstance(self.lm_source, str | Path)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """Weights by name; with adapters on a model from a folder, the adapters'."""
         state: dict[str, Any] = super().state_dict(*args, **kwargs)
         if not self.adapters_alone:
@@ -336,7 +336,7 @@ class Seen:
             use_cache=True,
             **{cache_argument(lm): cache},
         ).logits
-        layers = cache.layers
+        layers: Any = cache.layers
         if not self.layers:
             n, context = self.tokens.shape
             self.layers = [
@@ -436,7 +436,7 @@ def _from_transformers(source: Any, n_tokens: int, context: int) -> Any:
     if not isinstance(source, PreTrainedConfig):
         raise ValueError(f"lm={shown(source)} is no language model: pass a folder, a dict of settings, a config or a module.")
     try:
-        return AutoModelForCausalLM.from_config(source)
+        return AutoModelForCausalLM.from_config(source)  # type: ignore[no-untyped-call]
     except ValueError as error:
         raise ValueError(
             f"lm: {type(source).__name__} has no model with a language head: use one that AutoModelForCausalLM knows, such "

@@ -218,6 +218,7 @@ def train(task: str, method: str, size: str, seed: int, steps: int) -> dict[str,
 def peak_memory(method: str, hidden: int, layers: int) -> dict[str, Any]:
     """Measure the peak of the resident memory of one rollout and update, above that of the imports; for a fresh process."""
     th.set_num_threads(1)
+    make_model("chain_sum", method, llama(16, 1), 0)  # imports all that is needed
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     before = pages * resource.getpagesize()
     model = make_model("chain_sum", method, llama(hidden, layers), 0)
