@@ -274,8 +274,8 @@ def memory_table() -> str:
     found = [run for run in records.read(FILE) if run["size"] == MEMORY]
     rows = []
     for run in sorted(found, key=lambda run: (run["parameters"], list(METHODS).index(run["method"]))):
-        own = next(r for r in found if (r["method"], r["parameters"]) == ("ppo-own", run["parameters"]))
-        share = f"{run['peak_mb'] / own['peak_mb']:.2f}"
+        own = [r["peak_mb"] for r in found if (r["method"], r["parameters"]) == ("ppo-own", run["parameters"])]
+        share = f"{run['peak_mb'] / own[0]:.2f}" if own else ""
         millions = f"{run['parameters'] / 1e6:.1f} M"
         rows.append([METHODS[run["method"]][0], millions, f"{run['peak_mb']:,} MB", f"{run['copies']:.1f}", share])
     return markdown(["method", "parameters", "peak", "copies of the weights", "of PPO's with a critic of its own"], rows)
