@@ -36,7 +36,8 @@ class GRPO(GroupOnPolicyAlgorithm):
     Paper: DeepSeekMath (https://arxiv.org/abs/2402.03300), section 4; PPO's clipped surrogate
     (https://arxiv.org/abs/1707.06347) without its critic. A group is the set of episodes that share a reset seed.
 
-    :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"`` or an :class:`ActorPolicy` subclass
+    :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, ``"CausalLMPolicy"`` or an :class:`ActorPolicy`
+        subclass
     :param env: env, env id or VecEnv (a SubprocVecEnv must be built with ``wrapper_class=SeededResetWrapper``)
     :param learning_rate: a float or a function of the remaining progress (1 to 0)
     :param n_steps: env steps per env and rollout; None: 2048 in total over all envs. Whole-episode estimators go on
@@ -354,7 +355,8 @@ class GRPO(GroupOnPolicyAlgorithm):
         """Build the loss of a minibatch from the arguments as they are now."""
         loss = self.options.loss
         weighted = self.group_weighting is not None or loss.aggregation != "step" or loss.importance_level != "step"
-        weighted = weighted or self.policy.memory is not None  # minibatches of stretches are of unequal size
+        # minibatches of stretches and of episodes are of unequal size
+        weighted = weighted or self.policy.memory is not None or self.policy.episodes_together
         reference = self.ref_policy if self.kl_coef > 0 else None
         return Objective(self.policy, reference, loss, self.ent_coef, self.kl_coef, weighted, self.options.update.autocast)
 
@@ -366,7 +368,7 @@ class GRPO(GroupOnPolicyAlgorithm):
         due = interval and self._n_rollouts % interval == 0
         if due or self._lacks_reference:
             self._sync_reference()
-        if self.ref_policy is not None:
+        if isinstance(self.ref_policy, th.nn.Module):
             check_apart(self.policy, self.ref_policy)
 
     def _clip_ranges(self) -> Clip:
@@ -381,6 +383,6 @@ class GRPO(GroupOnPolicyAlgorithm):
 
     def _rows_together(self, batch: Minibatch) -> th.Tensor | None:
         """Number the rows that stay in one minibatch: whole episodes, or sequences of a memory; None: none do."""
-        if self.options.loss.importance_level != "step":
+        if self.policy.episodes_together or self.options.loss.importance_level != "step":
             return batch.episode
         return None if self._sequence_length is None else stretches(batch.episode, self._sequence_length)

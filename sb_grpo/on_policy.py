@@ -79,7 +79,7 @@ from sb_grpo.maths.discount import discount_for
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.maths.schedules import scaled
 from sb_grpo.normalization import put_running_state, running_state, take_up
-from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, RoutedPolicy, load_actor
+from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, CausalLMPolicy, RoutedPolicy, load_actor
 from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policies.weights import made_apart
 from sb_grpo.profiles import arguments_of
@@ -128,6 +128,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         "CnnPolicy": ActorCnnPolicy,
         "MultiInputPolicy": ActorMultiInputPolicy,
         "RoutedPolicy": RoutedPolicy,
+        "CausalLMPolicy": CausalLMPolicy,
     }
     policy: ActorPolicy  # type: ignore[assignment]
     rollout_buffer: GroupRolloutBuffer  # type: ignore[assignment]
@@ -367,7 +368,8 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             rollout_obstacle(self.env, self.use_sde, callable(options.groups.starts)),
             update_obstacle(
                 self.policy.optimizer, self.device, options.loss.importance_level, options.update.micro_batch_size,
-                options.multitask.surgery, self.use_sde, self.policy.memory is not None, ranks.place().n,
+                options.multitask.surgery, self.use_sde,
+                self.policy.memory is not None or self.policy.episodes_together, ranks.place().n,
             ),
         )  # fmt: skip
         if hasattr(self.estimator, "fast_predict"):
@@ -547,6 +549,16 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     def _sync_reference(self) -> None:
         """Make the reference policy a frozen copy of the policy. It is built anew, as gSDE's distribution cannot be copied."""
+        base = self.policy.frozen_base()
+        if base is not None:
+            if self.options.loss.ref_sync_interval is not None:
+                raise ValueError(
+                    f"loss_kwargs: ref_sync_interval={self.options.loss.ref_sync_interval} cannot move the reference policy, "
+                    "which is the model without adapters: leave it out, or train without lora."
+                )
+            self.ref_policy = base
+            self.policy.newly_loaded = False
+            return
         if self.ref_policy is None:
             self.ref_policy = made_apart(self.policy, self._make_policy, self.policy_kwargs)
             self.ref_policy.requires_grad_(False)

@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^( *)```python\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
 #: Pages whose code needs more than the libraries that they name.
-NEEDS = {"causal.md": "networkx", "simpy.md": "simpy", "input_driven.md": "simpy"}
+NEEDS = {"causal.md": "networkx", "simpy.md": "simpy", "input_driven.md": "simpy", "words.md": "transformers"}
 
 
 def blocks(page: Path) -> list[str]:

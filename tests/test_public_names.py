@@ -84,7 +84,8 @@ PUBLIC: dict[str, set[str]] = {
     "sb_grpo.envs.random": {"mix", "uniform"},
     "sb_grpo.maths.estimators": {"outcome", "peer_baseline"},
     "sb_grpo.maths.returns": {"episode_returns"},
-    "sb_grpo.policies": {"CnnPolicy", "MlpPolicy", "MultiInputPolicy", "RoutedPolicy", "load_actor"},
+    "sb_grpo.tasks.text.tokens": {"TokenEnv", "demonstrate", "imitate"},
+    "sb_grpo.policies": {"CausalLMPolicy", "CnnPolicy", "MlpPolicy", "MultiInputPolicy", "RoutedPolicy", "load_actor"},
     "sb_grpo.profiles": {"PROFILES"},
     "sb_grpo.envs.tensor_env": {"TensorStep", "TensorVecEnv", "map_snapshot"},
 }
@@ -111,8 +112,10 @@ ENV_IDS = {
     "PendulumPositions-v0",
     "PendulumTasks-v0",
     "QueueRouting-v0",
+    "ReasoningGym-v0",
     "TMaze10-v0",
     "TMaze50-v0",
+    "TextScenario-v0",
 }
 
 
@@ -131,7 +134,13 @@ def test_packages_offer_what_the_list_says() -> None:
 
 
 def test_policies_have_their_names() -> None:
-    assert set(sb_grpo.GRPO.policy_aliases) == {"MlpPolicy", "CnnPolicy", "MultiInputPolicy", "RoutedPolicy"}
+    assert set(sb_grpo.GRPO.policy_aliases) == {
+        "MlpPolicy",
+        "CnnPolicy",
+        "MultiInputPolicy",
+        "RoutedPolicy",
+        "CausalLMPolicy",
+    }
 
 
 def test_env_ids_are_registered() -> None:

@@ -115,7 +115,7 @@ def update_obstacle(
     if n_ranks > 1:
         return "several learners add up their gradients"
     if has_memory:
-        return "a policy with a memory has minibatches of unequal size"
+        return "a policy with a memory, or of token histories, has minibatches of unequal size"
     if surgery:
         return "surgery=True computes one gradient per task"
     return "gSDE's distribution is an object (use_sde=True)" if use_sde else None

@@ -8,6 +8,7 @@ from sb_grpo.policies.actor import (
     MlpPolicy,
     MultiInputPolicy,
 )
+from sb_grpo.policies.causal_lm import CausalLMPolicy
 from sb_grpo.policies.routing import RoutedPolicy
 from sb_grpo.policies.weights import load_actor
 
@@ -15,6 +16,7 @@ __all__ = [
     "ActorCnnPolicy",
     "ActorMultiInputPolicy",
     "ActorPolicy",
+    "CausalLMPolicy",
     "CnnPolicy",
     "MlpPolicy",
     "MultiInputPolicy",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import warnings
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch as th
 from gymnasium import spaces
@@ -68,6 +68,9 @@ class ActorPolicy(PredictingPolicy):
     :param optimizer_class: optimiser, Adam by default (then fused, with eps 1e-5)
     :param optimizer_kwargs: its keyword arguments, learning rate excluded
     """
+
+    #: Whether an update is cheaper with all steps of an episode in one minibatch.
+    episodes_together: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -245,6 +248,10 @@ class ActorPolicy(PredictingPolicy):
         masks = obs.get(MASK) if isinstance(obs, dict) else None
         return out if masks is None else put_masks(out, masks), after
 
+    def _outputs_to_act(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
+        """:meth:`_outputs` for the next step of every env, where a policy may use what it has computed for the last one."""
+        return self._outputs(obs)
+
     def _scores(self, features: th.Tensor, obs: PyTorchObs) -> th.Tensor:
         """Parameters of the action distribution before any mask, ``[batch, n]``."""
         latent = through(self.policy_net, features)
@@ -266,7 +273,7 @@ class ActorPolicy(PredictingPolicy):
         return actions, after
 
     def _choose(self, obs: PyTorchObs, deterministic: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
-        out, after = self._outputs(obs)
+        out, after = self._outputs_to_act(obs)
         if (trouble := trouble_with(self, out)) is not None:
             raise ValueError(f"No action can be chosen: {trouble}")
         return self.head.mode(out) if deterministic else self.head.sample(out, self.head.noise(out)), out, after
@@ -287,7 +294,7 @@ class ActorPolicy(PredictingPolicy):
         :return: actions ``[batch]`` (Discrete) or ``[batch, n]``, log-probabilities ``[batch]``, the recurrent state after the
             step
         """
-        out, after = self._outputs(obs)
+        out, after = self._outputs_to_act(obs)
         actions = self.head.sample(out := out.float(), noise)
         return actions, self.head.log_prob(out, actions), after
 
@@ -313,6 +320,10 @@ class ActorPolicy(PredictingPolicy):
         if isinstance(self.action_dist, DiagGaussianDistribution):
             return self.action_dist.proba_distribution(out, self.log_std)
         return self.action_dist.proba_distribution(out)
+
+    def frozen_base(self) -> Any:
+        """Return a reference policy that shares this one's frozen weights; None: there is none, and a copy serves."""
+        return None
 
     def reset_noise(self, n_envs: int = 1) -> None:
         """gSDE: draw a new exploration matrix per env.

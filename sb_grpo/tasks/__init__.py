@@ -1,4 +1,4 @@
-"""Training tasks: causal, input-driven, memory, multi-task, third-party. The algorithm imports none of them.
+"""Training tasks: causal, input-driven, memory, multi-task, text, third-party. The algorithm imports none of them.
 
 Importing this registers their ids with Gymnasium, and their tensor versions with :func:`sb_grpo.envs.make_tensor_env`. Entry
 points are strings: a task is imported when it is made.
@@ -7,7 +7,7 @@ points are strings: a task is imported when it is made.
 import gymnasium as gym
 
 from sb_grpo.envs.native import TENSOR_VERSIONS
-from sb_grpo.tasks import causal, input_driven, memory  # noqa: F401  # they register their ids
+from sb_grpo.tasks import causal, input_driven, memory, text  # noqa: F401  # they register their ids
 from sb_grpo.tasks.multi_task import register_suites
 from sb_grpo.tasks.third_party import register_third_party
 
