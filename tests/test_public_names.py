@@ -40,6 +40,7 @@ PUBLIC: dict[str, set[str]] = {
         "RNDBonus",
         "Rewards",
         "Rollout",
+        "Sapo",
         "SeededResetWrapper",
         "State",
         "Step",
