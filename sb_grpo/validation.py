@@ -307,6 +307,7 @@ def noise_can_be_own(c: Config) -> Broken:
 FIXED_GROUPS = {
     "streams": "the slots' starts come from streams that are seeded together, so a group is group_size neighbouring slots",
     "synchronous": "all slots start together, so a group is group_size neighbouring slots",
+    "instances": "group_size neighbouring slots work on one instance",
 }
 
 

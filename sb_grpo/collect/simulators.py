@@ -13,7 +13,9 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.collect.slots import GroupSlots, TensorSlots
+from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.tensor_env import TensorVecEnv, map_snapshot
+from sb_grpo.types import Rollout
 
 
 class StateSlots(TensorSlots):
@@ -99,6 +101,24 @@ class StreamSlots(TensorSlots):
         env.reset_slots(starts, self._seeds())
 
 
+class InstanceSlots(StreamSlots):
+    """Neighbouring slots work on one instance; a member that has ended idles, with job -1, until all of its group have.
+
+    So a group is a row of slots, and what is computed once per instance needs no look at which slots share it.
+    """
+
+    max_lead = 0
+    unequal_starts = False  #: members are meant to start unequally, so their starts are not compared
+
+    def started_all(self, env: InstanceEnv, raw_obs: Any = None) -> None:  # type: ignore[override]
+        env.arrange(self.group_size)
+        super().started_all(env)
+
+    def note_starts(self, rollout: Rollout) -> None:
+        if not self.unequal_starts:
+            super().note_starts(rollout)
+
+
 class SynchronousSlots(TensorSlots):
     """All groups start together; a slot whose episode has ended idles, with job -1, until the last has ended.
 
@@ -130,6 +150,7 @@ SLOTS: dict[str, type[TensorSlots]] = {
     "state": StateSlots,
     "streams": StreamSlots,
     "synchronous": SynchronousSlots,
+    "instances": InstanceSlots,
 }
 
 
@@ -156,6 +177,9 @@ def make_slots(
     if not isinstance(env, TensorVecEnv):
         return GroupSlots(env.num_envs, group_size, base_seed, first_group, shared_noise)
     slots = SLOTS[env.grouping](env.num_envs, group_size, base_seed, first_group, device)
-    if isinstance(slots, StreamSlots) and whole_episodes:
+    if isinstance(slots, InstanceSlots):
+        assert isinstance(env, InstanceEnv)
+        slots.unequal_starts = env.unequal_starts
+    elif isinstance(slots, StreamSlots) and whole_episodes:
         slots.max_lead = 1  # episodes that wait for their group must not grow old
     return slots
