@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.tensor_env import TensorStep
+from sb_grpo.plain import FORMS, Form
 from sb_grpo.types import TensorOrDict, map_obs
 
 #: Name of the instance in an :class:`InstanceSpace` where it is one tensor.
@@ -64,6 +65,14 @@ class InstanceSpace(spaces.Box):
         *columns, state = rows.split(sizes, dim=1)
         parts = {name: x.view(-1, *shape) for (name, shape), x in zip(self.parts.items(), columns, strict=True)}
         return parts[ONE] if ONE in parts else parts, state
+
+
+FORMS["InstanceSpace"] = Form(
+    lambda v: type(v) is InstanceSpace,
+    lambda v: {"parts": v.parts, "state_dim": v.state_dim, "state_dtype": str(v.state_dtype), "pointers": v.pointers,
+               "per_item": v.per_item},
+    lambda **kwargs: InstanceSpace(**kwargs),
+)  # fmt: skip
 
 
 class InstanceSnapshot(NamedTuple):
