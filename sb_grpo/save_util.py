@@ -133,7 +133,7 @@ def with_spaces_of(env: Any, path: Any, custom_objects: dict[str, Any] | None) -
         kind = json_to_data(json.dumps({"policy_class": attributes_in(path).get("policy_class")})).get("policy_class")
     if not getattr(kind, "size_free", False):
         return custom_objects
-    return {"observation_space": env.observation_space, "action_space": env.action_space, **given}
+    return {**given, "observation_space": env.observation_space, "action_space": env.action_space}
 
 
 def set_parameters(
