@@ -54,11 +54,12 @@ from sb_grpo.config import (
     steps_per_env,
 )
 from sb_grpo.envs.installing import check_no_pool, time_limit
-from sb_grpo.envs.instance_env import InstanceEnv, InstanceSpace
+from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.learn.losses import Clipped, Loss, make_loss
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy, EncodingPolicy
 from sb_grpo.policies.heads import make_discrete_head
+from sb_grpo.policies.observations import InstanceSpace
 from sb_grpo.types import Rollout
 
 P = ParamSpec("P")

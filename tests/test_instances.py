@@ -11,12 +11,12 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from sb_grpo import GRPO
 from sb_grpo.baselines.estimation import features_of
 from sb_grpo.envs import HostInstance, InstanceEnv, check_tensor_env, make_tensor_env
-from sb_grpo.envs.instance_env import InstanceSpace
 from sb_grpo.envs.random import uniform
 from sb_grpo.extras.exploration import CountBonus
 from sb_grpo.learn.minibatches import minibatches, some_instances
 from sb_grpo.policies import EncodingPolicy, SetPolicy
 from sb_grpo.policies.beside import with_instances
+from sb_grpo.policies.observations import InstanceSpace
 from sb_grpo.tasks.routing import TSP, nearest_neighbour
 from sb_grpo.types import map_obs
 

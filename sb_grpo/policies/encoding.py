@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,10 +15,10 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from sb_grpo.envs.instance_env import ONE, InstanceSpace
 from sb_grpo.policies.actor import ActorPolicy
 from sb_grpo.policies.beside import CODE, INSTANCE, beside, env_part
 from sb_grpo.policies.heads import make_discrete_head
+from sb_grpo.policies.observations import ONE, InstanceSpace
 from sb_grpo.types import TensorOrDict
 
 
@@ -31,6 +32,11 @@ class LastCode:
 
     def __deepcopy__(self, memo: Any) -> LastCode:
         return LastCode()
+
+
+def versions(weights: Sequence[th.Tensor]) -> list[int]:
+    """Versions of tensors, which differ as soon as one was changed in place."""
+    return [tensor._version for tensor in weights]
 
 
 class EncodingPolicy(ActorPolicy):
@@ -81,6 +87,7 @@ class EncodingPolicy(ActorPolicy):
         self.last_code = LastCode()
 
     def _build_action_head(self, latent_dim: int) -> None:
+        self.n_actions = int(self.action_space.n)  # type: ignore[attr-defined]
         self.head = make_discrete_head(self.action_space)
         self.action_dist = make_proba_distribution(self.action_space)
         self.action_net = nn.Identity()  # type: ignore[assignment]
@@ -142,7 +149,7 @@ class EncodingPolicy(ActorPolicy):
     def _outputs(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
         code, state = self._code_and_state(obs)
         out = self.scores(code, state)
-        wanted = (*state.shape[:2], int(self.action_space.n))  # type: ignore[attr-defined]
+        wanted = (*state.shape[:2], self.n_actions)
         if tuple(out.shape) != wanted:
             raise ValueError(
                 f"scores() of {type(self).__name__} returns the shape {tuple(out.shape)} and must return {wanted}: instances, "
@@ -158,16 +165,12 @@ class EncodingPolicy(ActorPolicy):
         instance, state = space.split(rows)
         if th.is_grad_enabled() or th.compiler.is_compiling():
             return self.encode(instance), state
-        weights = self.weights_read()
+        weights = versions(list(self.parameters()))
         if last.weights != weights or last.instance is None or not th.equal(last.instance, given):
             last.instance = given.clone()
             last.weights = weights
             last.code = self.encode(instance)
         return last.code, state
-
-    def weights_read(self) -> tuple[int, ...]:
-        """Versions of the weights, which differ as soon as one was changed in place."""
-        return tuple(parameter._version for parameter in self.parameters())
 
     def state_features(self, code: Any, state: th.Tensor) -> th.Tensor:
         """Features of states for ``advantage="state"``; a policy that has them sets ``features_dim`` in :meth:`build`.
@@ -213,10 +216,11 @@ class Block(nn.Module):
     def forward(self, x: th.Tensor, bias: th.Tensor | None) -> th.Tensor:
         """Mix items, ``[b, n, width]`` -> ``[b, n, width]``; ``bias`` ``[b, 1, n or 1, n]`` is added to the attention."""
         b, n, width = x.shape
-        parts = self.read(self.norms[0](x)).view(b, n, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(*parts.unbind(0), attn_mask=bias)
+        query, key, value = self.read(self.norms[0](x)).view(b, n, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         x = x + self.write(mixed.transpose(1, 2).reshape(b, n, width))
-        return x + self.feed(self.norms[1](x))
+        out: th.Tensor = x + self.feed(self.norms[1](x))
+        return out
 
 
 class SetPolicy(EncodingPolicy):
@@ -240,7 +244,7 @@ class SetPolicy(EncodingPolicy):
 
     def build(self, width: int = 64, n_layers: int = 2, n_heads: int = 4, clip: float = 10.0) -> None:  # type: ignore[override]
         space = self.instance_space
-        n = int(self.action_space.n)  # type: ignore[attr-defined]
+        n = self.n_actions
         self.n_heads = n_heads
         self.clip = clip
         self.width = width
@@ -292,12 +296,12 @@ class SetPolicy(EncodingPolicy):
         mean = x.mean(dim=1) if there is None else (x * there).sum(dim=1) / there.sum(dim=1).clamp(min=1.0)
         whole = self.whole(th.cat([mean, *(parts[name].flatten(1) for name in self.of_all)], dim=1))
         keys, values, pointer = self.keys(x).chunk(3, dim=2)
-        code = (self._heads(keys), self._heads(values), pointer, whole)
+        code: tuple[th.Tensor, ...] = (self._heads(keys), self._heads(values), pointer, whole)
         code = code if self.pointed is None else (*code, self.pointed(x))
         return code if there is None else (*code, bias_of_items(there))
 
     def _heads(self, x: th.Tensor) -> th.Tensor:
-        return x.unflatten(2, (self.n_heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:2], self.n_heads, -1).transpose(1, 2)
 
     def state_features(self, code: Any, state: th.Tensor) -> th.Tensor:
         """Compute the glimpse: what the attention of a state finds among the items, ``[b, k, width]``."""
@@ -334,7 +338,7 @@ class SetPolicy(EncodingPolicy):
 
     def _items(self, state: th.Tensor, n: int) -> th.Tensor:
         """Entries of the state that describe items, ``[b, k, per_item, n]``."""
-        return state[..., state.shape[2] - self.instance_space.per_item * n :].unflatten(2, (-1, n))
+        return state[..., state.shape[2] - self.instance_space.per_item * n :].view(*state.shape[:2], -1, n)
 
     def scores(self, code: Any, state: th.Tensor) -> th.Tensor:
         glimpse = self.state_features(code, state)
