@@ -59,7 +59,6 @@ from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.learn.losses import Clipped, Loss, make_loss
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy, EncodingPolicy
 from sb_grpo.policies.heads import make_discrete_head
-from sb_grpo.policies.observations import InstanceSpace
 from sb_grpo.types import Rollout
 
 P = ParamSpec("P")
@@ -170,7 +169,7 @@ def instances_can_be_encoded(c: Config) -> Broken:
     kind = c.policy_class
     if not issubclass(kind, EncodingPolicy):
         return
-    if not isinstance(c.observation_space, InstanceSpace) or (c.env is not None and not isinstance(c.simulator, InstanceEnv)):
+    if c.simulator is not None and not isinstance(c.simulator, InstanceEnv):
         yield (
             f"policy={kind.__name__} encodes instances, which a {type(c.env).__name__} does not give apart: derive the env "
             "from sb_grpo.envs.InstanceEnv, or use 'MlpPolicy'."

@@ -16,10 +16,10 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from sb_grpo.policies.actor import ActorPolicy
-from sb_grpo.policies.beside import CODE, INSTANCE, beside, env_part
+from sb_grpo.policies.beside import CODE, INSTANCE, MASK, beside, env_part, with_beside
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.policies.observations import ONE, InstanceSpace
-from sb_grpo.types import TensorOrDict
+from sb_grpo.types import Rollout, TensorOrDict
 
 
 class LastCode:
@@ -46,11 +46,15 @@ class EncodingPolicy(ActorPolicy):
     holds whole groups, with gradients. Subclasses make their networks in :meth:`build`, which gets the further
     ``policy_kwargs``.
 
-    :param observation_space: of an ``InstanceEnv``
+    :param observation_space: of an ``InstanceEnv``, or a Dict with static parts
     :param action_space: Discrete
     :param lr_schedule: learning rate as a function of the remaining progress (1 to 0)
     :param optimizer_class: optimiser, Adam by default (then fused, with eps 1e-5)
     :param optimizer_kwargs: its keyword arguments, learning rate excluded
+    :param static_keys: keys of a Dict observation that stay as they are during an episode: the instance. The others, in the
+        order of the space and without a mask, are the state
+    :param pointers: of a Dict: entries at the beginning of the state that are numbers of items
+    :param per_item: of a Dict: blocks at its end with one entry per item
     :param kwargs: of :meth:`build`
     :raises ValueError: for another observation or action space
     """
@@ -66,14 +70,33 @@ class EncodingPolicy(ActorPolicy):
         use_sde: bool = False,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
+        static_keys: Sequence[str] = (),
+        pointers: int = 0,
+        per_item: int = 0,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(observation_space, InstanceSpace) or not isinstance(action_space, spaces.Discrete):
+        fits = isinstance(observation_space, InstanceSpace)
+        if isinstance(observation_space, spaces.Dict) and static_keys:
+            fits = set(static_keys) < set(observation_space.spaces)
+        if not fits or not isinstance(action_space, spaces.Discrete):
             raise ValueError(
-                f"{type(self).__name__} needs observations and actions of an InstanceEnv, not {observation_space} and "
-                f"{action_space}: derive the env from sb_grpo.envs.InstanceEnv, or use 'MlpPolicy'."
+                f"{type(self).__name__} needs observations and actions of an InstanceEnv, or a Dict observation with a state "
+                f"beside its static_keys={list(static_keys)}, not {observation_space} and {action_space}: derive the env from "
+                "sb_grpo.envs.InstanceEnv, pass policy_kwargs=dict(static_keys=[...]), or use 'MlpPolicy'."
             )
         self.build_kwargs = kwargs
+        self.dict_kwargs = {"static_keys": list(static_keys), "pointers": pointers, "per_item": per_item}
+        self.parts_seen: list[str] = []  #: keys of a Dict observation, static ones first
+        if isinstance(observation_space, InstanceSpace):
+            self.instance_space = observation_space
+        else:
+            assert isinstance(observation_space, spaces.Dict)
+            shapes = {key: space.shape or () for key, space in observation_space.items() if key != MASK}
+            rest = [key for key in shapes if key not in static_keys]
+            self.parts_seen = [*static_keys, *rest]
+            state_dim = sum(int(np.prod(shapes[key])) for key in rest)
+            static = {key: shapes[key] for key in static_keys}
+            self.instance_space = InstanceSpace(static, state_dim, pointers=pointers, per_item=per_item)
         super().__init__(
             observation_space,
             action_space,
@@ -92,12 +115,6 @@ class EncodingPolicy(ActorPolicy):
         self.action_dist = make_proba_distribution(self.action_space)
         self.action_net = nn.Identity()  # type: ignore[assignment]
         self.build(**self.build_kwargs)
-
-    @property
-    def instance_space(self) -> InstanceSpace:
-        """Observation space, which knows the parts of an instance and the state."""
-        assert isinstance(self.observation_space, InstanceSpace)
-        return self.observation_space
 
     @abstractmethod
     def build(self, **kwargs: Any) -> None:
@@ -134,11 +151,45 @@ class EncodingPolicy(ActorPolicy):
         low, high = (np.iinfo(space.state_dtype).min, np.iinfo(space.state_dtype).max) if whole else (-np.inf, np.inf)
         return spaces.Box(low, high, (space.state_dim,), space.state_dtype.type)
 
+    def rows_of(self, obs: PyTorchObs) -> th.Tensor:
+        """Observations as rows, ``[batch, n]``: instance and state of whole ones, and states of those without instances."""
+        part = env_part(obs)
+        if isinstance(part, th.Tensor):
+            return part
+        return th.cat([part[key].reshape(len(part[key]), -1).float() for key in self.parts_seen], dim=1)
+
+    def split_rollout(self, rollout: Rollout) -> Rollout:
+        """Take the instances out of a rollout of whole observations, one for each group.
+
+        :raises ValueError: for an instance that changes within an episode
+        """
+        rows = self.rows_of(rollout.observations)
+        n_static = rows.shape[1] - self.instance_space.state_dim
+        _, lengths = th.unique_consecutive(rollout.episode, return_counts=True)
+        of_episode = rows[lengths.cumsum(0) - lengths, :n_static]
+        if not th.equal(of_episode[rollout.episode], rows[:, :n_static]):
+            raise ValueError(
+                f"The instance {list(self.instance_space.parts)} changes within an episode, but {type(self).__name__} encodes "
+                "it once: move what changes into the state."
+            )
+        _, members = th.unique_consecutive(rollout.group, return_counts=True)
+        of_group = of_episode[members.cumsum(0) - members]
+        instance = rollout.group
+        if not th.equal(of_group[instance], of_episode):  # members that did not start alike
+            instance, of_group = th.arange(len(of_episode), device=rows.device), of_episode
+        instances, _ = self.instance_space.split(F.pad(of_group, (0, self.instance_space.state_dim)))
+        masks = beside(rollout.observations, MASK)
+        return rollout._replace(
+            observations=with_beside(rows[:, n_static:], {} if masks is None else {MASK: masks}),
+            final_observations=self.rows_of(rollout.final_observations)[:, n_static:],
+            instance=instance,
+            instances=instances,
+        )
+
     def _code_and_state(self, obs: PyTorchObs) -> tuple[Any, th.Tensor]:
         code = beside(obs, CODE)
         instance = beside(obs, INSTANCE)
-        rows = env_part(obs)
-        assert isinstance(rows, th.Tensor)
+        rows = self.rows_of(obs)
         if code is None and instance is None:
             code, rows = self._code_of_rows(rows)
         elif code is None:
@@ -191,6 +242,7 @@ class EncodingPolicy(ActorPolicy):
             "lr_schedule": self._dummy_schedule,
             "optimizer_class": self.optimizer_class,
             "optimizer_kwargs": self.optimizer_kwargs,
+            **self.dict_kwargs,
             **self.build_kwargs,
         }
 
