@@ -339,7 +339,9 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         return TensorRolloutBuffer if is_tensor_env(self.env) else GroupRolloutBuffer
 
     def _make_columns(self) -> None:
-        self.columns = make_columns(Wanted(self.options.multitask, self.options.rewards, self.observation_space, self.n_envs))
+        options = self.options
+        turns = options.loss.importance_level == "turn"
+        self.columns = make_columns(Wanted(options.multitask, options.rewards, self.observation_space, self.n_envs, turns))
 
     def _setup_groups(self) -> None:
         """Build the parts that compare, weigh and reconcile the groups."""
