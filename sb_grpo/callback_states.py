@@ -18,11 +18,11 @@ from stable_baselines3.common.callbacks import (
 
 from sb_grpo.envs.generators import generators_of, put_generators
 from sb_grpo.state import attributes
-from sb_grpo.types import Breakdown
+from sb_grpo.types import Breakdown, Kwargs, State
 
-#: What every callback counts.
+#: Counters of every callback.
 COUNTS = ("n_calls", "num_timesteps")
-#: What those of SB3 know beside.
+#: Further state of SB3's callbacks.
 KNOWN: dict[type[BaseCallback], tuple[str, ...]] = {
     EvalCallback: (
         "best_mean_reward", "last_mean_reward", "evaluations_results", "evaluations_timesteps", "evaluations_length",
@@ -61,7 +61,7 @@ def recover(callback: BaseCallback, error: Breakdown) -> None:
     mend(error)
 
 
-def teller(callback: BaseCallback) -> Callable[[dict[str, Any]], None]:
+def teller(callback: BaseCallback) -> Callable[[Kwargs], None]:
     """Return the function that puts the locals of a tensor env's step into a callback and all that it calls.
 
     Rewards and dones are tensors on any device. SB3's callback that counts ends with NumPy reads them there; no other one
@@ -69,7 +69,7 @@ def teller(callback: BaseCallback) -> Callable[[dict[str, Any]], None]:
     """
     counting = [part for part in every(callback) if isinstance(part, StopTrainingOnMaxEpisodes)]
 
-    def tell(known: dict[str, Any]) -> None:
+    def tell(known: Kwargs) -> None:
         callback.update_locals(known)
         for part in counting:
             part.locals = {**known, "dones": known["dones"].cpu().numpy()}  # callbacks share one dict
@@ -77,7 +77,7 @@ def teller(callback: BaseCallback) -> Callable[[dict[str, Any]], None]:
     return tell
 
 
-def states_of(callback: BaseCallback | None) -> list[dict[str, Any]]:
+def states_of(callback: BaseCallback | None) -> list[State]:
     """Kind, counts and knowledge of every callback."""
     return [
         {"kind": _kind(part), "counts": attributes(part, COUNTS), "known": _known(part), "envs": _envs(part)}
@@ -85,8 +85,8 @@ def states_of(callback: BaseCallback | None) -> list[dict[str, Any]]:
     ]
 
 
-def put_states(callback: BaseCallback | None, states: Sequence[dict[str, Any]]) -> None:
-    """Let callbacks know what others of their kinds knew, the first of a kind what the first of it knew.
+def put_states(callback: BaseCallback | None, states: Sequence[State]) -> None:
+    """Give callbacks the states of others of their kinds: the first of a kind gets that of the first.
 
     :param states: of :func:`states_of`
     :raises ValueError: if one that knew something is not among them; those that are new know nothing yet
@@ -106,7 +106,7 @@ def put_states(callback: BaseCallback | None, states: Sequence[dict[str, Any]]) 
             _put(part, state)
 
 
-def _put(part: BaseCallback, state: dict[str, Any]) -> None:
+def _put(part: BaseCallback, state: State) -> None:
     vars(part).update(state["counts"])
     if hasattr(part, "state_dict"):
         part.load_state_dict(state["known"])  # type: ignore[attr-defined]
@@ -120,7 +120,7 @@ def _kind(part: BaseCallback) -> str:
     return f"{type(part).__module__}.{type(part).__qualname__}"
 
 
-def _known(part: BaseCallback) -> dict[str, Any]:
+def _known(part: BaseCallback) -> State:
     if hasattr(part, "state_dict"):
         return dict(part.state_dict())
     return attributes(part, (name for kind, names in KNOWN.items() if isinstance(part, kind) for name in names))

@@ -1,4 +1,4 @@
-"""Exact resume: a run is saved between two rollouts with all that decides what comes next, and goes on bit by bit.
+"""Exact resume: a run is saved between two rollouts with all that decides its future, and goes on bit by bit.
 
 A run's file is a model's zip with one more entry: tensors, numbers and text, which are read without unpickling anything.
 Functions on a model whose state they gather or put back; the model's own methods call them.
@@ -10,7 +10,6 @@ import hashlib
 import io
 import pickle
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,7 @@ from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
 from sb_grpo import ranks
 from sb_grpo.callback_states import put_states, states_of
-from sb_grpo.collect.interruption import give_up
+from sb_grpo.collect.host_steps import give_up
 from sb_grpo.collect.masks import check_same_masks, source_of
 from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.installing import facts
@@ -43,6 +42,7 @@ from sb_grpo.state import (
     state_of,
     unpack,
 )
+from sb_grpo.types import Kwargs, SavedState, Settings, State
 
 #: Entries of the zip: the state, and a checksum of it. A value that was changed would be another error much later.
 RUN = "run.pt"
@@ -104,7 +104,7 @@ def _write_run(model: Any, path: Any) -> None:
     write_zip(path, with_entries(zipped.getvalue(), run_entries(content)))
 
 
-def run_state(model: Any) -> dict[str, Any]:
+def run_state(model: Any) -> State:
     """Gather everything that neither the arguments nor the zip of a model hold."""
     normalized = model._vec_normalize_env
     return {
@@ -120,8 +120,8 @@ def run_state(model: Any) -> dict[str, Any]:
     }
 
 
-def loop_state(model: Any) -> dict[str, Any]:
-    """Gather what the loop of ``learn`` takes up when all else is in its place."""
+def loop_state(model: Any) -> State:
+    """Gather the state that the loop of ``learn`` takes up when all else is in its place."""
     folder = None if model.tensorboard_log is None else model.logger.dir
     return {
         "iteration": model._iteration,
@@ -133,7 +133,7 @@ def loop_state(model: Any) -> dict[str, Any]:
     }
 
 
-def simulator_of(env: VecEnv) -> dict[str, Any] | None:
+def simulator_of(env: VecEnv) -> State | None:
     """Return the state of an env that can be copied; None where it cannot."""
     try:
         return env.state_dict() if isinstance(env, TensorVecEnv) else None
@@ -145,13 +145,13 @@ def simulator_of(env: VecEnv) -> dict[str, Any] | None:
 
 
 def load_run(
-    cls: Any, path: Any, env: Any, device: Any, custom_objects: dict[str, Any] | None, trusted: bool, kwargs: dict[str, Any]
+    cls: Any, path: Any, env: Any, device: Any, custom_objects: Kwargs | None, trusted: bool, kwargs: Kwargs
 ) -> Any:
     """Load the model of a run and put the run's state into it.
 
     :param cls: class of the model
     :param kwargs: further arguments of ``load``
-    :raises ValueError: for what is no run, is broken, or does not go with the env
+    :raises ValueError: for a file that is no run, is broken, or does not go with the env
     """
     others = set(kwargs) - {"verbose", "tensorboard_log"}
     if others:
@@ -178,7 +178,7 @@ def load_run(
     return model
 
 
-def put_run_state(model: Any, state: dict[str, Any]) -> None:
+def put_run_state(model: Any, state: State) -> None:
     """Put :func:`run_state` into a model: all of it but the part that :func:`enter_loop` takes up."""
     found = model.mask_source
     run = state["own"]["mask_source"]
@@ -199,7 +199,7 @@ def put_run_state(model: Any, state: dict[str, Any]) -> None:
     model._to_resume = state
 
 
-def _put_statistics(model: Any, normalized: dict[str, Any] | None) -> None:
+def _put_statistics(model: Any, normalized: State | None) -> None:
     if model._vec_normalize_env is not None and normalized is not None:
         put_running_state(model._vec_normalize_env, normalized)
 
@@ -241,7 +241,7 @@ def enter_loop(model: Any, callback: BaseCallback) -> None:
     model._to_resume = None
 
 
-def _begin_episodes_again(model: Any, slots: GroupSlots, normalized: dict[str, Any] | None) -> None:
+def _begin_episodes_again(model: Any, slots: GroupSlots, normalized: State | None) -> None:
     """Host envs have lost their episodes: those that had only started start again, others end where they were.
 
     :param normalized: statistics that have seen the starts already
@@ -281,12 +281,12 @@ def facts_of(env: VecEnv, observation_space: spaces.Space, action_space: spaces.
     return Facts(name, is_tensor_env, env.num_envs, str(observation_space), str(action_space), normalized, device.type)
 
 
-def check_facts(path: Any, run: Mapping[str, Any], env: VecEnv) -> None:
-    """Check that an env is what a run's env was.
+def check_facts(path: Any, run: Settings, env: VecEnv) -> None:
+    """Check that an env is like a run's env.
 
     :param path: of the run, for the message
     :param run: :class:`Facts` by name
-    :raises ValueError: naming what differs
+    :raises ValueError: naming the difference
     """
     now = facts_of(env, env.observation_space, env.action_space, th.device(run["device"]))._asdict()
     for name, value in run.items():
@@ -297,7 +297,7 @@ def check_facts(path: Any, run: Mapping[str, Any], env: VecEnv) -> None:
             )
 
 
-def run_to_bytes(state: Mapping[str, Any]) -> bytes:
+def run_to_bytes(state: SavedState) -> bytes:
     """A state as the content of the entry.
 
     :raises ValueError: naming a value that has no plain form
@@ -321,7 +321,7 @@ def run_entries(content: bytes) -> dict[str, bytes]:
     return {RUN: content, CHECKSUM: hashlib.sha256(content).hexdigest().encode()}
 
 
-def read_run(path: Any, device: Any = "auto") -> dict[str, Any]:
+def read_run(path: Any, device: Any = "auto") -> State:
     """The state of a run.
 
     :param path: of the zip, or a file that is open for reading
@@ -353,7 +353,7 @@ def read_run(path: Any, device: Any = "auto") -> dict[str, Any]:
             weights_only=True,
             map_location=lambda x, at: x if at == "cpu" else x.to(to),  # type: ignore
         )
-        whole: dict[str, Any] = unpack(state)
+        whole: State = unpack(state)
         device_then = {name: whole["facts"][name] for name in Facts._fields}["device"]
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError, TypeError, ValueError, AttributeError) as error:
         reason = str(error).strip().partition("\n")[0]
@@ -366,7 +366,7 @@ def read_run(path: Any, device: Any = "auto") -> dict[str, Any]:
     return whole
 
 
-def logged(logger: Logger) -> dict[str, Any]:
+def logged(logger: Logger) -> State:
     """Return the figures that have been recorded, and wait to be written with those of the next rollout."""
     values = {
         name: value for name, value in logger.name_to_value.items() if isinstance(value, int | float | np.generic | th.Tensor)
@@ -374,11 +374,12 @@ def logged(logger: Logger) -> dict[str, Any]:
     return {name: (value, logger.name_to_count[name], logger.name_to_excluded.get(name, ())) for name, value in values.items()}
 
 
-def put_logged(logger: Logger, waiting: Mapping[str, Any] | None) -> None:
+def put_logged(logger: Logger, waiting: SavedState | None) -> None:
     """Let a logger wait with the figures of another one, and with no others."""
     logger.name_to_value.clear()
     logger.name_to_count.clear()
     logger.name_to_excluded.clear()
     for name, (value, count, excluded) in (waiting or {}).items():
-        logger.name_to_value[name], logger.name_to_count[name] = value, count
+        logger.name_to_value[name] = value
+        logger.name_to_count[name] = count
         logger.name_to_excluded[name] = excluded

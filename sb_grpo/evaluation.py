@@ -1,7 +1,7 @@
-"""Is policy B better than policy A? Both play every episode from the same reset seed, and their returns differ pair by pair.
+"""Paired comparison of two policies: both play every episode from the same reset seed, and returns differ pair by pair.
 
-The seed fixes the start and, where an env draws from its own generator, the luck to come (common random numbers): what both
-policies owe to it cancels in the difference. The interval and p are those of the paired t-test.
+The seed fixes the start and, where an env draws from its own generator, the luck to come (common random numbers): its share in
+both returns cancels in the difference. The interval and p are those of the paired t-test.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
+from sb_grpo.collect.given_starts import GivenStart, Starts, check_start, each_start
 from sb_grpo.collect.seeded_episodes import Episodes, actor, first_starts, frozen_statistics, held, play
+from sb_grpo.config import shown
 from sb_grpo.envs.installing import install_seeded_reset
+from sb_grpo.envs.seeded_reset import observation_digest
 from sb_grpo.envs.tensor_env import TensorVecEnv
 
 FIRST_SEED = 2**30  # of seeds that are not given: far from SB3's training starts (seed + env index), valid for tensor envs
@@ -29,7 +32,7 @@ ROUNDING = 1e-12  # differences that vary less than this share of the returns ar
 
 @dataclass(frozen=True, eq=False)
 class PairedEvaluation:
-    """What :func:`evaluate_paired` found. Nothing in it is NaN.
+    """Result of :func:`evaluate_paired`. Nothing in it is NaN.
 
     :param seeds: of the episodes
     :param returns_a: ``[n]`` undiscounted returns of A, in the order of the seeds
@@ -89,13 +92,14 @@ class PairedEvaluation:
 def evaluate_paired(
     policy_a: Any,
     policy_b: Any,
-    env: str | gym.Env[Any, Any] | Callable[[], gym.Env[Any, Any]] | VecEnv,
+    env: str | gym.Env | Callable[[], gym.Env] | VecEnv,
     seeds: Sequence[int] | int = 100,
     *,
     deterministic: bool = True,
     normalize: tuple[VecNormalize | None, VecNormalize | None] = (None, None),
     level: float = 0.95,
     n_envs: int = 1,
+    starts: Starts | None = None,
 ) -> PairedEvaluation:
     """Play every seed with both policies and compare their returns pair by pair.
 
@@ -113,12 +117,15 @@ def evaluate_paired(
         observations then
     :param level: coverage of the interval, in (0, 1)
     :param n_envs: envs side by side, where ``env`` is no VecEnv
-    :raises ValueError: for bad seeds, a policy with other spaces, an env whose starts do not follow from its seeds, and
-        returns that are not finite
+    :param starts: starts as in ``group_kwargs=dict(starts=...)``, in place of seeds: a sequence, of which every one is played
+        once, or a function, which is asked for those of the numbers below ``seeds``. Starts without a seed get those that
+        count on from 2^30
+    :raises ValueError: for bad seeds or starts, a policy with other spaces, an env whose starts do not follow from its seeds,
+        and returns that are not finite
     :raises ImportError: without SciPy
     """
     _students_t()
-    chosen = _checked_seeds(seeds, env)
+    chosen = _checked_seeds(seeds, env) if starts is None else _read_starts(starts, seeds, env)
     if not 0 < level < 1:
         raise ValueError(f"level={level} must lie between 0 and 1, such as 0.95.")
     made = not isinstance(env, VecEnv | gym.Env)
@@ -130,6 +137,8 @@ def evaluate_paired(
             _check_policy(name, policy, venv)
         if not isinstance(venv, TensorVecEnv):
             install_seeded_reset(venv)
+        for number, start in enumerate(chosen):
+            check_start(start, venv, f"starts[{number}]")
         few = chosen[: venv.num_envs]
         with frozen_statistics(venv), held(venv):
             _check_starts(few, first_starts(venv, few), first_starts(venv, few))
@@ -138,7 +147,7 @@ def evaluate_paired(
     finally:
         if made:
             venv.close()
-    return paired_difference(a.returns, b.returns, chosen, level)
+    return paired_difference(a.returns, b.returns, _seeds_of(chosen), level)
 
 
 def _students_t() -> Any:
@@ -151,7 +160,7 @@ def _students_t() -> Any:
 
 
 def paired_difference(returns_a: np.ndarray, returns_b: np.ndarray, seeds: Sequence[int], level: float) -> PairedEvaluation:
-    """The paired t-test, and what the pairs were worth.
+    """The paired t-test, and the worth of the pairs.
 
     The mean difference of m independent episodes of each has the variance (Var A + Var B) / m, that of n pairs Var(B - A) / n:
     they are equal at m = n (Var A + Var B) / Var(B - A).
@@ -161,12 +170,16 @@ def paired_difference(returns_a: np.ndarray, returns_b: np.ndarray, seeds: Seque
     :param seeds: the seeds
     :param level: coverage of the interval
     """
-    n, differences = len(seeds), returns_b - returns_a
+    n = len(seeds)
+    differences = returns_b - returns_a
     mean = float(differences.mean())
-    a, b = returns_a - returns_a.mean(), returns_b - returns_b.mean()
-    separate, product = float(a @ a + b @ b), float(a @ a) * float(b @ b)
+    a = returns_a - returns_a.mean()
+    b = returns_b - returns_b.mean()
+    separate = float(a @ a + b @ b)
+    product = float(a @ a) * float(b @ b)
     if np.ptp(differences) <= ROUNDING * max(np.abs(returns_a).max(), np.abs(returns_b).max()):
-        half, p = 0.0, float(mean == 0)
+        half = 0.0
+        p = float(mean == 0)
         independent = math.inf if separate > 0 else float(n)
     else:
         error = float(differences.std(ddof=1)) / math.sqrt(n)
@@ -198,17 +211,40 @@ def _make(env: Any, n_envs: int) -> VecEnv:
     return make_vec_env(env, n_envs)
 
 
-def _play(policy: Any, normalize: VecNormalize | None, env: VecEnv, seeds: list[int], deterministic: bool) -> Episodes:
+def _play(policy: Any, normalize: VecNormalize | None, env: VecEnv, starts: list[GivenStart], deterministic: bool) -> Episodes:
+    seeds = _seeds_of(starts)
     with th.random.fork_rng(devices=range(th.cuda.device_count())):
         th.manual_seed(seeds[0])
-        episodes = play(actor(policy, normalize, deterministic), env, seeds)
+        episodes = play(actor(policy, normalize, deterministic), env, starts)
     for seed, value in zip(seeds, episodes.returns, strict=True):
         if not math.isfinite(value):
             raise ValueError(f"The episode from seed {seed} has the return {value}: the env's rewards must be finite.")
     return episodes
 
 
-def _checked_seeds(seeds: Sequence[int] | int, env: Any) -> list[int]:
+def _seeds_of(starts: Sequence[GivenStart]) -> list[int]:
+    return [start.seed for start in starts if start.seed is not None]
+
+
+def _read_starts(starts: Any, seeds: Any, env: Any) -> list[GivenStart]:
+    n_is_given = isinstance(seeds, int | np.integer)
+    if not n_is_given or (not callable(starts) and seeds != 100):
+        raise ValueError(
+            f"starts and seeds={shown(seeds)} both say which episodes are played: leave seeds out, or let it be the number of "
+            "episodes where starts is a function."
+        )
+    entries = [starts(number) for number in range(seeds)] if callable(starts) else starts
+    read = list(each_start(entries, None, "starts"))
+    if len(read) < 2:
+        raise ValueError(f"{len(read)} start(s) give no interval: at least 2 are needed, 30 or more are better.")
+    keys = [(start.seed, observation_digest([start.options or {}, start.state])) for start in read if start.seed is not None]
+    if len(set(keys)) < len(keys):
+        twice = next(i for i, key in enumerate(keys) if key in keys[:i])
+        raise ValueError(f"starts holds {shown(entries[twice])} twice: an episode counted twice proves nothing more.")
+    return [start if start.seed is not None else start._replace(seed=FIRST_SEED + i) for i, start in enumerate(read)]
+
+
+def _checked_seeds(seeds: Sequence[int] | int, env: Any) -> list[GivenStart]:
     chosen = list(range(FIRST_SEED, FIRST_SEED + int(seeds))) if isinstance(seeds, int | np.integer) else list(seeds)
     if len(chosen) < 2:
         raise ValueError(f"{len(chosen)} seed(s) give no interval: at least 2 are needed, 30 or more are better.")
@@ -219,14 +255,15 @@ def _checked_seeds(seeds: Sequence[int] | int, env: Any) -> list[int]:
     twice = sorted({s for s in chosen if chosen.count(s) > 1}) if len(set(chosen)) < len(chosen) else []
     if twice:
         raise ValueError(f"seeds holds {twice[0]} twice: an episode counted twice proves nothing more. Give each seed once.")
-    return [int(s) for s in chosen]
+    return [GivenStart(int(s)) for s in chosen]
 
 
 def _check_policy(name: str, policy: Any, env: VecEnv) -> None:
     if not hasattr(policy, "predict") and not callable(policy):
         raise ValueError(f"{name} is a {type(policy).__name__}: give an object with SB3's predict, or a function.")
     for kind in ("observation_space", "action_space"):
-        its, space = getattr(policy, kind, None), getattr(env, kind)
+        its = getattr(policy, kind, None)
+        space = getattr(env, kind)
         if its is not None and its != space and its != _transposed(space):
             raise ValueError(f"{name} has the {kind} {its}, the env has {space}: give the env that it was trained for.")
 
@@ -236,8 +273,8 @@ def _transposed(space: spaces.Space) -> spaces.Space:
     return VecTransposeImage.transpose_space(space) if isinstance(space, spaces.Box) and is_image_space(space) else space
 
 
-def _check_starts(seeds: Sequence[int], some: Sequence[str], others: Sequence[str]) -> None:
-    for seed, one, other in zip(seeds, some, others, strict=True):
+def _check_starts(starts: Sequence[GivenStart], some: Sequence[str], others: Sequence[str]) -> None:
+    for seed, one, other in zip(_seeds_of(starts), some, others, strict=True):
         if one != other:
             raise ValueError(
                 f"Two resets with seed {seed} start differently: the env ignores its seed, so its episodes are no pairs. "

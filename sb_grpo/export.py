@@ -1,7 +1,7 @@
 """The policy as one file that runs without this library: from the env's raw observations to the actions that it takes.
 
 ``.onnx`` runs in onnxruntime, ``.pt2`` in plain PyTorch (``torch.export.load(path).module()``). Inside: the observations'
-normalisation, the network, the mode of the action distribution, and what ``predict`` does to an action afterwards. Masks that
+normalisation, the network, the mode of the action distribution, and the steps of ``predict`` after it. Masks that
 observations do not hold are a further input; a memory is an input (zeros where an episode begins) and an output.
 """
 
@@ -29,9 +29,12 @@ from sb_grpo.normalization import OtherObservations
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.beside import MASK, MEMORY, with_beside
 from sb_grpo.policies.masks import choices_of
+from sb_grpo.types import Kwargs, Obs
 
 SUFFIXES = (".onnx", ".pt2")
-OBSERVATION, ACTION, MEMORY_AFTER = "observation", "action", "policy_memory_after"
+OBSERVATION = "observation"
+ACTION = "action"
+MEMORY_AFTER = "policy_memory_after"
 TOLERANCE = 1e-5
 
 
@@ -57,7 +60,7 @@ class Standardised(nn.Module):
 
 
 class Deployed(nn.Module):
-    """What ``predict(observation, deterministic=True)`` computes, with VecNormalize's part before it.
+    """Module that computes ``predict(observation, deterministic=True)``, with VecNormalize's part before it.
 
     :param policy: in evaluation mode
     :param statistics: None: the policy sees observations as they are
@@ -96,7 +99,8 @@ class Deployed(nn.Module):
     def _in_bounds(self, actions: th.Tensor) -> th.Tensor:
         if not self.bounded:
             return actions.long()
-        low, high = self.get_buffer("low"), self.get_buffer("high")
+        low = self.get_buffer("low")
+        high = self.get_buffer("high")
         if self.policy.squash_output:
             return low + 0.5 * (actions + 1.0) * (high - low)
         return th.minimum(th.maximum(actions, low), high)
@@ -105,7 +109,7 @@ class Deployed(nn.Module):
 def _standardised(space: spaces.Space, statistics: VecNormalize) -> dict[str, Standardised]:
     """One per observation that VecNormalize normalises.
 
-    :raises OtherObservations: where its statistics are of another shape than what the policy sees
+    :raises OtherObservations: where its statistics are of another shape than the policy's observations
     """
     if not statistics.norm_obs:
         return {}
@@ -123,7 +127,7 @@ def _standardised(space: spaces.Space, statistics: VecNormalize) -> dict[str, St
 
 
 def inputs_of(policy: ActorPolicy, masked: bool) -> dict[str, spaces.Space]:
-    """What the exported policy is given, by name: the observation or its parts, then masks and memory where it wants them.
+    """Inputs of the exported policy, by name: the observation or its parts, then masks and memory where it wants them.
 
     :param masked: the policy wants masks that observations do not hold
     """
@@ -204,8 +208,8 @@ def export_policy(
     return path
 
 
-def description(policy: ActorPolicy, vec_normalize: VecNormalize | None) -> dict[str, Any]:
-    """What the file says of itself: spaces, normalisation, version."""
+def description(policy: ActorPolicy, vec_normalize: VecNormalize | None) -> Kwargs:
+    """Metadata of the file: spaces, normalisation, version."""
     return {
         "observation_space": str(policy.observation_space),
         "action_space": str(policy.action_space),
@@ -232,7 +236,7 @@ def _quietly() -> Iterator[None]:
 
 
 def run_exported(path: str | Path, observations: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """What an exported policy says.
+    """Outputs of an exported policy.
 
     :param path: of :func:`export_policy`
     :param observations: one array ``[batch, ...]`` for each of :func:`inputs_of`
@@ -260,9 +264,10 @@ def check_exported(
     :param n: observations
     :return: the largest difference of an action, or of the memory after it
     """
-    drawn, space = samples(policy, n, masked), policy.observation_space
+    drawn = samples(policy, n, masked)
+    space = policy.observation_space
     parts = {key: drawn[key] for key in (space.spaces if isinstance(space, spaces.Dict) else (OBSERVATION,))}
-    obs: Any = parts if isinstance(space, spaces.Dict) else parts[OBSERVATION]
+    obs: Obs = parts if isinstance(space, spaces.Dict) else parts[OBSERVATION]
     if vec_normalize is not None:
         obs = vec_normalize.normalize_obs(obs)
     memory = policy.memory

@@ -1,17 +1,18 @@
-"""What a run records, as figures by logger key: the rollout, the update, the settings. docs/logger.md explains every key."""
+"""Metrics of a run by logger key: the rollout, the update, the settings. docs/logger.md explains every key."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.logger import HParam, HumanOutputFormat, Logger, TensorBoardOutputFormat
 
 from sb_grpo import ranks
-from sb_grpo.collect.acting import unseen
+from sb_grpo.collect.host_steps import unseen
+from sb_grpo.config import shown
 from sb_grpo.learn.losses import Objective
 from sb_grpo.learn.minibatches import some_instances, stretches
 from sb_grpo.maths.chunks import evenly_spaced, in_chunks
@@ -19,19 +20,22 @@ from sb_grpo.maths.losses import Clip, kl_k3
 from sb_grpo.maths.returns import episode_returns
 from sb_grpo.maths.segments import segment_mean, segment_sum
 from sb_grpo.policies.beside import SEQUENCE, with_beside, with_instances
-from sb_grpo.types import Estimate, Minibatch, Rollout, UpdateResult
+from sb_grpo.types import Estimate, Kwargs, Minibatch, Rollout, Settings, UpdateResult
 
 Figures = dict[str, float]
 
 #: For what only TensorBoard can show: those of SB3's writers that are to leave it out.
 NOT_PRINTED = ("stdout", "log", "json", "csv")
 
+#: Characters of a setting that are shown whole.
+LONGEST_SETTING = 2000
+
 #: Rows that are enough for the figures of an update.
 SAMPLE = 2048
 
 
 def show(logger: Logger, key: str, value: th.Tensor | HParam, step: int) -> None:
-    """Write what only TensorBoard can show to it alone: other readers of figures expect numbers.
+    """Write to TensorBoard alone values that only it can show: other readers expect numbers.
 
     :param value: for a histogram, or settings
     :param step: env steps
@@ -41,7 +45,7 @@ def show(logger: Logger, key: str, value: th.Tensor | HParam, step: int) -> None
             output.write({key: value}, {key: ()}, step)
 
 
-def record_settings(logger: Logger, settings: Mapping[str, Any], step: int) -> None:
+def record_settings(logger: Logger, settings: Settings, step: int) -> None:
     """Log all settings for TensorBoard's HParams tab, if it is there.
 
     :param settings: by name
@@ -72,7 +76,7 @@ def record(logger: Logger, figures: Figures) -> None:
         logger.record(key, value)
 
 
-def of_episodes(episodes: Iterable[Mapping[str, Any]] | None, successes: Iterable[float] | None) -> Figures:
+def of_episodes(episodes: Iterable[Settings] | None, successes: Iterable[float] | None) -> Figures:
     """The figures of the last episodes, which SB3 logs when it prints."""
     found = {
         "rollout/ep_rew_mean": [episode["r"] for episode in episodes or () if "r" in episode],
@@ -85,7 +89,7 @@ def of_episodes(episodes: Iterable[Mapping[str, Any]] | None, successes: Iterabl
 
 
 class Counts(NamedTuple):
-    """How the steps that were taken have fared so far."""
+    """Counts of the steps taken so far, by their fate."""
 
     trained: int
     dropped: int
@@ -97,12 +101,17 @@ class Counts(NamedTuple):
     age: th.Tensor  #: [M] updates since each row was collected
 
 
-def as_shown(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by name; what neither TensorBoard nor JSON can show as it is becomes text."""
-    return {name: value if isinstance(value, int | float | str) else str(value) for name, value in settings.items()}
+def as_shown(settings: Settings) -> Kwargs:
+    """Settings by name; values that neither TensorBoard nor JSON can show become text."""
+
+    def text(value: object) -> str:
+        whole = str(value)
+        return whole if len(whole) <= LONGEST_SETTING else shown(value)  # a list of thousands of starts
+
+    return {name: value if isinstance(value, int | float | str) else text(value) for name, value in settings.items()}
 
 
-def hparams(settings: Mapping[str, Any]) -> HParam:
+def hparams(settings: Settings) -> HParam:
     """All settings for TensorBoard's HParams tab.
 
     :param settings: by name
@@ -116,10 +125,11 @@ def hparams(settings: Mapping[str, Any]) -> HParam:
 def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, counts: Counts) -> Figures:
     """Group health of a rollout; those of several learners are one.
 
-    :param estimate: its advantages, and what else the estimator has to log
+    :param estimate: its advantages, and further metrics of the estimator
     :param has_signal: ``[n_groups]`` bool: the group has a spread
     """
-    returns, advantages = episode_returns(rollout, 1.0), estimate.advantages
+    returns = episode_returns(rollout, 1.0)
+    advantages = estimate.advantages
     numbers = th.tensor([*counts[:-1], len(advantages), rollout.n_groups])
     trained, dropped, pending, interruptions, mismatches, lost, n_starts, n_steps, n_groups = ranks.total(numbers).tolist()
     counts = Counts(trained, dropped, pending, interruptions, mismatches, lost, n_starts, counts.age)
@@ -177,7 +187,7 @@ def of_parts(rollout: Rollout, tasks: Sequence[str], objectives: Sequence[str]) 
 
 
 def of_bonus(bonus: th.Tensor, rollout: Rollout) -> Figures:
-    """What an exploration bonus pays.
+    """Metrics of an exploration bonus.
 
     :param bonus: ``[M]``
     """
@@ -187,7 +197,7 @@ def of_bonus(bonus: th.Tensor, rollout: Rollout) -> Figures:
 
 
 def of_weights(shares: th.Tensor, weights: th.Tensor, row_label: th.Tensor, names: Sequence[str]) -> Figures:
-    """What the group weights are.
+    """Metrics of the group weights.
 
     :param shares: ``[n]`` of the loss
     :param weights: ``[B]`` of the rows
@@ -224,7 +234,7 @@ def of_update(
     :param stopped_early: by the KL
     :param rollout: figures of the rollout
     :param sequence_length: of a policy with a memory: all rows are looked at, in stretches as the update saw them. A row by
-        itself begins from what was remembered before the update, and hides what has become of the memory since
+        itself begins from the memory before the update, and hides the change of the memory since
     """
     if batch.instance is not None:
         batch = some_instances(batch, SAMPLE)
@@ -258,7 +268,8 @@ def of_update(
     if batch.instances is not None:
         columns = [column[batch.episode >= 0] for column in columns]  # the others fill up the rows of an instance
     policy_loss, weighted_entropy, mean_entropy, approx_kl, low, high, *reference_kl = ranks.means(*columns)
-    entropy_loss, kl_loss = -weighted_entropy, sum(reference_kl)
+    entropy_loss = -weighted_entropy
+    kl_loss = sum(reference_kl)
     return UpdateResult(
         policy_loss=policy_loss,
         entropy_loss=entropy_loss,
@@ -282,7 +293,7 @@ def nothing_to_learn(rollout: Figures) -> UpdateResult:
     return UpdateResult(**of_the_rollout(rollout))
 
 
-def of_the_rollout(figures: Figures) -> dict[str, Any]:
+def of_the_rollout(figures: Figures) -> Kwargs:
     """Those fields of an :class:`UpdateResult` that tell of its rollout."""
     return {name: figures.get(key, math.nan) for name, key in OF_THE_ROLLOUT.items()}
 
@@ -311,7 +322,7 @@ OF_THE_UPDATE = {
 
 
 def by_key(result: UpdateResult) -> Figures:
-    """What an update has to log; a gradient norm only where there was a step."""
+    """Metrics of an update; a gradient norm only where there was a step."""
     figures = {key: getattr(result, name) for name, key in OF_THE_UPDATE.items()}
     if result.n_gradient_steps == 0:
         del figures["train/grad_norm"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: str | Path) -> Iterator[Path]:
-    """A path to write to; what has been written there takes the file's place at the end of the block, in one step.
+    """A path to write to; the file written there takes the old one's place at the end of the block, in one step.
 
     Whoever opens the file meets the old content or the new one, also after ``kill -9``, a full disk or an exception: then the
     old one stays. The unfinished file has the same ending, by which programs choose a format, and lies in a folder

@@ -70,7 +70,8 @@ class GRPO(GroupOnPolicyAlgorithm):
         (:func:`~sb_grpo.config.default_group_size`). A change, also by hand between rollouts, begins new groups: the
         steps of unfinished ones are dropped and counted
     :param n_groups: complete groups per rollout, in place of ``n_steps``; with it ``"state"`` waits for whole episodes
-    :param group_kwargs: how members start: :class:`~sb_grpo.config.GroupOptions`
+    :param group_kwargs: how members start: :class:`~sb_grpo.config.GroupOptions`; ``starts`` gives groups their reset seeds,
+        reset options or states (docs/starts.md)
     :param advantage: ``"outcome"`` and ``"process"`` (DeepSeekMath), ``"step"`` (time-aligned group baseline),
         ``"state"`` (state-conditioned group baseline, fitted in closed form), an object of
         :mod:`sb_grpo.baselines.estimators` or of one's own, or a function of (:class:`Rollout`, :class:`AdvantageOptions`)
@@ -84,7 +85,7 @@ class GRPO(GroupOnPolicyAlgorithm):
     :param rewards: objectives, scaling and bonus: a dict, or :class:`~sb_grpo.config.Rewards`
     :param update_kwargs: memory and precision of an update: :class:`~sb_grpo.config.UpdateOptions`
     :param compile: capture the step loop (tensor envs) and the gradient step as graphs: ``torch.compile``.
-        Compiling takes 10 to 70 s; what cannot be captured is named and stays eager
+        Compiling takes 10 to 70 s; parts that cannot be captured are named and stay eager
     :raises ValueError: for arguments out of range or at odds with each other or the env
     """
 
@@ -178,7 +179,7 @@ class GRPO(GroupOnPolicyAlgorithm):
         :raises ValueError: for advantages or bonuses that are not finite, or of the wrong shape; the parts that learn are then
             as they were before
         """
-        self._derive()  # of what was changed by hand
+        self._derive()  # from the values changed by hand
         gamma = self.gamma if self.moving_gamma is None else self.moving_gamma
         gamma, gae_lambda = self.rollout_buffer.discount(gamma, self.gae_lambda)
         options = AdvantageOptions(gamma, gae_lambda, self.normalize_advantage)
@@ -299,7 +300,7 @@ class GRPO(GroupOnPolicyAlgorithm):
         loss = partial(objective, clip=clip_range)
         last_good = LastGood(self.policy)
         parameters = list(last_good.parameters)
-        optimizer.zero_grad()  # what has been frozen must not follow an old gradient
+        optimizer.zero_grad()  # frozen weights must not follow an old gradient
         own = {id(parameter) for parameter in parameters}
         others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
         compiled_step = self.captured.gradient_step(objective, parameters, clip_range, self.batch_size, self.max_grad_norm)

@@ -1,10 +1,9 @@
-"""What several learners of one model agree on: arguments that can be shared out, equal settings, statistics, who writes."""
+"""Agreement of several learners of one model: arguments that can be shared out, equal settings, statistics, the writer."""
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import ranks
+from sb_grpo.types import Info, Settings
 
 #: Settings that may differ: each rank has a device of its own, and only rank 0 speaks.
 OWN = ("device", "verbose", "tensorboard_log")
@@ -28,7 +28,7 @@ OWN = ("device", "verbose", "tensorboard_log")
 WRITERS = (EvalCallback, CheckpointCallback, ProgressBarCallback)
 
 
-def check_equal(settings: Mapping[str, Any]) -> None:
+def check_equal(settings: Settings) -> None:
     """Check that all ranks were given the same settings.
 
     :param settings: by name
@@ -49,7 +49,7 @@ def check_equal(settings: Mapping[str, Any]) -> None:
 
 
 def own_callbacks(callback: Any) -> Any:
-    """What of the user's callbacks runs on this rank: on rank 0 all, elsewhere none that writes, evaluates or draws.
+    """Select the user's callbacks that run on this rank: on rank 0 all, elsewhere none that writes, evaluates or draws.
 
     :param callback: a callback, a list of them, a function or None
     """
@@ -65,8 +65,8 @@ def own_callbacks(callback: Any) -> Any:
     return callback
 
 
-def seen_by_all(before: list[dict[str, Any]], now: deque[dict[str, Any]], steps: int) -> tuple[deque[dict[str, Any]], int]:
-    """What SB3's statistics look at, with the episodes that have ended on all ranks, and the steps of all.
+def seen_by_all(before: list[Info], now: deque[Info], steps: int) -> tuple[deque[Info], int]:
+    """Merge the data of SB3's statistics: the episodes that have ended on all ranks, and the steps of all.
 
     :param before: episodes that all ranks knew
     :param now: the same, and those that have ended here since
@@ -81,7 +81,7 @@ def seen_by_all(before: list[dict[str, Any]], now: deque[dict[str, Any]], steps:
 class SharedStatistics:
     """Running statistics of a VecNormalize that every rank feeds with its own observations, put together now and then.
 
-    Number, sum and sum of squares of what each rank has seen since the last time are added to what all knew then.
+    Number, sum and sum of squares of each rank's observations since the last time are added to the common ones.
 
     :param vec_normalize: equal on all ranks; None: there are none
     """
@@ -95,10 +95,12 @@ class SharedStatistics:
         self.known = [sums_of(part) for part in self.parts]
 
     def merge(self) -> None:
-        """Give all ranks the statistics of what all have seen."""
+        """Give all ranks the statistics of all observations."""
         for i, (part, known) in enumerate(zip(self.parts, self.known, strict=True)):
             new = known + ranks.total(sums_of(part) - known)
-            count, mean, square = new[0, 0], new[1] / new[0], new[2] / new[0]
+            count = new[0, 0]
+            mean = new[1] / new[0]
+            square = new[2] / new[0]
             shape = np.shape(part.mean)
             part.count = float(count)
             part.mean, part.var = (x.numpy().reshape(shape) for x in (mean, (square - mean.square()).clamp(min=0.0)))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping
-from typing import Any
 from zipfile import BadZipFile
 
 import gymnasium as gym
@@ -14,8 +12,10 @@ from gymnasium import spaces
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
+from sb_grpo.types import Kwargs, SavedState, State
+
 SETTINGS = ("training", "norm_obs", "norm_reward", "clip_obs", "clip_reward", "gamma", "epsilon", "norm_obs_keys")
-#: What decides how an observation looks, beside the statistics.
+#: Settings that decide how an observation looks, beside the statistics.
 OF_OBSERVATIONS = ("norm_obs", "norm_obs_keys", "clip_obs", "epsilon")
 PARTS = ("mean", "var", "count")
 
@@ -40,7 +40,7 @@ def take_up(content: bytes, vec_normalize: VecNormalize | None) -> str | None:
 
     :param content: of :func:`statistics_to_bytes`
     :param vec_normalize: of the env that a model is to have; None: it has none
-    :return: what stands against it, as a sentence; None where nothing does
+    :return: the obstacle, as a sentence; None where there is none
     """
     try:
         arrays, settings = _read(content)
@@ -78,11 +78,12 @@ def alone(content: bytes, observation_space: spaces.Space, action_space: spaces.
     return with_statistics(DummyVecEnv([lambda: _OfSpaces(observation_space, action_space)]), content, frozen=True)
 
 
-class _OfSpaces(gym.Env[Any, Any]):
+class _OfSpaces(gym.Env):
     """An env that has spaces and nothing else."""
 
     def __init__(self, observation_space: spaces.Space, action_space: spaces.Space) -> None:
-        self.observation_space, self.action_space = observation_space, action_space
+        self.observation_space = observation_space
+        self.action_space = action_space
 
 
 def with_statistics(env: VecEnv, content: bytes, frozen: bool = False) -> VecNormalize:
@@ -106,20 +107,20 @@ def with_statistics(env: VecEnv, content: bytes, frozen: bool = False) -> VecNor
     return normalized
 
 
-def _read(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+def _read(content: bytes) -> tuple[dict[str, np.ndarray], Kwargs]:
     """Arrays by name, and settings, of :func:`statistics_to_bytes`.
 
     :raises ValueError: if they are something else
     """
     try:
         arrays = dict(np.load(io.BytesIO(content), allow_pickle=False))
-        settings: dict[str, Any] = json.loads(str(arrays["settings"]))
+        settings: Kwargs = json.loads(str(arrays["settings"]))
     except (KeyError, ValueError, TypeError, OSError, EOFError, BadZipFile) as error:
         raise ValueError("VecNormalize's statistics do not fit: they are broken, or something else") from error
     return arrays, settings
 
 
-def running_state(vec_normalize: VecNormalize) -> dict[str, Any]:
+def running_state(vec_normalize: VecNormalize) -> State:
     """Copies of all that changes in it from step to step: moments, and the running returns of the slots."""
     moments = {
         name: {part: np.array(getattr(found, part)) for part in PARTS} for name, found in _moments(vec_normalize).items()
@@ -127,7 +128,7 @@ def running_state(vec_normalize: VecNormalize) -> dict[str, Any]:
     return {"moments": moments, "returns": vec_normalize.returns.copy()}
 
 
-def put_running_state(vec_normalize: VecNormalize, state: Mapping[str, Any]) -> None:
+def put_running_state(vec_normalize: VecNormalize, state: SavedState) -> None:
     """Put :func:`running_state` back, as often as need be.
 
     :raises OtherObservations: if it is of others
@@ -138,12 +139,15 @@ def put_running_state(vec_normalize: VecNormalize, state: Mapping[str, Any]) -> 
 
 
 def _fill(name: str, moments: RunningMeanStd, arrays: dict[str, np.ndarray]) -> None:
-    mean, var = arrays[f"{name}/mean"], arrays[f"{name}/var"]
+    mean = arrays[f"{name}/mean"]
+    var = arrays[f"{name}/var"]
     if mean.shape != moments.mean.shape or var.shape != moments.var.shape:
         raise OtherObservations(
             f"VecNormalize's statistics {name} have shape {mean.shape}, but this env needs {moments.mean.shape}."
         )
-    moments.mean, moments.var, moments.count = mean, var, float(arrays[f"{name}/count"])
+    moments.mean = mean
+    moments.var = var
+    moments.count = float(arrays[f"{name}/count"])
 
 
 def _moments(vec_normalize: VecNormalize) -> dict[str, RunningMeanStd]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -24,23 +24,25 @@ from sb_grpo import checkpoint, learners, ranks, save_util
 from sb_grpo import figures as log
 from sb_grpo.advantages import TrainingBatch
 from sb_grpo.callback_states import recover, teller
-from sb_grpo.collect.acting import log_probs_of_actor
-from sb_grpo.collect.beside import Beside, spaces_beside
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.columns import HostStep, Wanted, make_columns, read_host
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.collect.device_loop import StepResult, collect_tensors
-from sb_grpo.collect.host_checks import (
+from sb_grpo.collect.host_steps import (
+    Beside,
     check_callback_rewards,
     check_finite,
     check_outputs,
     check_reward_wrappers,
+    give_up,
+    log_probs_of_actor,
     note_ends,
     scaling_rewards,
+    spaces_beside,
+    warn_of_interruption,
 )
-from sb_grpo.collect.interruption import check_hopeless, give_up, warn_of_interruption
 from sb_grpo.collect.masks import APART, UNTOLD, masks_of_the_evaluated, source_of
-from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan, check_endless
+from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan, check_endless, check_hopeless
 from sb_grpo.collect.simulators import InstanceSlots, make_slots
 from sb_grpo.collect.slots import GroupSlots, Slots, TensorSlots
 from sb_grpo.config import (
@@ -91,7 +93,7 @@ from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policies.weights import made_apart
 from sb_grpo.profiles import arguments_of
 from sb_grpo.state import copied
-from sb_grpo.types import NOTHING, Breakdown, Rollout, UpdateResult, map_obs
+from sb_grpo.types import NOTHING, Breakdown, Info, Kwargs, Rollout, Settings, State, UpdateResult, map_obs
 from sb_grpo.validation import (
     Config,
     Options,
@@ -151,9 +153,9 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     kl_coef: float
     normalize_advantage: str
     loss: str | Loss
-    loss_kwargs: dict[str, Any] | None
+    loss_kwargs: Kwargs | None
     #: Arguments that are read when the model is set up and not again, with their values then.
-    _as_read: dict[str, Any] | None = None
+    _as_read: Kwargs | None = None
 
     def __init__(
         self,
@@ -162,12 +164,12 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         use_sde: bool,
         group_size: Any,
         n_groups: int | None,
-        group_kwargs: dict[str, Any] | None,
+        group_kwargs: Kwargs | None,
         advantage: Any,
-        advantage_kwargs: dict[str, Any] | None,
-        multitask: Multitask | Mapping[str, Any] | None,
-        rewards: Rewards | Mapping[str, Any] | None,
-        update_kwargs: dict[str, Any] | None,
+        advantage_kwargs: Kwargs | None,
+        multitask: Multitask | Settings | None,
+        rewards: Rewards | Settings | None,
+        update_kwargs: Kwargs | None,
         compile: bool,
         **kwargs: Any,
     ) -> None:
@@ -195,13 +197,13 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.bonus: Bonus | None = None
         self.ref_policy: ActorPolicy | None = None
         self._given_reference = False  #: ``ref_policy`` was given, and is none that this policy has been
-        self._derived: dict[str, Any] = {}  #: defaults that followed from other arguments
+        self._derived: Kwargs = {}  #: defaults that followed from other arguments
         self._base_seed: int | None = None
         self._next_group = 0
         self.slots: Slots | None = None
         self._restart_groups = False
         self._time_limit: int | None = None
-        #: Where action masks come from (sb_grpo.collect.masks); None: there are none.
+        #: Source of action masks (sb_grpo.collect.masks); None: there are none.
         self.mask_source: str | None = None
         self._warned_of_masks = False
         self._warned_of_few_starts = False
@@ -213,7 +215,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self._steps_dropped = 0
         self.interruptions = 0  #: times that somebody else has taken the training env in mid-rollout
         self._training_batch: TrainingBatch | None = None  #: of the last rollout, until it has been learnt from
-        #: What the last rollout and the update after it logged, by key.
+        #: Metrics of the last rollout and the update after it, by key.
         self.last_figures: dict[str, float] = {}
         self.last_update: UpdateResult | None = None
 
@@ -228,8 +230,8 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self._known = Known()  #: before the rollouts of a loop of one's own
         self._in_rollout = False  #: or not learnt from yet
         self._runs_due: list[Any] = []  #: files of save_run() that wait for the end of the rollout and its update
-        self._to_resume: dict[str, Any] | None = None  #: state of a loaded run that the loop has not taken up yet
-        #: Of the VecNormalize that the weights have learnt under, as long as the model has no env.
+        self._to_resume: State | None = None  #: state of a loaded run that the loop has not taken up yet
+        #: Statistics of the VecNormalize that the weights have learnt under, as long as the model has no env.
         self._statistics: bytes | None = None
 
     @classmethod
@@ -292,7 +294,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self._as_read = as_read(self.__dict__)
         self._take_up_statistics()
 
-    def _make_policy(self, kwargs: dict[str, Any]) -> ActorPolicy:
+    def _make_policy(self, kwargs: Kwargs) -> ActorPolicy:
         policy_class: Any = self.policy_class
         policy: ActorPolicy = policy_class(
             self.observation_space, self.action_space, self.lr_schedule, use_sde=self.use_sde, **kwargs
@@ -376,7 +378,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.shared_statistics = learners.SharedStatistics(self._vec_normalize_env)
         self.captured = Captured(
             self.compile,
-            rollout_obstacle(self.env, self.use_sde),
+            rollout_obstacle(self.env, self.use_sde, callable(options.groups.starts)),
             update_obstacle(
                 self.policy.optimizer, self.device, options.loss.importance_level, options.update.micro_batch_size,
                 options.multitask.surgery, self.use_sde, self.policy.memory is not None, ranks.place().n,
@@ -449,7 +451,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     # ---------------------------------------------------------------- arguments
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Kwargs:
         """Every argument of the constructor by name, as it is now."""
         names = [name for name in constructor_of(type(self)) if name not in ("policy", "env", "_init_setup_model")]
         settings = {name: getattr(self, name, getattr(self, f"_{name}", None)) for name in names}
@@ -480,7 +482,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     def _config(self) -> Config:
         """Collect the values that the rules between arguments look at."""
-        own: dict[str, Any] = {name: getattr(self, name, None) for name in Config.__dataclass_fields__}
+        own: Kwargs = {name: getattr(self, name, None) for name in Config.__dataclass_fields__}
         own["group_size"] = self.members
         if self.env is not None:
             own["n_envs"] = self.n_envs * ranks.place().n
@@ -659,7 +661,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
                     continue_training = False
                     break
 
-                self._update_info_buffer(infos, dones)
+                self._update_info_buffer(self._with_groups(infos) if ended else infos, dones)
                 n_steps += 1
                 if scaling:
                     check_callback_rewards(rewards_of_env, rewards)
@@ -802,17 +804,15 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             last = map_obs(lambda o: o[slot], self._last_obs)  # noqa: B023
             rollout_buffer.add_final_observation(job, self.beside.after(slot, last))
 
-    def _update_info_buffer(self, infos: list[dict[str, Any]], dones: np.ndarray | None = None) -> None:
-        """Collect episode statistics as SB3 does, with each episode's group, so that different starts can be counted."""
-        if dones is not None and dones.any() and isinstance(self.slots, GroupSlots):
-            groups = self.slots.groups.tolist()
-            infos = [
-                {**info, "episode": {**info["episode"], "group": group}} if "episode" in info else info
-                for info, group in zip(infos, groups, strict=True)
-            ]
-        super()._update_info_buffer(infos, dones)
+    def _with_groups(self, infos: list[Info]) -> list[Info]:
+        """Add its group to the statistics of each episode, so that different starts can be counted."""
+        assert isinstance(self.slots, GroupSlots)
+        return [
+            {**info, "episode": {**info["episode"], "group": group}} if "episode" in info else info
+            for info, group in zip(infos, self.slots.groups.tolist(), strict=True)
+        ]
 
-    def _share_what_was_seen(self, steps_before: int, episodes_before: list[dict[str, Any]]) -> None:
+    def _share_what_was_seen(self, steps_before: int, episodes_before: list[Info]) -> None:
         """Give several learners one number of steps, the running statistics and the episodes of all, at the end of a rollout.
 
         :param steps_before: that all had taken when it began
@@ -974,7 +974,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             self._base_seed,
             ranks.own_from(self._next_group),
             self.device,
-            shared_noise=self.options.groups.shared_noise,
+            options=self.options.groups,
             whole_episodes=self.whole_episodes,
         )
         return self.slots
@@ -1106,7 +1106,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     # ---------------------------------------------------------------- a loop of one's own
 
     def collect(self, callback: MaybeCallback = None) -> Rollout | None:
-        """Collect one rollout; the first call sets up what :meth:`learn` would.
+        """Collect one rollout; the first call sets the model up as :meth:`learn` would.
 
         :param callback: called after every vector step, in this rollout and those to come; it begins once, as in :meth:`learn`
         :return: the rollout; None when the callback asked to stop
@@ -1124,7 +1124,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     def update(self, rollout: Rollout) -> UpdateResult:
         """Update the policy with a rollout, as often as it is called: the advantages of the last rollout are kept.
 
-        :param rollout: of :meth:`collect`; changed by ``_replace``, or older, it is judged by what was known before it
+        :param rollout: of :meth:`collect`; changed by ``_replace``, or older, it is judged by the learners as before it
         :raises ValueError: for columns that do not fit, or a gradient that is not finite; the weights stay as they were
         """
         batch = self._training_batch
@@ -1141,7 +1141,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         return self.last_update
 
     def _enter_own_loop(self, callback: MaybeCallback) -> BaseCallback:
-        """Do what :meth:`learn` does before its first rollout, before one of a loop of one's own.
+        """Prepare a rollout of a loop of one's own, as :meth:`learn` does before its first one.
 
         :param callback: None: the one before
         """
@@ -1175,7 +1175,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         """Choose actions, as SB3's, with sb3-contrib's ``action_masks`` and its ``state`` of a recurrent policy.
 
         :param action_masks: ``[n_envs, m]`` valid actions, where the observation does not hold them. ``evaluate_policy`` and
-            what is built on it need not pass them: the env that it plays is asked
+            its users need not pass them: the env that it plays is asked
         """
         if action_masks is None and self.mask_source in APART:
             action_masks = masks_of_the_evaluated()
@@ -1195,7 +1195,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         optional = [name for name in save_util.OPTIONAL_MODULES if isinstance(getattr(self, name), th.nn.Module)]
         return [*state_dicts, *optional], tensors
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         """Return the state of a copy or a pickle, without the callbacks of a running ``learn()``.
 
         A copy that is made in mid-rollout begins new groups, as a loaded model does.
@@ -1224,26 +1224,26 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         path: Any,
         env: GymEnv | None = None,
         device: th.device | str = "auto",
-        custom_objects: dict[str, Any] | None = None,
+        custom_objects: Kwargs | None = None,
         *args: Any,
         trusted: bool = True,
         **kwargs: Any,
     ) -> SelfGroupOnPolicy:
         """Load a model, as SB3's. Statistics in the zip go into the env's VecNormalize, if that has seen nothing yet.
 
-        :param trusted: False: nothing in the file is unpickled, so that none of it can run; what has no plain form is named,
-            and taken from ``custom_objects`` or the further arguments (docs/security.md)
-        :raises ValueError: for what cannot be had without unpickling
+        :param trusted: False: nothing in the file is unpickled, so that none of it can run; objects without a plain form are
+            named, and taken from ``custom_objects`` or the further arguments (docs/security.md)
+        :raises ValueError: for objects that only unpickling restores
         """
         source, custom_objects, kwargs = save_util.arguments_of_load(cls, path, env, custom_objects, trusted, kwargs)
         return super().load(source, env, device, custom_objects, *args, **kwargs)  # type: ignore[no-any-return]
 
-    def get_parameters(self) -> dict[str, dict[str, Any]]:
+    def get_parameters(self) -> dict[str, State]:
         """Return copies of the weights: :meth:`set_parameters` takes a model back to them after further training."""
         return {name: copied(state) for name, state in super().get_parameters().items()}
 
     def set_parameters(
-        self, load_path_or_dict: str | dict[str, Any], exact_match: bool = True, device: th.device | str = "auto"
+        self, load_path_or_dict: str | State, exact_match: bool = True, device: th.device | str = "auto"
     ) -> None:
         """Replace the weights, as SB3's does. A refused call changes nothing.
 
@@ -1276,7 +1276,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         path: Any,
         env: GymEnv,
         device: Any = "auto",
-        custom_objects: dict[str, Any] | None = None,
+        custom_objects: Kwargs | None = None,
         trusted: bool = True,
         **kwargs: Any,
     ) -> SelfGroupOnPolicy:
@@ -1288,7 +1288,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         :param custom_objects: as :meth:`load`'s
         :param trusted: as :meth:`load`'s; the state of the run itself is never pickled
         :param kwargs: ``verbose`` and ``tensorboard_log`` in the place of the run's
-        :raises ValueError: for what is no run, is broken, or does not go with the env
+        :raises ValueError: for a file that is no run, is broken, or does not go with the env
         """
         model: SelfGroupOnPolicy = checkpoint.load_run(cls, path, env, device, custom_objects, trusted, kwargs)
         return model

@@ -31,7 +31,7 @@ class NotPlain(ValueError):
 
 
 class Form(NamedTuple):
-    """How objects of one kind become arguments, and objects again.
+    """Rule: turns objects of one kind into arguments, and back.
 
     :param knows: whether an object is of the kind
     :param take: an object's arguments by name; further objects among them are turned into JSON in their turn
@@ -100,7 +100,7 @@ FORMS: dict[str, Form] = {
 def to_plain(value: Any) -> Any:
     """A value as JSON.
 
-    :raises NotPlain: naming what no rule knows
+    :raises NotPlain: naming the value that no rule knows
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -126,7 +126,7 @@ def to_plain(value: Any) -> Any:
 def from_plain(value: Any) -> Any:
     """The value that :func:`to_plain` turned into JSON.
 
-    :raises NotPlain: for what it would not have written
+    :raises NotPlain: for JSON that it would not have written
     """
     if isinstance(value, list):
         return [from_plain(part) for part in value]

@@ -1,17 +1,15 @@
-"""How bold a policy step is, from careful to daring: named sets of arguments that do not depend on the env.
+"""Boldness of a policy step, from careful to daring: named sets of arguments that do not depend on the env.
 
 Chosen by reasoning and tried on CartPole-v1 only (docs/zoo.md): not tuned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from sb_grpo.maths.schedules import named
+from sb_grpo.types import Kwargs, Settings
 
 #: Name -> arguments. Schedules are named as in the zoo's YAML files.
-PROFILES: dict[str, dict[str, Any]] = {
+PROFILES: dict[str, Kwargs] = {
     # Small steps, stopped early, pulled back to a recent policy: when training collapses, or rewards are noisy.
     "conservative": {
         "learning_rate": "cos_1e-4_0.1",
@@ -35,7 +33,7 @@ PROFILES: dict[str, dict[str, Any]] = {
 }
 
 
-def arguments_of(name: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+def arguments_of(name: str, changes: Settings) -> Kwargs:
     """Arguments of a profile.
 
     :param name: of the profile

@@ -86,7 +86,8 @@ def join(device: th.device | str) -> th.device | str:
 
 
 def _own_gpu() -> str:
-    local, n_gpus = int(os.environ.get("LOCAL_RANK", "0")), th.cuda.device_count()
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    n_gpus = th.cuda.device_count()
     if local >= n_gpus:
         raise ValueError(
             f"LOCAL_RANK={local} has no GPU of its own: this machine has {n_gpus}. Start torchrun with --nproc-per-node "
@@ -291,7 +292,7 @@ def own_from(group: int) -> int:
 
 
 def episodes_before(key: th.Tensor, lengths: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
-    """Where a rank's episodes stand among those of all ranks, by key.
+    """Positions of a rank's episodes among those of all ranks, by key.
 
     :param key: ``[E]`` ascending; no two ranks share one
     :param lengths: ``[E]`` steps of each episode
@@ -302,7 +303,8 @@ def episodes_before(key: th.Tensor, lengths: th.Tensor) -> tuple[th.Tensor, th.T
     everyone = gathered((key.cpu().numpy(), lengths.cpu().numpy()))  # a tensor takes fifteen times as long to pickle
     keys, steps = (th.from_numpy(np.concatenate([part[i] for part in everyone])) for i in range(2))
     order = keys.argsort(stable=True)
-    number, before = th.empty_like(order), th.empty_like(steps)
+    number = th.empty_like(order)
+    before = th.empty_like(steps)
     number[order] = th.arange(len(order))
     before[order] = steps[order].cumsum(0) - steps[order]
     first = sum(len(part[0]) for part in everyone[: _place.rank])

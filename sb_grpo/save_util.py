@@ -28,6 +28,7 @@ from sb_grpo.export import export_policy
 from sb_grpo.learn.last_good import Snapshot
 from sb_grpo.maths import schedules  # noqa: F401  # their plain form: models of the zoo have them
 from sb_grpo.plain import NotPlain, from_plain, to_plain
+from sb_grpo.types import Kwargs, Settings, State
 from sb_grpo.validation import check_names, check_places
 
 #: Attributes that are built anew after loading.
@@ -39,14 +40,14 @@ NOT_SAVED = (
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
 OPTIONAL_MODULES = ("estimator", "ref_policy", "grouper", "group_weighting", "bonus")
-#: What a training begins anew, or the model makes of its arguments: not needed from a file that is not trusted.
+#: State that a training begins anew, or that the model derives from arguments: not needed from a file that is not trusted.
 MADE_ANEW = (
     "_last_obs", "_last_episode_starts", "_last_original_obs", "ep_info_buffer", "ep_success_buffer", "lr_schedule",
     "action_noise", "tensorboard_log",
 )  # fmt: skip
 #: Arguments that no file decides: ``env="module:Id"`` would be imported.
 NOT_FROM_FILES = ("env", "device")
-#: What a model saves beside its constructor's arguments.
+#: Attributes that a model saves beside its constructor's arguments.
 STATE = (
     "policy_class", "observation_space", "action_space", "n_envs", "vf_coef", "num_timesteps", "start_time",
     "interruptions", "curriculum_level", "moving_gamma", "lr_scale", "ref_policy", "_given_reference", "_total_timesteps",
@@ -55,7 +56,8 @@ STATE = (
     "_restart_groups", "_derived", "mask_source",
 )  # fmt: skip
 #: Entries of the zip beside SB3's: what SB3 pickles, as JSON, and the statistics that the weights have learnt with.
-PLAIN, STATISTICS = "plain.json", "vecnormalize.npz"
+PLAIN = "plain.json"
+STATISTICS = "vecnormalize.npz"
 #: Part of a state baseline that may come and go: a model saved with it can be loaded without, and the other way round.
 PAIRING = "pairing."
 
@@ -97,13 +99,13 @@ def export_model(model: Any, path: str | Path) -> Path:
 
 
 def arguments_of_load(
-    cls: type, path: Any, env: Any, custom_objects: dict[str, Any] | None, trusted: bool, kwargs: dict[str, Any]
-) -> tuple[Any, dict[str, Any] | None, dict[str, Any]]:
+    cls: type, path: Any, env: Any, custom_objects: Kwargs | None, trusted: bool, kwargs: Kwargs
+) -> tuple[Any, Kwargs | None, Kwargs]:
     """Return file, custom objects and further arguments for SB3's ``load``.
 
     :param cls: class of the model
     :param kwargs: further arguments of the model
-    :raises ValueError: for a file of another algorithm, and for what cannot be had without unpickling
+    :raises ValueError: for a file of another algorithm, and for objects that only unpickling restores
     """
     check_names(kwargs)
     check_places({name: value for name, value in kwargs.items() if name not in constructor_of(cls)})
@@ -139,7 +141,7 @@ def with_spaces_of(env: Any, path: Any, custom_objects: dict[str, Any] | None) -
 def set_parameters(
     model: Any,
     set_parameters: Callable[..., None],
-    load_path_or_dict: str | dict[str, Any],
+    load_path_or_dict: str | State,
     exact_match: bool,
     device: th.device | str,
 ) -> None:
@@ -167,7 +169,7 @@ def set_parameters(
 
 
 class OnlyForGRPO(BaseBuffer):
-    """Stands in a zip where no ``rollout_buffer_class`` is set: SB3's algorithms make one, and learn what they have read."""
+    """Stands in a zip where no ``rollout_buffer_class`` is set: SB3's algorithms build it, and name the mistake."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         raise ValueError(
@@ -178,7 +180,7 @@ class OnlyForGRPO(BaseBuffer):
         raise NotImplementedError
 
 
-def check_is_grpo(path: Any, data: Mapping[str, Any]) -> None:
+def check_is_grpo(path: Any, data: Settings) -> None:
     """Check that a zip is not one of SB3's other algorithms.
 
     :param path: of the zip, for the message
@@ -195,10 +197,10 @@ def check_is_grpo(path: Any, data: Mapping[str, Any]) -> None:
         )
 
 
-def fitting(saved: dict[str, Any] | None, built: dict[str, Any]) -> dict[str, Any] | None:
-    """A saved state as far as it fits into what was built; None where it does not: other entries, or of other shapes."""
+def fitting(saved: State | None, built: State) -> State | None:
+    """A saved state as far as it fits into the built module; None where it does not: other entries, or of other shapes."""
 
-    def form(state: dict[str, Any]) -> dict[str, Any]:
+    def form(state: State) -> State:
         return {name: getattr(entry, "shape", None) for name, entry in state.items() if PAIRING not in name}
 
     if saved is None or form(saved) != form(built):
@@ -206,12 +208,12 @@ def fitting(saved: dict[str, Any] | None, built: dict[str, Any]) -> dict[str, An
     return {name: saved.get(name, entry) for name, entry in built.items()}
 
 
-def with_fitting_modules(saved: Mapping[str, Any], modules: Mapping[str, Any], given_reference: bool) -> dict[str, Any]:
+def with_fitting_modules(saved: Settings, modules: Settings, given_reference: bool) -> State:
     """Replace saved states of optional modules that do not fit: such a module stays as it is, except a reference policy that
     nobody named, which becomes the saved policy.
 
     :param saved: state by name, ``"policy"`` among them
-    :param modules: optional modules by name; what is no module has no state
+    :param modules: optional modules by name; other objects have no state
     :param given_reference: the reference policy was named
     """
     states = dict(saved)
@@ -226,13 +228,13 @@ def with_fitting_modules(saved: Mapping[str, Any], modules: Mapping[str, Any], g
     return states
 
 
-def check_parameters(given: Mapping[str, Any], needed: Iterable[str], own: Mapping[str, Any]) -> None:
+def check_parameters(given: Settings, needed: Iterable[str], own: Settings) -> None:
     """Check that parameters are all there, and those of an actor, before any of them is loaded.
 
     :param given: states by name; optional ones are there already where a policy is
     :param needed: names of the model's
     :param own: state of its policy
-    :raises ValueError: naming what is missing, or whose they are
+    :raises ValueError: naming those that are missing, or their owner
     """
     theirs = given.get("policy")
     critic = [name for name in theirs if "value_net" in name and name not in own] if isinstance(theirs, Mapping) else []
@@ -259,8 +261,8 @@ def check_parameters(given: Mapping[str, Any], needed: Iterable[str], own: Mappi
 def all_or_nothing(modules: Sequence[Any]) -> Iterator[None]:
     """Leave modules as they were where parameters do not fit, and say so in one line with a remedy.
 
-    :param modules: that parameters go into; what is no module is left aside
-    :raises ValueError: in the place of what SB3, torch or an optimiser raise
+    :param modules: that parameters go into; other objects are left aside
+    :raises ValueError: in the place of an error of SB3, torch or an optimiser
     """
     before = Snapshot(modules)
     try:
@@ -300,16 +302,16 @@ def with_entries(content: bytes, entries: Mapping[str, bytes]) -> bytes:
     return file.getvalue()
 
 
-def attributes_in(path: Any) -> dict[str, Any]:
-    """What a zip holds beside tensors, by name; nothing is unpickled. Empty where there is no file, as SB3 says that.
+def attributes_in(path: Any) -> Kwargs:
+    """Entries of a zip other than tensors, by name; nothing is unpickled. Empty where there is no file, as SB3 says that.
 
     :raises ValueError: if it is no zip
     """
-    attributes: dict[str, Any] = json.loads(entry_of(path, "data") or b"{}")
+    attributes: Kwargs = json.loads(entry_of(path, "data") or b"{}")
     return attributes
 
 
-def lr_schedule_in(path: Any, custom_objects: dict[str, Any] | None) -> Any:
+def lr_schedule_in(path: Any, custom_objects: Kwargs | None) -> Any:
     """The schedule of the learning rate as it was, also where it was changed by hand: a model that is loaded makes it anew
     of its arguments. None where it cannot be read; whatever the file holds for it is unpickled."""
     written = json.dumps({"lr_schedule": attributes_in(path).get("lr_schedule")})
@@ -344,7 +346,7 @@ def read_entry(path: Any, name: str) -> bytes | None:
         raise ValueError(f"{path} is broken, or no zip: {error}") from error
 
 
-def write_model(path: Any, content: bytes, attributes: Mapping[str, Any], statistics: bytes | None) -> None:
+def write_model(path: Any, content: bytes, attributes: Settings, statistics: bytes | None) -> None:
     """Write the zip of a model with all that belongs to its weights.
 
     :param path: as :func:`write_zip` takes it
@@ -376,16 +378,16 @@ def write_zip(path: Any, content: bytes) -> None:
 
 
 def without_pickle(
-    path: Any, arguments: Iterable[str], given: Mapping[str, Any], env: Any = None
-) -> tuple[io.BytesIO, dict[str, Any]]:
-    """What of a model's zip can be had without unpickling anything.
+    path: Any, arguments: Iterable[str], given: Settings, env: Any = None
+) -> tuple[io.BytesIO, Kwargs]:
+    """Read from a model's zip all that needs no unpickling.
 
     :param path: of the zip, or an open file
     :param arguments: names of the constructor's arguments; attributes other than these and :data:`STATE` are left out
-    :param given: objects by name that take the place of what the file holds
+    :param given: objects by name that take the place of the file's
     :param env: that the model will have, or None; its spaces serve where the file has none
     :return: a zip of plain data and tensors, and the objects by name that belong to it, for ``custom_objects``
-    :raises ValueError: naming what cannot be had
+    :raises ValueError: naming the objects that only unpickling restores
     """
     source = _opened(path)
     data = json.loads(read_entry(source, "data") or b"{}")
@@ -393,7 +395,7 @@ def without_pickle(
     if (known.get("rollout_buffer_class") or {}).get("__module__") == __name__:  # OnlyForGRPO: none was given
         known["rollout_buffer_class"] = None
     plain = json.loads(read_entry(source, PLAIN) or b"{}")
-    objects: dict[str, Any] = {}
+    objects: Kwargs = {}
     refused = []
     for name in [*_pickled(known), *(name for name in MADE_ANEW if name in known)]:
         try:
@@ -411,7 +413,7 @@ def without_pickle(
     return io.BytesIO(with_entries(b"", {"data": json.dumps(rest).encode(), **tensors})), objects
 
 
-def _without_pickle(name: str, plain: Mapping[str, Any], given: Mapping[str, Any], env: Any) -> Any:
+def _without_pickle(name: str, plain: Settings, given: Settings, env: Any) -> Any:
     if name in given:
         return given[name]
     if name in MADE_ANEW:
@@ -424,7 +426,7 @@ def _without_pickle(name: str, plain: Mapping[str, Any], given: Mapping[str, Any
 
 
 def _opened(path: Any) -> io.BytesIO:
-    """All of a file, read once: what is checked is what is used."""
+    """All of a file, read once: the bytes that are checked are those that are used."""
     if hasattr(path, "read"):
         return io.BytesIO(path.read())
     found = Path(path)
@@ -434,6 +436,6 @@ def _opened(path: Any) -> io.BytesIO:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _pickled(data: Mapping[str, Any]) -> list[str]:
-    """Names of what SB3 has pickled into its JSON."""
+def _pickled(data: Settings) -> list[str]:
+    """Names of the objects that SB3 has pickled into its JSON."""
     return [name for name, value in data.items() if isinstance(value, dict) and ":serialized:" in value]

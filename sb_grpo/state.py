@@ -1,10 +1,10 @@
-"""State as plain values: what objects give of themselves, so that a training can go on as if it had never stopped.
+"""State as plain values, so that a training can go on as if it had never stopped.
 
 Whoever changes from step to step says how it stands by ``state_dict()``, and stands there again after
 ``load_state_dict(state)``. Of an ``nn.Module`` everything that learning changes is its state: parameters, buffers (also those
 that no zip holds), plain attributes, optimisers.
 
-:func:`pack` turns states into tensors, numbers and text in lists, tuples and dicts: what ``torch.load`` reads without running
+:func:`pack` turns states into tensors, numbers and text in lists, tuples and dicts, which ``torch.load`` reads without running
 anything (``weights_only=True``).
 """
 
@@ -20,12 +20,16 @@ import numpy as np
 import torch as th
 from torch import nn
 
+from sb_grpo.types import SavedState, State
+
 #: Attributes of modules that change from rollout to rollout, and are no buffers.
 KEPT = (th.Tensor, tuple, list, deque, dict, int, float, type(None))
 OF_ALL_MODULES = frozenset(vars(nn.Module()))
 PLAIN = (bool, int, float, str, bytes, type(None))
 #: Keys of the dicts that stand for an array, and for a deque and its length.
-ARRAY, DEQUE, LENGTH = ":array", ":deque", ":maxlen"
+ARRAY = ":array"
+DEQUE = ":deque"
+LENGTH = ":maxlen"
 
 
 class NoPlainForm(ValueError):
@@ -36,7 +40,7 @@ def pack(value: Any, name: str = "") -> Any:
     """A copy of plain values.
 
     :param value: tensors, arrays, numbers, text and None, in lists, tuples (named ones become plain), deques and dicts
-    :param name: what it is, for the message
+    :param name: of the value, for the message
     :raises NoPlainForm: for anything else
     """
     if type(value) in PLAIN:
@@ -58,7 +62,7 @@ def pack(value: Any, name: str = "") -> Any:
 
 
 def unpack(value: Any) -> Any:
-    """What :func:`pack` was given; named tuples are plain ones."""
+    """Return the argument of :func:`pack`; named tuples are plain ones."""
     if isinstance(value, list | tuple):
         return type(value)(unpack(part) for part in value)
     if not isinstance(value, dict):
@@ -73,24 +77,24 @@ def unpack(value: Any) -> Any:
 # ---------------------------------------------------------------- objects
 
 
-def attributes(holder: Any, names: Iterable[str]) -> dict[str, Any]:
+def attributes(holder: Any, names: Iterable[str]) -> State:
     """Attributes by name, for a ``state_dict`` that is no more than some of them."""
     return {name: getattr(holder, name) for name in names}
 
 
-def put_attributes(holder: Any, names: Iterable[str], state: Mapping[str, Any]) -> None:
+def put_attributes(holder: Any, names: Iterable[str], state: SavedState) -> None:
     """Put :func:`attributes` back."""
     vars(holder).update({name: state[name] for name in names})
 
 
-def state_of(holder: Any) -> dict[str, Any] | None:
+def state_of(holder: Any) -> State | None:
     """The state of an object; None where it says of none."""
     if isinstance(holder, nn.Module):
         return {name: own_state(module) for name, module in holder.named_modules()}
     return dict(holder.state_dict()) if hasattr(holder, "state_dict") else None
 
 
-def put_state(holder: Any, state: Mapping[str, Any] | None) -> None:
+def put_state(holder: Any, state: SavedState | None) -> None:
     """Let an object stand where another one of its kind stood.
 
     :param state: of :func:`state_of`
@@ -115,7 +119,7 @@ def copied(value: Any) -> Any:
     return value if isinstance(value, int | float | str | None) else copy.deepcopy(value)
 
 
-def own_state(module: nn.Module) -> dict[str, Any]:
+def own_state(module: nn.Module) -> State:
     """Copies of a module's own tensors and attributes, and the states of its optimisers and other objects that have one;
     without those of its parts."""
     objects = {name: value for name, value in vars(module).items() if not isinstance(value, type)}
@@ -127,7 +131,7 @@ def own_state(module: nn.Module) -> dict[str, Any]:
     }
 
 
-def put_own_state(module: nn.Module, state: Mapping[str, Any]) -> None:
+def put_own_state(module: nn.Module, state: SavedState) -> None:
     """Put :func:`own_state` back, tensors in place."""
     with th.no_grad():
         for name, tensor in own_tensors(module).items():
@@ -142,7 +146,7 @@ def own_tensors(module: nn.Module) -> dict[str, th.Tensor]:
     return dict([*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)])
 
 
-def own_attributes(module: nn.Module) -> dict[str, Any]:
+def own_attributes(module: nn.Module) -> State:
     """Attributes that learning may change, by name."""
     own = {name: value for name, value in vars(module).items() if name not in OF_ALL_MODULES}
     return {name: value for name, value in own.items() if isinstance(value, KEPT)}
@@ -151,14 +155,14 @@ def own_attributes(module: nn.Module) -> dict[str, Any]:
 # ---------------------------------------------------------------- random numbers
 
 
-def random_state() -> dict[str, Any]:
-    """Where the generators of torch, NumPy and Python stand."""
+def random_state() -> State:
+    """States of the generators of torch, NumPy and Python."""
     cuda = th.cuda.get_rng_state_all() if th.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return {"torch": th.get_rng_state(), "cuda": cuda, "numpy": np.random.get_state(), "python": random.getstate()}
 
 
-def put_random_state(state: Mapping[str, Any]) -> None:
-    """Let torch, NumPy and Python draw what they would have drawn then.
+def put_random_state(state: SavedState) -> None:
+    """Let torch, NumPy and Python draw the numbers that they would have drawn then.
 
     :param state: of :func:`random_state`
     """
@@ -169,7 +173,7 @@ def put_random_state(state: Mapping[str, Any]) -> None:
     random.setstate(state["python"])
 
 
-def check_random_state(state: Mapping[str, Any]) -> None:
+def check_random_state(state: SavedState) -> None:
     """See that generators take a state, which they otherwise do after a training has been set up; they stay as they are.
 
     :param state: of :func:`random_state`

@@ -1,4 +1,4 @@
-"""What travels between the boxes: the rollout, its minibatches, and observations of any form."""
+"""Data types: the rollout, its minibatches, and observations of any form."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_action_dim
 
 TensorOrDict = th.Tensor | dict[str, th.Tensor]
+#: Observations of any form: arrays or tensors ``[n_envs, ...]``, or dicts of such.
+Obs: TypeAlias = Any
+#: Info of one env, as Gymnasium's ``step`` and ``reset`` return it.
+Info: TypeAlias = dict[str, Any]
+#: Keyword arguments or settings by name.
+Kwargs: TypeAlias = dict[str, Any]
+Settings: TypeAlias = Mapping[str, Any]
+#: State by name, as a ``state_dict()`` returns it and as a ``load_state_dict()`` takes it.
+State: TypeAlias = dict[str, Any]
+SavedState: TypeAlias = Mapping[str, Any]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 #: Key of the number of the turn within an episode: in an info, and in the extra columns of a rollout.
 TURN = "turn"
@@ -30,7 +40,7 @@ class Breakdown(ValueError):
 
 
 class Rollout(NamedTuple):
-    """What one collection gathered: M steps of E episodes of n_groups groups, steps packed by episode."""
+    """Result of one collection: M steps of E episodes of n_groups groups, steps packed by episode."""
 
     observations: TensorOrDict  #: [M, ...]
     actions: th.Tensor  #: [M] or [M, n]
@@ -44,7 +54,7 @@ class Rollout(NamedTuple):
     final_observations: TensorOrDict  #: [E, ...] after the last step; zeros where terminated
     n_groups: int
     max_length: int  #: no episode in here has more steps
-    # What follows is None, or not there, unless an option asks for it (see sb_grpo.collect.columns).
+    # The following are None, or not there, unless an option asks for it (see sb_grpo.collect.columns).
     task: th.Tensor | None = None  #: [E] int64, 0 to the number of declared tasks - 1
     objectives: th.Tensor | None = None  #: [M, K] float32, the reward by objective
     episode_return: th.Tensor | None = None  #: [E] undiscounted return since the reset, steps of earlier rollouts included
@@ -116,7 +126,7 @@ def join_rollouts(first: Rollout, second: Rollout) -> Rollout:
 
 
 class AdvantageOptions(NamedTuple):
-    """What every estimator goes by."""
+    """Options of every estimator."""
 
     gamma: float = 0.995  #: discount, in [0, 1]
     gae_lambda: float = 0.95  #: lambda of the lambda-return, in [0, 1]; used by ``"state"``
@@ -124,18 +134,18 @@ class AdvantageOptions(NamedTuple):
 
 
 class Features(NamedTuple):
-    """What the policy makes of a rollout's observations."""
+    """Features that the policy extracts from a rollout's observations."""
 
     steps: th.Tensor  #: [M, d] before each step
     final: th.Tensor  #: [E, d] after each episode's last step
 
 
 class Estimate(NamedTuple):
-    """What an estimator says of a rollout."""
+    """Result of an estimator."""
 
     advantages: th.Tensor  #: [M]
     explained: float | None = None  #: explained variance of the values, where it has any (mean over its parts)
-    figures: Mapping[str, float] = NOTHING  #: what else it has to log, by key
+    figures: Mapping[str, float] = NOTHING  #: further metrics to log, by key
 
 
 class Minibatch(NamedTuple):
@@ -161,7 +171,7 @@ class Minibatch(NamedTuple):
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """What an update did, and the rollout that it was made with. Figures are nan where there is nothing to tell."""
+    """Metrics of an update, and of the rollout that it was made with. They are nan where there is nothing to tell."""
 
     policy_loss: float = math.nan  #: surrogate of the last rollout under the updated policy
     entropy_loss: float = math.nan  #: negative mean entropy, by the rows' weights

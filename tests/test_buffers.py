@@ -1,5 +1,9 @@
 """Packing: every collected step comes out exactly once, in its episode, in order."""
 
+import pickle
+import sys
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch as th
@@ -277,3 +281,50 @@ def test_whole_episodes_and_tensor_envs():
     GRPO("MlpPolicy", env, n_steps=5, batch_size=15, device="cpu").learn(15, reader)
     assert reader.seen["observations"].shape == (5, 3, 4) and reader.seen["actions"].shape == (5, 3, 1)
     assert reader.seen["rewards"].tolist() == [[1.0] * 3] * 5 and reader.room == (True, 5, 5, 5)
+
+
+@pytest.mark.parametrize("copied", [deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))], ids=["copy", "pickle"])
+def test_a_copy_of_a_buffer_writes_to_its_own_columns(copied):
+    buffer = GroupRolloutBuffer(4, OBS, spaces.Discrete(3), device="cpu", n_envs=2)
+    buffer.reset()
+    fill(buffer, 2, [4] * 10, iter(range(10)))
+    other = copied(buffer)
+    other.add(th.full((2, 1), 7.0), th.ones(2), th.ones(2), *[np.ones(2)] * 4)
+    assert other.steps["observations"][2].tolist() == [[7.0], [7.0]] and other.steps["rewards"][2].tolist() == [1.0, 1.0]
+    assert buffer.pos == 2 and not buffer.steps["observations"][2].any() and not buffer.steps["rewards"][2].any()
+
+
+def test_the_observations_of_a_vec_env_are_copied_as_arrays():
+    env = make_vec_env("CartPole-v1", 2)
+    GRPO("MlpPolicy", env, n_steps=64, device="cpu")
+    first = env.reset()
+    kept = first.copy()
+    env.step(np.zeros(2, dtype=int))
+    np.testing.assert_array_equal(first, kept)  # what a step returned stays as it was
+    made = deepcopy(env.buf_obs)
+    assert list(made) == [None] and made[None] is not env.buf_obs[None]
+    np.testing.assert_array_equal(made[None], env.buf_obs[None])
+
+
+class FilesOfStep(BaseCallback):
+    """Files of sb_grpo that each vector step enters."""
+
+    def __init__(self):
+        super().__init__()
+        self.steps = []
+
+    def _on_step(self):
+        files = set()
+        self.steps.append(files)
+        sys.setprofile(lambda frame, event, _: files.add(frame.f_code.co_filename) if event == "call" else None)
+        return True
+
+    def _on_rollout_end(self):
+        sys.setprofile(None)
+
+
+def test_a_host_step_passes_nine_files_at_most():
+    callback = FilesOfStep()
+    GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), n_steps=64, n_epochs=1, seed=0, device="cpu").learn(128, callback)
+    ours = [{file.split("/sb_grpo/")[1] for file in files if "/sb_grpo/" in file} for files in callback.steps[1:-1]]
+    assert len(min(ours, key=len) | {"on_policy.py"}) <= 9  # the loop itself; no episode ends in the quietest step

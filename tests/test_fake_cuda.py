@@ -252,7 +252,7 @@ OPTIONAL = frozenset(
     extras.group_weights.GroupWeights.observe extras.group_weights.GroupWeights.progress
     extras.group_weights.row_weights extras.grouping.Clusters.labels extras.grouping.Grouping.regroup
     figures.of_parts figures.of_weights figures.of_bonus.<locals>.<dictcomp> learn.gradients.SurgicalGradient.metrics
-    types.select_episodes grpo.GRPO.train collect.acting.log_probs_of_actor
+    types.select_episodes grpo.GRPO.train collect.host_steps.log_probs_of_actor
     """.split()
 )
 #: In every epoch or minibatch: a memory's stretches, ratios of whole episodes, one gradient per task, the KL stop.
@@ -273,7 +273,7 @@ IN_THE_LOOP = {
 
 
 #: At every step of host envs, which wait for their actions anyway: whether what these are made of are numbers.
-WITH_ACTIONS = {"collect.host_checks.check_outputs"}
+WITH_ACTIONS = {"collect.host_steps.check_outputs"}
 
 
 class InLoop(BaseCallback):

@@ -30,7 +30,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from sb_grpo import GRPO, SeededResetWrapper
-from sb_grpo.collect import interruption
+from sb_grpo.collect import plan
 from sb_grpo.envs.gymnasium_vector import GymnasiumVectorEnv
 from sb_grpo.envs.hold import hold_of
 from sb_grpo.envs.installing import install_seeded_reset
@@ -364,7 +364,7 @@ def test_two_models_that_share_one_gym_env_notice_each_other():
 
 
 def test_somebody_who_comes_before_any_episode_can_end_is_named(monkeypatch):
-    monkeypatch.setattr(interruption, "HOPELESS", 500)
+    monkeypatch.setattr(plan, "HOPELESS", 500)
     env = DummyVecEnv([lambda: Clock(10_000)])
     model = GRPO("MlpPolicy", env, advantage="outcome", group_size=2, **SMALL)
     callback = Meddle(lambda e: e.reset(), calls=range(100, 10**6, 100))

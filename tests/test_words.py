@@ -18,20 +18,6 @@ ODD = {"What", "Who", "Whose", "Where", "How", "As", "Of"}
 MOST_WHATS = 1.0
 #: Packages whose docstrings are checked.
 CHECKED = ("sb_grpo", "zoo", "scripts")
-#: Folders and modules still to rewrite, besides those at the top level of sb_grpo; empty this list.
-TO_DO = (
-    "sb_grpo/collect/",
-    "sb_grpo/learn/",
-    *(
-        f"sb_grpo/envs/{name}.py"
-        for name in ("env_batch", "hold", "installing", "process_vec_env", "seeded_reset", "worker_vec_env")
-    ),
-)
-
-
-def is_to_do(name: str) -> bool:
-    """Whether a file is still to rewrite; modules at the top level of sb_grpo are."""
-    return name.startswith(TO_DO) or Path(name).parent == Path("sb_grpo")
 
 
 @cache
@@ -42,7 +28,6 @@ def docstrings() -> tuple[tuple[str, str], ...]:
     return tuple(
         (f"{names[path]}:{line}", text)
         for path in paths
-        if not is_to_do(names[path])
         for line, text in docstrings_in(path.read_text())
     )
 

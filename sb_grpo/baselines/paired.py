@@ -70,7 +70,7 @@ class Pairing(nn.Module):
     def __init__(self, coefficient: float | None = None) -> None:
         super().__init__()
         self.coefficient = coefficient
-        #: Of earlier rollouts, by part: rows with other members, and rows times correlation.
+        #: Sums over earlier rollouts, by part: rows with other members, and rows times correlation.
         self.register_buffer("memory", th.zeros(STRETCHES, 2))
         self._met: tuple[th.Tensor, ...] | None = None  # a :class:`Met`
         #: Metrics of the last rollout.

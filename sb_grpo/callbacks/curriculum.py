@@ -13,6 +13,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 from sb_grpo import ranks
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.types import Info, State
 from sb_grpo.validation import check_early_reset
 
 if TYPE_CHECKING:
@@ -143,11 +144,11 @@ class CurriculumCallback(BaseCallback):
         if len(self._successes) == self.window:
             self._move(rate)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Level, changes, and the episodes in the window."""
         return {"level": self.level, "moves": self.moves, "successes": list(self._successes.by_start.items())}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Continue from a saved state."""
         self._check_level(state["level"], "The level of the run")
         self._set_level(state["level"])
@@ -183,7 +184,7 @@ class CurriculumCallback(BaseCallback):
         self.training_env.env_method(self.method, self.levels[level])
         model.restart_groups()
 
-    def _succeeded(self, info: dict[str, Any]) -> bool:
+    def _succeeded(self, info: Info) -> bool:
         """Whether an episode of a host env was a success, from its last info.
 
         :raises ValueError: if the info lacks the criterion

@@ -12,6 +12,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from sb_grpo.callbacks.health_rules import RULES, Rule
 from sb_grpo.figures import make_room
+from sb_grpo.types import SavedState, State
 
 if TYPE_CHECKING:
     from sb_grpo.grpo import GRPO
@@ -74,11 +75,11 @@ class Watch:
         seen = f"{self.rule.key} {self.low:.3g} to {self.high:.3g}, bad in {self.n_bad} of {self.n} rollouts"
         return f"{self.rule.name:<20} {state:<8} {seen}"
 
-    def fared(self) -> dict[str, Any]:
+    def fared(self) -> State:
         """Fields that change during a training."""
         return {f.name: getattr(self, f.name) for f in fields(self)[1:]}
 
-    def go_on(self, fared: Mapping[str, Any]) -> None:
+    def go_on(self, fared: SavedState) -> None:
         """Restore the fields from another watch of the rule."""
         vars(self).update(fared)
 
@@ -110,11 +111,11 @@ class WatchingCallback(BaseCallback):
         self._seen = figures
         return [(watch, watch.look(figures)) for watch in self._watches]
 
-    def _fared(self) -> dict[str, Any]:
+    def _fared(self) -> State:
         """State of every rule, by name."""
         return {watch.rule.name: watch.fared() for watch in self._watches}
 
-    def _go_on(self, fared: Mapping[str, Any]) -> None:
+    def _go_on(self, fared: SavedState) -> None:
         """Restore the state of every rule; rules without a state start fresh."""
         for watch in self._watches:
             watch.go_on(fared.get(watch.rule.name, {}))
@@ -181,11 +182,11 @@ class HealthCallback(WatchingCallback):
                 self.logger.record(f"health/{watch.rule.name}", float(watch.broken))
         self.logger.record("health/n_broken", sum(watch.broken for watch in self._watches))
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """State of every rule, and whether the last rollout has been checked."""
         return {"watches": self._fared(), "judged": cast("GRPO", self.model).last_figures is self._seen}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore the state; rules without one start fresh."""
         self._go_on(state["watches"])
         self._seen = cast("GRPO", self.model).last_figures if state["judged"] else None

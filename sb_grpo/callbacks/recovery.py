@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 from sb_grpo import ranks
 from sb_grpo.callbacks.health import WatchingCallback
@@ -13,7 +13,7 @@ from sb_grpo.grpo import GRPO
 from sb_grpo.learn.last_good import Snapshot
 from sb_grpo.normalization import put_running_state, running_state
 from sb_grpo.save_util import OPTIONAL_MODULES
-from sb_grpo.types import Breakdown
+from sb_grpo.types import Breakdown, State
 
 #: Signs of too large steps, and of a single huge reward in the baseline.
 RUNAWAY = ("kl", "grad_norm", "noise_growth", "reward_outlier")
@@ -91,11 +91,11 @@ class RecoveryCallback(WatchingCallback):
             self._go_back(error)
             self._say(f"At the end: {error}")
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Number and reasons of the retries, and the state of every rule."""
         return {"n": self.n, "reasons": self.reasons, "watches": self._fared()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore the state; the current weights count as healthy."""
         self.n = state["n"]
         self.reasons = list(state["reasons"])

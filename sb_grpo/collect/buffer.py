@@ -7,7 +7,7 @@ works on that one form, whatever the number of envs, the group size, or where an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch as th
@@ -15,10 +15,95 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb_grpo.collect.arrays import AsArrays
 from sb_grpo.collect.columns import Column, check_one_task
-from sb_grpo.collect.discount import Discounted
-from sb_grpo.types import NOTHING, Rollout, TensorOrDict, action_row, map_obs
+from sb_grpo.config import check_settings
+from sb_grpo.types import NOTHING, Obs, Rollout, SavedState, State, TensorOrDict, action_row, map_obs
+
+#: Columns by name: tensors, or dicts of such.
+Rows: TypeAlias = dict[str, Any]
+#: Attributes of PPO's buffer that one without a critic lacks.
+OF_A_CRITIC = {"values", "returns", "advantages", "get", "compute_returns_and_advantage"}
+
+
+class Discounted:
+    """A rollout buffer with ``gamma`` and ``gae_lambda``, which may be set."""
+
+    gamma: float | None = None  #: the model's, until somebody sets it here
+    gae_lambda: float | None = None  #: the model's, until somebody sets it here
+    _of_model: tuple[float | None, float | None] = None, None
+
+    def discount(self, gamma: float, gae_lambda: float) -> tuple[float, float]:
+        """Return the discounts of the next advantages. Those set here stay, as with PPO; the others are the model's.
+
+        :param gamma: of the model
+        :param gae_lambda: of the model
+        :raises ValueError: for a value set here that is no discount
+        """
+        if self.gamma == self._of_model[0]:
+            self.gamma = gamma
+        if self.gae_lambda == self._of_model[1]:
+            self.gae_lambda = gae_lambda
+        self._of_model = gamma, gae_lambda
+        assert self.gamma is not None and self.gae_lambda is not None
+        check_settings("", {"gamma": self.gamma, "gae_lambda": self.gae_lambda})
+        return self.gamma, self.gae_lambda
+
+
+class AsArrays:
+    """A rollout buffer whose ``steps`` are read, and on the CPU written, as those of SB3's ``RolloutBuffer``.
+
+    Only the steps that are there: ``[pos, n_envs, ...]``. Of other devices they are copies that cannot be written.
+    """
+
+    steps: Rows  #: ``[buffer_size, n_envs, ...]`` tensors (dicts of such) of which the first ``pos`` are there
+    pos: int
+    n_envs: int
+    obs_shape: Any
+    action_dim: int
+    action_space: spaces.Space
+
+    @property
+    def observations(self) -> np.ndarray | dict[str, np.ndarray]:
+        """``[pos, n_envs, ...]`` before each step, shaped as SB3 shapes the space."""
+        taken: Any = self._array("observations")
+        if isinstance(taken, dict):
+            return {key: self._shaped(part, self.obs_shape[key]) for key, part in taken.items()}
+        return self._shaped(taken, self.obs_shape)
+
+    @property
+    def actions(self) -> np.ndarray:
+        """``[pos, n_envs, n]`` as they were sampled, before they were clipped to the bounds, in the space's number type."""
+        return self._shaped(self._array("actions").astype(self.action_space.dtype, copy=False), (self.action_dim,))
+
+    @property
+    def log_probs(self) -> np.ndarray:
+        """``[pos, n_envs]`` of the actions, by the policy that took them."""
+        return self._array("log_probs")  # type: ignore[no-any-return]
+
+    @property
+    def rewards(self) -> np.ndarray:
+        """``[pos, n_envs]`` as the env gave them: group baselines scale on their own."""
+        return self._array("rewards")  # type: ignore[no-any-return]
+
+    @property
+    def episode_starts(self) -> np.ndarray:
+        """``[pos, n_envs]`` 1 where the step was the first of its episode."""
+        return (self._array("t") == 0).astype(np.float32)  # type: ignore[no-any-return]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in OF_A_CRITIC:
+            raise AttributeError(
+                f"A {type(self).__name__} has no {name}: there is no critic, and advantages are computed when all steps are "
+                "there, in train(), which logs them as 'group/advantages'. It has observations, actions, rewards, log_probs "
+                "and episode_starts."
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def _array(self, name: str) -> Any:
+        return map_obs(lambda column: _readable(column[: self.pos]), self.steps[name])
+
+    def _shaped(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        return array.reshape(self.pos, self.n_envs, *shape)
 
 
 class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
@@ -44,10 +129,11 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
     ) -> None:
         super().__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.steps = {}
+        self._rows: Rows | None = None  #: views that :meth:`add` writes to
         self.n_idle = 0  #: rows of the last rollout in which a slot had no job; they are left out
         self.age = th.zeros(0)  #: [M] of the rows that were handed out last: updates since they were collected
         self.n_lost = 0  #: rows of earlier rollouts whose episodes were lost with a worker in this one
-        self._kept: dict[str, Any] | None = None
+        self._kept: Rows | None = None
         self._obs_dtypes: dict[str, th.dtype] = {}
         self.extra: dict[str, th.Tensor] = {}  #: columns that :meth:`add_columns` declared
         self._of_episodes: set[str] = set()
@@ -56,7 +142,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
 
     @property
     def column_device(self) -> th.device | str:
-        """Where rewards, jobs, times and ends are gathered: beside the envs that report them."""
+        """Device of rewards, jobs, times and ends: beside the envs that report them."""
         return "cpu"
 
     def _grown(self, old: th.Tensor | None, size: int, shape: tuple[int, ...], dtype: th.dtype, device: Any) -> th.Tensor:
@@ -67,7 +153,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         return new
 
     def _allocate(self, size: int) -> None:
-        """Make room for ``size`` steps per env, keeping what is there."""
+        """Make room for ``size`` steps per env, keeping the steps that are there."""
 
         def grown_obs(space: spaces.Space, key: str, old: th.Tensor | None) -> th.Tensor:
             dtype = self._obs_dtypes.get(key) or th.from_numpy(np.zeros(1, dtype=space.dtype)).dtype
@@ -92,7 +178,17 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             self.steps[name] = self._grown(self.steps.get(name), size, *form)
         for name, column in self.extra.items():
             self.extra[name] = self._grown(column, size, column.shape[2:], column.dtype, self.column_device)
-        self.buffer_size, self.full = size, False
+        self.buffer_size = size
+        self.full = False
+        self._rows = None
+
+    def _views(self) -> Rows:
+        """Make views of the columns: NumPy's on the CPU, which take a row in a fraction of the time that torch needs."""
+        return {name: map_obs(_row_view, column) for name, column in self.steps.items()}
+
+    def __getstate__(self) -> State:
+        """Return the state of a copy or a pickle, without views: they would be columns of their own there."""
+        return {**vars(self), "_rows": None}
 
     def add_columns(self, columns: Sequence[Column]) -> None:
         """Make room for further columns of every step.
@@ -105,22 +201,27 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
 
     def reset(self) -> None:
         """Forget the steps of this rollout; rows kept for later stay."""
-        self.pos, self.n_idle, self.n_lost, self.full = 0, 0, 0, False
+        self.pos = 0
+        self.n_idle = 0
+        self.n_lost = 0
+        self.full = False
         self._seen_before = None
         self._final_obs: dict[int, Any] = {}
 
-    def state_dict(self, with_seen: bool = False) -> dict[str, Any]:
+    def state_dict(self, with_seen: bool = False) -> State:
         """The rows that wait for their group; ``with_seen`` the last rollout's observations too, which normalisers await."""
         return {"kept": self._kept, "seen": self.seen_observations() if with_seen else None}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: SavedState) -> None:
         """Wait with the rows of another buffer."""
         self.reset()
-        self._kept, self._seen_before = state["kept"], state["seen"]
+        self._kept = state["kept"]
+        self._seen_before = state["seen"]
 
     def drop_kept(self) -> int:
         """Throw away the rows that wait for their group to complete, and say how many they were."""
-        n, self._kept = self.n_kept, None
+        n = self.n_kept
+        self._kept = None
         return n
 
     def drop_jobs(self, jobs: th.Tensor) -> int:
@@ -130,10 +231,12 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         :return: rows dropped among those that waited for their group to complete
         """
         gone = th.isin(self.steps["jobs"][: self.pos], jobs)
-        self.steps["jobs"][: self.pos][gone], self.steps["ends"][: self.pos][gone] = -1, 0
+        self.steps["jobs"][: self.pos][gone] = -1
+        self.steps["ends"][: self.pos][gone] = 0
         if self._kept is None:
             return 0
-        before, stays = self.n_kept, ~th.isin(self._kept["jobs"], jobs)
+        before = self.n_kept
+        stays = ~th.isin(self._kept["jobs"], jobs)
         self._kept = self._take(self._kept, th.nonzero(stays).squeeze(1))
         return before - self.n_kept
 
@@ -155,7 +258,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
     ) -> None:
         """Append one step of every slot.
 
-        :param obs: ``[n_envs, ...]`` before the step, on any device
+        :param obs: ``[n_envs, ...]`` before the step, on the buffer's device
         :param actions: ``[n_envs]`` or ``[n_envs, n]``
         :param log_probs: ``[n_envs]`` of them
         :param rewards: ``[n_envs]``
@@ -164,33 +267,39 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         :param ends: ``[n_envs]`` int8: 0 goes on, 1 terminated, 2 truncated
         :param extra: ``[n_envs, ...]`` values of the columns that :meth:`add_columns` declared
         """
-        self._match_dtypes(obs)
+        if isinstance(obs, dict) or obs.dtype != self._obs_dtypes.get(""):
+            self._match_dtypes(obs)
         if self.pos == self.buffer_size:
             self._allocate(2 * self.buffer_size)
+        if self._rows is None:
+            self._rows = self._views()
         pos = self.pos
-        steps = self.steps
+        rows = self._rows
         if isinstance(obs, dict):
             for key, value in obs.items():
-                steps["observations"][key][pos] = value
+                rows["observations"][key][pos] = _row_view(value)
         else:
-            steps["observations"][pos] = obs
-        steps["actions"][pos], steps["log_probs"][pos] = actions, log_probs
-        for name, values in (("rewards", rewards), ("jobs", jobs), ("t", t), ("ends", ends)):
-            steps[name].numpy()[pos] = values
+            rows["observations"][pos] = _row_view(obs)
+        rows["actions"][pos] = _row_view(actions)
+        rows["log_probs"][pos] = _row_view(log_probs)
+        rows["rewards"][pos] = rewards
+        rows["jobs"][pos] = jobs
+        rows["t"][pos] = t
+        rows["ends"][pos] = ends
         for name, values in extra.items():
             self.extra[name].numpy()[pos] = values
         self.pos += 1
         self.full = self.pos == self.buffer_size
 
     def _match_dtypes(self, obs: TensorOrDict) -> None:
-        """Go by what comes, not by the space: VecNormalize delivers floats for integers, and some envs begin with integers."""
+        """Follow the types of observations, not the space: VecNormalize makes floats of integers."""
         if self._obs_dtypes != (comes := {key: o.dtype for key, o in (obs if isinstance(obs, dict) else {"": obs}).items()}):
             kept = {key: th.promote_types(self._obs_dtypes.get(key, dtype), dtype) for key, dtype in comes.items()}
             if kept != self._obs_dtypes:
                 self._obs_dtypes = kept
                 self._allocate(self.buffer_size)
 
-    def add_final_observation(self, job: int, obs: Any) -> None:
+    def add_final_observation(self, job: int, obs: Obs) -> None:
         """Remember the observation after an episode's last step (needed where it did not terminate)."""
         self._final_obs[job] = obs
 
@@ -221,7 +330,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         :return: the rollout; None when no group is complete
         """
         obs, actions = self.new_rows()
-        rows: dict[str, Any] = {
+        rows: Rows = {
             "obs": obs,
             "actions": actions,
             "log_probs": log_probs,
@@ -236,7 +345,8 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             rows = self._take(rows, th.nonzero(has_job).squeeze(1))
         if self._kept is not None:
             self._kept["age"] += 1
-            kept_final, new_final = self._kept.pop("final_obs"), rows.pop("final_obs")
+            kept_final = self._kept.pop("final_obs")
+            new_final = rows.pop("final_obs")
             rows = {key: map_obs(lambda a, b: th.cat([a, b]), self._kept[key], value) for key, value in rows.items()}
             rows["final_obs"] = self._join_final_observations(kept_final, new_final)
         self._kept = None
@@ -265,9 +375,11 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
 
     def jobs_and_ends(self) -> tuple[th.Tensor, th.Tensor]:
         """``[M]`` of every row that is here, kept ones included."""
-        jobs, ends = self.flat("jobs"), self.flat("ends")
+        jobs = self.flat("jobs")
+        ends = self.flat("ends")
         if self._kept is not None:
-            jobs, ends = th.cat([self._kept["jobs"], jobs]), th.cat([self._kept["ends"], ends])
+            jobs = th.cat([self._kept["jobs"], jobs])
+            ends = th.cat([self._kept["ends"], ends])
         return jobs, ends
 
     @staticmethod
@@ -277,13 +389,13 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         return groups[members_ended == group_size]  # type: ignore[no-any-return]
 
     def _new_final_observations(self) -> Any:
-        """What :meth:`_final_observations` will need of this rollout's steps."""
+        """Observations of this rollout's steps that :meth:`_final_observations` will need."""
         return self._final_obs
 
     def _join_final_observations(self, kept: Any, new: Any) -> Any:
         return {**kept, **new}
 
-    def _take(self, rows: dict[str, Any], index: th.Tensor) -> dict[str, Any]:
+    def _take(self, rows: Rows, index: th.Tensor) -> Rows:
         on_device = index.to(self.device)
         taken = {key: map_obs(lambda o: o.index_select(0, on_device), rows[key]) for key in ("obs", "actions", "log_probs")}
         taken.update({key: rows[key].index_select(0, index) for key in ("rewards", "jobs", "t", "ends", "age", *self.extra)})
@@ -294,7 +406,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         wanted = set(jobs.tolist()) if final_obs else set()
         return {job: obs for job, obs in final_obs.items() if job in wanted}
 
-    def _as_rollout(self, rows: dict[str, Any], group_size: int) -> Rollout:
+    def _as_rollout(self, rows: Rows, group_size: int) -> Rollout:
         jobs, episode, lengths = th.unique_consecutive(rows["jobs"], return_inverse=True, return_counts=True)
         last = lengths.cumsum(0) - 1
         end = rows["ends"].index_select(0, last)
@@ -323,13 +435,14 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             **fields,
         )
 
-    def _final_observations(self, rows: dict[str, Any], jobs: th.Tensor, last: th.Tensor) -> TensorOrDict:
+    def _final_observations(self, rows: Rows, jobs: th.Tensor, last: th.Tensor) -> TensorOrDict:
         """``[E, ...]`` observation after the last step of each episode, zeros where nobody will ask.
 
         :param jobs: ``[E]`` job of each episode
         :param last: ``[E]`` its last row
         """
-        final_obs, job_list = rows["final_obs"], jobs.tolist()
+        final_obs = rows["final_obs"]
+        job_list = jobs.tolist()
 
         def stack(buffer: th.Tensor, key: str | None) -> th.Tensor:
             out = np.zeros((len(job_list), *buffer.shape[2:]), dtype=th.zeros(0, dtype=buffer.dtype).numpy().dtype)
@@ -344,3 +457,15 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
         raise NotImplementedError("A GroupRolloutBuffer hands out whole rollouts: use pack().")
+
+
+def _row_view(tensor: th.Tensor) -> np.ndarray | th.Tensor:
+    """NumPy's view of a tensor on the CPU; another one as it is."""
+    return tensor.numpy() if tensor.device.type == "cpu" else tensor
+
+
+def _readable(column: th.Tensor) -> np.ndarray:
+    array: np.ndarray = column.cpu().numpy()
+    if column.device.type != "cpu":
+        array.flags.writeable = False
+    return array

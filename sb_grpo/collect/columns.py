@@ -17,7 +17,7 @@ from gymnasium import spaces
 from sb_grpo.collect.plan import LARGEST_REWARD
 from sb_grpo.config import Multitask, Rewards
 from sb_grpo.envs.tensor_env import TensorVecEnv
-from sb_grpo.types import TURN, Breakdown
+from sb_grpo.types import TURN, Breakdown, Info, Obs
 
 #: Key of an info that holds the rewards by objective.
 REWARDS_KEY = "rewards"
@@ -26,14 +26,14 @@ REWARDS_KEY = "rewards"
 class HostStep(NamedTuple):
     """One step of every slot of host envs, as a column sees it."""
 
-    raw_obs: Any  #: [n_envs, ...] that the step was taken from, before any normalisation
-    infos: list[dict[str, Any]]
+    raw_obs: Obs  #: [n_envs, ...] that the step was taken from, before any normalisation
+    infos: list[Info]
     raw_rewards: np.ndarray  #: [n_envs]
     t: np.ndarray  #: [n_envs] number of the step in its episode
 
 
 class Wanted(NamedTuple):
-    """What decides which columns there are."""
+    """Settings that decide which columns there are."""
 
     multitask: Multitask
     rewards: Rewards
@@ -86,7 +86,7 @@ def turn_column(wanted: Wanted) -> Column | None:
     return Column(TURN, (), th.int64, False, read_turns, lambda env, returns: None) if wanted.turns else None
 
 
-#: What makes the columns, in this order; each returns None where nothing asks for it.
+#: Makers of the columns, in this order; each returns None where nothing asks for it.
 SCHEMA: list[Callable[[Wanted], Column | None]] = [task_column, objectives_column, return_column, turn_column]
 
 
@@ -141,7 +141,8 @@ class TaskReader:
     """
 
     def __init__(self, multitask: Multitask, space: spaces.Space) -> None:
-        self.key, self.names = multitask.task_key, multitask.names
+        self.key = multitask.task_key
+        self.names = multitask.names
         self.ids: dict[Any, int] = {**{i: i for i in range(len(self.names))}, **{name: i for i, name in enumerate(self.names)}}
         self.in_observation = isinstance(space, spaces.Dict) and self.key in space.spaces
 
@@ -150,7 +151,7 @@ class TaskReader:
             return self._from_observation(np.asarray(step.raw_obs[self.key]))
         return self._ids([self._of_info(slot, info) for slot, info in enumerate(step.infos)])
 
-    def _of_info(self, slot: int, info: dict[str, Any]) -> Any:
+    def _of_info(self, slot: int, info: Info) -> Any:
         if self.key not in info:
             raise ValueError(
                 f"tasks={list(self.names)} are declared, but the info of env {slot} has no {self.key!r} (it has "
@@ -172,7 +173,8 @@ class TaskReader:
 
     def _from_observation(self, tasks: np.ndarray) -> np.ndarray:
         """``[n_envs]`` ids from integers or one-hot vectors."""
-        n, values = len(self.names), tasks.reshape(len(tasks), -1)
+        n = len(self.names)
+        values = tasks.reshape(len(tasks), -1)
         if values.shape[1] == n and n > 1:
             one_hot = ((values == 0) | (values == 1)).all(1) & (values.sum(1) == 1)
             ids: np.ndarray = values.argmax(1)
@@ -197,14 +199,15 @@ class ObjectiveReader:
     """
 
     def __init__(self, objectives: Mapping[str, float], largest: float = math.inf) -> None:
-        self.objectives, self.largest = list(objectives), largest
+        self.objectives = list(objectives)
+        self.largest = largest
 
     def __call__(self, step: HostStep) -> np.ndarray:
         values = np.array([self._rewards(slot, info) for slot, info in enumerate(step.infos)], dtype=np.float32)
         self._check_finite(values)
         return values
 
-    def _rewards(self, slot: int, info: dict[str, Any]) -> Any:
+    def _rewards(self, slot: int, info: Info) -> Any:
         if REWARDS_KEY not in info:
             raise ValueError(
                 f"objectives={self.objectives} are declared, but the info of env {slot} has no {REWARDS_KEY!r}. Report the "

@@ -12,8 +12,7 @@ from gymnasium import spaces
 from sb_grpo import ranks
 from sb_grpo.collect.columns import Column
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
-from sb_grpo.collect.interruption import check_hopeless
-from sb_grpo.collect.plan import Limits, Plan, check_endless, too_large
+from sb_grpo.collect.plan import Limits, Plan, check_endless, check_hopeless, too_large
 from sb_grpo.collect.simulators import InstanceSlots
 from sb_grpo.collect.slots import TensorSlots
 from sb_grpo.envs.instance_env import InstanceEnv
@@ -43,7 +42,7 @@ HANDED_OUT = ("observations", "actions", "next_observations")
 
 
 def observe(policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots) -> Any:
-    """Observations as the policy sees them: with the env's masks, and what the policy remembers of the running episodes."""
+    """Observations as the policy sees them: with the env's masks, and the policy's memory of the running episodes."""
     parts = {} if env.action_masks is None else {MASK: env.action_masks}
     if policy.memory is not None:
         parts[MEMORY] = policy.memory.before(slots.memory, slots.t == 0)
@@ -66,7 +65,7 @@ def env_step(
     :param schema: further columns
     :param to_env: of :func:`env_actions`
     :param noise: ``[n_envs, n]`` of :meth:`ActorPolicy.noise`
-    :return: what the buffer stores of the step, ``[n_envs, ...]`` each
+    :return: columns of the step that the buffer stores, ``[n_envs, ...]`` each
     """
     obs = observe(policy, env, slots)
     codes = {} if not isinstance(slots, InstanceSlots) or slots.code is None else {CODE: slots.code}
@@ -101,7 +100,7 @@ def env_steps(
     to_env: Callable[[th.Tensor], th.Tensor],
     noise: th.Tensor,
 ) -> dict[str, Any]:
-    """As many env steps as there is noise for.
+    """Take as many env steps as there is noise for.
 
     :param noise: ``[k, n_envs, n]``
     :return: columns of :func:`env_step`, ``[k, n_envs, ...]``
@@ -246,9 +245,9 @@ def collect_tensors(
 
 
 def check_finite(buffer: TensorRolloutBuffer, limits: Limits, policy: ActorPolicy) -> None:
-    """Look for NaN, inf and numbers beyond all measure in what the simulator returned, once per rollout.
+    """Look for NaN, inf and numbers beyond all measure in the simulator's results, once per rollout.
 
-    :param policy: that acted: where its own outputs were no numbers, what came of them is no fault of the simulator
+    :param policy: that acted: where its own outputs were no numbers, the simulator is not at fault
     :raises Breakdown: naming slot, step and tensor
     """
     steps = buffer.steps

@@ -1,4 +1,4 @@
-"""Where the masks of an env come from: a method of it, its infos, its observations; a property of a tensor env."""
+"""Sources of an env's action masks: a method of it, its infos, its observations; a property of a tensor env."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies.beside import MASK
 from sb_grpo.policies.masks import METHOD, checked, choices_of
+from sb_grpo.types import Info
 
 CALLERS = ("sb_grpo", "stable_baselines3")  #: packages whose functions ask an env for its masks
 #: Sources whose masks observations do not hold.
@@ -24,7 +25,7 @@ EXPECTED = (
     "another name where it is not about valid actions (docs/masks.md)."
 )
 
-#: What ``predict`` says where nobody told it which actions are valid, and where they came from in training.
+#: Warning of ``predict`` where nobody told it which actions are valid, with their source in training.
 UNTOLD = (
     "predict() was not told which actions are valid, so it may choose others: this policy has learnt with masks ({source}). "
     "Pass predict(obs, action_masks=...), or put them into the observation (docs/masks.md)."
@@ -32,7 +33,7 @@ UNTOLD = (
 
 
 def source_of(env: VecEnv) -> str | None:
-    """Where the masks of an env come from, first that is there: ``"tensor"``, ``"method"``, ``"info"``, ``"observation"``.
+    """Find the source of an env's masks, the first that is there: ``"tensor"``, ``"method"``, ``"info"``, ``"observation"``.
 
     :return: None where it has none; those in infos are known when it has been reset
     :raises ValueError: for masks of Box actions, for masks that a wrapper drops or changes, and for a VecEnv whose
@@ -112,7 +113,7 @@ def _check_not_normalized(env: VecEnv) -> None:
 
 
 def masks_of(
-    env: VecEnv, source: str | None, infos: Sequence[dict[str, Any]] | None = None, dones: Any = None, step: int = 0
+    env: VecEnv, source: str | None, infos: Sequence[Info] | None = None, dones: Any = None, step: int = 0
 ) -> np.ndarray | None:
     """``[n_envs, m]`` valid actions of every slot now; None where observations hold the masks, or there are none.
 
@@ -122,7 +123,8 @@ def masks_of(
     :param step: number of the vector step, for messages
     :raises ValueError: for masks that are missing, of another shape or kind, or without a valid action
     """
-    base, found = env.unwrapped, None
+    base = env.unwrapped
+    found = None
     if source not in APART:
         return None
     if isinstance(base, TensorVecEnv):
@@ -144,7 +146,7 @@ def masks_of(
 
 
 def _asked(env: VecEnv, just_reset: bool) -> Any:
-    """What ``action_masks()`` answers.
+    """Ask the env for ``action_masks()``.
 
     :param just_reset: no step has been taken since: a process that ends now has stumbled over the question
     :raises ValueError: where it is no method, or wants arguments
@@ -172,7 +174,7 @@ def _kind_of(env: VecEnv) -> str:
     return type(base.envs[0].unwrapped if isinstance(base, DummyVecEnv) else base).__name__
 
 
-def check_unmasked(env: VecEnv, infos: Sequence[dict[str, Any]], step: int) -> None:
+def check_unmasked(env: VecEnv, infos: Sequence[Info], step: int) -> None:
     """Masks in the infos of steps alone are no source: the first action of an episode would be chosen without one.
 
     :param infos: of a step of an env whose resets have told of no masks
@@ -192,12 +194,13 @@ def check_unmasked(env: VecEnv, infos: Sequence[dict[str, Any]], step: int) -> N
 def masks_of_the_evaluated() -> np.ndarray | None:
     """Valid actions in the env that SB3's ``evaluate_policy`` is playing, if it is that which asks for actions.
 
-    It gives ``predict`` nothing but observations, and what it plays is known to its own frame alone. So this is where we look:
+    It gives ``predict`` nothing but observations, and only its own frame knows the env. So this is where we look:
     EvalCallback, and all else that is built on it, shall judge a masked policy as it is, without a class of its own. A
     ``predict`` of somebody else's may lie between, which hands on the question. An env that asks, as for an opponent's move,
     asks about another position than the evaluated one, and so may a callback.
     """
-    frame, between = inspect.currentframe(), []
+    frame = inspect.currentframe()
+    between = []
     frame = None if frame is None else frame.f_back  # a frame in its own list would keep itself alive
     while frame is not None and frame.f_code is not evaluate_policy.__code__:
         between.append(frame)

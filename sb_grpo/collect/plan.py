@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 #: With whole-episode estimators and no known time limit, an episode may run this long before we call it endless.
 ENDLESS = 10_000
-
+#: Steps per env in which no group becomes complete, because somebody else keeps taking the envs.
+HOPELESS = 10_000
 
 #: Rewards whose returns have squares that add up to a float32, over a rollout of a million steps and episodes of ten thousand.
 LARGEST_REWARD = 1e12
@@ -16,14 +17,14 @@ LARGEST_OBSERVATION = 1e17
 
 
 class Limits(NamedTuple):
-    """What an env may report at most; what is not finite is never taken."""
+    """Largest values that an env may report; values that are not finite are never taken."""
 
     reward: float = math.inf
     observation: float = math.inf
 
 
 class Plan(NamedTuple):
-    """How far a rollout goes."""
+    """End of a rollout: steps, groups, and the settings that decide them."""
 
     group_size: int
     n_groups: int | None  #: complete groups that are wanted; None: ``steps_per_env`` decides
@@ -53,7 +54,7 @@ class Plan(NamedTuple):
 
 
 def too_large(largest: float) -> str:
-    """What is wrong with a number beyond a limit, for messages."""
+    """Describe the fault of a number beyond a limit, for messages."""
     return f"is beyond +-{largest:g}, where statistics in float32 break down"
 
 
@@ -69,4 +70,21 @@ def check_endless(t: Any, plan: Plan) -> None:
             f"No end after {ENDLESS} steps of an episode, and the env has no time limit, but {plan.whole_because} needs whole "
             "episodes. Set a limit with gymnasium.make(..., max_episode_steps=1000) or gymnasium.wrappers.TimeLimit, or "
             f"{plan.cut_instead}."
+        )
+
+
+def check_hopeless(times: int, n_steps: int, completed: int) -> None:
+    """Whole-episode estimators would wait for ever if no group ever became complete.
+
+    :param times: interruptions in this rollout
+    :param n_steps: steps per env so far in it
+    :param completed: groups completed in it
+    :raises ValueError: if none has for ``HOPELESS`` steps
+    """
+    if completed == 0 and times > 0 and n_steps >= HOPELESS:
+        raise ValueError(
+            f"No group has become complete in {n_steps} steps per env, because something other than this model's training has "
+            f"reset or stepped the training env {times} times meanwhile, always before the episodes ended. Give it an env of "
+            "its own, as in EvalCallback(make_vec_env(...)), let it come less often, or use advantage='state' with n_steps, "
+            "which needs no whole episodes."
         )

@@ -6,39 +6,40 @@ thing that the simulator cannot do. ``TensorVecEnv.grouping`` chooses between th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 from torch.utils._pytree import tree_map
 
+from sb_grpo.collect.given_starts import GivenStarts, TensorStarts
 from sb_grpo.collect.slots import GroupSlots, TensorSlots
+from sb_grpo.config import GroupOptions
 from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.tensor_env import TensorVecEnv, map_snapshot
 from sb_grpo.policies.encoding import EncodingPolicy, versions
-from sb_grpo.types import Rollout, map_obs
+from sb_grpo.types import Obs, Rollout, SavedState, map_obs
 
 
 class StateSlots(TensorSlots):
     """Member 0 of a group is reset; the others start from a copy of the state that it started in.
 
     Jobs are handed out in order, so that only the start of the group handed out last has to be remembered between steps.
-    Waits for the device once per step: simulators want a list of slots, and setting the state of a running slot to what it
-    is anyway is not without effect in all of them, so that a full-size masked copy is no way out.
+    Waits for the device once per step: simulators want a list of slots, and setting the state of a running slot to itself
+    is not without effect in all of them, so that a full-size masked copy is no way out.
     """
 
     STATE: ClassVar[tuple[str, ...]] = (*TensorSlots.STATE, "_last_start")
     _last_start: Any = None
 
-    def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
+    def load_state_dict(self, state: SavedState, env: VecEnv) -> None:
         super().load_state_dict(state, env)
         assert isinstance(env, TensorVecEnv)
         if self._last_start is not None:  # in the env's own form
             now = env.snapshot(th.zeros(1, dtype=th.int64, device=self.device))
             self._last_start = map_snapshot(lambda _, saved: saved, now, self._last_start)
 
-    def started_all(self, env: TensorVecEnv, raw_obs: Any = None) -> None:  # type: ignore[override]
+    def started_all(self, env: TensorVecEnv, raw_obs: Obs = None) -> None:  # type: ignore[override]
         super().started_all(env)
         self._start(env, th.arange(len(self.job), device=self.device))
 
@@ -55,8 +56,10 @@ class StateSlots(TensorSlots):
         :param slots: ``[n]`` slots with new jobs, in the order of the jobs; leaders among them have just been reset
         """
         is_leader = self.job[slots] % self.group_size == 0
-        leaders, members = slots[is_leader], slots[~is_leader]
-        starts, n_before = self._last_start, 0 if self._last_start is None else 1
+        leaders = slots[is_leader]
+        members = slots[~is_leader]
+        starts = self._last_start
+        n_before = 0 if self._last_start is None else 1
         if len(leaders) > 0:
             now = env.snapshot(leaders)
             starts = now if starts is None else map_snapshot(lambda before, new: th.cat([before, new]), starts, now)
@@ -176,7 +179,7 @@ class SynchronousSlots(TensorSlots):
         if bool((self.job < 0).all()):
             self._first_job = self.job = self._first_job + len(self.job)
             self.t = th.zeros_like(self.t)  # it has counted idle steps
-            env.reset_all(self._seeds())
+            self._begin(env, None)
 
 
 SLOTS: dict[str, type[TensorSlots]] = {
@@ -195,7 +198,7 @@ def make_slots(
     first_group: int,
     device: th.device,
     *,
-    shared_noise: bool,
+    options: GroupOptions,
     whole_episodes: bool,
 ) -> GroupSlots | TensorSlots:
     """The slots that go with an env.
@@ -205,12 +208,14 @@ def make_slots(
     :param base_seed: seed of the stream of groups
     :param first_group: number of the first group to hand out
     :param device: of tensor envs
-    :param shared_noise: of host envs: members share what ``step`` draws
+    :param options: how members start
     :param whole_episodes: the estimator waits for complete groups
     """
     if not isinstance(env, TensorVecEnv):
-        return GroupSlots(env.num_envs, group_size, base_seed, first_group, shared_noise)
-    slots = SLOTS[env.grouping](env.num_envs, group_size, base_seed, first_group, device)
+        given = GivenStarts(options, base_seed, env) if options.starts is not None or options.tell_member else None
+        return GroupSlots(env.num_envs, group_size, base_seed, first_group, options.shared_noise, given)
+    on_device = None if options.starts is None else TensorStarts(options, base_seed, env, env.num_envs // group_size + 2)
+    slots = SLOTS[env.grouping](env.num_envs, group_size, base_seed, first_group, device, on_device)
     if isinstance(slots, InstanceSlots):
         assert isinstance(env, InstanceEnv)
         slots.unequal_starts = env.unequal_starts

@@ -7,7 +7,7 @@ slots works through one stream of jobs, and a slot whose episode ended takes the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import ranks
+from sb_grpo.collect.given_starts import GivenStarts, TensorStarts
 from sb_grpo.collect.starts import (
     Start,
     alike_message,
@@ -27,13 +28,14 @@ from sb_grpo.collect.starts import (
     same_start,
     start_of,
 )
+from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.hold import Hold, hold_of, reset_is_over, resetting
 from sb_grpo.envs.installing import install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies.beside import env_part
 from sb_grpo.state import attributes, put_attributes
-from sb_grpo.types import Rollout
+from sb_grpo.types import Obs, Rollout, SavedState, State
 
 NO_JOB = -1
 #: Different starts that are told apart in counting them.
@@ -43,7 +45,9 @@ ENOUGH_GROUPS = 10
 
 
 class Slots(Protocol):
-    """What runs a stream of jobs in the slots of an env: job ``j`` is member ``j % group_size`` of group ``j // group_size``.
+    """Interface: runs a stream of jobs in the slots of an env.
+
+    Job ``j`` is member ``j % group_size`` of group ``j // group_size``.
 
     ``job`` and ``t`` (which one each slot runs, and its step in the episode) are arrays for host envs and tensors for tensor
     envs, so ``sb_grpo.on_policy`` and ``sb_grpo.collect.device_loop``, which know their kind, advance them.
@@ -60,7 +64,7 @@ class Slots(Protocol):
     def queue_all(self, env: VecEnv) -> None:
         """Take the envs, and queue a job in every slot for the reset that must follow."""
 
-    def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
+    def started_all(self, env: VecEnv, raw_obs: Obs = None) -> None:
         """Every queued job has been started."""
 
     def in_step_with(self, env: VecEnv) -> bool:
@@ -69,10 +73,10 @@ class Slots(Protocol):
     def note_starts(self, rollout: Rollout) -> None:
         """Compare the starts of a rollout's episodes, where that has not been done when they were made."""
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The jobs, and all that tells which come next."""
 
-    def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
+    def load_state_dict(self, state: SavedState, env: VecEnv) -> None:
         """Run the jobs of other slots in an env, which these slots take."""
 
 
@@ -88,6 +92,7 @@ class GroupSlots:
     :param base_seed: seed of the stream of groups
     :param first_group: number of the first group to hand out
     :param shared_noise: False: the env's own noise differs between members (the start state stays equal)
+    :param given: starts that the user gives; None: none
     """
 
     STATE: ClassVar[tuple[str, ...]] = (
@@ -95,8 +100,19 @@ class GroupSlots:
         "_members_ended", "_times_lost",
     )  # fmt: skip
 
-    def __init__(self, n_envs: int, group_size: int, base_seed: int, first_group: int = 0, shared_noise: bool = True) -> None:
-        self.group_size, self.base_seed, self.shared_noise = group_size, base_seed, shared_noise
+    def __init__(
+        self,
+        n_envs: int,
+        group_size: int,
+        base_seed: int,
+        first_group: int = 0,
+        shared_noise: bool = True,
+        given: GivenStarts | None = None,
+    ) -> None:
+        self.group_size = group_size
+        self.base_seed = base_seed
+        self.shared_noise = shared_noise
+        self.given = given
         self.next_job = first_group * group_size
         self.job = np.zeros(n_envs, dtype=np.int64)
         self.t = np.zeros(n_envs, dtype=np.int64)
@@ -127,17 +143,17 @@ class GroupSlots:
         self._hold = hold_of(env)
         self._hold.take(self)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The jobs that run, wait and come next, and what is known of their groups."""
+    def state_dict(self) -> State:
+        """The jobs that run, wait and come next, and the starts of their groups."""
         return attributes(self, self.STATE)
 
-    def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
+    def load_state_dict(self, state: SavedState, env: VecEnv) -> None:
         """Take an env for the jobs of other slots; :meth:`begin_again` starts them there."""
         put_attributes(self, self.STATE, state)
         self._first_start = {group: as_start(start) for group, start in self._first_start.items()}
         self._take(env)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         # A copy has no envs yet; it takes those that were copied with it, and goes on with their episodes.
         return {**vars(self), "_hold": None, "_copied_in_step": self._hold is not None and self.in_step_with(self._hold.base)}
 
@@ -152,7 +168,7 @@ class GroupSlots:
         return not self.t.any()
 
     def begin_again(self, env: VecEnv) -> Any:
-        """Reset the env, and queue what was queued: every slot begins the job that it runs. Returns the observations."""
+        """Reset the env, and queue the same jobs again: every slot begins the job that it runs. Returns the observations."""
         self._take(env)
         for slot, job in enumerate(self.job.tolist()):
             self._send(slot, job)
@@ -162,7 +178,7 @@ class GroupSlots:
             self._send(slot, job)
         return obs
 
-    def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
+    def started_all(self, env: VecEnv, raw_obs: Obs = None) -> None:
         """Take note that ``env.reset()`` started every queued job, and queue the jobs after those.
 
         :param raw_obs: as :meth:`starts` wants it
@@ -171,8 +187,8 @@ class GroupSlots:
             self._start(env, slot, start)
 
     @staticmethod
-    def starts(env: VecEnv, slots: Sequence[int], raw_obs: Any = None) -> dict[int, Start | None]:
-        """How the episodes that begin now start, by slot.
+    def starts(env: VecEnv, slots: Sequence[int], raw_obs: Obs = None) -> dict[int, Start | None]:
+        """Starts of the episodes that begin now, by slot.
 
         :param slots: that have just been reset
         :param raw_obs: ``[n_envs, ...]`` after the reset, below any VecNormalize: for VecEnvs whose reset infos hold no digest
@@ -212,7 +228,7 @@ class GroupSlots:
     def step(self, env: VecEnv, starts: dict[int, Start | None], lost: Collection[int] = ()) -> int:
         """Advance every slot by one step; slots that are done have already been reset by the VecEnv.
 
-        :param starts: what :meth:`starts` said right after the step
+        :param starts: of :meth:`starts`, right after the step
         :param lost: slots whose episode has not ended, but was lost with its worker: their jobs are handed out once more
         :return: number of groups of which the last member ended in this step
         """
@@ -249,13 +265,16 @@ class GroupSlots:
             self._members_ended[group] = ended
             return False
         self._first_start.pop(group, None)
+        if self.given is not None:
+            self.given.forget(ranks.dealt(group))
         return True
 
     def _queue(self, slot: int) -> bool | int:
         if self._given_back:
             job = self._given_back.pop(0)
         else:
-            job, self.next_job = self.next_job, self.next_job + 1
+            job = self.next_job
+            self.next_job = self.next_job + 1
         self._queued[slot] = job
         return self._send(slot, job)
 
@@ -265,11 +284,21 @@ class GroupSlots:
         group, member = divmod(job, self.group_size)
         group = ranks.dealt(group)
         noise_seed = None if self.shared_noise else mix(self.base_seed, group * self.group_size + member, 1)
-        return self._hold.queue(slot, group_seed(self.base_seed, group), noise_seed)
+        return self._hold.queue(slot, *self._seed_and_options(group, member), noise_seed)
+
+    def _seed_and_options(self, group: int, member: int) -> tuple[int, dict[str, Any] | None]:
+        """Reset seed and reset options of a member.
+
+        :param group: number in the stream of all learners
+        """
+        seed = group_seed(self.base_seed, group)
+        return (seed, None) if self.given is None else self.given.of_member(group, member, seed)
 
     def _start(self, env: VecEnv, slot: int, start: Start | None) -> None:
         job = int(self._queued[slot])
-        self.job[slot], self.t[slot], self._queued[slot] = job, 0, NO_JOB
+        self.job[slot] = job
+        self.t[slot] = 0
+        self._queued[slot] = NO_JOB
         if self.in_step_with(env):  # else somebody has taken the envs since they were reset
             steps = self._queue(slot)
             if steps is True:
@@ -283,21 +312,25 @@ class GroupSlots:
             self._first_start[group] = start
             self._count_start(env, start)
             return
+        if self.given is not None and self.given.tell_member:  # may start differently
+            return
         first = self._first_start[group]
-        seen, inside = same_start(first, start), same_inside(first, start)
+        seen = same_start(first, start)
+        inside = same_inside(first, start)
         if seen and inside:
             return
         self.start_mismatches += 1
         group = ranks.dealt(group)
         message = hidden_message if seen else mismatch_message
-        self._warn(message.__name__, message, env, group, group_seed(self.base_seed, group), first, start)
+        self._warn(message.__name__, message, env, group, self._seed_and_options(group, 0)[0], first, start)
 
     def _count_start(self, env: VecEnv, start: Start) -> None:
         """A group has begun."""
         shown = f"{start[0].digest} {start[-1].digest}"
         if shown in self.starts_seen or len(self.starts_seen) < MOST_STARTS:
             self.starts_seen[shown] = self.starts_seen.get(shown, 0) + 1
-        if len(self.starts_seen) == 1 and self.starts_seen[shown] == ENOUGH_GROUPS:
+        meant = self.given is not None and self.given.starts is not None
+        if len(self.starts_seen) == 1 and self.starts_seen[shown] == ENOUGH_GROUPS and not meant:
             self._warn("alike", alike_message, env, ENOUGH_GROUPS)
 
     def _warn(self, kind: str, message: Callable[..., str], *args: Any) -> None:
@@ -320,12 +353,23 @@ class TensorSlots:
     :param base_seed: seed of the stream of groups
     :param first_group: number of the first group to hand out
     :param device: torch device
+    :param given: starts that the user gives; None: none
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("group_size", "job", "_next_job", "t", "episode_return", "memory", "start_mismatches")
 
-    def __init__(self, n_envs: int, group_size: int, base_seed: int, first_group: int, device: th.device) -> None:
-        self.group_size, self.device = group_size, device
+    def __init__(
+        self,
+        n_envs: int,
+        group_size: int,
+        base_seed: int,
+        first_group: int,
+        device: th.device,
+        given: TensorStarts | None = None,
+    ) -> None:
+        self.group_size = group_size
+        self.device = device
+        self.given = given
         # A tensor: as a number it would be part of every captured graph, and each seed would compile anew.
         self.seed_word = th.tensor(signed(base_seed % (1 << 64)), device=device)
         self.job = th.arange(n_envs, device=device) + first_group * group_size
@@ -345,20 +389,20 @@ class TensorSlots:
     def queue_all(self, env: VecEnv) -> None:
         """Nothing to queue; here for the same interface as host slots."""
 
-    def started_all(self, env: VecEnv, raw_obs: Any = None) -> None:
+    def started_all(self, env: VecEnv, raw_obs: Obs = None) -> None:
         """Start the first job in every slot.
 
         :param raw_obs: not needed; here for the same interface as host slots
         """
         assert isinstance(env, TensorVecEnv)
-        env.reset_all(self._seeds())
+        self._begin(env, None)
         self._left_at = env, env.calls
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The jobs that run, the one that comes next, and how far the episodes are."""
         return attributes(self, self.STATE)
 
-    def load_state_dict(self, state: Mapping[str, Any], env: VecEnv) -> None:
+    def load_state_dict(self, state: SavedState, env: VecEnv) -> None:
         """Go on with the jobs of other slots, in an env that is where theirs was."""
         assert isinstance(env, TensorVecEnv)
         put_attributes(self, self.STATE, state)
@@ -396,7 +440,27 @@ class TensorSlots:
 
     def _restart(self, env: TensorVecEnv, done: th.Tensor) -> None:
         """Start the jobs of free slots."""
-        env.reset_slots(done, self._seeds())
+        self._begin(env, done)
+
+    def _begin(self, env: TensorVecEnv, done: th.Tensor | None) -> None:
+        """Reset slots to the starts of the groups that they work for.
+
+        :param done: ``[n_envs]`` bool; None: all slots
+        """
+        seeds = self._seeds()
+        states = None
+        if self.given is not None:
+            if self.given.waits and done is not None and not bool(done.any()):
+                return
+            groups = ranks.dealt(self.job // self.group_size)
+            seeds, has_state, states = self.given.of_groups(groups, seeds)
+        if done is None:
+            env.reset_all(seeds)
+        else:
+            env.reset_slots(done, seeds)
+        if states is not None:
+            assert isinstance(env, FunctionalTensorEnv)
+            env.set_states(has_state if done is None else done & has_state, states)
 
     def _seeds(self) -> th.Tensor:
         """``[n_envs]`` reset seed of the group that each slot works for."""

@@ -1,4 +1,4 @@
-"""Where the episodes of a group started, and who is to blame when they did not start alike."""
+"""Starts of a group's episodes, and the layer to blame when they did not start alike."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.envs.installing import facts, wrappers_of
 from sb_grpo.envs.seeded_reset import START_DIGEST, START_LAYERS, Begun, observation_digest
-from sb_grpo.types import map_obs
+from sb_grpo.types import Obs, map_obs
 
 #: By layer, from the env itself to its outermost wrapper.
 Start = tuple[Begun, ...]
@@ -20,7 +20,7 @@ AROUND = "the wrappers around the VecEnv"
 UNEQUAL = "Groups still average over episodes, but not over equal starts. Counted as group/start_mismatch."
 
 
-def start_of(env: VecEnv, slot: int, raw_obs: Any) -> Start | None:
+def start_of(env: VecEnv, slot: int, raw_obs: Obs) -> Start | None:
     """The start of a slot's episode as its reset info has it, or else from the observation.
 
     :param env: a VecEnv of somebody's own may have no reset infos, or fewer than slots
@@ -78,7 +78,8 @@ def mismatch_message(env: VecEnv, group: int, seed: int, first: Start, other: St
     cause = _cause(first, other, layer)
     if cause is not None:
         return f"{begin}{cause} {UNEQUAL}"
-    name, inside = other[layer].name, other[layer - 1].name
+    name = other[layer].name
+    inside = other[layer - 1].name
     return (
         f"{begin}{name} made the difference, a wrapper inside the env. What it wraps ({inside}) did start from one state, so "
         f"groups are compared from equal starts, but {name} shows it differently from episode to episode, because it keeps "
@@ -167,12 +168,14 @@ def not_reset_message(env: VecEnv, slot: int) -> str:
 
 
 def _not_reset(first: Start, other: Start, layer: int) -> str | None:
-    """The outermost wrapper that keeps a reset, or its seed, from what it wraps; None where that made no difference.
+    """The outermost wrapper that keeps a reset, or its seed, from the env inside; None where that made no difference.
 
     :param layer: the innermost one of which the members saw different things
     """
     for i in range(len(other) - 1, max(layer, 1) - 1, -1):
-        name, before, inside = other[i].name, first[i - 1], other[i - 1]
+        name = other[i].name
+        before = first[i - 1]
+        inside = other[i - 1]
         if not (before.digest and inside.digest):
             return (
                 f"{name}.reset() does not always reset what it wraps ({inside.name}): an episode begins where another was "
@@ -187,7 +190,7 @@ def _not_reset(first: Start, other: Start, layer: int) -> str | None:
 
 
 def _moved(first: Start, other: Start, layer: int) -> str | None:
-    """The wrapper that steps what it wraps before the episode begins, and not alike for both members; None: nobody does.
+    """The wrapper that steps the env inside before the episode begins, and not alike for both members; None: nobody does.
 
     :param layer: the innermost one of which the members saw different things; not the env itself
     """

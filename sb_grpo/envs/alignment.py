@@ -19,6 +19,7 @@ import numpy as np
 from sb_grpo.envs.random import group_seed
 from sb_grpo.envs.seeded_reset import observation_digest
 from sb_grpo.envs.valid_actions import ValidActions
+from sb_grpo.types import Obs
 
 #: Standard errors by which a correlation must exceed zero, and another lag's must exceed that at lag 0.
 _Z = 3.0
@@ -67,7 +68,7 @@ class _Episode(NamedTuple):
 
 
 def noise_alignment(
-    make_env: str | Callable[[], gym.Env[Any, Any]],
+    make_env: str | Callable[[], gym.Env],
     n_seeds: int = 100,
     n_steps: int = 200,
     max_lag: int = 5,
@@ -114,7 +115,7 @@ def noise_alignment(
     )
 
 
-def _play(env: gym.Env[Any, Any], seed: int, policies: list[Callable[[Any], Any]]) -> _Episode:
+def _play(env: gym.Env, seed: int, policies: list[Callable[[Any], Any]]) -> _Episode:
     """Play one episode.
 
     :param policies: function for each step's action; the episode ends after the last, or at the action None
@@ -144,7 +145,7 @@ def _repeat(env: ValidActions, episode: _Episode) -> list[Callable[[Any], Any]]:
     """Repeat the actions of an episode, up to the first that is invalid in the new episode."""
     actions = iter(episode.actions)
 
-    def again(obs: Any) -> Any:
+    def again(obs: Obs) -> Any:
         action = next(actions)
         return action if env.allows(action) else None
 

@@ -11,6 +11,7 @@ import torch as th
 from gymnasium import spaces
 
 from sb_grpo.envs.tensor_env import TensorStep, TensorVecEnv
+from sb_grpo.types import Obs
 
 try:
     import jax
@@ -84,7 +85,7 @@ class BraxEnv(TensorVecEnv):
         self.elapsed = th.zeros(num_envs, dtype=th.int64, device=self.device)
         self._state: Any = None
 
-    def _observed(self, obs: Any) -> Any:
+    def _observed(self, obs: Obs) -> Any:
         return obs if self.obs_key is None else obs[self.obs_key]
 
     @property

@@ -10,12 +10,13 @@ import gymnasium as gym
 from stable_baselines3.common.env_util import is_wrapped
 
 from sb_grpo.envs.seeded_reset import SeededResetWrapper
+from sb_grpo.types import Info, Kwargs
 
 #: In the info of a slot's step: its worker died, and the episode that it was running is lost. Between the workers and the
 #: collection alone: a plain word might be an info of the user's, who has lost a game.
 EPISODE_LOST = "sb_grpo/episode_lost"
 #: A slot after a step: observation, reward, done, info, and the info of the reset, empty where there was none.
-SlotStep = tuple[Any, float, bool, dict[str, Any], dict[str, Any]]
+SlotStep = tuple[Any, float, bool, Info, Info]
 
 
 class EnvBatch:
@@ -30,7 +31,7 @@ class EnvBatch:
         self.envs = [SeededResetWrapper(env_fn()) for env_fn in env_fns]
         self._lost = [False] * len(self.envs)
 
-    def renew(self, attributes: Sequence[dict[str, Any]], seeds: Sequence[tuple[str, tuple[Any, ...]] | None]) -> None:
+    def renew(self, attributes: Sequence[Kwargs], seeds: Sequence[tuple[str, tuple[Any, ...]] | None]) -> None:
         """Take over from a worker that died: the next step of every slot ends the episode that is lost, and resets.
 
         :param attributes: by slot, that the envs had been given
@@ -44,7 +45,7 @@ class EnvBatch:
                 env.get_wrapper_attr(seed[0])(*seed[1])
 
     def spaces(self) -> tuple[gym.Space, gym.Space]:
-        """Of observations and actions."""
+        """Spaces of observations and actions."""
         return self.envs[0].observation_space, self.envs[0].action_space
 
     def step(self, actions: Sequence[Any]) -> list[SlotStep]:
@@ -70,7 +71,7 @@ class EnvBatch:
         start, reset_info = env.reset()
         return start, float(reward), True, info, reset_info
 
-    def reset(self, seeds: Sequence[int | None], options: Sequence[dict[str, Any]]) -> list[tuple[Any, dict[str, Any]]]:
+    def reset(self, seeds: Sequence[int | None], options: Sequence[Kwargs]) -> list[tuple[Any, Info]]:
         """Reset every slot.
 
         :param seeds: by slot
@@ -80,7 +81,7 @@ class EnvBatch:
         given = zip(self.envs, seeds, options, strict=True)
         return [env.reset(seed=seed, **({"options": some} if some else {})) for env, seed, some in given]
 
-    def call(self, slots: Sequence[int], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def call(self, slots: Sequence[int], name: str, args: tuple[Any, ...], kwargs: Kwargs) -> list[Any]:
         """Call a method of some slots' envs."""
         return [self.envs[slot].get_wrapper_attr(name)(*args, **kwargs) for slot in slots]
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.state import attributes
+from sb_grpo.types import State
 
 #: SB3's seeds and options for the next resets.
 TOLD = ("_seeds", "_options")
 
 
-def generators_of(env: VecEnv) -> dict[str, Any] | None:
+def generators_of(env: VecEnv) -> State | None:
     """State of every env's ``np_random``, or of the whole tensor env; None if unavailable."""
     base = env.unwrapped
     try:
@@ -25,7 +24,7 @@ def generators_of(env: VecEnv) -> dict[str, Any] | None:
         return None
 
 
-def put_generators(env: VecEnv, state: dict[str, Any] | None) -> None:
+def put_generators(env: VecEnv, state: State | None) -> None:
     """Restore the generators, so that the next resets draw the same numbers.
 
     :param state: of :func:`generators_of`

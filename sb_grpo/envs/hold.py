@@ -1,7 +1,9 @@
-"""Whose episodes a VecEnv of host envs runs: a trainer's, until anybody else resets or steps it."""
+"""Ownership of a VecEnv of host envs: its episodes are a trainer's, until anybody else resets or steps it."""
 
 from __future__ import annotations
 
+import copy
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from operator import is_
@@ -12,13 +14,14 @@ import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb_grpo.envs.listening import listen, listener_of
+from sb_grpo.types import Info
 
-#: What this package asks of envs by ``env_method``; whatever else is called may reset or step them.
+#: Methods that this package calls by ``env_method``; any other may reset or step the envs.
 PROTOCOL = ("set_next_seed", "withdraw_seed", "count_calls", "seeded_reset_facts")
 
 
 class Holder(Protocol):
-    """Who may hold a VecEnv."""
+    """Interface: a trainer that may hold a VecEnv."""
 
     def seeds_for_others(self) -> Sequence[int]:
         """One seed per slot for whoever comes next: other ones every time, and none that the holder uses."""
@@ -31,10 +34,10 @@ class Seat(Protocol):
         """Tell a hold when somebody else resets or steps the env."""
 
     def leave(self, hold: Hold, seed: int) -> None:
-        """Tell it nothing any more, and forget what it has queued."""
+        """Tell it nothing any more, and forget its queued seeds."""
 
-    def set_next_seed(self, seed: int, noise_seed: int | None = None) -> bool | int:
-        """Queue the seed of the next reset."""
+    def set_next_seed(self, seed: int, noise_seed: int | None = None, options: dict[str, Any] | None = None) -> bool | int:
+        """Queue seed and options of the next reset."""
 
     def withdraw_seed(self, seed: int) -> None:
         """Forget it."""
@@ -56,11 +59,14 @@ class Hold:
     :param base: the VecEnv without its wrappers
     :param ours: the envs have this package's resets, and not only ``set_next_seed``
     :param near: the envs are in this process, and tell by themselves who calls them
-    :param takes_noise: ``set_next_seed`` has a second argument, the seed of what ``step()`` draws
+    :param takes_noise: ``set_next_seed`` has a second argument, the seed of the draws in ``step()``
     """
 
     def __init__(self, base: VecEnv, ours: bool, near: bool = False, takes_noise: bool = True) -> None:
-        self._base, self.ours, self.near, self.takes_noise = ref(base), ours, near, takes_noise
+        self._base = ref(base)
+        self.ours = ours
+        self.near = near
+        self.takes_noise = takes_noise
         self.holder: Holder | None = None
         self.actor: Holder | None = None  #: who is stepping or resetting the envs right now, if that is a trainer
         self._queued: dict[int, tuple[Any, ...]] = {}  #: by slot, what the holder has queued last
@@ -78,7 +84,8 @@ class Hold:
 
     def _answer_for(self, base: VecEnv, name: str) -> None:
         """Stand in for a method that is the object's own, and not its class's."""
-        own, there = getattr(base, name), ref(base)
+        own = getattr(base, name)
+        there = ref(base)
 
         def answer(*args: Any, **kwargs: Any) -> Any:
             return getattr(self, name)(lambda _, *args, **kwargs: own(*args, **kwargs), there(), *args, **kwargs)
@@ -133,19 +140,28 @@ class Hold:
                 else:
                     self.queue(slot, seed)
 
-    def queue(self, slot: int, seed: int, noise_seed: int | None = None) -> bool | int:
+    def queue(self, slot: int, seed: int, options: dict[str, Any] | None = None, noise_seed: int | None = None) -> bool | int:
         """Let the next reset of a slot start from a seed.
 
-        :param noise_seed: of what ``step()`` draws afterwards; None: as ``seed`` leaves it
+        :param options: of that reset; None: none
+        :param noise_seed: of the draws in ``step()`` afterwards; None: as ``seed`` leaves it
         :return: True where the slot has not been reset since a seed was queued before; else its steps since, as far as known
-        :raises ValueError: if the envs do not take the second
+        :raises ValueError: if the envs do not take the options or the noise seed
         """
+        if options is not None and not self.ours:
+            raise ValueError(
+                "group_kwargs: starts with options, and tell_member, need resets that take options, but set_next_seed of "
+                f"{type(self.base).__name__} takes seeds alone. Use DummyVecEnv, ProcessVecEnv, RayVecEnv, or SubprocVecEnv "
+                "with wrapper_class=sb_grpo.SeededResetWrapper, or give seeds."
+            )
         if noise_seed is not None and not self.takes_noise:
             raise ValueError(
                 f"shared_noise=False seeds the noise of every episode, but set_next_seed of {type(self.base).__name__} takes "
                 "only the seed of the start: give it a second argument noise_seed, or leave shared_noise=True."
             )
         self._queued[slot] = (seed, noise_seed) if self.takes_noise else (seed,)
+        if options is not None:
+            self._queued[slot] = (seed, noise_seed, options)
         return self._send(slot)
 
     def _send(self, slot: int) -> bool | int:
@@ -219,7 +235,7 @@ class Hold:
         return answers
 
     def seed(self, function: Any, base: VecEnv, *args: Any, **kwargs: Any) -> Any:
-        """Envs that only know ``set_next_seed`` start from it too: what was queued before would win over it."""
+        """Envs that only know ``set_next_seed`` start from it too: seeds queued before would win over it."""
         if self.ours:
             return function(base, *args, **kwargs)
         self.notice()
@@ -257,3 +273,30 @@ def hold_of(env: VecEnv) -> Hold:
 def _found(env: VecEnv) -> Hold | None:
     hold = listener_of(env.unwrapped)
     return hold if isinstance(hold, Hold) else None
+
+
+#: Immutable types, which need no copy.
+FIXED = frozenset((bool, int, float, str, bytes, type(None), np.bool_, np.float32, np.float64, np.int32, np.int64))
+
+
+class Infos(list[Info]):
+    """List of one info per env. Its deep copy skips immutable values."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> list[Info]:
+        return [
+            info.copy() if type(info) is dict and FIXED.issuperset(map(type, info.values())) else _copied(info, memo)
+            for info in self
+        ]
+
+
+class Observations(OrderedDict[Any, np.ndarray]):
+    """Last observation of every env, by key. Its deep copy copies arrays and nothing else."""
+
+    def __deepcopy__(self, memo: dict[int, object]) -> OrderedDict[Any, np.ndarray]:
+        return OrderedDict((key, array.__deepcopy__(memo)) for key, array in self.items())
+
+
+def _copied(info: Info, memo: dict[int, object]) -> Info:
+    if type(info) is not dict:
+        return copy.deepcopy(info, memo)
+    return {key: value if type(value) in FIXED else copy.deepcopy(value, memo) for key, value in info.items()}

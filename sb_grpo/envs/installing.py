@@ -1,4 +1,4 @@
-"""Makes a VecEnv of host envs take the seeds of its resets from a trainer, or says what would."""
+"""Make a VecEnv of host envs take the seeds of its resets from a trainer, or name the remedy."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
 
-from sb_grpo.envs.hold import Hold, hold_of
-from sb_grpo.envs.infos import Infos
+from sb_grpo.envs.hold import Hold, Infos, Observations, hold_of
 from sb_grpo.envs.listening import listener_of
 from sb_grpo.envs.seeded_reset import Seat, SeededEnv, observation_digest
 from sb_grpo.envs.tensor_env import TensorVecEnv
@@ -36,9 +35,10 @@ def install_seeded_reset(venv: VecEnv) -> None:
         hold = hold_of(base) if held else Hold(base, ours=True, near=True)
         steps = ("step", "step_async", "step_wait", "reset")
         plain = all(getattr(type(base), name) is getattr(DummyVecEnv, name) for name in steps)
-        kind = Seat if plain else SeededEnv  # what somebody's own step_wait() asks of the envs is not known
+        kind = Seat if plain else SeededEnv  # a step_wait() of the user's may ask the envs for anything
         hold.sit(base.envs, [hold.seat_of(env) or kind(env) for env in base.envs])
         base.buf_infos = Infos(base.buf_infos)
+        base.buf_obs = Observations(base.buf_obs)
     elif not held:
         _hold_out_of_reach(base)
 

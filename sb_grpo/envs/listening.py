@@ -94,7 +94,8 @@ def _asking(function: Any, name: str, body: str) -> Any:
 
 def _parameters(code: CodeType) -> tuple[str, str, str]:
     """A function's parameters, its first argument, and all others as a call hands them on, as source text."""
-    positional, n = list(code.co_varnames[: code.co_argcount]), code.co_argcount + code.co_kwonlyargcount
+    positional = list(code.co_varnames[: code.co_argcount])
+    n = code.co_argcount + code.co_kwonlyargcount
     by_name = list(code.co_varnames[code.co_argcount : n])
     rest = list(code.co_varnames[n:])
     star = rest.pop(0) if code.co_flags & inspect.CO_VARARGS else ""

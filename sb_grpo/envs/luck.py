@@ -96,7 +96,7 @@ class EpisodeLuck:
     :raises ValueError: for no numbers or no steps
     """
 
-    def __init__(self, env: gym.Env[Any, Any], k: int, transform: Transform | None = None, block: int = 200) -> None:
+    def __init__(self, env: gym.Env, k: int, transform: Transform | None = None, block: int = 200) -> None:
         if k < 1 or block < 1:
             raise ValueError(f"k={k} and block={block} must be at least 1: numbers per step, and steps drawn at once.")
         self.env = env

@@ -15,12 +15,12 @@ from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper, Ve
 from sb_grpo.envs.env_batch import EnvBatch
 from sb_grpo.envs.worker_vec_env import WorkerDied, WorkerVecEnv
 
-#: What the end of a pipe looks like, whose other side is gone.
+#: Errors of a pipe whose other side is gone.
 BROKEN = (EOFError, BrokenPipeError, ConnectionError)
 
 
 def serve(pipe: Connection, env_fns: CloudpickleWrapper, threaded: bool) -> None:
-    """What a worker does: answer calls until the other side is gone. An exception of an env is an answer.
+    """Run a worker: answer calls until the other side is gone. An exception of an env is an answer.
 
     :param pipe: gives ``(method, args)``, takes ``(well, answer or exception)``
     :param env_fns: for its :class:`~sb_grpo.envs.env_batch.EnvBatch`
@@ -50,9 +50,9 @@ def cause(process: Any) -> str:
 
 @contextmanager
 def naming_the_dead(env: VecEnv) -> Iterator[None]:
-    """Of SB3's ``SubprocVecEnv`` a dead worker is the end of a pipe, and no more: say which one it was, and why.
+    """Name the dead worker of SB3's ``SubprocVecEnv``, and the cause; its own error is the end of a pipe, and no more.
 
-    :raises RuntimeError: in the place of what pipes raise
+    :raises RuntimeError: in the place of a pipe's error
     """
     try:
         yield
@@ -81,7 +81,7 @@ class ProcessVecEnv(WorkerVecEnv):
     :param threaded: step the envs of one at the same time, in threads: for envs that wait, or let go of the GIL
     :param start_method: of ``multiprocessing``; None: forkserver where there is one, else spawn
     :param preload: modules that the fork server imports, once, in place of each worker: torch and SB3 take seconds. It counts
-        where no server runs yet; None: what ``multiprocessing.set_forkserver_preload`` has been told
+        where no server runs yet; None: those of ``multiprocessing.set_forkserver_preload``
     :param timeout: seconds after which a process that does not answer a call (a step, a reset) is killed, and so has died:
         it is named, or replaced. None: it is waited for without end
     """

@@ -15,12 +15,16 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
+from sb_grpo.config import shown
 from sb_grpo.envs.hold import PROTOCOL, Hold
 from sb_grpo.envs.listening import listen, listener_of
 from sb_grpo.envs.time_limits import asked, layers, limit_of
+from sb_grpo.types import Info, Obs
 
 START_DIGEST = "group_start_digest"
 START_LAYERS = "group_start_layers"
+#: In the place of the digest of options: those that the trainer queued, which are the same for all members of a group.
+QUEUED_OPTIONS = "queued"
 FLOAT = np.dtype(np.float64)
 INTEGER = np.dtype(np.int64)
 
@@ -35,7 +39,7 @@ class Begun(NamedTuple):
     options: str = ""  #: digest of the options that its reset got; empty: none
 
 
-def observation_digest(obs: Any, space: spaces.Space[Any] | None = None) -> str:
+def observation_digest(obs: Obs, space: spaces.Space[Any] | None = None) -> str:
     """Sixteen hexadecimal digits, other ones for observations with other values: text, which any log can hold.
 
     Equal values have one digest whatever holds them: -0.0 is 0.0, and a float32 is the float64 of the same value.
@@ -82,7 +86,7 @@ def _canonical(part: Any, dtype: Any) -> bytes:
     return array.tobytes()
 
 
-def reseed(env: gym.Env[Any, Any], seed: int) -> None:
+def reseed(env: gym.Env, seed: int) -> None:
     """Give an env another generator in place of Gymnasium's; one of another kind has other methods, which the env calls.
 
     :param env: without wrappers
@@ -96,10 +100,11 @@ def reseed(env: gym.Env[Any, Any], seed: int) -> None:
 def torchs_numbers_kept() -> Iterator[None]:
     """Put torch's own generator back where an env seeds it in ``reset(seed=...)``, which the trainer makes every episode.
 
-    The policy draws its actions from it, and would give all members of a group the same ones. What an env draws from it
-    without seeding it stays drawn.
+    The policy draws its actions from it, and would give all members of a group the same ones. Numbers that an env draws
+    from it without seeding it stay drawn.
     """
-    seed, state = th.initial_seed(), th.get_rng_state()
+    seed = th.initial_seed()
+    state = th.get_rng_state()
     try:
         yield
     finally:
@@ -114,13 +119,16 @@ class Layer:
     :param base: that of the env without its wrappers; None: this is it
     """
 
-    def __init__(self, env: gym.Env[Any, Any], base: Layer | None) -> None:
-        self.name, self.space, self.calls = type(env).__name__, asked(env, "observation_space"), 0
+    def __init__(self, env: gym.Env, base: Layer | None) -> None:
+        self.name = type(env).__name__
+        self.space = asked(env, "observation_space")
+        self.calls = 0
         self.base: Layer = self if base is None else base
         self.holds: tuple[ref[Hold], ...] = ()  #: of all VecEnvs that share this layer; they come and go with their models
         self.pending: int | None = None  #: seed of the next reset, if that is given none
         self.told: Any = None  #: by a reset last, of any layer on this base
         self.told_digest = ""
+        self.queued: Any = None  #: options of the trainer's that the running reset began with
         self.forget()
 
     def watch(self, hold: Hold) -> None:
@@ -169,7 +177,10 @@ class Layer:
         """Remember the arguments of a reset."""
         if seed is not None:
             self.seed = str(seed)
-        self.options = observation_digest(options) if options else ""
+        if options is not None and options is self.base.queued:
+            self.options = QUEUED_OPTIONS
+        else:
+            self.options = observation_digest(options) if options else ""
 
     def see(self, result: Any) -> None:
         """Remember the first observation; at once, because a wrapper may change it in place.
@@ -183,11 +194,12 @@ class Layer:
             return
         told = obs.tobytes(), obs.dtype, getattr(self.space, "dtype", None)
         if self.base.told != told:  # most wrappers hand on the very numbers that they got
-            self.base.told, self.base.told_digest = told, observation_digest(obs, self.space)
+            self.base.told = told
+            self.base.told_digest = observation_digest(obs, self.space)
         self.digest = self.base.told_digest
 
 
-def layer_of(env: gym.Env[Any, Any], base: Layer | None) -> Layer | None:
+def layer_of(env: gym.Env, base: Layer | None) -> Layer | None:
     """The layer's own :class:`Layer`, one for all models that are built on the env; None where nobody can listen to it."""
     there = listener_of(env)
     if isinstance(there, Layer):
@@ -200,24 +212,29 @@ class Seat:
     """The place of an env in a VecEnv, where the trainer chooses its next start.
 
     SB3's vectorized envs reset an env the moment its episode ends, without a seed (SB3 issue 1790). The trainer calls
-    :meth:`set_next_seed` while the episode still runs; the auto-reset then consumes it. What each layer of wrappers began with
+    :meth:`set_next_seed` while the episode still runs; the auto-reset then consumes it. The start of each layer of wrappers
     travels back in the reset info, so that members of a group can be compared, and the layer that moves a start be named.
 
     :param env: with all of its wrappers
     """
 
-    __slots__ = ("__weakref__", "_calls_then", "_heard", "_layers", "_next_seed", "_noise_seed", "_takes_seeds", "sb_grpo_env")
+    __slots__ = (
+        "__weakref__", "_calls_then", "_heard", "_layers", "_next_options", "_next_seed", "_noise_seed", "_takes_seeds",
+        "sb_grpo_env",
+    )  # fmt: skip
     OWN = frozenset((*PROTOCOL, "reset", "step"))
 
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
+    def __init__(self, env: gym.Env) -> None:
         self.sb_grpo_env = env = inner_env(env)
         self._next_seed: int | None = None
         self._noise_seed: int | None = None
+        self._next_options: dict[str, Any] | None = None
         self._takes_seeds = False
         self._layers: list[Layer] = []  #: from the env itself to its outermost wrapper
         self._heard: Layer | None = None  #: the outermost one, where somebody can listen to it
         for one in reversed(layers(env)):
-            one, base = inner_env(one), self._layers[0] if self._layers else None
+            one = inner_env(one)
+            base = self._layers[0] if self._layers else None
             self._heard = layer_of(one, base)
             if self._heard is not None and self._heard not in self._layers:
                 self._layers.append(self._heard)
@@ -249,26 +266,29 @@ class Seat:
         """
         return asked(asked(self.sb_grpo_env, "spec"), "id"), limit_of(self.sb_grpo_env)
 
-    def set_next_seed(self, seed: int, noise_seed: int | None = None) -> bool | int:
+    def set_next_seed(self, seed: int, noise_seed: int | None = None, options: dict[str, Any] | None = None) -> bool | int:
         """Queue the seed of the next reset; it wins over the seed that ``VecEnv.seed`` left for the first reset.
 
         :param seed: non-negative seed of the start state
         :param noise_seed: when given, the env's generator is reseeded with it after the reset, so that episodes with
             the same start draw independent noise in ``step``
+        :param options: of the next reset; None: none
         :return: True where another seed still waits, because no reset has come for it; else the steps since the last reset
         """
         waited = self._next_seed is not None
-        self._next_seed, self._noise_seed = int(seed), noise_seed
+        self._next_seed = int(seed)
+        self._noise_seed = noise_seed
+        self._next_options = options
         return waited or self._calls() - self._calls_then
 
     def withdraw_seed(self, seed: int) -> None:
-        """Forget the queued seed, and what members of a group have in common.
+        """Forget the queued seed, and the numbers that members of a group have in common.
 
         Without a seed the env would go on with the random numbers of its group, which are those of the other members.
 
         :param seed: of the next reset, unless the caller gives one, and of the env's generator until then
         """
-        self._next_seed = self._noise_seed = None
+        self._next_seed = self._noise_seed = self._next_options = None
         if self._heard is not None:
             self._heard.pending = int(seed)
         reseed(self.sb_grpo_env.unwrapped, seed)
@@ -283,11 +303,16 @@ class Seat:
         """The env's."""
         return self.sb_grpo_env.step(action)
 
-    def reset(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """The env's, with the queued seed; ``options`` only where the caller gave some, as not every env knows them."""
-        queued, self._next_seed = self._next_seed, None
+    def reset(self, *args: Any, **kwargs: Any) -> tuple[Any, Info]:
+        """The env's, with the queued seed; ``options`` only where some were queued or given, as not every env knows them."""
+        queued = self._next_seed
+        self._next_seed = None
         if queued is not None:
-            args, kwargs["seed"] = (), queued
+            args = ()
+            kwargs["seed"] = queued
+        if self._next_options is not None:  # a copy, as an env may use up parts of what it gets
+            kwargs["options"] = self._layers[0].queued = deepcopy(self._next_options)
+            self._next_options = None
         for layer in self._layers:
             layer.forget()
         calls_before = self._calls()
@@ -309,27 +334,39 @@ class Seat:
         info.update({START_DIGEST: starts[-1][1], START_LAYERS: starts})
         return obs, info
 
-    def _first_reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def _first_reset(self, **kwargs: Any) -> tuple[Any, Info]:
         """The first one with a seed of the trainer's.
 
-        :raises ValueError: if the env takes none, or not any
+        :raises ValueError: if the env takes no seed, not any seed, or not these options
         """
         try:
-            result: tuple[Any, dict[str, Any]] = self.sb_grpo_env.reset(**kwargs)
+            result: tuple[Any, Info] = self.sb_grpo_env.reset(**kwargs)
         except Exception as error:
-            seed = kwargs.pop("seed")
-            try:
-                self.sb_grpo_env.reset(**kwargs)
-            except Exception:
-                raise error from None  # not for the seed
             name = type(self.sb_grpo_env.unwrapped).__name__
+            if self._resets_without("options", kwargs):
+                raise ValueError(
+                    f"{name}.reset(options={shown(kwargs['options'])}) raised {type(error).__name__}: {error}. Without them "
+                    "it works: let reset(self, *, seed=None, options=None) take them, or leave them out of the starts."
+                ) from error
+            if not self._resets_without("seed", kwargs):
+                raise
             raise ValueError(
-                f"{name}.reset(seed={seed}) raised {type(error).__name__}: {error}. Without a seed it works, but members of a "
-                "group start alike by their seed, any number from 0 to 2**31 - 1: let "
+                f"{name}.reset(seed={kwargs['seed']}) raised {type(error).__name__}: {error}. Without a seed it works, but "
+                "members of a group start alike by their seed, any number from 0 to 2**31 - 1: let "
                 "reset(self, *, seed=None, options=None) call super().reset(seed=seed) and draw from self.np_random."
             ) from error
         self._takes_seeds = True
         return result
+
+    def _resets_without(self, name: str, kwargs: dict[str, Any]) -> bool:
+        """Whether a reset works without one of its arguments."""
+        if name not in kwargs:
+            return False
+        try:
+            self.sb_grpo_env.reset(**{key: value for key, value in kwargs.items() if key != name})
+        except Exception:
+            return False
+        return True
 
     def get_wrapper_attr(self, name: str) -> Any:
         """An attribute from the outside in, as Gymnasium's envs have this method."""
@@ -378,7 +415,7 @@ class SeededEnv(Seat):
     def __copy__(self) -> SeededEnv:
         return SeededEnv(copy(self.sb_grpo_env))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> SeededEnv:
+    def __deepcopy__(self, memo: dict[int, object]) -> SeededEnv:
         return SeededEnv(deepcopy(self.sb_grpo_env, memo))
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
@@ -392,7 +429,7 @@ def inner_env(env: Any) -> Any:
     return env
 
 
-def SeededResetWrapper(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:  # named for its place: wrapper_class=
+def SeededResetWrapper(env: gym.Env) -> gym.Env:  # named for its place: wrapper_class=
     """Let a trainer choose the seeds of an env's resets: for ``make_vec_env(..., wrapper_class=SeededResetWrapper)``.
 
     :param env: with all of its wrappers

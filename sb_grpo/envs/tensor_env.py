@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import gymnasium as gym
@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.envs.random import mix
 from sb_grpo.state import attributes, put_attributes
+from sb_grpo.types import Info, SavedState, State
 
 #: Means of a simulator to give the members of a group equal initial states; see :attr:`TensorVecEnv.grouping`.
 GROUPINGS = ("seeds", "state", "streams", "synchronous", "instances")
@@ -167,7 +168,7 @@ class TensorVecEnv(VecEnv):
         "idle", "_held", "_episode_return", "_episode_length", "_base_seed", "_episodes_started"
     )  # fmt: skip
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Complete state: with the actions it determines the next steps. Envs with further state, such as a difficulty, add
         it.
 
@@ -175,7 +176,7 @@ class TensorVecEnv(VecEnv):
         """
         return {"slots": self.snapshot(th.arange(self.num_envs, device=self.device)), **attributes(self, self.STATE)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: SavedState) -> None:
         """Restore the state of another env of this kind.
 
         :param state: of :meth:`state_dict`
@@ -245,7 +246,7 @@ class TensorVecEnv(VecEnv):
         check_actions(np.asarray(actions), self.action_space)
         self._actions = th.as_tensor(actions, device=self.device)
 
-    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:  # type: ignore[override]
+    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[Info]]:  # type: ignore[override]
         running = ~self.idle.cpu().numpy()
         step = self.step_tensor(self._actions)
         done_mask = step.terminated | step.truncated
@@ -253,7 +254,7 @@ class TensorVecEnv(VecEnv):
         dones = done_mask.cpu().numpy()
         self._episode_return += rewards
         self._episode_length += running
-        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        infos: list[Info] = [{} for _ in range(self.num_envs)]
         if self.tasks is not None:
             for info, task in zip(infos, self.tasks.tolist(), strict=True):
                 info["task"] = task

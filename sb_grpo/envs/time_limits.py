@@ -21,7 +21,7 @@ OF_TIME_LIMIT = "_max_episode_steps"
 OF_FRAME_SKIP = ("_skip", "skip", "frame_skip", "_frame_skip", "action_repeat", "_action_repeat", "num_repeats")
 
 
-def layers(env: gym.Env[Any, Any]) -> list[gym.Env[Any, Any]]:
+def layers(env: gym.Env) -> list[gym.Env]:
     """Wrappers of an env from the outermost on, then the unwrapped env."""
     found = [env]
     while isinstance(found[-1], gym.Wrapper):
@@ -79,7 +79,7 @@ def repeats(layer: Any) -> int:
     return max((smallest([asked(layer, name)]) or 1 for name in OF_FRAME_SKIP if _reads(step.__code__, name)), default=1)
 
 
-def limit_of(env: gym.Env[Any, Any]) -> int | None:
+def limit_of(env: gym.Env) -> int | None:
     """Time limit of an env in steps; see :func:`limit_among`.
 
     :param env: with all of its wrappers

@@ -11,18 +11,19 @@ import numpy as np
 
 from sb_grpo.policies.beside import MASK
 from sb_grpo.policies.masks import METHOD, allows, checked, choices_of, drawn
+from sb_grpo.types import Info, Settings
 
 
-class ValidActions(gym.Wrapper[Any, Any, Any, Any]):
+class ValidActions(gym.Wrapper):
     """Wrapper whose ``action_space.sample()`` draws valid actions; all are valid if the env has no masks.
 
     Masks come from a method, an info or an observation, as in training (docs/masks.md).
     """
 
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
+    def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         self._obs: Any = None
-        self._info: Mapping[str, Any] = {}
+        self._info: Settings = {}
         space = copy.copy(env.action_space)
         self._draws_from = env.action_space
         self.action_space = space
@@ -30,12 +31,12 @@ class ValidActions(gym.Wrapper[Any, Any, Any, Any]):
             space.sample = self._draw  # type: ignore[method-assign]
             space.seed = env.action_space.seed  # type: ignore[method-assign]
 
-    def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+    def reset(self, **kwargs: Any) -> tuple[Any, Info]:
         """Reset the env, and keep observation and info for the masks."""
         self._obs, self._info = found = self.env.reset(**kwargs)
         return found
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
         """Step the env, and keep observation and info for the masks."""
         found = self.env.step(action)
         self._obs = found[0]

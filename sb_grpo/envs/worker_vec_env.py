@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.config import check_values, number
 from sb_grpo.envs.env_batch import EPISODE_LOST
-from sb_grpo.types import map_obs
+from sb_grpo.types import Kwargs, map_obs
 
 #: Seconds that workers may take to start: they import torch, and make their envs, before they answer for the first time.
 START_S = 120.0
@@ -26,11 +26,11 @@ SEEDING = ("set_next_seed", "withdraw_seed")
 
 
 class WorkerDied(Exception):
-    """A worker will not answer; the message says what is known of its end."""
+    """A worker will not answer; the message tells of its end."""
 
 
 class WorkerVecEnv(VecEnv):
-    """Slots in workers, several to each, one call per worker and step. Subclasses say what a worker is.
+    """Slots in workers, several to each, one call per worker and step. Subclasses define the worker.
 
     When a worker dies and may be replaced, another one makes its envs anew, with the attributes that were set through the
     VecEnv. In the step after, each of its slots reports the end of an episode (``done``, truncated, reward 0, the last
@@ -40,7 +40,7 @@ class WorkerVecEnv(VecEnv):
     :param env_fns: make the envs, one per slot
     :param n_workers: workers; slots are dealt out in order, as evenly as they go
     :param restart_workers: replace a worker that died; False: raise, naming it
-    :param max_restarts: replacements in all; what kills more of them is the env itself
+    :param max_restarts: replacements in all; if more of them die, the env itself is the cause
     :param timeout: seconds after which a worker that does not answer a call is killed, and so has died; the first call may
         take :data:`START_S` longer, as the envs are made in it. None: it is waited for without end
     :raises ValueError: for no envs, workers that no env is left for, or a timeout that is no positive number
@@ -57,7 +57,8 @@ class WorkerVecEnv(VecEnv):
         check_values("", {"timeout": timeout}, {"timeout": TIMEOUT})
         if not 1 <= n_workers <= len(env_fns):
             raise ValueError(f"{n_workers} workers for {len(env_fns)} envs: choose a number from 1 to that of the envs.")
-        self.restart_workers, self.max_restarts = restart_workers, max_restarts
+        self.restart_workers = restart_workers
+        self.max_restarts = max_restarts
         self.timeout = timeout
         self.n_restarts = 0  #: workers that have been replaced
         self.n_lost = 0  #: episodes that ended with their worker
@@ -65,7 +66,7 @@ class WorkerVecEnv(VecEnv):
         parts = np.array_split(np.arange(len(env_fns)), n_workers)
         self._slots = [part.tolist() for part in parts]  #: by worker
         self._place = {slot: (worker, i) for worker, slots in enumerate(self._slots) for i, slot in enumerate(slots)}
-        self._given: list[dict[str, Any]] = [{} for _ in env_fns]
+        self._given: list[Kwargs] = [{} for _ in env_fns]
         self._queued: list[tuple[str, tuple[Any, ...]] | None] = [None] * len(env_fns)
         self._last_obs: Any = None
         self._pending: list[tuple[Any, Any]] | None = None
@@ -91,7 +92,7 @@ class WorkerVecEnv(VecEnv):
     def _ask(self, worker: int, method: str, *args: Any) -> Any:
         """Send a call; whether the worker lives shows in its answer.
 
-        :return: what :meth:`_answer` takes
+        :return: the argument of :meth:`_answer`
         """
 
     @abstractmethod
@@ -107,7 +108,7 @@ class WorkerVecEnv(VecEnv):
 
     @abstractmethod
     def _name(self, worker: int) -> str:
-        """What a worker is called in messages."""
+        """Name of a worker in messages."""
 
     def _deadline(self, worker: int) -> float | None:
         """Time by :func:`time.monotonic` at which the answer to a call that is made now is overdue; None: never."""
@@ -126,7 +127,8 @@ class WorkerVecEnv(VecEnv):
         return self._collect([(call, self._ask(*call)) for call in calls])
 
     def _collect(self, asked: Sequence[tuple[Any, Any]]) -> list[Any]:
-        answers, errors = [], []
+        answers = []
+        errors = []
         for call, ticket in asked:
             try:
                 answers.append(self._answer_or_replace(call, ticket))
@@ -184,11 +186,13 @@ class WorkerVecEnv(VecEnv):
 
     def step_wait(self) -> Any:
         assert self._pending is not None, "step_wait() follows step_async()"
-        pending, self._pending = self._pending, None
+        pending = self._pending
+        self._pending = None
         rows = [row for answer in self._collect(pending) for row in answer]
         obs, rewards, dones, infos, reset_infos = zip(*rows, strict=True)
         for slot in np.flatnonzero(dones).tolist():
-            self._queued[slot], self.reset_infos[slot] = None, reset_infos[slot]
+            self._queued[slot] = None
+            self.reset_infos[slot] = reset_infos[slot]
             if EPISODE_LOST in infos[slot]:
                 self.n_lost += 1
                 infos[slot]["terminal_observation"] = map_obs(lambda o: o[slot], self._last_obs)  # noqa: B023

@@ -27,7 +27,7 @@ from sb_grpo.maths.per_step import per_step
 from sb_grpo.maths.returns import rewards_to_go
 from sb_grpo.policies.beside import env_part
 from sb_grpo.policies.observations import from_zero, starts_of
-from sb_grpo.types import Rollout, TensorOrDict, map_obs
+from sb_grpo.types import Rollout, State, TensorOrDict, map_obs
 
 #: Function from a rollout of M steps to ``[M]`` bonuses.
 Bonus = Callable[[Rollout], th.Tensor]
@@ -209,10 +209,10 @@ class RandomDistillation(nn.Module):
         return difference.square().mean(1)
 
     # The optimiser is part of the module's state_dict, so that a loaded model continues exactly.
-    def get_extra_state(self) -> dict[str, Any]:
+    def get_extra_state(self) -> State:
         return self.optimizer.state_dict()
 
-    def set_extra_state(self, state: dict[str, Any]) -> None:
+    def set_extra_state(self, state: State) -> None:
         self.optimizer.load_state_dict(state)
 
 

@@ -1,6 +1,6 @@
 """Captured execution: step loop, gradient step and baseline as compiled graphs, the same arithmetic as the eager path.
 
-What is captured is the eager path's own code, traced; there is no second implementation, except that gradient, clipping and
+The graphs trace the eager path's own code; there is no second implementation, except that gradient, clipping and
 Adam's step are written out as one function, because autograd's backward and an optimiser object cannot be traced together.
 """
 
@@ -21,7 +21,7 @@ from sb_grpo.learn.gradients import gradient_scale
 from sb_grpo.learn.losses import Objective
 from sb_grpo.maths.chunks import chunk_rows
 from sb_grpo.maths.losses import Clip
-from sb_grpo.types import Minibatch
+from sb_grpo.types import Kwargs, Minibatch
 
 #: Env steps in one graph. More of them compile longer and run hardly faster.
 MAX_STEPS = 8
@@ -41,10 +41,12 @@ class Graph:
     def __init__(self, fn: Callable[..., Any], what: str) -> None:
         from torch._dynamo.exc import TorchDynamoException
 
-        self.fn, self.what, self.errors = fn, what, TorchDynamoException
+        self.fn = fn
+        self.what = what
+        self.errors = TorchDynamoException
         # Compiled code is kept per code object, a few variants each: with one of its own, models do not crowd each other out.
         own = types.FunctionType(fn.__code__.replace(), fn.__globals__, fn.__name__)
-        options: dict[str, Any] = {}
+        options: Kwargs = {}
         if FAST_TANH in th._inductor.list_options():
             options[FAST_TANH] = True
         if hasattr(th.compiler, "skip_guard_on_all_nn_modules_unsafe"):
@@ -53,11 +55,11 @@ class Graph:
         self.compiled: Callable[..., Any] | None = th.compile(own, fullgraph=True, dynamic=False, options=options)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """A copy, pickled ones too, compiles for itself: what is compiled cannot be written down."""
+        """A copy, pickled ones too, compiles for itself: compiled code cannot be pickled."""
         return Graph, (self.fn, self.what)
 
     def __call__(self, *args: Any) -> Any:
-        """What the function returns; None, and nothing done, where it cannot be compiled."""
+        """Call the function; None, and nothing done, where it cannot be compiled."""
         if self.compiled is not None:
             try:
                 return self.compiled(*args)
@@ -69,14 +71,15 @@ class Graph:
 
 
 def warn(message: str) -> None:
-    """One way to say what ``compile`` cannot do."""
+    """Warn of a part that ``compile`` cannot capture."""
     warnings.warn(f"compile: {message}.", UserWarning, stacklevel=2)
 
 
-def rollout_obstacle(env: object, use_sde: bool) -> str | None:
+def rollout_obstacle(env: object, use_sde: bool, asks_for_starts: bool = False) -> str | None:
     """Why the step loop cannot be captured; None where it can.
 
     :param use_sde: gSDE
+    :param asks_for_starts: a function of the user's gives every group its start
     """
     if not isinstance(env, TensorVecEnv):
         return "its envs are not tensor envs"
@@ -84,6 +87,8 @@ def rollout_obstacle(env: object, use_sde: bool) -> str | None:
         return f"{type(env).__name__} is not made of tensor functions (capturable=False)"
     if env.grouping != "seeds":
         return f"slots wait for the device to start groups where {type(env).__name__}.grouping={env.grouping!r}"
+    if asks_for_starts:
+        return "starts= is a function, which is called on the host (a sequence is captured)"
     return "gSDE keeps its noise in an object (use_sde=True)" if use_sde else None
 
 
@@ -123,7 +128,8 @@ class CapturedPredict:
     """
 
     def __init__(self, graph: Graph, baseline: StateBaseline) -> None:
-        self.graph, self.baseline = graph, baseline
+        self.graph = graph
+        self.baseline = baseline
 
     def __call__(self, x: th.Tensor) -> th.Tensor:
         result = self.graph(self.baseline, x) if len(x) == chunk_rows(x) else None
@@ -227,7 +233,7 @@ def pad(minibatch: Minibatch, granule: int) -> Minibatch:
 
     :param minibatch: B rows
     :param granule: rows
-    :return: S >= B rows; the mean of weight * loss over them is what it was over the B rows
+    :return: S >= B rows; the mean of weight * loss over them is that over the B rows
     """
     rows = len(minibatch.advantages)
     if minibatch.instances is not None:  # whole instances, filled up already
@@ -241,7 +247,7 @@ def pad(minibatch: Minibatch, granule: int) -> Minibatch:
 
 
 def predict(baseline: StateBaseline, x: th.Tensor) -> th.Tensor:
-    """As ``StateBaseline.predict``; the layout of the weights is what MKL multiplies four times as fast."""
+    """Predict as ``StateBaseline.predict``, with weights in the layout that MKL multiplies four times as fast."""
     return th.nn.functional.linear(baseline.phi(x), baseline.weights.T.contiguous())
 
 

@@ -1,4 +1,4 @@
-"""Rollouts from a loop of one's own: what was put into them has the type that a collected one has, or is refused by name."""
+"""Rollouts from a loop of one's own: their columns get the types of collected ones, or are refused by name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch as th
 from gymnasium import spaces
 
 from sb_grpo.policies.masks import choices_of
-from sb_grpo.types import PER_EPISODE, PER_STEP, Rollout, action_row
+from sb_grpo.types import PER_EPISODE, PER_STEP, Kwargs, Rollout, action_row
 
 #: Columns that are numbers, whatever numbers they were given as.
 NUMBERS = ("rewards", "log_probs", "objectives")
@@ -29,7 +29,7 @@ def as_collected(rollout: Rollout | None, space: spaces.Space) -> Rollout:
     device, (action_shape, action_type) = rollout.t.device, action_row(space)
     types = {**dict.fromkeys(NUMBERS, th.float32), "actions": action_type}
     shapes = {"actions": action_shape, "rewards": (), "log_probs": ()}
-    changed: dict[str, Any] = {}
+    changed: Kwargs = {}
     for names, rows in ((PER_STEP, len(rollout.t)), (PER_EPISODE, len(rollout.group))):
         for name in names:
             value = getattr(rollout, name)
@@ -43,7 +43,7 @@ def as_collected(rollout: Rollout | None, space: spaces.Space) -> Rollout:
 def as_tensor(name: str, value: object, dtype: th.dtype, device: th.device) -> th.Tensor:
     """A column as a tensor of its type.
 
-    :raises ValueError: for what is no column of numbers, and for what a gradient flows through
+    :raises ValueError: for a value that is no column of numbers, and for one that a gradient flows through
     """
     try:
         found = value if isinstance(value, th.Tensor) else th.as_tensor(np.asarray(value))

@@ -33,7 +33,7 @@ class PlainGradient:
         """
 
     def metrics(self) -> dict[str, float]:
-        """What to log of the update that has ended."""
+        """Metrics of the update that has ended, by logger key."""
         return {}
 
     def __call__(self, loss: LossFunction, minibatch: Minibatch, parameters: list[nn.Parameter]) -> None:
@@ -45,7 +45,7 @@ class PlainGradient:
         """
         rows = len(minibatch.advantages)
         size = self.micro_batch_size or max(rows, 1)  # one of several learners may have no rows
-        for parameter in parameters:  # what optimizer.zero_grad() does, without its bookkeeping
+        for parameter in parameters:  # as optimizer.zero_grad(), without its bookkeeping
             parameter.grad = None
         for start, end in portions(minibatch, size):
             whole = end - start == rows
@@ -58,7 +58,7 @@ class PlainGradient:
 
 
 def project_conflicts(gradients: th.Tensor, order: th.Tensor) -> th.Tensor:
-    """Take out of each gradient what points against another one (PCGrad, arXiv 2001.06782, algorithm 1).
+    """Remove from each gradient the part that points against another one (PCGrad, arXiv 2001.06782, algorithm 1).
 
     g_i <- g_i - (g_i . g_j / |g_j|^2) g_j for every j, in a random order, where g_i . g_j < 0; the g_j are the original ones.
 
@@ -106,7 +106,8 @@ class SurgicalGradient(PlainGradient):
         self._rates: list[th.Tensor] = []
 
     def start_update(self, tasks: th.Tensor | None) -> None:
-        self._tasks, self._rates = tasks, []
+        self._tasks = tasks
+        self._rates = []
 
     def metrics(self) -> dict[str, float]:
         return {"train/conflict_rate": float(th.stack(self._rates).mean())} if self._rates else {}
@@ -114,7 +115,8 @@ class SurgicalGradient(PlainGradient):
     def __call__(self, loss: LossFunction, minibatch: Minibatch, parameters: list[nn.Parameter]) -> None:
         assert self._tasks is not None
         task = self._tasks[minibatch.episode]
-        rows, gradients = len(task), []
+        rows = len(task)
+        gradients = []
         for label in th.unique(task).tolist():
             own = (task == label).nonzero().squeeze(1)
             part = minibatch.map(lambda x: x.index_select(0, own))  # noqa: B023
@@ -146,7 +148,7 @@ def clip_gradients(parameters: list[nn.Parameter], max_norm: float) -> th.Tensor
 
 
 def gradient_scale(norms: th.Tensor, max_norm: float | th.Tensor) -> th.Tensor:
-    """What to multiply gradients with so that their joint norm is at most ``max_norm``.
+    """Factor of the gradients that makes their joint norm at most ``max_norm``.
 
     :param norms: ``[P]`` norm of each gradient
     """

@@ -1,10 +1,9 @@
-"""What was known before a rollout: whoever judges it again must not know it already."""
+"""Learners as they were before a rollout: an estimator that judges it again must not have seen it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 from weakref import ref
 
 import torch as th
@@ -12,11 +11,11 @@ from gymnasium import spaces
 
 from sb_grpo.learn.given_rollouts import as_collected, check_made_of
 from sb_grpo.learn.last_good import Snapshot
-from sb_grpo.types import Rollout
+from sb_grpo.types import Rollout, State
 
 
 class Known:
-    """What learns beside the policy, as it was before each rollout that somebody still holds.
+    """Learners beside the policy, as they were before each rollout that somebody still holds.
 
     A baseline that has been fitted to a rollout explains its luck as well, so that its residuals are too small. Rollouts are
     known by their column ``t``, which changed ones (``rollout._replace(rewards=...)``) have in common with the original.
@@ -25,7 +24,7 @@ class Known:
     def __init__(self) -> None:
         self._before: list[tuple[ref[th.Tensor], ref[th.Tensor], Snapshot]] = []
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> State:
         return {"_before": []}  # a copy of the model holds none of them
 
     def note(self, rollout: Rollout, before: Snapshot) -> None:
@@ -40,10 +39,10 @@ class Known:
     def judging(
         self, rollout: Rollout | None, space: spaces.Space, learners: Sequence[object]
     ) -> Iterator[tuple[Rollout, bool]]:
-        """A rollout is judged again, by what was known before it.
+        """Judge a rollout again, by the learners as they were before it.
 
-        What is learnt from the newest one then takes the place of what was learnt from it before; an older one leaves
-        everything as later rollouts have made it. A rollout that nobody collected is judged by what is known now.
+        The newest one is then learnt from in place of the first time; an older one leaves everything as later rollouts have
+        made it. A rollout that nobody collected is judged by the learners as they are now.
 
         :param space: of actions
         :return: the rollout with columns of their own types; whether it has been judged before

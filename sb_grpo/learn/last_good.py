@@ -1,4 +1,4 @@
-"""The guards around what learns: bad gradients never reach the weights that are kept, nor bad rollouts what else learns."""
+"""Rollback on error: bad gradients never reach the weights that are kept, nor bad rollouts the other learners."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class LastGood:
                 "requires_grad=False for every parameter of the policy, so there is nothing to train: leave some of them as "
                 "they are, for example those of model.policy.action_net, or use predict() alone."
             )
-        self.names, self.parameters = tuple(learning), tuple(learning.values())
+        self.names = tuple(learning)
+        self.parameters = tuple(learning.values())
         self.weights = [p.detach().clone() for p in self.parameters]
         self.optimizer = copied(policy.optimizer.state_dict())
 
@@ -60,12 +61,12 @@ class LastGood:
 
 @contextmanager
 def unharmed(learners: Sequence[object], at_fault: str) -> Iterator[None]:
-    """Put all that learns or is averaged beside the policy back where it was if something fails, or is not finite after.
+    """Put all that learns or is averaged beside the policy back to its former state on an error, or if it is not finite after.
 
     Once a running mean has seen an inf it never recovers, and nothing says so.
 
-    :param learners: modules with all that they are made of; what is no module has nothing to lose
-    :param at_fault: sentence on what the rollout holds, for the message
+    :param learners: modules with all their parts; other objects have nothing to lose
+    :param at_fault: sentence about the rollout, for the message
     :raises Breakdown: naming the tensor that is not finite
     """
     before = Snapshot(learners)
@@ -87,7 +88,7 @@ def unharmed(learners: Sequence[object], at_fault: str) -> Iterator[None]:
 class Snapshot:
     """All that learns, as it was: to go back to, as often as need be.
 
-    :param learners: modules with all that they are made of, optimisers included; what is no module has nothing to keep
+    :param learners: modules with all their parts, optimisers included; other objects have nothing to keep
     """
 
     def __init__(self, learners: Sequence[object]) -> None:
@@ -95,13 +96,13 @@ class Snapshot:
         self._states = [own_state(module) for module in self.modules]
 
     def put_back(self) -> None:
-        """Make it what it was."""
+        """Restore it."""
         for module, state in zip(self.modules, self._states, strict=True):
             put_own_state(module, state)
 
 
 def _is_finite(value: object) -> bool:
-    """Of tensors, alone or in tuples; the rest is no statistic."""
+    """Whether tensors, alone or in tuples, are finite; other values are no statistics."""
     if isinstance(value, tuple | deque):
         return all(_is_finite(part) for part in value)
     return not isinstance(value, th.Tensor) or not value.is_floating_point() or bool(value.isfinite().all())

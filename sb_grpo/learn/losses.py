@@ -115,7 +115,7 @@ NAMES: dict[str, type[Loss]] = {"clip": Clipped, "cispo": Cispo, "sapo": Sapo}
 def make_loss(loss: object, kwargs: Mapping[str, object] | None) -> Loss:
     """The loss that the arguments ``loss`` and ``loss_kwargs`` describe.
 
-    :raises ValueError: for what is no loss, and for keyword arguments that it does not take
+    :raises ValueError: for a value that is no loss, and for keyword arguments that it does not take
     """
     if isinstance(loss, Loss):
         check_keys("loss_kwargs", kwargs or {}, (), f"loss={loss!r}, which has its own settings,")
@@ -158,7 +158,7 @@ class Objective(nn.Module):
         self.weighted = weighted
         self.autocast = autocast
         self.device = policy.device  # SB3's property looks at every parameter for it
-        #: Of what learns, as torch.func knows it here.
+        #: Names of the learning parameters, as torch.func knows them here.
         self.names = [f"policy.{name}" for name, p in policy.named_parameters() if p.requires_grad]
 
     @property

@@ -28,16 +28,18 @@ def stretches(episode: th.Tensor, length: int) -> th.Tensor:
 
 
 def portions(minibatch: Minibatch, size: int) -> list[tuple[int, int]]:
-    """Where to cut a minibatch, so that its parts fit into memory; a stretch that a memory learns from stays whole.
+    """Cut a minibatch into parts that fit into memory; a stretch that a memory learns from stays whole.
 
     :param minibatch: B rows
     :param size: rows at once, as many as a stretch at least
     :return: first row and end of each part
     """
-    rows, sequence = len(minibatch.advantages), beside(minibatch.observations, SEQUENCE)
+    rows = len(minibatch.advantages)
+    sequence = beside(minibatch.observations, SEQUENCE)
     if sequence is None or size >= rows:
         return [(start, min(start + size, rows)) for start in range(0, rows, size)]
-    cuts, end = [0], 0
+    cuts = [0]
+    end = 0
     for length in th.unique_consecutive(sequence, return_counts=True)[1].tolist():
         if end + length - cuts[-1] > size and end > cuts[-1]:
             cuts.append(end)
@@ -97,13 +99,14 @@ def minibatches(
     :param batch_size: rows per minibatch, met as closely as M allows; those of all ranks
     :param together: ``[M]`` adjacent rows of one number are kept together and in order: episodes, or stretches of them; these
         are shuffled instead of rows. The minibatches are then of unequal size, and their weights make up for it: the mean of
-        weight * loss over a minibatch, averaged over minibatches, is that over all rows. A memory learns what these rows are
+        weight * loss over a minibatch, averaged over minibatches, is that over all rows. A memory learns which rows these are
     :param of_all: rows of all ranks, where they have been counted
     """
     if batch.instance is not None:
         yield from of_whole_instances(batch, batch_size)
         return
-    n, device = len(batch.advantages), batch.advantages.device
+    n = len(batch.advantages)
+    device = batch.advantages.device
     of_all = ranks.count(n) if of_all is None else of_all
     k = max(1, round(of_all / batch_size))
     if together is not None:
@@ -117,17 +120,20 @@ def minibatches(
             counts = th.bincount(bucket, ranked_length).long()
         else:
             counts = th.bincount(before * k // max(n, 1), ranked_length, minlength=k).long()
-        splits, whole = counts.tolist(), ranks.total(counts).tolist()
+        splits = counts.tolist()
+        whole = ranks.total(counts).tolist()
     else:
         order = th.randperm(n, device=device)
         splits = whole = [n // k + (i < n % k) for i in range(k)]
     # The small columns are shuffled at once; observations, which may be images, one minibatch at a time.
     shuffled = batch._replace(observations={}).map(lambda x: x.index_select(0, order))
-    start, n_parts = 0, sum(size > 0 for size in whole)
+    start = 0
+    n_parts = sum(size > 0 for size in whole)
     for size, size_of_all in zip(splits, whole, strict=True):
         part = shuffled.map(lambda x: x[start : start + size])  # noqa: B023
         start += size
-        rows, weights = order[start - size : start], part.weights
+        rows = order[start - size : start]
+        weights = part.weights
         observations = map_obs(lambda x: x.index_select(0, rows), batch.observations)  # noqa: B023
         if together is not None:
             weights = weights * (size_of_all * n_parts / of_all)

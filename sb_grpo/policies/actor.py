@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from functools import partial
 from typing import Any
@@ -25,16 +26,20 @@ from stable_baselines3.common.torch_layers import (
 from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 
+from sb_grpo.config import integer, shown
 from sb_grpo.maths.normalizer import RunningNormalizer
 from sb_grpo.policies.beside import MASK, MEMORY, SEQUENCE, beside, env_part, space_without
 from sb_grpo.policies.heads import GaussianHead, StateDependentNoiseHead, make_discrete_head
-from sb_grpo.policies.layers import Layers, hooked, layers_of_the_actor, through
 from sb_grpo.policies.masks import choices_of, put_masks
 from sb_grpo.policies.memory import SPAN, Memory
 from sb_grpo.policies.numbers import trouble_with
 from sb_grpo.policies.observations import from_zero, reads_flat, starts_of
 from sb_grpo.policies.optimizer import make_optimizer
 from sb_grpo.policies.predicting import PredictingPolicy
+from sb_grpo.types import Kwargs
+
+LAYER = integer(1, 16_384)
+MOST_WEIGHTS = 10_000_000
 
 
 class ActorPolicy(PredictingPolicy):
@@ -78,7 +83,7 @@ class ActorPolicy(PredictingPolicy):
         use_expln: bool = False,
         squash_output: bool = False,
         features_extractor_class: type[BaseFeaturesExtractor] = FlattenExtractor,
-        features_extractor_kwargs: dict[str, Any] | None = None,
+        features_extractor_kwargs: Kwargs | None = None,
         normalize_images: bool = True,
         normalize_obs: bool = False,
         share_features_extractor: bool | None = None,
@@ -87,7 +92,7 @@ class ActorPolicy(PredictingPolicy):
         n_layers: int = 1,
         memory_span: float = SPAN,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
-        optimizer_kwargs: dict[str, Any] | None = None,
+        optimizer_kwargs: Kwargs | None = None,
     ) -> None:
         if optimizer_kwargs is None:
             optimizer_kwargs = {"eps": 1e-5, "fused": True} if optimizer_class is th.optim.Adam else {}
@@ -167,7 +172,7 @@ class ActorPolicy(PredictingPolicy):
         else:
             self.action_net = self.action_dist.proba_distribution_net(latent_dim)  # type: ignore[call-arg, assignment]
 
-    def _get_constructor_parameters(self) -> dict[str, Any]:
+    def _get_constructor_parameters(self) -> Kwargs:
         data = super()._get_constructor_parameters()
         data.update(
             lr_schedule=self._dummy_schedule,  # not needed to use the policy alone
@@ -194,9 +199,8 @@ class ActorPolicy(PredictingPolicy):
     @property
     def device(self) -> th.device:
         """Device of the action layer. SB3's property walks all modules for the first parameter, at every step."""
-        for parameter in self.action_net.parameters():
-            return parameter.device
-        return super().device
+        action_net = self.action_net
+        return action_net.weight.device if type(action_net) is nn.Linear else super().device
 
     @property
     def seen_space(self) -> spaces.Space:
@@ -367,3 +371,45 @@ class ActorMultiInputPolicy(ActorPolicy):
 
 
 MultiInputPolicy = ActorMultiInputPolicy
+
+
+def layers_of_the_actor(net_arch: Any) -> list[int]:
+    """Parse the actor's hidden layer sizes from any of SB3's forms.
+
+    :param net_arch: ``[64, 64]``, ``dict(pi=[64, 64], vf=...)``, or that dict in a list as before SB3 1.8
+    :raises ValueError: unless all sizes are whole numbers of at least 1
+    """
+    if isinstance(net_arch, list) and len(net_arch) == 1 and isinstance(net_arch[0], dict):
+        warnings.warn(f"net_arch={net_arch} is SB3's form before version 1.8: pass {net_arch[0]}.", UserWarning, stacklevel=3)
+        net_arch = net_arch[0]
+    layers = net_arch.get("pi", []) if isinstance(net_arch, dict) else net_arch
+    if not isinstance(layers, list | tuple) or len(layers) > 100 or not all(LAYER.fine(n) for n in layers):
+        raise ValueError(
+            f"policy_kwargs: net_arch={shown(net_arch)} must be a list of layer sizes from 1 on, or a dict with 'pi'; up to "
+            "100 layers of up to 16384."
+        )
+    if sum(int(n) * int(m) for n, m in itertools.pairwise(layers)) > MOST_WEIGHTS:
+        raise ValueError(
+            f"policy_kwargs: net_arch={shown(net_arch)} must not have more than {MOST_WEIGHTS:,} weights between its layers: "
+            "make them smaller; [64, 64] is usual."
+        )
+    return [int(n) for n in layers]
+
+
+def through(layer: nn.Module, x: th.Tensor) -> th.Tensor:
+    """Compute ``layer(x)``. Without hooks it skips the module's call, a third of a small layer's time."""
+    return layer(x) if hooked(layer) else layer.forward(x)  # type: ignore[no-any-return]
+
+
+def hooked(layer: nn.Module) -> bool:
+    """Whether a layer has hooks."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks or layer._backward_pre_hooks)
+
+
+class Layers(nn.Sequential):
+    """Sequence of layers with fast calls."""
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        for layer in self:
+            x = layer(x) if hooked(layer) else layer.forward(x)
+        return x

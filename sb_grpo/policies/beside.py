@@ -11,6 +11,8 @@ from typing import Any
 
 from gymnasium import spaces
 
+from sb_grpo.types import Obs, Settings
+
 MASK = "action_mask"  #: [batch, m] valid actions (sb_grpo.policies.masks)
 MEMORY = "policy_memory"  #: [batch, n] state of a recurrent policy before the step (sb_grpo.policies.memory)
 SEQUENCE = "policy_sequence"  #: [batch] int64: number of the sequence; a sequence starts from its first row's state
@@ -21,12 +23,12 @@ ALONE = ""  #: key of an observation that is not a Dict
 BESIDE = (MASK, MEMORY, SEQUENCE, INSTANCE, CODE)
 
 
-def with_beside(obs: Any, parts: Mapping[str, Any]) -> Any:
+def with_beside(obs: Obs, parts: Settings) -> Any:
     """Add extra inputs to an observation; unchanged without any."""
     return {**(obs if isinstance(obs, Mapping) else {ALONE: obs}), **parts} if parts else obs
 
 
-def env_part(obs: Any) -> Any:
+def env_part(obs: Obs) -> Any:
     """Observation without the extra inputs."""
     if not isinstance(obs, Mapping):
         return obs
@@ -40,7 +42,7 @@ def with_instances(obs: Any, instances: Any) -> Any:
     return obs if instances is None else with_beside(obs, {INSTANCE: instances})
 
 
-def beside(obs: Any, key: str) -> Any:
+def beside(obs: Obs, key: str) -> Any:
     """One of the extra inputs of an observation, or None."""
     return obs.get(key) if isinstance(obs, Mapping) else None
 

@@ -12,7 +12,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 
 from sb_grpo.plain import FORMS, Form
 from sb_grpo.policies.predicting import PredictingPolicy
-from sb_grpo.types import TensorOrDict
+from sb_grpo.types import Obs, TensorOrDict
 
 
 def reads_flat(policy: PredictingPolicy) -> bool:
@@ -32,7 +32,7 @@ def starts_of(space: spaces.Space) -> Any:
     return None if start is None or not np.any(start) else th.as_tensor(np.asarray(start))
 
 
-def from_zero(obs: Any, starts: Any) -> Any:
+def from_zero(obs: Obs, starts: Any) -> Any:
     """Shift discrete observations to start at 0.
 
     :param obs: ``[batch, ...]`` or a dict of such

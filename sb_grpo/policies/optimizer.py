@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import torch as th
 from torch import nn
 
 from sb_grpo.config import shown
+from sb_grpo.types import Settings
 
 
 def make_optimizer(
-    kind: Any, parameters: Iterable[nn.Parameter], rate: float, kwargs: Mapping[str, Any]
+    kind: Any, parameters: Iterable[nn.Parameter], rate: float, kwargs: Settings
 ) -> th.optim.Optimizer:
     """Make an optimiser.
 

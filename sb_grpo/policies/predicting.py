@@ -16,6 +16,7 @@ from sb_grpo.policies.beside import MASK, MEMORY, beside, with_beside
 from sb_grpo.policies.heads import ActionHead
 from sb_grpo.policies.masks import checked, choices_of
 from sb_grpo.policies.memory import Memory
+from sb_grpo.types import Obs
 
 
 class PredictingPolicy(BasePolicy):
@@ -36,19 +37,19 @@ class PredictingPolicy(BasePolicy):
         return super().extract_features(obs, own)
 
     @abstractmethod
-    def act_and_remember(self, obs: Any, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
+    def act_and_remember(self, obs: Obs, deterministic: bool = False) -> tuple[th.Tensor, th.Tensor | None]:
         """Choose actions of a batch; return them and the recurrent state after them."""
 
     @abstractmethod
-    def _choose(self, obs: Any, deterministic: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
+    def _choose(self, obs: Obs, deterministic: bool) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         """Choose actions of a batch; return them, the parameters of their distribution, and the recurrent state after them."""
 
     @abstractmethod
-    def log_prob_and_entropy(self, obs: Any, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    def log_prob_and_entropy(self, obs: Obs, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """Log-probabilities of a batch of actions, and the entropies of their distributions."""
 
     def forward(
-        self, obs: Any, deterministic: bool = False, action_masks: Any = None
+        self, obs: Obs, deterministic: bool = False, action_masks: Any = None
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Return actions, values and log-probabilities as in SB3. Without a critic the values are NaN: tracing needs tensors.
 
@@ -60,7 +61,7 @@ class PredictingPolicy(BasePolicy):
         log_prob = self.head.log_prob(out.float(), actions)
         return actions.reshape((-1, *(self.action_space.shape or ()))), th.full_like(log_prob, th.nan)[:, None], log_prob
 
-    def evaluate_actions(self, obs: Any, actions: th.Tensor, action_masks: Any = None) -> tuple[None, th.Tensor, th.Tensor]:
+    def evaluate_actions(self, obs: Obs, actions: th.Tensor, action_masks: Any = None) -> tuple[None, th.Tensor, th.Tensor]:
         """Return values (None), log-probabilities and entropies ``[batch]`` of given actions, as in SB3.
 
         :param obs: ``[batch, ...]`` or a dict of such
@@ -97,7 +98,7 @@ class PredictingPolicy(BasePolicy):
         remembered = state if self.memory is None or after is None else self.memory.to_parts(after)
         return found if vectorized else found.squeeze(axis=0), remembered  # type: ignore[return-value]
 
-    def with_masks(self, obs: Any, action_masks: np.ndarray | th.Tensor | None) -> Any:
+    def with_masks(self, obs: Obs, action_masks: np.ndarray | th.Tensor | None) -> Any:
         """Add masks to observations, in place of any that they hold; unchanged if None.
 
         :param obs: ``[batch, ...]`` or a dict of such
@@ -112,7 +113,7 @@ class PredictingPolicy(BasePolicy):
         masks = checked(given, self.action_space, _n_rows(obs), "of row {slot}")
         return with_beside(obs, {MASK: th.as_tensor(masks, device=self.device)})
 
-    def _beside(self, obs: Any, state: Any, episode_start: Any, action_masks: Any) -> Any:
+    def _beside(self, obs: Obs, state: Any, episode_start: Any, action_masks: Any) -> Any:
         obs = self.with_masks(obs, beside(obs, MASK) if action_masks is None else action_masks)
         parts: dict[str, th.Tensor] = {}
         if self.memory is not None:
@@ -139,11 +140,11 @@ class PredictingPolicy(BasePolicy):
         actions = actions.reshape((-1, *space.shape))
         return self.unscale_action(actions) if self.squash_output else np.clip(actions, space.low, space.high)
 
-    def _predict(self, observation: Any, deterministic: bool = False, action_masks: Any = None) -> th.Tensor:
+    def _predict(self, observation: Obs, deterministic: bool = False, action_masks: Any = None) -> th.Tensor:
         return self.act_and_remember(self.with_masks(observation, action_masks), deterministic)[0]
 
 
-def _n_rows(obs: Any) -> int:
+def _n_rows(obs: Obs) -> int:
     return len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
 
 

@@ -16,6 +16,7 @@ from torch import nn
 
 from sb_grpo.config import check_settings
 from sb_grpo.policies.actor import ActorPolicy
+from sb_grpo.types import Kwargs
 
 
 class RoutedNet(nn.Module):
@@ -140,7 +141,7 @@ class RoutedPolicy(ActorPolicy):
         self.policy_net: Any = RoutedNet(self.features_dim, task, self.net_arch, self.n_modules, self.activation_fn)
         super()._build_action_head(self.policy_net.n_outputs)
 
-    def _get_constructor_parameters(self) -> dict[str, Any]:
+    def _get_constructor_parameters(self) -> Kwargs:
         data = super()._get_constructor_parameters()
         for name in ("features_extractor_class", "features_extractor_kwargs"):
             del data[name]

@@ -17,6 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from sb_grpo.policies.actor import ActorPolicy
 from sb_grpo.state import copied
+from sb_grpo.types import Settings, State
 
 #: Prefixes of names in an actor-critic, and the actor's prefix; the first that exists is used.
 ACTOR = (("mlp_extractor.policy_net.", "policy_net."), ("pi_features_extractor.", "features_extractor."))
@@ -38,7 +39,7 @@ def load_actor(policy: ActorPolicy, source: Any) -> None:
     if not isinstance(policy, ActorPolicy):
         raise ValueError(f"policy={policy!r:.80} must be a policy of sb_grpo: pass model.policy of a GRPO.")
     other = getattr(source, "policy", source)
-    weights: Mapping[str, Any]
+    weights: Settings
     if isinstance(other, th.nn.Module):
         _check_activation(policy, other)
         weights = other.state_dict()
@@ -112,7 +113,7 @@ def actor_weights(weights: Mapping[str, th.Tensor]) -> dict[str, th.Tensor]:
     return {**rest, **renamed}
 
 
-def _from_zip(source: Any) -> dict[str, Any]:
+def _from_zip(source: Any) -> State:
     if not isinstance(source, str | Path):
         raise ValueError(f"{source!r:.80} is no policy: give one, a model that has one, or the path of a model's zip.")
     if not any(Path(f"{source}{suffix}").is_file() for suffix in ("", ".zip")):

@@ -12,7 +12,7 @@ import torch as th
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb_grpo import Rollout
-from sb_grpo.collect.beside import Beside
+from sb_grpo.collect.host_steps import Beside
 from sb_grpo.collect.masks import source_of
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.types import TensorOrDict, map_obs

@@ -15,7 +15,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 from torch import nn
 
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.policies.layers import Layers
+from sb_grpo.policies.actor import Layers
 
 #: Inputs of the network per intervention; see :func:`describe`.
 N_DESCRIPTORS = 12
