@@ -851,9 +851,9 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         assert isinstance(self.policy, EncodingPolicy) and rollout.seed_group is not None
         if not isinstance(self.env, InstanceEnv):
             return self.policy.split_rollout(rollout)
-        assert isinstance(self.slots, TensorSlots)
+        assert isinstance(self.slots, InstanceSlots)
         groups = th.unique_consecutive(rollout.seed_group)
-        instances = self.env.visible(self.env.instance(self.slots.seeds_of(groups)))
+        instances = self.env.visible(self.env.instance(self.slots.instance_seeds(groups)))
         return rollout._replace(instance=rollout.group, instances=instances)
 
     def _plan(self) -> Plan:

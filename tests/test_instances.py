@@ -256,6 +256,19 @@ def test_the_gradient_is_that_of_a_loop_over_rows(make):
         th.testing.assert_close(a, b, rtol=1e-3, atol=1e-6)
 
 
+def test_given_starts_are_the_instances_of_their_groups():
+    model = tsp_model(group_kwargs={"starts": [5, 77]})
+    rollout = model.collect()
+    given = TSP(1, 6).instance(th.tensor([5, 77]))
+    for cities in rollout.instances:
+        assert (cities == given).all(dim=(1, 2)).any()
+    first = rollout.observations[""][rollout.t == 0]
+    assert len(first) == len(rollout.group)
+    whole = some_instances(model._training_batch.batch, 10**9)
+    log_prob = model.policy.log_prob(with_instances(whole.observations, whole.instances), whole.actions)
+    th.testing.assert_close(log_prob, whole.old_log_probs, rtol=1e-4, atol=1e-5)
+
+
 def test_a_minibatch_holds_whole_groups_and_every_row_once():
     model = packing_model()
     model.collect()
