@@ -43,7 +43,7 @@ from sb_grpo.collect.host_steps import (
 )
 from sb_grpo.collect.masks import APART, UNTOLD, masks_of_the_evaluated, source_of
 from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan, check_endless, check_hopeless
-from sb_grpo.collect.simulators import make_slots
+from sb_grpo.collect.simulators import InstanceSlots, make_slots
 from sb_grpo.collect.slots import GroupSlots, Slots, TensorSlots
 from sb_grpo.config import (
     RANGES,
@@ -64,6 +64,7 @@ from sb_grpo.config import (
 from sb_grpo.envs.env_batch import EPISODE_LOST
 from sb_grpo.envs.hold import reset_is_over, resetting
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
+from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.process_vec_env import naming_the_dead
 from sb_grpo.envs.random import mix
 from sb_grpo.envs.tensor_env import TensorVecEnv, is_tensor_env
@@ -79,7 +80,16 @@ from sb_grpo.maths.discount import discount_for
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.maths.schedules import scaled
 from sb_grpo.normalization import put_running_state, running_state, take_up
-from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, CausalLMPolicy, RoutedPolicy, load_actor
+from sb_grpo.policies import (
+    ActorCnnPolicy,
+    ActorMultiInputPolicy,
+    ActorPolicy,
+    CausalLMPolicy,
+    EncodingPolicy,
+    RoutedPolicy,
+    SetPolicy,
+    load_actor,
+)
 from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policies.weights import made_apart
 from sb_grpo.profiles import arguments_of
@@ -129,6 +139,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         "MultiInputPolicy": ActorMultiInputPolicy,
         "RoutedPolicy": RoutedPolicy,
         "CausalLMPolicy": CausalLMPolicy,
+        "SetPolicy": SetPolicy,
     }
     policy: ActorPolicy  # type: ignore[assignment]
     rollout_buffer: GroupRolloutBuffer  # type: ignore[assignment]
@@ -309,14 +320,18 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     def _make_buffer(self) -> None:
         kind: Any = self.rollout_buffer_class or self._buffer_class
+        seen = self.policy.seen_space if is_tensor_env(self.env) else self.observation_space
         self.rollout_buffer = kind(
             self.steps_per_env,
-            space_with(self.observation_space, spaces_beside(self.policy, self.mask_source)),
+            space_with(seen, spaces_beside(self.policy, self.mask_source)),
             self.action_space,
             device=self.device,
             n_envs=self.n_envs,
             **self.rollout_buffer_kwargs,
         )
+        no_values = isinstance(self.policy, EncodingPolicy) and not self.options.estimator.uses_values
+        if no_values and isinstance(self.rollout_buffer, TensorRolloutBuffer):
+            self.rollout_buffer.without_next()
         if self.gamma is not None:  # type: ignore[redundant-expr]
             self.rollout_buffer.discount(self.gamma, self.gae_lambda)
         self.beside = Beside(self.mask_source)
@@ -722,6 +737,8 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             self.start_new_groups()
         self._update_normalizer(rollout_buffer)
         rollout_buffer.reset()
+        if isinstance(self.slots, InstanceSlots):
+            self.slots.forget_code()  # of the weights before the last update
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)
 
@@ -839,9 +856,21 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.slots.note_starts(rollout)
         max_length = int(ranks.largest(rollout.max_length)[0])
         rollout = rollout._replace(seed_group=ranks.dealt(rollout.seed_group), max_length=max_length)
+        if isinstance(self.policy, EncodingPolicy):
+            rollout = self._with_instances(rollout)
         if not self._warned_of_few_starts:
             self._warned_of_few_starts = warn_of_few_starts(self._config(), rollout, self.steps_per_env)
         return rollout
+
+    def _with_instances(self, rollout: Rollout) -> Rollout:
+        """Add the instance of each group: on tensor envs a function of its seed, so nobody has kept it."""
+        assert isinstance(self.policy, EncodingPolicy) and rollout.seed_group is not None
+        if not isinstance(self.env, InstanceEnv):
+            return self.policy.split_rollout(rollout)
+        assert isinstance(self.slots, InstanceSlots)
+        groups = th.unique_consecutive(rollout.seed_group)
+        instances = self.env.visible(self.env.instance(self.slots.instance_seeds(groups)))
+        return rollout._replace(instance=rollout.group, instances=instances)
 
     def _plan(self) -> Plan:
         """Decide how far the next rollout goes."""

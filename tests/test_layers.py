@@ -91,6 +91,7 @@ OF_LIBRARIES = {
     *(("policies.actor.hooked", f"layer.{name}") for name in HOOKS),
     ("learn.gradients.clip_gradients", "th._foreach_norm"),
     ("policies.causal_lm.CausalLMPolicy._outputs_to_act", "p._version"),
+    ("policies.encoding.versions", "tensor._version"),
 }
 
 #: Public in spite of the underscore: a NamedTuple's methods.

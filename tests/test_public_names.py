@@ -61,7 +61,11 @@ PUBLIC: dict[str, set[str]] = {
         "RecoveryCallback",
         "Rule",
     },
-    "sb_grpo.envs": {"Alignment", "ProcessVecEnv", "RayVecEnv", "check_tensor_env", "make_tensor_env", "noise_alignment"},
+    "sb_grpo.envs": {
+        "Alignment", "HostInstance", "InstanceEnv", "ProcessVecEnv", "RayVecEnv", "check_tensor_env", "make_tensor_env",
+        "noise_alignment",
+    },
+    "sb_grpo.tasks.routing": {"TSP", "nearest_neighbour"},
     "sb_grpo.envs.brax": {"BraxEnv", "make_brax_env", "make_playground_env"},
     "sb_grpo.tasks.causal.policy": {"InterventionPolicy"},
     "sb_grpo.envs.envpool": {"EnvPoolEnv"},
@@ -86,7 +90,16 @@ PUBLIC: dict[str, set[str]] = {
     "sb_grpo.maths.estimators": {"outcome", "peer_baseline"},
     "sb_grpo.maths.returns": {"episode_returns"},
     "sb_grpo.tasks.text.tokens": {"TokenEnv", "demonstrate", "imitate"},
-    "sb_grpo.policies": {"CausalLMPolicy", "CnnPolicy", "MlpPolicy", "MultiInputPolicy", "RoutedPolicy", "load_actor"},
+    "sb_grpo.policies": {
+        "CausalLMPolicy",
+        "CnnPolicy",
+        "EncodingPolicy",
+        "MlpPolicy",
+        "MultiInputPolicy",
+        "RoutedPolicy",
+        "SetPolicy",
+        "load_actor",
+    },
     "sb_grpo.profiles": {"PROFILES"},
     "sb_grpo.envs.tensor_env": {"TensorStep", "TensorVecEnv", "map_snapshot"},
 }
@@ -141,6 +154,7 @@ def test_policies_have_their_names() -> None:
         "MultiInputPolicy",
         "RoutedPolicy",
         "CausalLMPolicy",
+        "SetPolicy",
     }
 
 

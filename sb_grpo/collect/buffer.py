@@ -366,8 +366,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
 
     def complete_groups(self, group_size: int) -> int:
         """Groups of which every member has ended, kept rows included."""
-        jobs, ends = self._waiting_columns("jobs", "ends")
-        return len(self._whole_groups(jobs, ends, group_size))
+        return len(self._whole_groups(*self.waiting_columns("jobs", "ends"), group_size))
 
     def groups_with_spread(self, group_size: int, gamma: float) -> int:
         """Complete groups whose members' discounted returns differ, kept rows included.
@@ -375,7 +374,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         :param group_size: members per group
         :param gamma: discount
         """
-        jobs, ends, t, rewards = self._waiting_columns("jobs", "ends", "t", "rewards")
+        jobs, ends, t, rewards = self.waiting_columns("jobs", "ends", "t", "rewards")
         whole = th.isin(jobs // group_size, self._whole_groups(jobs, ends, group_size))
         if not whole.any():
             return 0
@@ -387,12 +386,12 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
 
     def unfinished_jobs(self, group_size: int) -> th.Tensor:
         """Jobs of the rows here, kept ones included, of whose group not every member has ended."""
-        jobs, ends = self._waiting_columns("jobs", "ends")
+        jobs, ends = self.waiting_columns("jobs", "ends")
         whole = self._whole_groups(jobs, ends, group_size)
         unfinished: th.Tensor = jobs[~th.isin(jobs // group_size, whole)]
         return unfinished
 
-    def _waiting_columns(self, *names: str) -> list[th.Tensor]:
+    def waiting_columns(self, *names: str) -> list[th.Tensor]:
         """``[M]`` columns of every row that is here, kept ones included."""
         columns = [self.flat(name) for name in names]
         if self._kept is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch as th
@@ -13,11 +13,14 @@ from sb_grpo import ranks
 from sb_grpo.collect.columns import Column
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.collect.plan import Limits, Plan, check_endless, check_hopeless, too_large
+from sb_grpo.collect.simulators import InstanceSlots
 from sb_grpo.collect.slots import TensorSlots
+from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.policies.beside import MASK, MEMORY, beside, env_part, with_beside
+from sb_grpo.policies.beside import CODE, MASK, MEMORY, beside, env_part, with_beside
+from sb_grpo.policies.encoding import EncodingPolicy
 from sb_grpo.policies.masks import choices_of
 from sb_grpo.policies.numbers import no_numbers
 from sb_grpo.types import Breakdown, map_obs
@@ -43,6 +46,9 @@ def observe(policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots) -> Any:
     parts = {} if env.action_masks is None else {MASK: env.action_masks}
     if policy.memory is not None:
         parts[MEMORY] = policy.memory.before(slots.memory, slots.t == 0)
+    if isinstance(slots, InstanceSlots) and slots.code is not None:
+        assert isinstance(env, InstanceEnv)
+        return with_beside(env.seen_states, parts)
     return with_beside(env.observations, parts)
 
 
@@ -62,7 +68,8 @@ def env_step(
     :return: columns of the step that the buffer stores, ``[n_envs, ...]`` each
     """
     obs = observe(policy, env, slots)
-    actions, log_probs, memory = policy.sample(obs, noise)
+    codes = {} if not isinstance(slots, InstanceSlots) or slots.code is None else {CODE: slots.code}
+    actions, log_probs, memory = policy.sample(with_beside(obs, codes), noise)
     step = env.step_tensor(to_env(actions))
     slots.episode_return = slots.episode_return + step.rewards
     columns = {
@@ -120,6 +127,60 @@ class StepResult(NamedTuple):
     ahead: int  #: steps per env that have been taken beyond this one
 
 
+def steps_of(found: dict[str, Any], n_steps: int, run: int, infos: list[dict[str, Any]]) -> Iterator[StepResult]:
+    """The steps of a run, one after another.
+
+    :param found: columns of :func:`env_steps`
+    :param n_steps: per env before the run
+    :param run: steps per env in it
+    :param infos: of every step
+    """
+    for i in range(run):
+        obs, actions, after = (map_obs(lambda x: x[i], found[name]) for name in HANDED_OUT)  # noqa: B023
+        rewards, dones = found["rewards"][i], found["ends"][i] > 0
+        yield StepResult(n_steps + i, obs, actions, actions, after, rewards, dones, infos, run - 1 - i)
+
+
+class CompleteGroups:
+    """Counts the groups of which every member has ended, as steps are taken, where a rollout is to have a number of them.
+
+    Waits for the device at every step.
+
+    :param buffer: with the rows of earlier steps
+    :param plan: of the rollout
+    """
+
+    def __init__(self, buffer: TensorRolloutBuffer, plan: Plan) -> None:
+        self.buffer = buffer
+        self.plan = plan
+        self.n = 0
+        self.wanted = plan.least_groups
+        self.ended: Counter[int] = Counter()
+        if plan.n_groups is not None:
+            self._count(*buffer.waiting_columns("jobs", "ends"))
+
+    def _count(self, jobs: th.Tensor, ends: th.Tensor) -> None:
+        for group in (jobs[ends > 0] // self.plan.group_size).tolist():
+            self.ended[group] += 1
+            self.n += self.ended[group] == self.plan.group_size
+
+    def are_enough(self, found: dict[str, Any]) -> bool:
+        """Count the ends of a run of steps; return whether the rollout has its number of groups."""
+        if self.plan.n_groups is None:
+            return False
+        self._count(found["jobs"], found["ends"])
+        if self.n >= self.wanted:
+            self.wanted = self.plan.wanted_groups(self.n, self.buffer)
+        return self.n >= self.wanted
+
+
+def encode(policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots) -> None:
+    """Encode the instances that the next step needs and that have not been encoded, where the policy encodes."""
+    if isinstance(policy, EncodingPolicy):
+        assert isinstance(slots, InstanceSlots) and isinstance(env, InstanceEnv)
+        slots.encode(policy, env)
+
+
 def collect_tensors(
     env: TensorVecEnv,
     actor: Callable[[], ActorPolicy],
@@ -150,6 +211,7 @@ def collect_tensors(
     to_env = env_actions(policy)
     interruptions = 0
     infos: list[dict[str, Any]] = [{} for _ in range(env.num_envs)]
+    groups = CompleteGroups(buffer, plan)
     while True:
         noise = actor().noise(plan.steps_per_env, env.num_envs)
         for n_steps in range(0, plan.steps_per_env, run):
@@ -159,22 +221,22 @@ def collect_tensors(
             if not slots.in_step_with(env):
                 slots = start_over()
                 interruptions += 1
+                groups = CompleteGroups(buffer, plan)
             if plan.draws_noise(n_steps):
                 policy.reset_noise(env.num_envs)
             with th.no_grad(), autocasting(policy.device, autocast):
+                encode(policy, env, slots)
                 found = take_steps(policy, env, slots, columns, to_env, noise[n_steps : n_steps + run])
             buffer.add_steps(run, found)
             dones = found["ends"] > 0
             if plan.use_sde:
                 policy.renew_noise(dones[0])
-            for i in range(run):
-                obs, actions, after = (map_obs(lambda x: x[i], found[name]) for name in HANDED_OUT)  # noqa: B023
-                ahead = run - 1 - i
-                step = StepResult(n_steps + i, obs, actions, actions, after, found["rewards"][i], dones[i], infos, ahead)
-                if not on_step(step):
-                    return False
+            if not all(on_step(step) for step in steps_of(found, n_steps, run, infos)):
+                return False
+            if groups.are_enough(found):
+                break
         complete = buffer.complete_groups(plan.group_size) if plan.whole_episodes else 0
-        if not plan.whole_episodes or complete >= plan.wanted_groups(complete, buffer):
+        if complete >= plan.wanted_groups(complete, buffer):
             break
         check_hopeless(interruptions, buffer.pos, complete)
         check_endless(slots.t, plan)
@@ -194,7 +256,7 @@ def check_finite(buffer: TensorRolloutBuffer, limits: Limits, policy: ActorPolic
     steps = buffer.steps
     acted = steps["log_probs"][: buffer.pos].isfinite().all(dim=1)
     columns = {
-        "observation": (env_part(steps["next_observations"]), limits.observation),
+        "observation": (env_part(steps["next_observations" if buffer.keeps_next else "observations"]), limits.observation),
         "reward": (steps["rewards"].unsqueeze(2), limits.reward),
     }
     if "objectives" in buffer.extra:

@@ -21,7 +21,7 @@ from sb_grpo.collect.plan import too_large
 from sb_grpo.collect.slots import GroupSlots, Slots, TensorSlots
 from sb_grpo.envs.installing import wrappers_of
 from sb_grpo.maths.chunks import in_chunks
-from sb_grpo.policies import ActorPolicy
+from sb_grpo.policies import ActorPolicy, EncodingPolicy
 from sb_grpo.policies.beside import MASK, MEMORY, beside, with_beside
 from sb_grpo.policies.masks import checked, choices_of
 from sb_grpo.policies.numbers import trouble_with
@@ -301,6 +301,8 @@ def log_probs_of_actor(policy: ActorPolicy, buffer: GroupRolloutBuffer, bfloat16
     :return: ``[time * slots]``
     """
     acted: th.Tensor = buffer.flat("log_probs")
+    if isinstance(policy, EncodingPolicy):  # one row at a time would encode an instance at every step
+        return acted
     if isinstance(buffer, TensorRolloutBuffer):  # has acted as updates compute, and asks no value of the device
         return acted
     with unseen(policy):

@@ -10,12 +10,16 @@ from typing import Any, ClassVar
 
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
+from torch.utils._pytree import tree_map
 
+from sb_grpo import ranks
 from sb_grpo.collect.given_starts import GivenStarts, TensorStarts
 from sb_grpo.collect.slots import GroupSlots, TensorSlots
 from sb_grpo.config import GroupOptions
+from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.tensor_env import TensorVecEnv, map_snapshot
-from sb_grpo.types import Obs, SavedState
+from sb_grpo.policies.encoding import EncodingPolicy, versions
+from sb_grpo.types import Obs, Rollout, SavedState, map_obs
 
 
 class StateSlots(TensorSlots):
@@ -100,7 +104,77 @@ class StreamSlots(TensorSlots):
         self.job = th.where(may_run, self._first_job + self._round * len(self.job), -1)
         self.t = th.where(starts, 0, self.t + 1)
         self.episode_return = th.where(done, 0.0, self.episode_return)
-        env.reset_slots(starts, self._seeds())
+        self._restart(env, starts)
+
+
+class InstanceSlots(StreamSlots):
+    """Neighbouring slots work on one instance; a member that has ended idles, with job -1, until all of its group have.
+
+    So a group is a row of slots, and what is computed once per instance needs no look at which slots share it.
+    """
+
+    max_lead = 0
+    unequal_starts = False  #: members are meant to start unequally, so their starts are not compared
+    code: Any = None  #: [n_envs / group_size, ...] encoded instances of the running groups, in the tensors of a policy
+    #: What made the code: policy, its weights, their versions.
+    _encoder: tuple[Any, list[th.nn.Parameter], list[int]] | None = None
+    _uncoded: th.Tensor  # [n_envs / group_size] bool, groups that have begun since
+
+    def started_all(self, env: InstanceEnv, raw_obs: Any = None) -> None:  # type: ignore[override]
+        env.arrange(self.group_size)
+        super().started_all(env)
+        self.forget_code()
+
+    STATE: ClassVar[tuple[str, ...]] = (*StreamSlots.STATE, "given_seeds")
+    given_seeds: dict[int, int]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.given_seeds = {}  # by group, where the user gives starts
+
+    def _begin(self, env: TensorVecEnv, done: th.Tensor | None) -> None:
+        super()._begin(env, done)
+        if self.given is not None:
+            assert isinstance(env, InstanceEnv)
+            groups = ranks.dealt(self.job // self.group_size)
+            self.given_seeds.update(zip(groups.tolist(), env.seeds.tolist(), strict=True))
+
+    def instance_seeds(self, groups: th.Tensor) -> th.Tensor:
+        """Seeds of the instances of groups that have begun, by their numbers."""
+        if self.given is None:
+            return self.seeds_of(groups)
+        return th.tensor([self.given_seeds[group] for group in groups.tolist()], device=self.device)
+
+    def forget_code(self) -> None:
+        """Encode every instance before the next step."""
+        self._encoder = None
+
+    @th.no_grad()
+    def encode(self, policy: EncodingPolicy, env: InstanceEnv) -> None:
+        """Encode the instances that have begun since the last call, or all of them if the weights have changed.
+
+        :param policy: that acts
+        """
+        env.apart = True
+        instances = env.visible_instances
+        if self._encoder is None or self._encoder[0] is not policy or self._encoder[2] != versions(self._encoder[1]):
+            weights = list(policy.parameters())
+            self._encoder = policy, weights, versions(weights)
+            self.code = policy.encode(instances)
+        elif bool(self._uncoded.any()):
+            rows = self._uncoded.nonzero().squeeze(1)
+            new = policy.encode(map_obs(lambda x: x.index_select(0, rows), instances))
+            self.code = tree_map(lambda old, part: old.index_copy(0, rows, part), self.code, new)
+        self._uncoded = th.zeros(len(self.job) // self.group_size, dtype=th.bool, device=self.device)
+
+    def _restart(self, env: TensorVecEnv, done: th.Tensor) -> None:
+        super()._restart(env, done)
+        if self._encoder is not None:
+            self._uncoded = self._uncoded | done[:: self.group_size]
+
+    def note_starts(self, rollout: Rollout) -> None:
+        if not self.unequal_starts:
+            super().note_starts(rollout)
 
 
 class SynchronousSlots(TensorSlots):
@@ -134,6 +208,7 @@ SLOTS: dict[str, type[TensorSlots]] = {
     "state": StateSlots,
     "streams": StreamSlots,
     "synchronous": SynchronousSlots,
+    "instances": InstanceSlots,
 }
 
 
@@ -162,6 +237,9 @@ def make_slots(
         return GroupSlots(env.num_envs, group_size, base_seed, first_group, options.shared_noise, given)
     on_device = None if options.starts is None else TensorStarts(options, base_seed, env, env.num_envs // group_size + 2)
     slots = SLOTS[env.grouping](env.num_envs, group_size, base_seed, first_group, device, on_device)
-    if isinstance(slots, StreamSlots) and whole_episodes:
+    if isinstance(slots, InstanceSlots):
+        assert isinstance(env, InstanceEnv)
+        slots.unequal_starts = env.unequal_starts
+    elif isinstance(slots, StreamSlots) and whole_episodes:
         slots.max_lead = 1  # episodes that wait for their group must not grow old
     return slots

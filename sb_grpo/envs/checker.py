@@ -42,7 +42,7 @@ def check_tensor_env(env: TensorVecEnv, n_steps: int = 20, noisy: bool = False) 
             done = step.terminated | step.truncated
             env.reset_slots(done, _seeds(env, equal=True))
             alike = alike and not (env.grouping == "state" and bool(done.any()))
-    if env.grouping in ("seeds", "state"):
+    if env.grouping in ("seeds", "state", "instances"):
         _check_mask(env)
     if env.grouping == "state" or type(env).snapshot is not TensorVecEnv.snapshot:
         _check_snapshot(env, 0 if noisy else n_steps)

@@ -51,7 +51,10 @@ class FunctionalTensorEnv(TensorVecEnv):
         self.dtype = dtype
         self.constants(lambda values: th.as_tensor(np.asarray(values), dtype=dtype, device=self.device))
         self.elapsed = th.zeros(num_envs, dtype=th.int64, device=self.device)
-        self.state = self.initial_state(self.elapsed)
+        self.state = self._first_state()
+
+    def _first_state(self) -> th.Tensor:
+        return self.initial_state(self.elapsed)
 
     def constants(self, tensor: Callable[[Any], th.Tensor]) -> None:
         """Put the constants of the physics on the device once, so that steps need not wait for a transfer.

@@ -19,7 +19,7 @@ from sb_grpo.state import attributes, put_attributes
 from sb_grpo.types import Info, SavedState, State
 
 #: Means of a simulator to give the members of a group equal initial states; see :attr:`TensorVecEnv.grouping`.
-GROUPINGS = ("seeds", "state", "streams", "synchronous")
+GROUPINGS = ("seeds", "state", "streams", "synchronous", "instances")
 
 #: Spaces whose observations are one tensor.
 _OBSERVATIONS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -72,6 +72,8 @@ class TensorVecEnv(VecEnv):
     #: - ``"state"``: envs are reset singly without seeds: a leader is reset, and the others get its ``snapshot``.
     #: - ``"streams"``: initial states come from streams that ``reset_all`` seeds; ``reset_slots`` takes each env's next.
     #: - ``"synchronous"``: only ``reset_all``. Ended envs idle until the last has ended (:meth:`hold_ended`).
+    #: - ``"instances"``: neighbouring slots work on one problem instance and start together
+    #:   (:class:`~sb_grpo.envs.instance_env.InstanceEnv`).
     grouping: str = "seeds"
 
     def __init__(

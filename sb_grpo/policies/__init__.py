@@ -9,6 +9,7 @@ from sb_grpo.policies.actor import (
     MultiInputPolicy,
 )
 from sb_grpo.policies.causal_lm import CausalLMPolicy
+from sb_grpo.policies.encoding import EncodingPolicy, SetPolicy
 from sb_grpo.policies.routing import RoutedPolicy
 from sb_grpo.policies.weights import load_actor
 
@@ -18,8 +19,10 @@ __all__ = [
     "ActorPolicy",
     "CausalLMPolicy",
     "CnnPolicy",
+    "EncodingPolicy",
     "MlpPolicy",
     "MultiInputPolicy",
     "RoutedPolicy",
+    "SetPolicy",
     "load_actor",
 ]

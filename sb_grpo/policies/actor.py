@@ -205,6 +205,11 @@ class ActorPolicy(PredictingPolicy):
         action_net = self.action_net
         return action_net.weight.device if type(action_net) is nn.Linear else super().device
 
+    @property
+    def seen_space(self) -> spaces.Space:
+        """Space of the observations in a rollout."""
+        return self.observation_space
+
     @staticmethod
     def flat_observations(obs: PyTorchObs) -> th.Tensor:
         """Flat float observations, ``[batch, features_dim]``, before any normalisation."""
@@ -244,9 +249,12 @@ class ActorPolicy(PredictingPolicy):
     def _outputs(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
         """Parameters of the action distribution, and the recurrent state after the step."""
         features, after = self._recall(obs)
-        out = self._scores(features, obs)
+        return self._masked(self._scores(features, obs), obs), after
+
+    @staticmethod
+    def _masked(out: th.Tensor, obs: PyTorchObs) -> th.Tensor:
         masks = obs.get(MASK) if isinstance(obs, dict) else None
-        return out if masks is None else put_masks(out, masks), after
+        return out if masks is None else put_masks(out, masks)
 
     def _outputs_to_act(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
         """:meth:`_outputs` for the next step of every env, where a policy may use what it has computed for the last one."""
