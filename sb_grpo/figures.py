@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,12 +13,12 @@ from stable_baselines3.common.logger import HParam, HumanOutputFormat, Logger, T
 from sb_grpo import ranks
 from sb_grpo.collect.acting import unseen
 from sb_grpo.learn.losses import Objective
-from sb_grpo.learn.minibatches import stretches
+from sb_grpo.learn.minibatches import some_instances, stretches
 from sb_grpo.maths.chunks import evenly_spaced, in_chunks
 from sb_grpo.maths.losses import Clip, importance_ratio, kl_k3
 from sb_grpo.maths.returns import episode_returns
 from sb_grpo.maths.segments import segment_mean, segment_sum
-from sb_grpo.policies.beside import SEQUENCE, with_beside
+from sb_grpo.policies.beside import SEQUENCE, with_beside, with_instances
 from sb_grpo.types import Estimate, Minibatch, Rollout, UpdateResult
 
 Figures = dict[str, float]
@@ -226,7 +226,9 @@ def of_update(
     :param sequence_length: of a policy with a memory: all rows are looked at, in stretches as the update saw them. A row by
         itself begins from what was remembered before the update, and hides what has become of the memory since
     """
-    if sequence_length is not None:
+    if batch.instance is not None:
+        batch = some_instances(batch, SAMPLE)
+    elif sequence_length is not None:
         sequence = {SEQUENCE: stretches(batch.episode, sequence_length)}
         batch = batch._replace(observations=with_beside(batch.observations, sequence))
     elif objective.loss.importance_level == "step":  # episode-level ratios need all rows of an episode
@@ -234,10 +236,14 @@ def of_update(
         batch = batch.map(lambda x: x[rows])
     policy = objective.policy
     reference = objective.reference
+
+    def evaluate(fn: Callable[..., th.Tensor]) -> th.Tensor:
+        if batch.instances is None:
+            return in_chunks(fn, batch.observations, batch.actions)
+        return fn(with_instances(batch.observations, batch.instances), batch.actions)
+
     with objective.autocasting(), unseen(policy):
-        evaluated = in_chunks(
-            lambda o, a: th.stack(policy.log_prob_and_entropy(o, a), dim=1), batch.observations, batch.actions
-        )
+        evaluated = evaluate(lambda o, a: th.stack(policy.log_prob_and_entropy(o, a), dim=1))
     log_prob, entropy = evaluated.unbind(dim=1)
     ratio = importance_ratio(log_prob - batch.old_log_probs, objective.loss.importance_level, batch.episode)
     surrogate = objective.loss.surrogate(log_prob, ratio, batch.advantages, clip)
@@ -247,8 +253,10 @@ def of_update(
     ]  # fmt: skip
     if reference is not None:
         with objective.autocasting():
-            ref_log_prob = in_chunks(reference.log_prob, batch.observations, batch.actions)
+            ref_log_prob = evaluate(reference.log_prob)
         columns.append(batch.weights * kl_k3(log_prob, ref_log_prob))
+    if batch.instances is not None:
+        columns = [column[batch.episode >= 0] for column in columns]  # the others fill up the rows of an instance
     policy_loss, weighted_entropy, mean_entropy, approx_kl, low, high, *reference_kl = ranks.means(*columns)
     entropy_loss, kl_loss = -weighted_entropy, sum(reference_kl)
     return UpdateResult(

@@ -24,7 +24,7 @@ from sb_grpo.maths.losses import Clip, step_weights
 from sb_grpo.maths.per_step import per_step
 from sb_grpo.maths.segments import segment_mean
 from sb_grpo.on_policy import GroupOnPolicyAlgorithm
-from sb_grpo.policies import ActorPolicy
+from sb_grpo.policies import ActorPolicy, EncodingPolicy
 from sb_grpo.policies.weights import check_apart
 from sb_grpo.types import AdvantageOptions, Minibatch, Rollout
 from sb_grpo.validation import check_log_folder, checking_arguments
@@ -247,6 +247,8 @@ class GRPO(GroupOnPolicyAlgorithm):
             weights=th.ones_like(advantages),
             episode=rollout.episode,
             extra=rollout.extra,
+            instance=None if rollout.instance is None else rollout.instance[rollout.episode],
+            instances=rollout.instances,
         )
         if not bool(has_signal.all()):
             keep = has_signal[row_group].nonzero().squeeze(1)
@@ -346,7 +348,8 @@ class GRPO(GroupOnPolicyAlgorithm):
         """Build the loss of a minibatch from the arguments as they are now."""
         loss = self.options.loss
         weighted = self.group_weighting is not None or loss.aggregation != "step" or loss.importance_level != "step"
-        weighted = weighted or self.policy.memory is not None  # minibatches of stretches are of unequal size
+        # Minibatches of stretches are of unequal size, and those of whole instances are filled up.
+        weighted = weighted or self.policy.memory is not None or isinstance(self.policy, EncodingPolicy)
         reference = self.ref_policy if self.kl_coef > 0 else None
         return Objective(
             self.policy, reference, loss, self.ent_coef, self.kl_coef, weighted, self.options.update.autocast

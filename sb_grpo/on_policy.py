@@ -62,6 +62,7 @@ from sb_grpo.config import (
 from sb_grpo.envs.env_batch import EPISODE_LOST
 from sb_grpo.envs.hold import reset_is_over, resetting
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
+from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.process_vec_env import naming_the_dead
 from sb_grpo.envs.random import mix
 from sb_grpo.envs.tensor_env import TensorVecEnv, is_tensor_env
@@ -77,7 +78,15 @@ from sb_grpo.maths.discount import discount_for
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.maths.schedules import scaled
 from sb_grpo.normalization import put_running_state, running_state, take_up
-from sb_grpo.policies import ActorCnnPolicy, ActorMultiInputPolicy, ActorPolicy, RoutedPolicy, load_actor
+from sb_grpo.policies import (
+    ActorCnnPolicy,
+    ActorMultiInputPolicy,
+    ActorPolicy,
+    EncodingPolicy,
+    RoutedPolicy,
+    SetPolicy,
+    load_actor,
+)
 from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policies.weights import made_apart
 from sb_grpo.profiles import arguments_of
@@ -126,6 +135,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         "CnnPolicy": ActorCnnPolicy,
         "MultiInputPolicy": ActorMultiInputPolicy,
         "RoutedPolicy": RoutedPolicy,
+        "SetPolicy": SetPolicy,
     }
     policy: ActorPolicy  # type: ignore[assignment]
     rollout_buffer: GroupRolloutBuffer  # type: ignore[assignment]
@@ -308,12 +318,14 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         kind: Any = self.rollout_buffer_class or self._buffer_class
         self.rollout_buffer = kind(
             self.steps_per_env,
-            space_with(self.observation_space, spaces_beside(self.policy, self.mask_source)),
+            space_with(self.policy.seen_space, spaces_beside(self.policy, self.mask_source)),
             self.action_space,
             device=self.device,
             n_envs=self.n_envs,
             **self.rollout_buffer_kwargs,
         )
+        if isinstance(self.policy, EncodingPolicy) and isinstance(self.rollout_buffer, TensorRolloutBuffer):
+            self.rollout_buffer.without_next()
         if self.gamma is not None:  # type: ignore[redundant-expr]
             self.rollout_buffer.discount(self.gamma, self.gae_lambda)
         self.beside = Beside(self.mask_source)
@@ -822,9 +834,18 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.slots.note_starts(rollout)
         max_length = int(ranks.largest(rollout.max_length)[0])
         rollout = rollout._replace(seed_group=ranks.dealt(rollout.seed_group), max_length=max_length)
+        if isinstance(self.policy, EncodingPolicy):
+            rollout = self._with_instances(rollout)
         if not self._warned_of_few_starts:
             self._warned_of_few_starts = warn_of_few_starts(self._config(), rollout, self.steps_per_env)
         return rollout
+
+    def _with_instances(self, rollout: Rollout) -> Rollout:
+        """Add the instance of each group: a function of its seed, so nobody has kept it."""
+        assert isinstance(self.env, InstanceEnv) and isinstance(self.slots, TensorSlots) and rollout.seed_group is not None
+        groups = th.unique_consecutive(rollout.seed_group)
+        instances = self.env.visible(self.env.instance(self.slots.seeds_of(groups)))
+        return rollout._replace(instance=rollout.group, instances=instances)
 
     def _plan(self) -> Plan:
         """Decide how far the next rollout goes."""

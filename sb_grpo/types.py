@@ -47,12 +47,14 @@ class Rollout(NamedTuple):
     objectives: th.Tensor | None = None  #: [M, K] float32, the reward by objective
     episode_return: th.Tensor | None = None  #: [E] undiscounted return since the reset, steps of earlier rollouts included
     seed_group: th.Tensor | None = None  #: [E] int64, number of the episode's same-seed group in the model's stream of them
+    instance: th.Tensor | None = None  #: [E] int64, row of the episode's problem instance in ``instances``
+    instances: TensorOrDict | None = None  #: [n, ...] problem instances that an EncodingPolicy encodes, one per group
     extra: Mapping[str, th.Tensor] = NOTHING  #: further columns of the steps by name, [M, ...]; minibatches have them too
 
 
 #: Fields of a rollout with one row per step, and with one per episode.
 PER_STEP = ("observations", "actions", "log_probs", "rewards", "t", "objectives", "extra")
-PER_EPISODE = ("terminated", "truncated", "final_observations", "task", "episode_return", "seed_group")
+PER_EPISODE = ("terminated", "truncated", "final_observations", "task", "episode_return", "seed_group", "instance")
 
 
 def select_episodes(rollout: Rollout, episodes: th.Tensor) -> tuple[Rollout, th.Tensor]:
@@ -144,10 +146,15 @@ class Minibatch(NamedTuple):
     weights: th.Tensor
     episode: th.Tensor
     extra: Mapping[str, th.Tensor] = NOTHING  #: further columns by name
+    instance: th.Tensor | None = None  #: [B] int64, row of ``instances`` that a row belongs to; None: there are none
+    instances: TensorOrDict | None = None  #: [n, ...] problem instances; in a part that is learnt from, B / n rows each
 
     def map(self, fn: Callable[[th.Tensor], th.Tensor]) -> Minibatch:
-        """The same function applied to every column."""
-        return Minibatch(*(map_obs(fn, column) for column in self))
+        """The same function applied to every column of rows."""
+        columns = self._replace(instances=None)
+        return Minibatch(*(None if column is None else map_obs(fn, column) for column in columns))._replace(
+            instances=self.instances
+        )
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,22 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
     The observation after each step is kept for every step: finding out which of them matter would make the host wait.
     """
 
+    keeps_next = True  #: False: nobody asks for the value of a cut episode, so final observations are zeros
+
+    def without_next(self) -> None:
+        """Keep no observation after a step."""
+        self.keeps_next = False
+        del self.steps["next_observations"]
+
     @property
     def column_device(self) -> th.device | str:
         return self.device
 
     def _allocate(self, size: int) -> None:
         super()._allocate(size)
+        self.steps["finished_return"] = self._grown(self.steps.get("finished_return"), size, (), th.float32, self.device)
+        if not self.keeps_next:
+            return
         before = self.steps.get("next_observations")
 
         def grown(obs: th.Tensor, old: th.Tensor | None) -> th.Tensor:
@@ -34,7 +44,6 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
             self.steps["next_observations"] = {key: grown(obs, before and before[key]) for key, obs in kept.items()}
         else:
             self.steps["next_observations"] = grown(seen, before)
-        self.steps["finished_return"] = self._grown(self.steps.get("finished_return"), size, (), th.float32, self.device)
 
     def add_steps(self, n: int, columns: dict[str, th.Tensor]) -> None:
         """Append steps of every slot, without leaving the device.
@@ -47,6 +56,8 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
         if self.pos == self.buffer_size:
             self._allocate(2 * self.buffer_size)
         for name, values in columns.items():
+            if name == "next_observations" and not self.keeps_next:
+                continue
             column = self.extra[name] if name in self.extra else self.steps[name]
             for place, part in zip(_parts(column), _parts(values), strict=True):
                 place[self.pos : self.pos + n] = part
@@ -54,15 +65,17 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
         self.full = self.pos == self.buffer_size
 
     def _new_final_observations(self) -> TensorOrDict:  # type: ignore[override]
-        return self.flat("next_observations")  # type: ignore[no-any-return]
+        return self.flat("next_observations") if self.keeps_next else None  # type: ignore[no-any-return]
 
     def _join_final_observations(self, kept: Any, new: Any) -> Any:
-        return map_obs(lambda a, b: th.cat([a, b]), kept, new)
+        return map_obs(lambda a, b: th.cat([a, b]), kept, new) if self.keeps_next else None
 
     def _take_final_observations(self, final_obs: Any, index: th.Tensor, jobs: th.Tensor) -> Any:
-        return map_obs(lambda obs: obs.index_select(0, index), final_obs)
+        return map_obs(lambda obs: obs.index_select(0, index), final_obs) if self.keeps_next else None
 
     def _final_observations(self, rows: dict[str, Any], jobs: th.Tensor, last: th.Tensor) -> TensorOrDict:
+        if not self.keeps_next:
+            return map_obs(lambda obs: th.zeros_like(obs[: len(last)]), rows["obs"])  # type: ignore[no-any-return]
         return map_obs(lambda obs: obs.index_select(0, last), rows["final_obs"])  # type: ignore[no-any-return]
 
 

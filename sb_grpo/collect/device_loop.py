@@ -14,11 +14,14 @@ from sb_grpo.collect.columns import Column
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.collect.interruption import check_hopeless
 from sb_grpo.collect.plan import Limits, Plan, check_endless, too_large
+from sb_grpo.collect.simulators import InstanceSlots
 from sb_grpo.collect.slots import TensorSlots
+from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.policies.beside import MASK, MEMORY, beside, env_part, with_beside
+from sb_grpo.policies.beside import CODE, MASK, MEMORY, beside, env_part, with_beside
+from sb_grpo.policies.encoding import EncodingPolicy
 from sb_grpo.policies.masks import choices_of
 from sb_grpo.policies.numbers import no_numbers
 from sb_grpo.types import Breakdown, map_obs
@@ -44,6 +47,9 @@ def observe(policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots) -> Any:
     parts = {} if env.action_masks is None else {MASK: env.action_masks}
     if policy.memory is not None:
         parts[MEMORY] = policy.memory.before(slots.memory, slots.t == 0)
+    if isinstance(slots, InstanceSlots) and slots.code is not None:
+        assert isinstance(env, InstanceEnv)
+        return with_beside(env.seen_states, parts)
     return with_beside(env.observations, parts)
 
 
@@ -63,7 +69,8 @@ def env_step(
     :return: what the buffer stores of the step, ``[n_envs, ...]`` each
     """
     obs = observe(policy, env, slots)
-    actions, log_probs, memory = policy.sample(obs, noise)
+    codes = {} if not isinstance(slots, InstanceSlots) or slots.code is None else {CODE: slots.code}
+    actions, log_probs, memory = policy.sample(with_beside(obs, codes), noise)
     step = env.step_tensor(to_env(actions))
     slots.episode_return = slots.episode_return + step.rewards
     columns = {
@@ -163,6 +170,9 @@ def collect_tensors(
             if plan.draws_noise(n_steps):
                 policy.reset_noise(env.num_envs)
             with th.no_grad(), autocasting(policy.device, autocast):
+                if isinstance(policy, EncodingPolicy):
+                    assert isinstance(slots, InstanceSlots) and isinstance(env, InstanceEnv)
+                    slots.encode(policy, env)
                 found = take_steps(policy, env, slots, columns, to_env, noise[n_steps : n_steps + run])
             buffer.add_steps(run, found)
             dones = found["ends"] > 0
@@ -197,7 +207,7 @@ def check_finite(buffer: TensorRolloutBuffer, limits: Limits, policy: ActorPolic
     steps = buffer.steps
     acted = steps["log_probs"][: buffer.pos].isfinite().all(dim=1)
     columns = {
-        "observation": (env_part(steps["next_observations"]), limits.observation),
+        "observation": (env_part(steps["next_observations" if buffer.keeps_next else "observations"]), limits.observation),
         "reward": (steps["rewards"].unsqueeze(2), limits.reward),
     }
     if "objectives" in buffer.extra:

@@ -11,11 +11,13 @@ from typing import Any, ClassVar
 
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
+from torch.utils._pytree import tree_map
 
 from sb_grpo.collect.slots import GroupSlots, TensorSlots
 from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.tensor_env import TensorVecEnv, map_snapshot
-from sb_grpo.types import Rollout
+from sb_grpo.policies.encoding import EncodingPolicy
+from sb_grpo.types import Rollout, map_obs
 
 
 class StateSlots(TensorSlots):
@@ -98,7 +100,7 @@ class StreamSlots(TensorSlots):
         self.job = th.where(may_run, self._first_job + self._round * len(self.job), -1)
         self.t = th.where(starts, 0, self.t + 1)
         self.episode_return = th.where(done, 0.0, self.episode_return)
-        env.reset_slots(starts, self._seeds())
+        self._restart(env, starts)
 
 
 class InstanceSlots(StreamSlots):
@@ -109,10 +111,40 @@ class InstanceSlots(StreamSlots):
 
     max_lead = 0
     unequal_starts = False  #: members are meant to start unequally, so their starts are not compared
+    code: Any = None  #: [n_envs / group_size, ...] encoded instances of the running groups, in the tensors of a policy
+    _encoder: tuple[int, ...] | None = None  # versions of the weights that made the code
+    _uncoded: th.Tensor  # [n_envs / group_size] bool, groups that have begun since
 
     def started_all(self, env: InstanceEnv, raw_obs: Any = None) -> None:  # type: ignore[override]
         env.arrange(self.group_size)
         super().started_all(env)
+        self.forget_code()
+
+    def forget_code(self) -> None:
+        """Encode every instance before the next step."""
+        self._encoder = None
+
+    @th.no_grad()
+    def encode(self, policy: EncodingPolicy, env: InstanceEnv) -> None:
+        """Encode the instances that have begun since the last call, or all of them if the weights have changed.
+
+        :param policy: that acts
+        """
+        encoder = (id(policy), *policy.weights_read())
+        instances = env.visible_instances
+        if encoder != self._encoder:
+            self.code = policy.encode(instances)
+        elif bool(self._uncoded.any()):
+            rows = self._uncoded.nonzero().squeeze(1)
+            new = policy.encode(map_obs(lambda x: x.index_select(0, rows), instances))
+            self.code = tree_map(lambda old, part: old.index_copy(0, rows, part), self.code, new)
+        self._encoder = encoder
+        self._uncoded = th.zeros(len(self.job) // self.group_size, dtype=th.bool, device=self.device)
+
+    def _restart(self, env: TensorVecEnv, done: th.Tensor) -> None:
+        super()._restart(env, done)
+        if self._encoder is not None:
+            self._uncoded = self._uncoded | done[:: self.group_size]
 
     def note_starts(self, rollout: Rollout) -> None:
         if not self.unequal_starts:

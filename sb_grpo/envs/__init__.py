@@ -7,4 +7,13 @@ from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.envs.process_vec_env import ProcessVecEnv
 from sb_grpo.envs.ray_vec_env import RayVecEnv
 
-__all__ = ["Alignment", "HostInstance", "InstanceEnv", "ProcessVecEnv", "RayVecEnv", "check_tensor_env", "make_tensor_env", "noise_alignment"]
+__all__ = [
+    "Alignment",
+    "HostInstance",
+    "InstanceEnv",
+    "ProcessVecEnv",
+    "RayVecEnv",
+    "check_tensor_env",
+    "make_tensor_env",
+    "noise_alignment",
+]

@@ -1,4 +1,4 @@
-"""InstanceEnv: tensor env of problem instances, each of which the members of a group solve; and its version for one host env."""
+"""InstanceEnv: tensor envs of problem instances, each of which the members of a group solve."""
 
 from __future__ import annotations
 
@@ -25,11 +25,22 @@ class InstanceSpace(spaces.Box):
     :param parts: shape of each part of the instance by name; a single tensor has the name ``""``
     :param state_dim: numbers of the state
     :param state_dtype: of states in a rollout; in the rows they are float32
+    :param pointers: number of entries at the beginning of the state that are numbers of items
+    :param per_item: number of blocks at the end of the state that have one entry for each item
     """
 
-    def __init__(self, parts: Mapping[str, tuple[int, ...]], state_dim: int, state_dtype: Any = np.float32) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, tuple[int, ...]],
+        state_dim: int,
+        state_dtype: Any = np.float32,
+        pointers: int = 0,
+        per_item: int = 0,
+    ) -> None:
         self.parts = {name: tuple(shape) for name, shape in parts.items()}
         self.state_dim = state_dim
+        self.pointers = pointers
+        self.per_item = per_item
         self.state_dtype = np.dtype(state_dtype)
         super().__init__(-np.inf, np.inf, (sum(int(np.prod(shape)) for shape in self.parts.values()) + state_dim,), np.float32)
 
@@ -85,6 +96,10 @@ class InstanceEnv(FunctionalTensorEnv):
     grouping = "instances"
     #: Keys of the instance that the policy does not see, such as durations that are known only afterwards.
     hidden: ClassVar[Sequence[str]] = ()
+    #: Entries at the beginning of what :meth:`observe` returns that are numbers of items, as a current place is.
+    pointers: ClassVar[int] = 0
+    #: Blocks at its end that have one entry for each item, as flags of the visited ones are.
+    per_item: ClassVar[int] = 0
     #: Whether members start unequally because :meth:`initial_state` looks at their numbers.
     unequal_starts: bool = False
     observation_space: InstanceSpace
@@ -167,7 +182,8 @@ class InstanceEnv(FunctionalTensorEnv):
         visible = self.visible(self.instances)
         parts = visible if isinstance(visible, dict) else {ONE: visible}
         shapes = {name: part.shape[1:] for name, part in parts.items()}
-        self.observation_space = InstanceSpace(shapes, seen.shape[2], seen[:0].cpu().numpy().dtype)
+        dtype = seen[:0].cpu().numpy().dtype
+        self.observation_space = InstanceSpace(shapes, seen.shape[2], dtype, self.pointers, self.per_item)
         self.action_space = spaces.Discrete(valid.shape[2])
         return state.flatten(0, 1)
 

@@ -230,6 +230,8 @@ def pad(minibatch: Minibatch, granule: int) -> Minibatch:
     :return: S >= B rows; the mean of weight * loss over them is what it was over the B rows
     """
     rows = len(minibatch.advantages)
+    if minibatch.instances is not None:  # whole instances, filled up already
+        return minibatch
     size = -(-rows // granule) * granule
     if size == rows:
         return minibatch

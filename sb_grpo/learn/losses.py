@@ -16,6 +16,7 @@ from sb_grpo.config import check_keys, read_settings, shown
 from sb_grpo.maths.losses import Clip, importance_ratio, kl_k3
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
+from sb_grpo.policies.beside import with_instances
 from sb_grpo.types import Minibatch
 
 
@@ -138,17 +139,18 @@ class Objective(nn.Module):
         :param clip: lower and upper clip range
         """
         entropy = None
+        observations = with_instances(minibatch.observations, minibatch.instances)
         if self.ent_coef == 0.0:
-            log_prob = self.policy.log_prob(minibatch.observations, minibatch.actions)
+            log_prob = self.policy.log_prob(observations, minibatch.actions)
         else:
-            log_prob, entropy = self.policy.log_prob_and_entropy(minibatch.observations, minibatch.actions)
+            log_prob, entropy = self.policy.log_prob_and_entropy(observations, minibatch.actions)
         # ratio between new and old policy, should be one at the first gradient step
         ratio = importance_ratio(log_prob - minibatch.old_log_probs, self.loss.importance_level, minibatch.episode)
         # by default PPO's: -min(ratio * advantages, clip(ratio) * advantages)
         per_step = self.loss.surrogate(log_prob, ratio, minibatch.advantages, clip)
         if self.reference is not None:
             with th.no_grad():
-                ref_log_prob = self.reference.log_prob(minibatch.observations, minibatch.actions)
+                ref_log_prob = self.reference.log_prob(observations, minibatch.actions)
             per_step = per_step + self.kl_coef * kl_k3(log_prob, ref_log_prob)
         if entropy is not None:
             per_step = per_step - self.ent_coef * entropy
@@ -164,5 +166,9 @@ class Objective(nn.Module):
         if len(minibatch.advantages) == 0:  # of one of several learners
             return ranks.mean(minibatch.old_log_probs).item()
         with self.autocasting():
-            log_prob = self.policy.log_prob(minibatch.observations, minibatch.actions)
-        return ranks.mean(kl_k3(minibatch.old_log_probs, log_prob)).item()
+            observations = with_instances(minibatch.observations, minibatch.instances)
+            log_prob = self.policy.log_prob(observations, minibatch.actions)
+        divergence = kl_k3(minibatch.old_log_probs, log_prob)
+        if minibatch.instances is not None:
+            divergence = divergence[minibatch.episode >= 0]  # the others fill up the rows of an instance
+        return ranks.mean(divergence).item()

@@ -8,6 +8,7 @@ from sb_grpo.policies.actor import (
     MlpPolicy,
     MultiInputPolicy,
 )
+from sb_grpo.policies.encoding import EncodingPolicy, SetPolicy
 from sb_grpo.policies.routing import RoutedPolicy
 from sb_grpo.policies.weights import load_actor
 
@@ -16,8 +17,10 @@ __all__ = [
     "ActorMultiInputPolicy",
     "ActorPolicy",
     "CnnPolicy",
+    "EncodingPolicy",
     "MlpPolicy",
     "MultiInputPolicy",
     "RoutedPolicy",
+    "SetPolicy",
     "load_actor",
 ]

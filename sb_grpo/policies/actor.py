@@ -198,6 +198,11 @@ class ActorPolicy(PredictingPolicy):
             return parameter.device
         return super().device
 
+    @property
+    def seen_space(self) -> spaces.Space:
+        """Space of the observations in a rollout."""
+        return self.observation_space
+
     @staticmethod
     def flat_observations(obs: PyTorchObs) -> th.Tensor:
         """Flat float observations, ``[batch, features_dim]``, before any normalisation."""
@@ -237,9 +242,12 @@ class ActorPolicy(PredictingPolicy):
     def _outputs(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
         """Parameters of the action distribution, and the recurrent state after the step."""
         features, after = self._recall(obs)
-        out = self._scores(features, obs)
+        return self._masked(self._scores(features, obs), obs), after
+
+    @staticmethod
+    def _masked(out: th.Tensor, obs: PyTorchObs) -> th.Tensor:
         masks = obs.get(MASK) if isinstance(obs, dict) else None
-        return out if masks is None else put_masks(out, masks), after
+        return out if masks is None else put_masks(out, masks)
 
     def _scores(self, features: th.Tensor, obs: PyTorchObs) -> th.Tensor:
         """Parameters of the action distribution before any mask, ``[batch, n]``."""

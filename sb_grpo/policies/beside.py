@@ -14,9 +14,11 @@ from gymnasium import spaces
 MASK = "action_mask"  #: [batch, m] valid actions (sb_grpo.policies.masks)
 MEMORY = "policy_memory"  #: [batch, n] state of a recurrent policy before the step (sb_grpo.policies.memory)
 SEQUENCE = "policy_sequence"  #: [batch] int64: number of the sequence; a sequence starts from its first row's state
+INSTANCE = "policy_instance"  #: [b, ...] instances (or a dict): rows i * k to (i + 1) * k of the batch belong to instance i
+CODE = "policy_code"  #: [b, ...] encoded instances of an EncodingPolicy, in place of the instances
 ALONE = ""  #: key of an observation that is not a Dict
 
-BESIDE = (MASK, MEMORY, SEQUENCE)
+BESIDE = (MASK, MEMORY, SEQUENCE, INSTANCE, CODE)
 
 
 def with_beside(obs: Any, parts: Mapping[str, Any]) -> Any:
@@ -31,6 +33,11 @@ def env_part(obs: Any) -> Any:
     if ALONE in obs:
         return obs[ALONE]
     return {key: part for key, part in obs.items() if key not in BESIDE} if any(key in obs for key in BESIDE) else obs
+
+
+def with_instances(obs: Any, instances: Any) -> Any:
+    """Add the instances that a batch belongs to; unchanged without any."""
+    return obs if instances is None else with_beside(obs, {INSTANCE: instances})
 
 
 def beside(obs: Any, key: str) -> Any:
@@ -52,7 +59,7 @@ def space_without(space: spaces.Space) -> spaces.Space:
     """
     if not isinstance(space, spaces.Dict):
         return space
-    taken = [key for key in (MEMORY, SEQUENCE, ALONE) if key in space.spaces]
+    taken = [key for key in (MEMORY, SEQUENCE, INSTANCE, CODE, ALONE) if key in space.spaces]
     if taken:
         raise ValueError(f"The observation has the key {taken[0]!r}, which the policy needs for itself: rename it.")
     if MASK not in space.spaces:

@@ -25,6 +25,9 @@ class TSP(InstanceEnv):
     :raises ValueError: for fewer than 3 cities, or cities of another shape
     """
 
+    pointers = 2
+    per_item = 1
+
     def __init__(
         self,
         num_envs: int,
