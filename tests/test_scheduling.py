@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,15 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from sb3_contrib import MaskablePPO
+from stable_baselines3.common.env_util import make_vec_env
 
 import sb_grpo  # it registers the tasks
+from sb_grpo import GRPO
 from sb_grpo.tasks.instances import Cities, Items, Jobs, make_jobs, public, read_cities, read_jobs
+from sb_grpo.tasks.item_policy import ItemPolicy
 from sb_grpo.tasks.scheduling import RULES, DynamicJobShop, JobShop, lognormal
+from sb_grpo.tasks.solving import Operation, by_model, by_rule, cp_sat, play, solve
 from sb_grpo.tasks.uncertain import CVRP, Knapsack
 
 ONE = th.zeros(1, dtype=th.int64)
@@ -299,3 +305,99 @@ def test_own_luck_keeps_the_instance() -> None:
     host.step(int(np.flatnonzero(host.action_masks())[0]))
     after = host.tensor_env.instances
     assert th.equal(before["expected"], after["expected"]) and not th.equal(before["duration"], after["duration"])
+
+
+# ------------------------------------------------------------ answers
+
+
+def check_schedule(jobs: Jobs, schedule: list[Operation]) -> float:
+    """Makespan of a schedule, after a check that jobs and machines do one thing at a time, in order."""
+    assert len(schedule) == jobs.n_ops.sum()
+    for key in ("job", "machine"):
+        rows = sorted(schedule, key=lambda row: row.start)
+        for name in {getattr(row, key) for row in rows}:
+            mine = [row for row in rows if getattr(row, key) == name]
+            assert all(a.end <= b.start + 1e-3 for a, b in itertools.pairwise(mine))
+            assert key == "machine" or [row.operation for row in mine] == [*range(len(mine))]
+    return max(row.end for row in schedule)
+
+
+def test_cp_sat_proves_ft06_and_rules_come_close() -> None:
+    jobs = public("ft06")
+    found = cp_sat([jobs])[0]
+    assert found.optimal and found.cost == 55 == check_schedule(jobs, found.schedule)
+    for rule in JobShop.rules:
+        by = solve(rule, [jobs])[0]
+        assert 55 <= by.cost == check_schedule(jobs, by.schedule) < 1.7 * 55
+
+
+def test_plans_on_expectations_meet_the_durations_as_they_come() -> None:
+    """Known durations: planning again changes nothing. Unknown ones: the schedule is valid, and a plan is seldom the best."""
+    jobs = public("ft06")
+    assert cp_sat([jobs], resolve=True)[0].cost == 55
+    costs = {}
+    for resolve in (False, True):
+        found = [cp_sat([jobs], resolve=resolve, seed=seed, cv=0.5)[0] for seed in range(3)]
+        assert not any(one.optimal for one in found)
+        costs[resolve] = np.mean([check_schedule(jobs, one.schedule) for one in found])
+        assert costs[resolve] == pytest.approx(np.mean([one.cost for one in found]), rel=1e-4)
+    assert costs[True] < costs[False] < 1.5 * costs[True]
+
+
+def test_cp_sat_plans_jobs_that_have_arrived() -> None:
+    """A short job of weight 9 comes while the machine works; it goes before the long one that waits."""
+    jobs = make_jobs("three", [[(0, 4.0)], [(0, 8.0)], [(0, 1.0)]], release=[0, 0, 2], weight=[2, 1, 9])
+    found = cp_sat([jobs], resolve=True)[0]
+    assert [row.job for row in found.schedule] == ["0", "2", "1"] and found.cost == 2 * 4 + 9 * 3 + 1 * 13
+    with pytest.raises(ValueError, match="resolve=True"):
+        cp_sat([jobs])
+
+
+def test_exact_tours_routes_and_packings() -> None:
+    square = Cities("square", np.array([[0, 0], [1, 1], [0, 1], [1, 0]], dtype=float))
+    assert cp_sat([square])[0].cost == pytest.approx(4.0) and cp_sat([square])[0].optimal
+    # Two customers left and two right of the depot; the vehicle carries two.
+    line = Cities("line", np.array([[0, 0], [-1, 0], [-2, 0], [1, 0], [2, 0]], dtype=float), np.array([0.0, 1, 1, 1, 1]), 2.0)
+    found = cp_sat([line])[0]
+    assert found.cost == pytest.approx(8.0) and found.optimal and found.actions.count(0) == 1
+    assert solve("NEAREST", [line])[0].cost == pytest.approx(8.0)
+    items = Items("three", np.array([3.0, 2.9, 2.9]), np.array([6.0, 5.0, 5.0]), 10.0)
+    assert cp_sat([items])[0].cost == pytest.approx(-5.8)
+
+
+def test_all_starts_and_samples_take_the_best() -> None:
+    """An untrained policy on ft06: each search contains the attempts before it."""
+    jobs = public("ft06")
+    model = GRPO(ItemPolicy, JobShop(16, cv=0.0, instances=[jobs]), advantage="outcome", group_size=8, seed=0, device="cpu")
+    greedy = solve(model, [jobs])[0]
+    every = solve(model, [jobs], starts="all")[0]
+    drawn = solve(model, [jobs], decode="sample", samples=32)[0]
+    assert 55 <= every.cost <= greedy.cost and 55 <= drawn.cost < greedy.cost + 10
+    assert check_schedule(jobs, every.schedule) == every.cost
+    larger = solve(model, [public("ft10")])[0]  # its weights fit any number of jobs
+    assert check_schedule(public("ft10"), larger.schedule) == larger.cost >= 930
+    with pytest.raises(ValueError, match="nobody knows"):
+        solve(model, [jobs], starts="all", cv=0.5)
+    mlp = GRPO("MlpPolicy", JobShop(16, cv=0.0, instances=[jobs]), advantage="outcome", group_size=8, device="cpu")
+    with pytest.raises(ValueError, match="n_jobs"):
+        solve(mlp, [public("ft10")])
+
+
+@pytest.mark.slow
+def test_training_on_uncertain_shops_beats_every_rule() -> None:
+    """Rules are at 600 and above on these 100 instances; an untrained policy that chooses at random is at 660."""
+    model = GRPO(
+        ItemPolicy, JobShop(64), advantage="outcome", group_size=8, n_groups=16, learning_rate=1e-3, batch_size=512,
+        n_epochs=4, gamma=1.0, seed=0, device="cpu",
+    ).learn(20_000)  # fmt: skip
+    env = JobShop(100)
+    instance = env.instance(th.arange(10**6, 10**6 + 100))
+    best = min(float(play(env, instance, by_rule(env, rule)).cost.mean()) for rule in JobShop.rules)
+    assert float(play(env, instance, by_model(env, model)).cost.mean()) < best - 5
+
+
+def test_maskable_ppo_runs_on_the_host_version() -> None:
+    env = make_vec_env("JobShop-v0", 2, env_kwargs={"n_jobs": 3, "n_machines": 3})
+    model = MaskablePPO("MlpPolicy", env, n_steps=32, batch_size=32, device="cpu").learn(64)
+    jobs = make_jobs("three", [[(0, 4.0), (1, 1.0), (2, 2.0)]] * 3)
+    assert solve(model, [jobs], cv=0.5)[0].cost > 0

@@ -274,9 +274,6 @@ def _cities_of_tsplib(path: Path) -> Cities:
     xy = np.array([*place.values()])
     if header.get("DIMENSION", str(len(xy))) != str(len(xy)):
         raise _bad(path, last, f"DIMENSION is {header['DIMENSION']}, but there are {len(xy)} nodes")
-    if optimum is None:
-        found = re.search(r"(?:optimum|optimal value|best value):?\s*([\d.]+)", header.get("COMMENT", ""), re.IGNORECASE)
-        optimum = float(found[1].rstrip(".")) if found else None
     name = header.get("NAME", path.stem)
     if "DEMAND_SECTION" not in sections:
         return _checked_cities(path, Cities(name, xy, optimum=optimum, rounded=True))
@@ -338,7 +335,7 @@ def _lines(path: Path) -> tuple[list[tuple[int, str]], float | None]:
         text = path.read_text()
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a text file ({error}). Give a job shop, TSPLIB or CSV file.") from error
-    found = re.search(r"^#\s*optimum\s+([\d.]+)", text, re.MULTILINE)
+    found = re.search(r"^(?:#|COMMENT).*?(?:optimum|optimal value):?\s+(\d+(?:\.\d+)?)", text, re.MULTILINE | re.IGNORECASE)
     numbered = [(i, line.strip()) for i, line in enumerate(text.splitlines(), 1)]
     return [(i, line) for i, line in numbered if line and not line.startswith("#")], float(found[1]) if found else None
 

@@ -79,6 +79,7 @@ class JobShop(InstanceEnv):
         where these are given too
     """
 
+    per_item = N_FEATURES
     hidden: ClassVar[Sequence[str]] = ("machine", "expected", "duration", "n_ops", "release", "weight")
     #: Whether the cost is the weighted time of jobs in the system, not the makespan.
     flow: ClassVar[bool] = False
@@ -153,6 +154,11 @@ class JobShop(InstanceEnv):
     # ------------------------------------------------------------ instances
 
     @property
+    def uncertain(self) -> bool:
+        """Whether instances have luck that nobody knows when he decides."""
+        return self.cv > 0 or self.breakdowns > 0 or self.flow
+
+    @property
     def n_given(self) -> int:
         """Number of given instances."""
         return 0 if self.given is None else len(self.given["n_ops"])
@@ -162,6 +168,8 @@ class JobShop(InstanceEnv):
             found = {name: rows[seeds % len(rows)] for name, rows in self.given.items()}
         else:
             found = self.generate(seeds)
+        total = (found["expected"].sum(dim=2) / (self.unit * self.n_ops)).to(self.dtype)
+        found["total"] = th.cat([total, th.zeros_like(total[:, :1])], dim=1) if self.waiting else total
         return self.with_luck(found, seeds)
 
     def generate(self, seeds: th.Tensor) -> Instance:
@@ -370,7 +378,7 @@ class JobShop(InstanceEnv):
         return th.cat([features, wait], dim=2)
 
     def observe(self, instance: Instance, state: th.Tensor) -> th.Tensor:  # type: ignore[override]
-        return self.features(instance, state).flatten(2)
+        return self.features(instance, state).transpose(2, 3).flatten(2)
 
 
 class DynamicJobShop(JobShop):
@@ -388,6 +396,7 @@ class DynamicJobShop(JobShop):
     """
 
     flow = True
+    hidden = (*JobShop.hidden, "total")
     rules = ("WSPT", "WSRPT", "ATC", "SPT", "FIFO")
 
     def __init__(

@@ -34,7 +34,8 @@ class CVRP(InstanceEnv):
     :raises ValueError: for numbers out of range, instances of different sizes or without demands
     """
 
-    hidden = ("places", "expected", "demand")
+    per_item = 10
+    hidden = ("demand",)
     rules: ClassVar[tuple[str, ...]] = ("NEAREST",)
 
     def __init__(
@@ -71,7 +72,13 @@ class CVRP(InstanceEnv):
 
     @property
     def n_given(self) -> int:
+        """Number of given instances."""
         return 0 if self.given is None else len(self.given[0])
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether demands show on arrival."""
+        return self.spread > 0
 
     def instance(self, seeds: th.Tensor) -> dict[str, th.Tensor]:
         if self.given is not None:
@@ -150,7 +157,7 @@ class CVRP(InstanceEnv):
         return th.stack(columns, dim=3)
 
     def observe(self, instance: dict[str, th.Tensor], state: th.Tensor) -> th.Tensor:  # type: ignore[override]
-        return self.features(instance, state).flatten(2)
+        return self.features(instance, state).transpose(2, 3).flatten(2)
 
 
 class Knapsack(InstanceEnv):
@@ -169,7 +176,8 @@ class Knapsack(InstanceEnv):
     :raises ValueError: for numbers out of range, or instances of different sizes
     """
 
-    hidden = ("value", "expected", "size")
+    per_item = 6
+    hidden = ("size",)
     rules: ClassVar[tuple[str, ...]] = ("DENSITY",)
 
     def __init__(
@@ -199,7 +207,13 @@ class Knapsack(InstanceEnv):
 
     @property
     def n_given(self) -> int:
+        """Number of given instances."""
         return 0 if self.given is None else len(self.given)
+
+    @property
+    def uncertain(self) -> bool:
+        """Whether sizes show on packing."""
+        return self.cv > 0
 
     def instance(self, seeds: th.Tensor) -> dict[str, th.Tensor]:
         if self.given is not None:
@@ -263,4 +277,4 @@ class Knapsack(InstanceEnv):
         return th.stack(columns, dim=3)
 
     def observe(self, instance: dict[str, th.Tensor], state: th.Tensor) -> th.Tensor:  # type: ignore[override]
-        return self.features(instance, state).flatten(2)
+        return self.features(instance, state).transpose(2, 3).flatten(2)
