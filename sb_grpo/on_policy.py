@@ -41,7 +41,7 @@ from sb_grpo.collect.host_checks import (
 from sb_grpo.collect.interruption import check_hopeless, give_up, warn_of_interruption
 from sb_grpo.collect.masks import APART, UNTOLD, masks_of_the_evaluated, source_of
 from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan, check_endless
-from sb_grpo.collect.simulators import make_slots
+from sb_grpo.collect.simulators import InstanceSlots, make_slots
 from sb_grpo.collect.slots import GroupSlots, Slots, TensorSlots
 from sb_grpo.config import (
     RANGES,
@@ -715,6 +715,8 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             self.start_new_groups()
         self._update_normalizer(rollout_buffer)
         rollout_buffer.reset()
+        if isinstance(self.slots, InstanceSlots):
+            self.slots.forget_code()  # of the weights before the last update
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)
 

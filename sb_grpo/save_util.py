@@ -23,6 +23,7 @@ from torch.optim import Optimizer
 from sb_grpo import files, normalization
 from sb_grpo.collect.masks import APART
 from sb_grpo.config import constructor_of, from_config
+from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.export import export_policy
 from sb_grpo.learn.last_good import Snapshot
 from sb_grpo.maths import schedules  # noqa: F401  # their plain form: models of the zoo have them
@@ -114,11 +115,25 @@ def arguments_of_load(
         own = custom_objects or {}
         source, objects = without_pickle(path, constructor_of(cls), {**own, **kwargs}, env)
         custom_objects = {**own, **objects}
+    custom_objects = with_spaces_of(env, path, custom_objects)
     if replaced:
         kwargs["_replaced"] = replaced
     kwargs["_of_file"] = True
     kwargs["_statistics"] = entry_of(path, STATISTICS)
     return source, custom_objects, kwargs
+
+
+def with_spaces_of(env: Any, path: Any, custom_objects: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Custom objects of a load, with the env's spaces in place of the saved ones where the policy is for any size."""
+    if not isinstance(env, InstanceEnv):
+        return custom_objects
+    given = custom_objects or {}
+    kind = given.get("policy_class")
+    if kind is None:
+        kind = json_to_data(json.dumps({"policy_class": attributes_in(path).get("policy_class")})).get("policy_class")
+    if not getattr(kind, "size_free", False):
+        return custom_objects
+    return {**given, "observation_space": env.observation_space, "action_space": env.action_space}
 
 
 def set_parameters(

@@ -54,9 +54,10 @@ from sb_grpo.config import (
     steps_per_env,
 )
 from sb_grpo.envs.installing import check_no_pool, time_limit
+from sb_grpo.envs.instance_env import InstanceEnv, InstanceSpace
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
 from sb_grpo.learn.losses import Clipped, Loss, make_loss
-from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy
+from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy, EncodingPolicy
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.types import Rollout
 
@@ -161,6 +162,31 @@ def policy_is_an_actor(c: Config) -> Broken:
         )
     elif issubclass(kind, ActorMultiInputPolicy) and not isinstance(c.observation_space, spaces.Dict):
         yield f"MultiInputPolicy is for Dict observations, not {c.observation_space}: use MlpPolicy or CnnPolicy."
+
+
+def instances_can_be_encoded(c: Config) -> Broken:
+    """An EncodingPolicy learns from whole groups, whose instances it encodes."""
+    kind = c.policy_class
+    if not issubclass(kind, EncodingPolicy):
+        return
+    if not isinstance(c.observation_space, InstanceSpace) or (c.env is not None and not isinstance(c.simulator, InstanceEnv)):
+        yield (
+            f"policy={kind.__name__} encodes instances, which a {type(c.env).__name__} does not give apart: derive the env "
+            "from sb_grpo.envs.InstanceEnv, or use 'MlpPolicy'."
+        )
+    refused = {
+        "use 'outcome', 'process' or 'step'": (f"advantage={c.advantage!r}", c.options.estimator.uses_values),
+        "lower batch_size": ("update_kwargs: micro_batch_size", c.options.update.micro_batch_size is not None),
+        "leave it out": ("multitask: surgery=True", c.options.multitask.surgery),
+        "leave the bonus out": ("rewards: bonus", c.options.rewards.bonus is not None),
+        "start the script without torchrun": ("Training with several learners", ranks.place().n > 1),
+    }
+    for remedy, (name, asked) in refused.items():
+        if asked:
+            yield (
+                f"{name} looks at single steps or parts of them, but policy={kind.__name__} learns from whole groups: "
+                f"{remedy}, or use 'MlpPolicy'."
+            )
 
 
 def env_and_model_share_a_device(c: Config) -> Broken:
@@ -601,6 +627,7 @@ def routes_are_those_of_the_tasks(c: Config) -> Broken:
 RULES: tuple[Callable[[Config], Broken], ...] = (
     env_is_given,
     policy_is_an_actor,
+    instances_can_be_encoded,
     env_and_model_share_a_device,
     sde_is_for_boxes,
     buffer_goes_with_the_env,

@@ -254,16 +254,16 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
 
     def complete_groups(self, group_size: int) -> int:
         """Groups of which every member has ended, kept rows included."""
-        return len(self._whole_groups(*self._jobs_and_ends(), group_size))
+        return len(self._whole_groups(*self.jobs_and_ends(), group_size))
 
     def unfinished_jobs(self, group_size: int) -> th.Tensor:
         """Jobs of the rows here, kept ones included, of whose group not every member has ended."""
-        jobs, ends = self._jobs_and_ends()
+        jobs, ends = self.jobs_and_ends()
         whole = self._whole_groups(jobs, ends, group_size)
         unfinished: th.Tensor = jobs[~th.isin(jobs // group_size, whole)]
         return unfinished
 
-    def _jobs_and_ends(self) -> tuple[th.Tensor, th.Tensor]:
+    def jobs_and_ends(self) -> tuple[th.Tensor, th.Tensor]:
         """``[M]`` of every row that is here, kept ones included."""
         jobs, ends = self.flat("jobs"), self.flat("ends")
         if self._kept is not None:

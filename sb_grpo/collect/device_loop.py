@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch as th
@@ -128,6 +128,50 @@ class StepResult(NamedTuple):
     ahead: int  #: steps per env that have been taken beyond this one
 
 
+def steps_of(found: dict[str, Any], n_steps: int, run: int, infos: list[dict[str, Any]]) -> Iterator[StepResult]:
+    """The steps of a run, one after another.
+
+    :param found: columns of :func:`env_steps`
+    :param n_steps: per env before the run
+    :param run: steps per env in it
+    :param infos: of every step
+    """
+    for i in range(run):
+        obs, actions, after = (map_obs(lambda x: x[i], found[name]) for name in HANDED_OUT)  # noqa: B023
+        rewards, dones = found["rewards"][i], found["ends"][i] > 0
+        yield StepResult(n_steps + i, obs, actions, actions, after, rewards, dones, infos, run - 1 - i)
+
+
+class CompleteGroups:
+    """Counts the groups of which every member has ended, as steps are taken. Waits for the device at every step.
+
+    :param buffer: with the rows of earlier steps
+    :param group_size: members per group
+    """
+
+    def __init__(self, buffer: TensorRolloutBuffer, group_size: int) -> None:
+        self.group_size = group_size
+        self.n = buffer.complete_groups(group_size)
+        unfinished, ends = buffer.jobs_and_ends()
+        ended = unfinished[ends > 0] // group_size
+        self.ended = Counter(ended.tolist())
+
+    def add(self, found: dict[str, Any]) -> int:
+        """Count the ends of a run of steps; return the number of complete groups."""
+        groups = found["jobs"][found["ends"] > 0] // self.group_size
+        for group in groups.tolist():
+            self.ended[group] += 1
+            self.n += self.ended[group] == self.group_size
+        return self.n
+
+
+def encode(policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots) -> None:
+    """Encode the instances that the next step needs and that have not been encoded, where the policy encodes."""
+    if isinstance(policy, EncodingPolicy):
+        assert isinstance(slots, InstanceSlots) and isinstance(env, InstanceEnv)
+        slots.encode(policy, env)
+
+
 def collect_tensors(
     env: TensorVecEnv,
     actor: Callable[[], ActorPolicy],
@@ -158,6 +202,7 @@ def collect_tensors(
     to_env = env_actions(policy)
     interruptions = 0
     infos: list[dict[str, Any]] = [{} for _ in range(env.num_envs)]
+    groups = CompleteGroups(buffer, plan.group_size)
     while True:
         noise = actor().noise(plan.steps_per_env, env.num_envs)
         for n_steps in range(0, plan.steps_per_env, run):
@@ -167,27 +212,22 @@ def collect_tensors(
             if not slots.in_step_with(env):
                 slots = start_over()
                 interruptions += 1
+                groups = CompleteGroups(buffer, plan.group_size)
             if plan.draws_noise(n_steps):
                 policy.reset_noise(env.num_envs)
             with th.no_grad(), autocasting(policy.device, autocast):
-                if isinstance(policy, EncodingPolicy):
-                    assert isinstance(slots, InstanceSlots) and isinstance(env, InstanceEnv)
-                    slots.encode(policy, env)
+                encode(policy, env, slots)
                 found = take_steps(policy, env, slots, columns, to_env, noise[n_steps : n_steps + run])
             buffer.add_steps(run, found)
             dones = found["ends"] > 0
             if plan.use_sde:
                 policy.renew_noise(dones[0])
-            for i in range(run):
-                obs, actions, after = (map_obs(lambda x: x[i], found[name]) for name in HANDED_OUT)  # noqa: B023
-                ahead = run - 1 - i
-                step = StepResult(
-                    n_steps + i, obs, actions, actions, after, found["rewards"][i], dones[i], infos, ahead
-                )
-                if not on_step(step):
-                    return False
-        complete = buffer.complete_groups(plan.group_size) if plan.whole_episodes else 0
-        if not plan.whole_episodes or complete >= (plan.n_groups or 1):
+            if not all(on_step(step) for step in steps_of(found, n_steps, run, infos)):
+                return False
+            if plan.n_groups is not None and groups.add(found) >= plan.n_groups:
+                break
+        complete = buffer.complete_groups(plan.group_size) if plan.whole_episodes else 1
+        if complete >= (plan.n_groups or 1):
             break
         check_hopeless(interruptions, buffer.pos, complete)
         check_endless(slots.t, plan)

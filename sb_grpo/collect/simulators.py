@@ -112,7 +112,7 @@ class InstanceSlots(StreamSlots):
     max_lead = 0
     unequal_starts = False  #: members are meant to start unequally, so their starts are not compared
     code: Any = None  #: [n_envs / group_size, ...] encoded instances of the running groups, in the tensors of a policy
-    _encoder: tuple[int, ...] | None = None  # versions of the weights that made the code
+    _encoder: tuple[Any, list[th.Tensor], list[int]] | None = None  # that made the code: policy, its weights, their versions
     _uncoded: th.Tensor  # [n_envs / group_size] bool, groups that have begun since
 
     def started_all(self, env: InstanceEnv, raw_obs: Any = None) -> None:  # type: ignore[override]
@@ -130,15 +130,16 @@ class InstanceSlots(StreamSlots):
 
         :param policy: that acts
         """
-        encoder = (id(policy), *policy.weights_read())
+        env.apart = True
         instances = env.visible_instances
-        if encoder != self._encoder:
+        if self._encoder is None or self._encoder[0] is not policy or self._encoder[2] != versions(self._encoder[1]):
+            weights = list(policy.parameters())
+            self._encoder = policy, weights, versions(weights)
             self.code = policy.encode(instances)
         elif bool(self._uncoded.any()):
             rows = self._uncoded.nonzero().squeeze(1)
             new = policy.encode(map_obs(lambda x: x.index_select(0, rows), instances))
             self.code = tree_map(lambda old, part: old.index_copy(0, rows, part), self.code, new)
-        self._encoder = encoder
         self._uncoded = th.zeros(len(self.job) // self.group_size, dtype=th.bool, device=self.device)
 
     def _restart(self, env: TensorVecEnv, done: th.Tensor) -> None:
@@ -175,6 +176,11 @@ class SynchronousSlots(TensorSlots):
             self._first_job = self.job = self._first_job + len(self.job)
             self.t = th.zeros_like(self.t)  # it has counted idle steps
             env.reset_all(self._seeds())
+
+
+def versions(weights: list[th.Tensor]) -> list[int]:
+    """Versions of tensors, which differ as soon as one was changed in place."""
+    return [tensor._version for tensor in weights]
 
 
 SLOTS: dict[str, type[TensorSlots]] = {

@@ -13,6 +13,7 @@ from gymnasium import spaces
 
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.tensor_env import TensorStep
+from sb_grpo.plain import FORMS, Form
 from sb_grpo.types import TensorOrDict, map_obs
 
 #: Name of the instance in an :class:`InstanceSpace` where it is one tensor.
@@ -66,6 +67,14 @@ class InstanceSpace(spaces.Box):
         return parts[ONE] if ONE in parts else parts, state
 
 
+FORMS["InstanceSpace"] = Form(
+    lambda v: type(v) is InstanceSpace,
+    lambda v: {"parts": v.parts, "state_dim": v.state_dim, "state_dtype": str(v.state_dtype), "pointers": v.pointers,
+               "per_item": v.per_item},
+    lambda **kwargs: InstanceSpace(**kwargs),
+)  # fmt: skip
+
+
 class InstanceSnapshot(NamedTuple):
     """State of chosen slots."""
 
@@ -108,6 +117,7 @@ class InstanceEnv(FunctionalTensorEnv):
         self, num_envs: int, max_episode_steps: int, device: th.device | str = "cpu", dtype: th.dtype = th.float32
     ) -> None:
         self.group_size = 1
+        self.apart = False  #: steps return states alone, because the policy has the instances
         found_below = spaces.Box(-np.inf, np.inf, (1,)), spaces.Discrete(1)
         super().__init__(num_envs, *found_below, max_episode_steps, device, dtype)
 
@@ -207,6 +217,7 @@ class InstanceEnv(FunctionalTensorEnv):
                 f"instance: make the env with num_envs={-(-self.num_envs // group_size) * group_size}."
             )
         self.group_size = group_size
+        self.apart = False
 
     @property
     def _members(self) -> th.Tensor:
@@ -255,7 +266,8 @@ class InstanceEnv(FunctionalTensorEnv):
         terminated = terminated.flatten() & ~idle
         truncated = (self.elapsed >= self.time_limits()) & ~terminated & ~idle
         self.idle = idle | terminated | truncated
-        return TensorStep(self.observations, rewards.flatten().float().masked_fill(idle, 0.0), terminated, truncated)
+        observations = self.seen_states if self.apart else self.observations
+        return TensorStep(observations, rewards.flatten().float().masked_fill(idle, 0.0), terminated, truncated)
 
     def snapshot(self, slots: th.Tensor) -> InstanceSnapshot:  # type: ignore[override]
         return InstanceSnapshot(self.seeds[slots], self.state[slots], self.elapsed[slots])

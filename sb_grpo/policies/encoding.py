@@ -257,7 +257,7 @@ class SetPolicy(EncodingPolicy):
         self.blocks = nn.ModuleList(Block(width, n_heads) for _ in range(n_layers))
         self.norm = nn.LayerNorm(width)
         self.keys = nn.Linear(width, 3 * width, bias=False)  # of the glimpse, its values, and keys of the pointer
-        self.pointed = nn.Linear(width, max(space.pointers, 1) * width, bias=False)
+        self.pointed = nn.Linear(width, space.pointers * width, bias=False) if space.pointers else None
         self.whole = nn.Linear(width + n_all, width)
         self.now = nn.Linear(n_rest, width, bias=False) if n_rest else None
         self.item_now = nn.Linear(space.per_item, 3 * width, bias=False) if space.per_item else None
@@ -284,7 +284,7 @@ class SetPolicy(EncodingPolicy):
         whole = self.whole(th.cat([mean, *(parts[name].flatten(1) for name in self.of_all)], dim=1))
         keys, values, pointer = self.keys(x).chunk(3, dim=2)
         code = (self._heads(keys), self._heads(values), pointer, whole)
-        code = (*code, self.pointed(x)) if self.instance_space.pointers else code
+        code = code if self.pointed is None else (*code, self.pointed(x))
         return code if there is None else (*code, bias_of_items(there))
 
     def _heads(self, x: th.Tensor) -> th.Tensor:
