@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from sb_grpo.tasks.item_policy import ItemPolicy
 from sb_grpo.tasks.scheduling import RULES, DynamicJobShop, JobShop, lognormal
 from sb_grpo.tasks.solving import Operation, by_model, by_rule, cp_sat, play, solve
 from sb_grpo.tasks.uncertain import CVRP, Knapsack
+from zoo import solve as zoo_solve
+from zoo.common.command_line import run
 
 ONE = th.zeros(1, dtype=th.int64)
 
@@ -401,3 +404,60 @@ def test_maskable_ppo_runs_on_the_host_version() -> None:
     model = MaskablePPO("MlpPolicy", env, n_steps=32, batch_size=32, device="cpu").learn(64)
     jobs = make_jobs("three", [[(0, 4.0), (1, 1.0), (2, 2.0)]] * 3)
     assert solve(model, [jobs], cv=0.5)[0].cost > 0
+
+
+# ------------------------------------------------------------ the command
+
+
+def command(*arguments: Any) -> int:
+    return run("zoo.solve", zoo_solve.body, [*map(str, arguments), "--num-threads", "-1"])
+
+
+def test_a_job_list_becomes_a_schedule_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = tmp_path / "jobs.csv"
+    jobs.write_text("job,machine,duration\nchair,saw,3\nchair,drill,2\ntable,drill,2\ntable,saw,4\n")
+    assert command("--problem", "jobshop", "--jobs", jobs, "--out", tmp_path / "out") == 0
+    printed = capsys.readouterr().out
+    assert "best of the rules and CP-SAT" in printed and "MWKR" in printed
+    found = json.loads((tmp_path / "out" / "solution.json").read_text())
+    assert found["cost"] == 7 and found["optimal"]  # the saw works 3 + 4
+    rows = (tmp_path / "out" / "schedule.csv").read_text().splitlines()
+    assert rows[0] == "job,operation,machine,start,end" and "table,1,saw,3.0,7.0" in rows
+    assert (tmp_path / "out" / "gantt.png").stat().st_size > 5_000
+
+
+def test_uncertain_jobs_and_a_trained_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--problem", "jobshop", "--jobs", "ft06", "--cv", 0.5, "--draws", 2, "--out", tmp_path / "out"]
+    model = tmp_path / "model.zip"
+    assert command(*options, "--seconds", 0, "--train", 1, "--save", model) == 0
+    assert command(*options, "--seconds", 0, "--model", model, "--untrusted") == 0
+    lines = [
+        [line.split()[2:3] for line in text.splitlines() if line.startswith("model, greedy")]
+        for text in capsys.readouterr().out.split("Means over 2 futures")
+    ]
+    assert lines[0] == lines[1] != []
+
+
+def test_a_tour_is_drawn(tmp_path: Path) -> None:
+    (tmp_path / "cities.csv").write_text("x,y\n0,0\n10,10\n0,10\n10,0\n")
+    assert command("--problem", "tsp", "--cities", tmp_path / "cities.csv", "--out", tmp_path, "--train", 1) == 0
+    found = json.loads((tmp_path / "solution.json").read_text())
+    assert found["cost"] == 40 and sorted(found["tour"]) == [0, 1, 2, 3] and (tmp_path / "tour.png").exists()
+    assert min(found["costs"]["model, all starts"]) >= 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--problem", "tsp", "--jobs", "ft06"], "takes --cities FILE"),
+        (["--problem", "tsp", "--cities", "ft06"], "is an instance of jobshop"),
+        (["--problem", "jobshop", "--jobs", "nowhere.csv"], "No such file"),
+        (["--problem", "jobshop", "--jobs", "ft06", "--cv", "-1"], "cv=-1.0 must be"),
+        (["--problem", "jobshop", "--jobs", "ft06", "--model", "nowhere.zip"], "cannot be loaded"),
+        (["--problem", "jobshop", "--jobs", "ft06", "--draws", "0"], "--draws 0 must be at least 1"),
+    ],
+)
+def test_bad_options_of_the_command(arguments: list[str], message: str, tmp_path: Path, capsys: Any) -> None:
+    assert command(*arguments, "--out", tmp_path / "out") == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1

@@ -26,8 +26,8 @@ class ItemExtractor(BaseFeaturesExtractor):
         per_item = getattr(observation_space, "per_item", 0)
         if not per_item or observation_space.state_dim < per_item * n_actions:
             raise ValueError(
-                f"{observation_space} has no features for each of {n_actions} actions: use 'MlpPolicy', or set per_item in the "
-                "InstanceEnv, as those of sb_grpo.tasks.scheduling and sb_grpo.tasks.uncertain."
+                f"{observation_space} has no features for each of {n_actions} actions: use 'MlpPolicy', or set per_item in "
+                "the InstanceEnv, as those of sb_grpo.tasks.scheduling and sb_grpo.tasks.uncertain."
             )
         super().__init__(observation_space, n_actions * hidden)
         self.n_actions = n_actions

@@ -448,12 +448,12 @@ def lognormal(mean: th.Tensor, u: th.Tensor, cv: float) -> th.Tensor:
 def _of_operation(values: th.Tensor, index: th.Tensor) -> th.Tensor:
     """Values of one operation of every job; the last one where the index is beyond it.
 
-    :param values: ``[b, n_jobs, n_ops]``
+    :param values: ``[b, n_jobs, n_ops]``, or ``[b, g, n_jobs, n_ops]`` where members differ
     :param index: ``[b, g, n_jobs]`` int64
     :return: ``[b, g, n_jobs]``
     """
-    spread = values.unsqueeze(1).expand(-1, index.shape[1], -1, -1)
-    return spread.gather(3, index.clamp(max=values.shape[2] - 1).unsqueeze(3)).squeeze(3)
+    spread = values if values.dim() == 4 else values.unsqueeze(1).expand(-1, index.shape[1], -1, -1)
+    return spread.gather(3, index.clamp(max=values.shape[-1] - 1).unsqueeze(3)).squeeze(3)
 
 
 # ------------------------------------------------------------ dispatching rules
