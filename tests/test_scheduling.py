@@ -16,6 +16,7 @@ from stable_baselines3.common.env_util import make_vec_env
 
 import sb_grpo  # it registers the tasks
 from sb_grpo import GRPO
+from sb_grpo.tasks.host_problem import ByInstance
 from sb_grpo.tasks.instances import Cities, Items, Jobs, make_jobs, public, read_cities, read_jobs
 from sb_grpo.tasks.item_policy import ItemPolicy
 from sb_grpo.tasks.scheduling import RULES, DynamicJobShop, JobShop, lognormal
@@ -308,6 +309,43 @@ def test_own_luck_keeps_the_instance() -> None:
     host.step(int(np.flatnonzero(host.action_masks())[0]))
     after = host.tensor_env.instances
     assert th.equal(before["expected"], after["expected"]) and not th.equal(before["duration"], after["duration"])
+
+
+class OneInstance(gym.Env[np.ndarray, int]):
+    """Env in the old manner of JSSEnv: the instance in the constructor, and a reset without seed and info."""
+
+    def __init__(self, level: float) -> None:
+        self.level = level
+        self.observation_space = gym.spaces.Box(0.0, level // 100 + 1.0, (1,), np.float32)
+        self.action_space = gym.spaces.Discrete(2)
+
+    def reset(self) -> np.ndarray:  # type: ignore[override]
+        return np.array([self.level], np.float32)
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        return self.reset(), self.level * action, True, False, {}
+
+
+def test_envs_of_one_instance_are_chosen_by_seed_and_option() -> None:
+    env = ByInstance(OneInstance, [0.1, 0.2, 0.3])
+    assert [float(env.reset(seed=seed)[0][0]) for seed in (3, 4, 3)] == pytest.approx([0.1, 0.2, 0.1])
+    assert float(env.reset(seed=0, options={"instance": 2})[0][0]) == pytest.approx(0.3)
+    assert env.step(1)[1] == pytest.approx(0.3)
+    for instances, message in (([], "empty"), ([0.1, 200.0], "one size")):
+        with pytest.raises(ValueError, match=message):
+            ByInstance(OneInstance, instances).reset(seed=1)
+    with pytest.raises(ValueError, match="no instance 7"):
+        env.reset(options={"instance": 7})
+
+
+def test_jssenv_trains_on_instances_of_its_own(tmp_path: Path) -> None:
+    found = pytest.importorskip("JSSEnv.envs.jss_env")
+    paths = [tmp_path / "a", tmp_path / "b"]
+    for path, time in zip(paths, (3, 5), strict=True):
+        path.write_text(f"2 2\n0 {time} 1 2\n1 4 0 1\n")
+    env = make_vec_env(lambda: ByInstance(lambda path: found.JssEnv({"instance_path": path}), paths), 4)
+    model = GRPO("MultiInputPolicy", env, advantage="outcome", group_size=4, n_steps=16, device="cpu", seed=0).learn(64)
+    assert model.mask_source == "observation"
 
 
 # ------------------------------------------------------------ answers

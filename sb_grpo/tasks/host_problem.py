@@ -1,9 +1,12 @@
-"""Host version of the scheduling, routing and packing problems: one Gymnasium env with the numbers of the tensor env."""
+"""Host version of the scheduling, routing and packing problems; envs of other packages, by instance."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from inspect import signature
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium.envs.registration import load_env_creator
@@ -65,3 +68,51 @@ class HostProblem(HostInstance):
         if found[2]:
             found[4]["cost"] = float(env.cost(env.instances, env.state.unsqueeze(0)))
         return found
+
+
+class ByInstance(gym.Env[Any, Any]):
+    """Env of another package whose constructor takes the instance, as one env whose ``reset`` chooses among instances.
+
+    For JSSEnv, job-shop-lib, graph-jsp-env and others that do not reset by seed. The members of a group then get the same
+    instance: that of their seed, or of the reset option ``{"instance": k}``. An env is made once per instance, and kept.
+
+    :param make: makes the package's env of one instance
+    :param instances: arguments of ``make``, such as paths
+    :raises ValueError: for no instances, or instances of different sizes
+    """
+
+    def __init__(self, make: Callable[[Any], gym.Env[Any, Any]], instances: Sequence[Any]) -> None:
+        if not instances:
+            raise ValueError("instances is empty: give at least one.")
+        self.make = make
+        self.instances = list(instances)
+        self.made: dict[int, gym.Env[Any, Any]] = {}
+        self.current = self._env(0)
+        self.observation_space = self.current.observation_space
+        self.action_space = self.current.action_space
+
+    def _env(self, number: int) -> gym.Env[Any, Any]:
+        if not 0 <= number < len(self.instances):
+            raise ValueError(f"There is no instance {number!r}: there are {len(self.instances)}, numbered from 0.")
+        if number not in self.made:
+            env = self.made[number] = self.make(self.instances[number])
+            first = self.made[0]
+            if (env.observation_space, env.action_space) != (first.observation_space, first.action_space):
+                raise ValueError(
+                    f"Instance {number} has {env.action_space} and {env.observation_space}, instance 0 {first.action_space} "
+                    f"and {first.observation_space}: use instances of one size, or pad them."
+                )
+        return self.made[number]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        drawn = int(self.np_random.integers(2**31)) if seed is None else seed
+        number = (options or {}).get("instance")
+        self.current = self._env(drawn % len(self.instances) if number is None else number)
+        takes_seed = "seed" in signature(self.current.reset).parameters
+        found: Any = self.current.reset(seed=drawn) if takes_seed else self.current.reset()
+        return found if isinstance(found, tuple) else (found, {})
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.current.step(action)
+        return obs, float(reward), bool(terminated), bool(truncated), info
