@@ -324,7 +324,8 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             n_envs=self.n_envs,
             **self.rollout_buffer_kwargs,
         )
-        if isinstance(self.policy, EncodingPolicy) and isinstance(self.rollout_buffer, TensorRolloutBuffer):
+        no_values = isinstance(self.policy, EncodingPolicy) and not self.options.estimator.uses_values
+        if no_values and isinstance(self.rollout_buffer, TensorRolloutBuffer):
             self.rollout_buffer.without_next()
         if self.gamma is not None:  # type: ignore[redundant-expr]
             self.rollout_buffer.discount(self.gamma, self.gae_lambda)

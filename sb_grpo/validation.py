@@ -174,8 +174,12 @@ def instances_can_be_encoded(c: Config) -> Broken:
             f"policy={kind.__name__} encodes instances, which a {type(c.env).__name__} does not give apart: derive the env "
             "from sb_grpo.envs.InstanceEnv, or use 'MlpPolicy'."
         )
+    if c.options.estimator.uses_values and kind.state_features is EncodingPolicy.state_features:
+        yield (
+            f"advantage={c.advantage!r} needs features of states, which policy={kind.__name__} has not: override "
+            "state_features() and set features_dim, or use advantage='outcome' or 'step'."
+        )
     refused = {
-        "use 'outcome', 'process' or 'step'": (f"advantage={c.advantage!r}", c.options.estimator.uses_values),
         "lower batch_size": ("update_kwargs: micro_batch_size", c.options.update.micro_batch_size is not None),
         "leave it out": ("multitask: surgery=True", c.options.multitask.surgery),
         "leave the bonus out": ("rewards: bonus", c.options.rewards.bonus is not None),

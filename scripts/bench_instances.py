@@ -20,6 +20,8 @@ from sb_grpo.envs.random import group_seeds
 from sb_grpo.tasks.routing import TSP
 
 GROUP_SIZE = 8
+#: Rollouts and updates of a turn.
+TURN = 4
 
 
 def make_model(n: int, episodes: int, batch_groups: int, n_epochs: int) -> GRPO:
@@ -106,9 +108,9 @@ def compare(n: int, episodes: int, rounds: int, batch_groups: int, n_epochs: int
     loop()
     taken: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
-        taken[0].append(seconds(lambda: model.learn(steps, reset_num_timesteps=False)))
-        taken[1].append(seconds(loop))
-    own, plain = (statistics.median(column) for column in taken)
+        taken[0].append(seconds(lambda: model.learn(TURN * steps, reset_num_timesteps=False)))
+        taken[1].append(seconds(lambda: [loop() for _ in range(TURN)]))
+    own, plain = (statistics.median(column) / TURN for column in taken)
     return own, plain
 
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch as th
+from gymnasium import spaces
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb_grpo import GRPO
+from sb_grpo.baselines.estimation import features_of
 from sb_grpo.envs import HostInstance, InstanceEnv, check_tensor_env, make_tensor_env
 from sb_grpo.envs.instance_env import InstanceSpace
 from sb_grpo.envs.random import uniform
 from sb_grpo.extras.exploration import CountBonus
 from sb_grpo.learn.minibatches import minibatches, some_instances
-from sb_grpo.policies import SetPolicy
+from sb_grpo.policies import EncodingPolicy, SetPolicy
 from sb_grpo.policies.beside import with_instances
 from sb_grpo.tasks.routing import TSP, nearest_neighbour
 from sb_grpo.types import map_obs
@@ -284,8 +286,6 @@ def test_a_rollout_of_512_slots_of_tsp_50_takes_less_than_6_mb():
 def test_padding_changes_nothing():
     space = InstanceSpace({"items": (6, 3), "padding": (6,)}, 1 + 1 + 6, pointers=1, per_item=1)
     th.manual_seed(0)
-    from gymnasium import spaces
-
     policy = SetPolicy(space, spaces.Discrete(6), lambda _: 1e-3, **SMALL)
     items = th.randn(2, 6, 3)
     padding = th.tensor([[0, 0, 0, 0, 1, 1]] * 2).float()
@@ -355,10 +355,24 @@ def test_equal_seeds_give_equal_weights_and_options_of_the_loss_work():
         assert th.equal(a, b) and a.isfinite().all()
 
 
+@pytest.mark.parametrize("options", [{}, {"n_groups": None, "n_steps": 3}])
+def test_the_state_baseline_gets_the_features_of_every_step(options):
+    model = packing_model(advantage="state", advantage_kwargs={"paired": True}, **options)
+    for _ in range(2):
+        rollout = model.collect()
+        features = features_of(model.policy, rollout)
+        assert features.steps.shape == (len(rollout.t), 16) and features.final.shape == (len(rollout.group), 16)
+        row = len(rollout.t) - 1
+        own = map_obs(lambda x: x[rollout.instance[-1]].unsqueeze(0), rollout.instances)  # noqa: B023
+        obs = with_instances(map_obs(lambda x: x[row].unsqueeze(0), rollout.observations), own)  # noqa: B023
+        th.testing.assert_close(features.steps[row], model.policy.features(obs)[0], rtol=1e-4, atol=1e-5)
+        model.update(rollout)
+    assert np.isfinite(model.last_figures["train/explained_variance"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "remedy"),
     [
-        ({"advantage": "state"}, "use 'outcome'"),
         ({"update_kwargs": {"micro_batch_size": 8}}, "lower batch_size"),
         ({"rewards": {"bonus": CountBonus()}}, "leave the bonus out"),
         ({"group_size": 5}, "num_envs=20"),
@@ -382,6 +396,12 @@ def test_bad_envs_and_policies_are_refused_with_a_remedy():
     with pytest.raises(ValueError, match=r"valid\(\) of Flat"):
         Flat(2)
 
+    class Blind(SetPolicy):
+        state_features = EncodingPolicy.state_features
+
+    with pytest.raises(ValueError, match=r"override state_features"):
+        tsp_model(Blind, advantage="state")
+
     class Narrow(SetPolicy):
         def scores(self, code, state):
             return super().scores(code, state)[..., :-1]
@@ -396,6 +416,6 @@ def test_grpo_learns_tours_that_are_shorter_than_the_nearest_neighbours():
     model = GRPO(
         "SetPolicy", TSP(128, 10), group_size=8, n_groups=16, advantage="outcome", learning_rate=1e-3, batch_size=576,
         n_epochs=3, seed=0, device="cpu",
-    ).learn(150_000)  # fmt: skip
+    ).learn(60_000)  # fmt: skip
     mean, _ = evaluate_policy(model, TSP(64, 10), 256)
     assert -mean < 3.10

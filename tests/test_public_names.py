@@ -59,7 +59,11 @@ PUBLIC: dict[str, set[str]] = {
         "RecoveryCallback",
         "Rule",
     },
-    "sb_grpo.envs": {"Alignment", "ProcessVecEnv", "RayVecEnv", "check_tensor_env", "make_tensor_env", "noise_alignment"},
+    "sb_grpo.envs": {
+        "Alignment", "HostInstance", "InstanceEnv", "ProcessVecEnv", "RayVecEnv", "check_tensor_env", "make_tensor_env",
+        "noise_alignment",
+    },
+    "sb_grpo.tasks.routing": {"TSP", "nearest_neighbour"},
     "sb_grpo.envs.brax": {"BraxEnv", "make_brax_env", "make_playground_env"},
     "sb_grpo.tasks.causal.policy": {"InterventionPolicy"},
     "sb_grpo.envs.envpool": {"EnvPoolEnv"},
@@ -83,7 +87,9 @@ PUBLIC: dict[str, set[str]] = {
     "sb_grpo.envs.random": {"mix", "uniform"},
     "sb_grpo.maths.estimators": {"outcome", "peer_baseline"},
     "sb_grpo.maths.returns": {"episode_returns"},
-    "sb_grpo.policies": {"CnnPolicy", "MlpPolicy", "MultiInputPolicy", "RoutedPolicy", "load_actor"},
+    "sb_grpo.policies": {
+        "CnnPolicy", "EncodingPolicy", "MlpPolicy", "MultiInputPolicy", "RoutedPolicy", "SetPolicy", "load_actor",
+    },
     "sb_grpo.profiles": {"PROFILES"},
     "sb_grpo.envs.tensor_env": {"TensorStep", "TensorVecEnv", "map_snapshot"},
 }
@@ -130,7 +136,7 @@ def test_packages_offer_what_the_list_says() -> None:
 
 
 def test_policies_have_their_names() -> None:
-    assert set(sb_grpo.GRPO.policy_aliases) == {"MlpPolicy", "CnnPolicy", "MultiInputPolicy", "RoutedPolicy"}
+    assert set(sb_grpo.GRPO.policy_aliases) == {"MlpPolicy", "CnnPolicy", "MultiInputPolicy", "RoutedPolicy", "SetPolicy"}
 
 
 def test_env_ids_are_registered() -> None:

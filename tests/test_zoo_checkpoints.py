@@ -227,7 +227,7 @@ def test_what_was_learnt_before_an_error_is_saved(tmp_path):
 
 @pytest.mark.slow
 def test_two_trainings_started_at_once_have_two_folders(tmp_path):
-    options = ["-n", "64", "-params", "n_steps:64", "n_envs:1", "n_epochs:1"]
+    options = ["-n", "512", "-params", "n_steps:512", "n_envs:1", "n_epochs:1", "group_size:2"]
     command = [sys.executable, "-m", "zoo.train", "-f", str(tmp_path), *SMALL, "-tb", str(tmp_path / "tb"), *options]
     both = [subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for _ in range(2)]
     assert [process.communicate(timeout=120)[1] for process in both] == [b"", b""]

@@ -10,9 +10,11 @@ import torch as th
 from torch import nn
 
 from sb_grpo.baselines.state import StateBaseline
-from sb_grpo.maths.chunks import in_chunks
+from sb_grpo.maths.chunks import CHUNK, in_chunks
 from sb_grpo.maths.estimators import to_one_scale
-from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Features, Rollout, select_episodes
+from sb_grpo.maths.segments import rows_by_instance
+from sb_grpo.policies.beside import with_instances
+from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Features, Rollout, map_obs, select_episodes
 
 #: Largest feature whose square, summed over a rollout, fits in float32.
 LARGEST_FEATURE = 1e17
@@ -73,10 +75,34 @@ def features_of(policy: Any, rollout: Rollout) -> Features:
     :raises Breakdown: if a feature or its square is not finite
     """
     policy.set_training_mode(False)  # a rollout may be judged after an update
-    features = in_chunks(policy.features, rollout.observations)
-    final = in_chunks(policy.features, rollout.final_observations)
+    if rollout.instance is None:
+        features = in_chunks(policy.features, rollout.observations)
+        final = in_chunks(policy.features, rollout.final_observations)
+    else:
+        features = features_of_instances(policy, rollout.observations, rollout.instance[rollout.episode], rollout.instances)
+        final = features_of_instances(policy, rollout.final_observations, rollout.instance, rollout.instances)
     check_features(features, final, rollout)
     return Features(features, final)
+
+
+@th.no_grad()
+def features_of_instances(policy: Any, observations: Any, instance: th.Tensor, instances: Any) -> th.Tensor:
+    """Compute the features of rows that belong to problem instances, each of which is encoded once.
+
+    :param observations: of M rows
+    :param instance: ``[M]`` row of ``instances``, equal ones adjacent
+    :param instances: ``[n, ...]``
+    :return: ``[M, d]``
+    """
+    by_instance = rows_by_instance(instance)
+    n, length = by_instance.row.shape
+    parts = []
+    for chosen in th.arange(n, device=instance.device).split(max(1, CHUNK // length)):
+        rows = by_instance.row[chosen].flatten()
+        own = map_obs(lambda x: x.index_select(0, by_instance.instance[chosen]), instances)  # noqa: B023
+        seen = with_instances(map_obs(lambda x: x.index_select(0, rows), observations), own)  # noqa: B023
+        parts.append(policy.features(seen)[by_instance.is_there[chosen].flatten()])
+    return th.cat(parts)
 
 
 def estimate_each(

@@ -81,6 +81,7 @@ class InstanceSnapshot(NamedTuple):
     seeds: th.Tensor  #: [n] of their instances
     state: th.Tensor  #: [n, s]
     elapsed: th.Tensor  #: [n] steps since the reset
+    idle: th.Tensor  #: [n] bool, ended
 
 
 class InstanceEnv(FunctionalTensorEnv):
@@ -270,13 +271,14 @@ class InstanceEnv(FunctionalTensorEnv):
         return TensorStep(observations, rewards.flatten().float().masked_fill(idle, 0.0), terminated, truncated)
 
     def snapshot(self, slots: th.Tensor) -> InstanceSnapshot:  # type: ignore[override]
-        return InstanceSnapshot(self.seeds[slots], self.state[slots], self.elapsed[slots])
+        return InstanceSnapshot(self.seeds[slots], self.state[slots], self.elapsed[slots], self.idle[slots])
 
     def restore(self, slots: th.Tensor, snapshot: InstanceSnapshot) -> None:  # type: ignore[override]
         self.seeds = self.seeds.index_copy(0, slots, snapshot.seeds)
         self._find_instances()
         self.state = self.state.index_copy(0, slots, snapshot.state)
         self.elapsed = self.elapsed.index_copy(0, slots, snapshot.elapsed)
+        self.idle = self.idle.index_copy(0, slots, snapshot.idle)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "group_size": self.group_size}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch as th
 
 from sb_grpo import ranks
 from sb_grpo.maths.chunks import evenly_spaced
+from sb_grpo.maths.segments import InstanceRows, rows_by_instance
 from sb_grpo.policies.beside import MEMORY, SEQUENCE, beside, with_beside
 from sb_grpo.types import Minibatch, map_obs
 
@@ -45,40 +45,19 @@ def portions(minibatch: Minibatch, size: int) -> list[tuple[int, int]]:
     return list(zip(cuts, [*cuts[1:], rows], strict=True))
 
 
-class InstanceRows(NamedTuple):
-    """Rows of a batch by problem instance, as many of each: shorter ones are filled up with their last row."""
+def take_instances(batch: Minibatch, by_instance: InstanceRows, chosen: th.Tensor) -> Minibatch:
+    """Rows of some instances; those that fill up weigh nothing and belong to no episode.
 
-    row: th.Tensor  #: [n, K] int64
-    is_there: th.Tensor  #: [n, K] bool; False: filled up
-    instance: th.Tensor  #: [n] int64, row of the batch's ``instances``
-
-    def take(self, batch: Minibatch, chosen: th.Tensor) -> Minibatch:
-        """Rows of some instances; those that fill up weigh nothing and belong to no episode.
-
-        :param batch: with the rows of each instance together
-        :param chosen: ``[b]`` int64, which of the n instances
-        :return: b * K rows
-        """
-        rows = self.row[chosen].flatten()
-        part = batch.map(lambda x: x.index_select(0, rows))
-        there = self.is_there[chosen].flatten()
-        instances = map_obs(lambda x: x.index_select(0, self.instance[chosen]), batch.instances)
-        return part._replace(
-            weights=part.weights * there, episode=part.episode.masked_fill(~there, -1), instances=instances
-        )
-
-
-def rows_by_instance(instance: th.Tensor) -> InstanceRows:
-    """Find the rows of each problem instance.
-
-    :param instance: ``[M]`` of each row, equal ones adjacent
+    :param batch: with the rows of each instance together
+    :param by_instance: its rows
+    :param chosen: ``[b]`` int64, which of the n instances
+    :return: b * K rows
     """
-    numbers, counts = th.unique_consecutive(instance, return_counts=True)
-    first = counts.cumsum(0) - counts
-    place = th.arange(int(counts.max()), device=instance.device)
-    is_there = place < counts.unsqueeze(1)
-    row = first.unsqueeze(1) + th.minimum(place, counts.unsqueeze(1) - 1)
-    return InstanceRows(row, is_there, numbers)
+    rows = by_instance.row[chosen].flatten()
+    part = batch.map(lambda x: x.index_select(0, rows))
+    there = by_instance.is_there[chosen].flatten()
+    instances = map_obs(lambda x: x.index_select(0, by_instance.instance[chosen]), batch.instances)
+    return part._replace(weights=part.weights * there, episode=part.episode.masked_fill(~there, -1), instances=instances)
 
 
 def of_whole_instances(batch: Minibatch, batch_size: int) -> Iterator[Minibatch]:
@@ -93,7 +72,7 @@ def of_whole_instances(batch: Minibatch, batch_size: int) -> Iterator[Minibatch]
     n, length = by_instance.row.shape
     k = min(max(1, round(n_rows / batch_size)), n)
     for chosen in th.randperm(n, device=batch.advantages.device).tensor_split(k):
-        part = by_instance.take(batch, chosen)
+        part = take_instances(batch, by_instance, chosen)
         # The mean of weight * loss over a part, averaged over parts, is that over all rows.
         yield part._replace(weights=part.weights * (len(chosen) * length * k / n_rows))
 
@@ -104,7 +83,7 @@ def some_instances(batch: Minibatch, rows: int) -> Minibatch:
     by_instance = rows_by_instance(batch.instance)
     n, length = by_instance.row.shape
     every = th.arange(n, device=by_instance.row.device)
-    return by_instance.take(batch, every[evenly_spaced(n, max(1, rows // length), every.device)])
+    return take_instances(batch, by_instance, every[evenly_spaced(n, max(1, rows // length), every.device)])
 
 
 def minibatches(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch as th
 
@@ -60,3 +61,24 @@ def segment_median(values: th.Tensor, segment: th.Tensor, n: int) -> th.Tensor:
     low = (start + (count - 1).clamp(min=0) // 2).clamp(max=len(values) - 1)
     high = (start + count // 2).clamp(max=len(values) - 1)
     return 0.5 * (ordered[low] + ordered[high])
+
+
+class InstanceRows(NamedTuple):
+    """Rows of a batch by problem instance, as many of each: shorter ones are filled up with their last row."""
+
+    row: th.Tensor  #: [n, K] int64
+    is_there: th.Tensor  #: [n, K] bool; False: filled up
+    instance: th.Tensor  #: [n] int64, row of the batch's ``instances``
+
+
+def rows_by_instance(instance: th.Tensor) -> InstanceRows:
+    """Find the rows of each problem instance.
+
+    :param instance: ``[M]`` of each row, equal ones adjacent
+    """
+    numbers, counts = th.unique_consecutive(instance, return_counts=True)
+    first = counts.cumsum(0) - counts
+    place = th.arange(int(counts.max()), device=instance.device)
+    is_there = place < counts.unsqueeze(1)
+    row = first.unsqueeze(1) + th.minimum(place, counts.unsqueeze(1) - 1)
+    return InstanceRows(row, is_there, numbers)

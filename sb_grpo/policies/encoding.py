@@ -127,7 +127,7 @@ class EncodingPolicy(ActorPolicy):
         low, high = (np.iinfo(space.state_dtype).min, np.iinfo(space.state_dtype).max) if whole else (-np.inf, np.inf)
         return spaces.Box(low, high, (space.state_dim,), space.state_dtype.type)
 
-    def _outputs_before_masks(self, obs: PyTorchObs) -> th.Tensor:
+    def _code_and_state(self, obs: PyTorchObs) -> tuple[Any, th.Tensor]:
         code = beside(obs, CODE)
         instance = beside(obs, INSTANCE)
         rows = env_part(obs)
@@ -137,7 +137,10 @@ class EncodingPolicy(ActorPolicy):
         elif code is None:
             code = self.encode(instance)
         b = len(tree_leaves(code)[0])
-        state = rows.float().view(b, -1, self.instance_space.state_dim)
+        return code, rows.float().view(b, -1, self.instance_space.state_dim)
+
+    def _outputs(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
+        code, state = self._code_and_state(obs)
         out = self.scores(code, state)
         wanted = (*state.shape[:2], int(self.action_space.n))  # type: ignore[attr-defined]
         if tuple(out.shape) != wanted:
@@ -145,7 +148,7 @@ class EncodingPolicy(ActorPolicy):
                 f"scores() of {type(self).__name__} returns the shape {tuple(out.shape)} and must return {wanted}: instances, "
                 "states of each, actions."
             )
-        return out.flatten(0, 1)
+        return self._masked(out.flatten(0, 1), obs), None
 
     def _code_of_rows(self, rows: th.Tensor) -> tuple[Any, th.Tensor]:
         """Code and states of whole observations, as ``predict`` gets them, each with an instance of its own."""
@@ -166,12 +169,17 @@ class EncodingPolicy(ActorPolicy):
         """Versions of the weights, which differ as soon as one was changed in place."""
         return tuple(parameter._version for parameter in self.parameters())
 
-    def _outputs(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
-        out = self._outputs_before_masks(obs)
-        return self._masked(out, obs), None
+    def state_features(self, code: Any, state: th.Tensor) -> th.Tensor:
+        """Features of states for ``advantage="state"``; a policy that has them sets ``features_dim`` in :meth:`build`.
+
+        :param code: of :meth:`encode`, ``[b, ...]``
+        :param state: ``[b, k, s]`` float32
+        :return: ``[b, k, features_dim]``
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no state_features().")
 
     def features(self, obs: PyTorchObs) -> th.Tensor:
-        raise NotImplementedError("An EncodingPolicy has no features of a single state.")
+        return self.state_features(*self._code_and_state(obs)).flatten(0, 1)
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {
@@ -236,6 +244,7 @@ class SetPolicy(EncodingPolicy):
         self.n_heads = n_heads
         self.clip = clip
         self.width = width
+        self.features_dim = width  # of the glimpse
         self.of_items = [
             name for name, shape in space.parts.items() if shape[:1] == (n,) and len(shape) < 3 and name not in SPECIAL
         ]
@@ -290,9 +299,10 @@ class SetPolicy(EncodingPolicy):
     def _heads(self, x: th.Tensor) -> th.Tensor:
         return x.unflatten(2, (self.n_heads, -1)).transpose(1, 2)
 
-    def scores(self, code: Any, state: th.Tensor) -> th.Tensor:
+    def state_features(self, code: Any, state: th.Tensor) -> th.Tensor:
+        """Compute the glimpse: what the attention of a state finds among the items, ``[b, k, width]``."""
         space = self.instance_space
-        keys, values, pointer, whole, *more = code
+        keys, values, _, whole, *more = code
         b, k = state.shape[:2]
         n = keys.shape[2]
         bias = more.pop() if len(more) > bool(space.pointers) else None
@@ -307,8 +317,8 @@ class SetPolicy(EncodingPolicy):
         logits = query @ keys.transpose(2, 3)
         if self.item_now is not None:
             # Adding W d_j to the keys, values and pointers of item j, without a tensor of states x items x units.
-            items = state[..., state.shape[2] - space.per_item * n :].unflatten(2, (-1, n))  # [b, k, p, n]
-            of_key, of_value, of_pointer = self.item_now.weight.view(3, self.width, -1)
+            items = self._items(state, n)
+            of_key, of_value, _ = self.item_now.weight.view(3, self.width, -1)
             by_head = (query @ of_key.view(self.n_heads, -1, space.per_item)).transpose(1, 2)  # [b, k, h, p]
             logits = logits + (by_head @ items).transpose(1, 2)
         logits = logits * (query.shape[3] ** -0.5)
@@ -319,10 +329,20 @@ class SetPolicy(EncodingPolicy):
         if self.item_now is not None:
             seen = share.transpose(1, 2) @ items.transpose(2, 3)  # [b, k, h, p]
             found = found + th.einsum("bkhp,hdp->bkhd", seen, of_value.view(self.n_heads, -1, space.per_item))
-        glimpse = self.write(found.flatten(2))
+        glimpse: th.Tensor = self.write(found.flatten(2))
+        return glimpse
+
+    def _items(self, state: th.Tensor, n: int) -> th.Tensor:
+        """Entries of the state that describe items, ``[b, k, per_item, n]``."""
+        return state[..., state.shape[2] - self.instance_space.per_item * n :].unflatten(2, (-1, n))
+
+    def scores(self, code: Any, state: th.Tensor) -> th.Tensor:
+        glimpse = self.state_features(code, state)
+        pointer = code[2]
         score = glimpse @ pointer.transpose(1, 2)
         if self.item_now is not None:
-            score = score + ((glimpse @ of_pointer).unsqueeze(2) @ items).squeeze(2)
+            of_pointer = self.item_now.weight.view(3, self.width, -1)[2]
+            score = score + ((glimpse @ of_pointer).unsqueeze(2) @ self._items(state, pointer.shape[1])).squeeze(2)
         return self.clip * th.tanh(score * (self.width**-0.5))
 
 

@@ -52,6 +52,7 @@ class Setup(ExperimentManager):
             try:
                 self.env_name = EnvironmentName(self._entry(asked.gym_id))  # rl_zoo3 looks entries up by the env's name
                 hyperparams, saved = super().read_hyperparameters()
+                self._drop_kwargs_of_another_estimator(hyperparams, saved)
             finally:
                 self.env_name = asked
         if not self.trusted:
@@ -63,6 +64,15 @@ class Setup(ExperimentManager):
         check_normalize(read.get("normalize"), self._where("normalize"))
         check_named_classes(read, self._where)
         return read, saved
+
+    def _drop_kwargs_of_another_estimator(self, *settings: dict[str, Any]) -> None:
+        """Drop the entry's ``advantage_kwargs`` where ``advantage`` is overridden: they belong to the entry's estimator."""
+        given = self.custom_hyperparams or {}
+        entry = read_entries(self.config).get(self.env_name.gym_id) or {}
+        default = entry.get("advantage", "state")
+        if self.algo == "grpo" and given.get("advantage", default) != default and "advantage_kwargs" not in given:
+            for found in settings:
+                found.pop("advantage_kwargs", None)
 
     def _whole_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Those of the run that goes on, or of a trial, and none of an entry, which it never had or has been edited since."""
