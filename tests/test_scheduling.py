@@ -142,7 +142,7 @@ def test_durations_have_the_mean_and_the_variation_that_were_asked_for() -> None
     # The mean rest of a running operation: E[X - a | X > a] of the numbers above.
     env = JobShop(1, 2, 2, cv=0.5)
     for passed in (0.0, 8.0, 20.0):
-        rest = env._mean_rest(th.tensor(10.0), th.tensor(passed))
+        rest = env.mean_rest(th.tensor(10.0), th.tensor(passed))
         assert float(rest) == pytest.approx(float((x[x > passed] - passed).mean()), rel=1e-2)
 
 

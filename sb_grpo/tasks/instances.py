@@ -64,7 +64,7 @@ class Cities:
 
     def distances(self) -> np.ndarray:
         """``[n, n]`` distances."""
-        between = np.hypot(*(self.xy[:, None] - self.xy[None]).transpose(2, 0, 1))
+        between: np.ndarray = np.hypot(*(self.xy[:, None] - self.xy[None]).transpose(2, 0, 1))
         return np.floor(between + 0.5) if self.rounded else between
 
 

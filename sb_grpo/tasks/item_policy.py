@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch as th
 from gymnasium import spaces
@@ -69,6 +69,8 @@ class ItemPolicy(ActorPolicy):
     :param kwargs: of :class:`~sb_grpo.policies.ActorPolicy`
     :raises ValueError: for other observations, and actions that are not Discrete
     """
+
+    size_free: ClassVar[bool] = True
 
     def __init__(
         self, observation_space: InstanceSpace, action_space: spaces.Discrete, *args: Any, hidden: int = 64, **kwargs: Any

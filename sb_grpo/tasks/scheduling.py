@@ -312,7 +312,7 @@ class JobShop(InstanceEnv):
         # Running operations: the mean of the rest, given the time that has passed.
         last = (parts.begun - 1).clamp(min=0)
         running = (parts.begun > 0) & (parts.ready > parts.t)
-        rest = self._mean_rest(_of_operation(mean, last), parts.t - parts.started) * running
+        rest = self.mean_rest(_of_operation(mean, last), parts.t - parts.started) * running
         machines = th.arange(self.n_machines, device=state.device)
         on = (_of_operation(instance["machine"], last).unsqueeze(3) == machines) & running.unsqueeze(3)
         busy = (on * rest.unsqueeze(3)).amax(dim=2)  # [b, g, machines]
@@ -338,7 +338,7 @@ class JobShop(InstanceEnv):
             busy.gather(2, later_machine) * has_later,
         )
 
-    def _mean_rest(self, mean: th.Tensor, passed: th.Tensor) -> th.Tensor:
+    def mean_rest(self, mean: th.Tensor, passed: th.Tensor) -> th.Tensor:
         """Mean rest of lognormal durations that have lasted for some time: E[X - a | X > a]."""
         if self.cv == 0:
             return (mean - passed).clamp(min=0.0)

@@ -16,7 +16,7 @@ import torch as th
 from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.tasks.instances import Cities, Items, Jobs
 from sb_grpo.tasks.routing import TSP
-from sb_grpo.tasks.scheduling import DynamicJobShop, JobShop
+from sb_grpo.tasks.scheduling import RULES, DynamicJobShop, JobShop
 from sb_grpo.tasks.uncertain import CVRP, Knapsack
 
 #: Chooses actions ``[b, g]`` of instances, states ``[b, g, s]`` and valid actions ``[b, g, n]``.
@@ -139,8 +139,6 @@ def by_rule(env: Any, rule: str) -> Choose:
     :param rule: name
     :raises ValueError: for an unknown rule
     """
-    from sb_grpo.tasks.scheduling import RULES
-
     if rule not in env.rules and not (isinstance(env, JobShop) and rule in RULES):
         raise ValueError(f"There is no rule {rule!r} for {type(env).__name__}: there are {', '.join(env.rules)}.")
 
@@ -310,11 +308,11 @@ def _cp_model() -> Any:
     return cp_model
 
 
-def _run(cp_model: Any, model: Any, seconds: float) -> tuple[Any, bool]:
+def _run(cp_model: Any, program: Any, seconds: float) -> tuple[Any, bool]:
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
     solver.parameters.num_workers = 1
-    status = solver.Solve(model)
+    status = solver.Solve(program)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         raise ValueError(
             f"CP-SAT found no solution within {seconds} s ({solver.StatusName(status)}): give it more seconds, or correct the "
@@ -340,7 +338,7 @@ def plan_shop(work: Work, seconds: float) -> tuple[list[list[int]], bool]:
     :return: begin of every operation, and whether the plan is optimal
     """
     cp_model = _cp_model()
-    model = cp_model.CpModel()
+    program = cp_model.CpModel()
     horizon = max([*work.ready, *work.free]) + sum(d for job in work.operations for _, d in job)
     on: dict[int, list[Any]] = {}
     begins: list[list[Any]] = []
@@ -349,22 +347,22 @@ def plan_shop(work: Work, seconds: float) -> tuple[list[list[int]], bool]:
         end: Any = ready
         begins.append([])
         for machine, duration in job:
-            begin = model.NewIntVar(max(ready, work.free[machine]), horizon, "")
-            model.Add(begin >= end)
-            on.setdefault(machine, []).append(model.NewIntervalVar(begin, duration, begin + duration, ""))
+            begin = program.NewIntVar(max(ready, work.free[machine]), horizon, "")
+            program.Add(begin >= end)
+            on.setdefault(machine, []).append(program.NewIntervalVar(begin, duration, begin + duration, ""))
             begins[-1].append(begin)
             end = begin + duration
         ends.append(end)
     for intervals in on.values():
-        model.AddNoOverlap(intervals)
+        program.AddNoOverlap(intervals)
     if work.weight is None:
-        makespan = model.NewIntVar(0, horizon, "")
+        makespan = program.NewIntVar(0, horizon, "")
         for end in ends:
-            model.Add(makespan >= end)
-        model.Minimize(makespan)
+            program.Add(makespan >= end)
+        program.Minimize(makespan)
     else:
-        model.Minimize(sum(w * end for w, end in zip(work.weight, ends, strict=True)))
-    solver, optimal = _run(cp_model, model, seconds)
+        program.Minimize(sum(w * end for w, end in zip(work.weight, ends, strict=True)))
+    solver, optimal = _run(cp_model, program, seconds)
     return _without_slack(work, [[solver.Value(begin) for begin in job] for job in begins]), optimal
 
 
@@ -448,7 +446,7 @@ class Planner:
         busy = [0] * env.n_machines
         t = float(parts.t[0, 0, 0])
         ready = parts.ready[0, 0].tolist()
-        last = env._mean_rest(
+        last = env.mean_rest(
             mean.gather(1, (parts.begun[0, 0] - 1).clamp(min=0).unsqueeze(1)).squeeze(1), t - parts.started[0, 0]
         ).tolist()
         for j in range(env.n_jobs):
@@ -503,10 +501,10 @@ def cp_sat(
     return found
 
 
-def _arcs(model: Any, cities: Cities, precision: float) -> tuple[list[Any], Any]:
+def _arcs(program: Any, cities: Cities, precision: float) -> tuple[list[Any], Any]:
     n = len(cities.xy)
     whole = np.rint(cities.distances() * precision).astype(int)
-    arcs = [(i, j, model.NewBoolVar("")) for i in range(n) for j in range(n) if i != j]
+    arcs = [(i, j, program.NewBoolVar("")) for i in range(n) for j in range(n) if i != j]
     return arcs, sum(int(whole[i, j]) * used for i, j, used in arcs)
 
 
@@ -516,11 +514,11 @@ def _precision(cities: Cities) -> float:
 
 def _exact_tour(cities: Cities, seconds: float) -> tuple[list[int], float, bool]:
     cp_model = _cp_model()
-    model = cp_model.CpModel()
-    arcs, cost = _arcs(model, cities, _precision(cities))
-    model.AddCircuit(arcs)
-    model.Minimize(cost)
-    solver, optimal = _run(cp_model, model, seconds)
+    program = cp_model.CpModel()
+    arcs, cost = _arcs(program, cities, _precision(cities))
+    program.AddCircuit(arcs)
+    program.Minimize(cost)
+    solver, optimal = _run(cp_model, program, seconds)
     following = {i: j for i, j, used in arcs if solver.Value(used)}
     tour = [0]
     while len(tour) < len(cities.xy):
@@ -531,18 +529,18 @@ def _exact_tour(cities: Cities, seconds: float) -> tuple[list[int], float, bool]
 def _exact_routes(cities: Cities, seconds: float) -> tuple[list[int], float, bool]:
     assert cities.demand is not None and cities.capacity is not None
     cp_model = _cp_model()
-    model = cp_model.CpModel()
+    program = cp_model.CpModel()
     scale = 1 if (np.append(cities.demand, cities.capacity) % 1 == 0).all() else 1000
     demand = np.rint(cities.demand * scale).astype(int).tolist()
     capacity = int(cities.capacity * scale)
-    arcs, cost = _arcs(model, cities, _precision(cities))
-    model.AddMultipleCircuit(arcs)
-    load = [model.NewIntVar(d, capacity, "") for d in demand]
+    arcs, cost = _arcs(program, cities, _precision(cities))
+    program.AddMultipleCircuit(arcs)
+    load = [program.NewIntVar(d, capacity, "") for d in demand]
     for i, j, used in arcs:
         if j:
-            model.Add(load[j] >= (load[i] if i else 0) + demand[j]).OnlyEnforceIf(used)
-    model.Minimize(cost)
-    solver, optimal = _run(cp_model, model, seconds)
+            program.Add(load[j] >= (load[i] if i else 0) + demand[j]).OnlyEnforceIf(used)
+    program.Minimize(cost)
+    solver, optimal = _run(cp_model, program, seconds)
     following = {i: j for i, j, used in arcs if i and solver.Value(used)}
     way: list[int] = []
     for begin in (j for i, j, used in arcs if i == 0 and solver.Value(used)):
@@ -555,12 +553,12 @@ def _exact_routes(cities: Cities, seconds: float) -> tuple[list[int], float, boo
 
 def _exact_packing(items: Items, seconds: float) -> tuple[list[int], float, bool]:
     cp_model = _cp_model()
-    model = cp_model.CpModel()
-    packed = [model.NewBoolVar("") for _ in items.value]
+    program = cp_model.CpModel()
+    packed = [program.NewBoolVar("") for _ in items.value]
     fine = 1e6 / items.capacity
-    model.Add(sum(int(np.ceil(size * fine)) * p for size, p in zip(items.size, packed, strict=True)) <= 1_000_000)
+    program.Add(sum(int(np.ceil(size * fine)) * p for size, p in zip(items.size, packed, strict=True)) <= 1_000_000)
     worth = 1e6 / max(float(np.max(items.value)), 1e-12)
-    model.Maximize(sum(round(value * worth) * p for value, p in zip(items.value, packed, strict=True)))
-    solver, optimal = _run(cp_model, model, seconds)
+    program.Maximize(sum(round(value * worth) * p for value, p in zip(items.value, packed, strict=True)))
+    solver, optimal = _run(cp_model, program, seconds)
     chosen = [i for i, p in enumerate(packed) if solver.Value(p)]
     return chosen, -float(np.sum(items.value[chosen])), optimal
