@@ -14,8 +14,8 @@ import torch as th
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.env_util import make_vec_env
 
-import sb_grpo  # it registers the tasks
 from sb_grpo import GRPO
+from sb_grpo.envs import make_tensor_env
 from sb_grpo.tasks.host_problem import ByInstance
 from sb_grpo.tasks.instances import Cities, Items, Jobs, make_jobs, public, read_cities, read_jobs
 from sb_grpo.tasks.item_policy import ItemPolicy
@@ -70,7 +70,7 @@ def simulated(jobs: Jobs, duration: np.ndarray, order: list[int]) -> tuple[list[
     return begins, max(ready)
 
 
-def jobs_of(env: JobShop) -> Jobs:
+def jobs_of(env: Any) -> Jobs:
     """Instance of the env's first slot."""
     found = {name: part[0].numpy() for name, part in env.instances.items()}
     names = tuple(map(str, range(env.n_jobs)))
@@ -81,7 +81,7 @@ def jobs_of(env: JobShop) -> Jobs:
 @pytest.mark.parametrize("cv", [0.0, 0.5])
 @pytest.mark.parametrize("seed", [0, 1])
 def test_schedules_are_those_of_a_loop_over_events(cv: float, seed: int) -> None:
-    env = JobShop(1, 5, 4, cv=cv, breakdowns=0.1, dtype=th.float64)
+    env: Any = JobShop(1, 5, 4, cv=cv, breakdowns=0.1, dtype=th.float64)
     rng = np.random.default_rng(seed)
     actions, states, total, cost = played(env, lambda mask: rng.choice(np.flatnonzero(mask)), seed)
     begins, makespan = simulated(jobs_of(env), env.instances["duration"][0].numpy(), actions)
@@ -92,7 +92,7 @@ def test_schedules_are_those_of_a_loop_over_events(cv: float, seed: int) -> None
 def test_weighted_time_in_the_system_counts_from_the_arrival() -> None:
     """Two jobs on one machine: 4 from time 0 with weight 1, and 2 from time 1 with weight 3; the first is not interrupted."""
     jobs = make_jobs("two", [[(0, 4.0)], [(0, 2.0)]], release=[0, 1], weight=[1, 3])
-    env = DynamicJobShop(1, cv=0.0, instances=[jobs])
+    env: Any = DynamicJobShop(1, cv=0.0, instances=[jobs])
     _, states, total, cost = played(env, lambda mask: np.flatnonzero(mask)[0])
     assert [state[0] for state in states] == [0, 4]
     assert cost == 1 * 4 + 3 * (6 - 1) == pytest.approx(-total * env.unit)
@@ -110,15 +110,15 @@ def test_jobs_are_invisible_before_they_arrive() -> None:
 def test_waiting_reaches_a_schedule_that_no_rule_without_delay_has() -> None:
     """Machine 0 is worth keeping free for the urgent job that comes at time 1: cost 1 + 100 x 1 + ... instead of 100 x 10."""
     jobs = make_jobs("wait", [[(0, 10.0)], [(1, 1.0), (0, 1.0)]], weight=[1, 100])
-    hurry = DynamicJobShop(1, cv=0.0, instances=[jobs])
+    hurry: Any = DynamicJobShop(1, cv=0.0, instances=[jobs])
     assert played(hurry, lambda mask: np.flatnonzero(mask)[0])[3] == 10 + 100 * 11
-    patient = DynamicJobShop(1, cv=0.0, instances=[jobs], waiting=True)
+    patient: Any = DynamicJobShop(1, cv=0.0, instances=[jobs], waiting=True)
     plan = iter([1, 2, 1, 0])
     assert played(patient, lambda mask: next(plan))[3] == 12 + 100 * 2
 
 
 def test_members_share_the_luck_of_an_operation_whatever_they_do() -> None:
-    env = JobShop(2, 3, 3, cv=0.5)
+    env: Any = JobShop(2, 3, 3, cv=0.5)
     env.arrange(2)
     env.reset_all(th.tensor([5, 5]))
     assert env.instances["duration"].shape == (1, 3, 3)
@@ -134,13 +134,13 @@ def test_durations_have_the_mean_and_the_variation_that_were_asked_for() -> None
     u = (th.arange(200_000, dtype=th.float64) + 0.5) / 200_000
     x = lognormal(th.full_like(u, 10.0), u, 0.5)
     assert float(x.mean()) == pytest.approx(10, rel=1e-3) and float(x.std() / x.mean()) == pytest.approx(0.5, rel=1e-2)
-    shop = JobShop(2000, 2, 2, cv=0.0, breakdowns=0.2, repair=30.0)
+    shop: Any = JobShop(2000, 2, 2, cv=0.0, breakdowns=0.2, repair=30.0)
     shop.reset_all(th.arange(2000))
     late = shop.instances["duration"] - shop.instances["expected"]
     assert float((late > 0).double().mean()) == pytest.approx(0.2, abs=0.02)
     assert float(late.mean()) == pytest.approx(6.0, rel=0.1)
     # The mean rest of a running operation: E[X - a | X > a] of the numbers above.
-    env = JobShop(1, 2, 2, cv=0.5)
+    env: Any = JobShop(1, 2, 2, cv=0.5)
     for passed in (0.0, 8.0, 20.0):
         rest = env.mean_rest(th.tensor(10.0), th.tensor(passed))
         assert float(rest) == pytest.approx(float((x[x > passed] - passed).mean()), rel=1e-2)
@@ -149,7 +149,7 @@ def test_durations_have_the_mean_and_the_variation_that_were_asked_for() -> None
 def test_rules_choose_by_their_names() -> None:
     """Jobs on one machine: times 5, 2 + 9 later, 3; weights 1, 1, 9."""
     jobs = make_jobs("rules", [[(0, 5.0)], [(0, 2.0), (1, 9.0)], [(0, 3.0)]], weight=[1, 1, 9])
-    env = JobShop(1, cv=0.0, instances=[jobs])
+    env: Any = JobShop(1, cv=0.0, instances=[jobs])
     state = env.state.unsqueeze(1)
     first = {rule: int(env.priority(rule, env.instances, state).argmax()) for rule in RULES}
     assert first == {"MWKR": 1, "MOR": 1, "SPT": 1, "FIFO": 0, "WSPT": 2, "WSRPT": 2, "ATC": 2}
@@ -160,7 +160,7 @@ def test_rules_choose_by_their_names() -> None:
 
 def test_a_vehicle_returns_for_the_rest_of_a_demand() -> None:
     """Customer at distance 1 demands 1.5 of expected 1 x capacity: two visits, four ways."""
-    env = CVRP(1, spread=0.5, instances=[Cities("one", np.array([[0, 0], [1, 0]]), np.array([0, 1]), 1.0)])
+    env: Any = CVRP(1, spread=0.5, instances=[Cities("one", np.array([[0, 0], [1, 0]]), np.array([0, 1]), 1.0)])
     env.instances["demand"] = th.tensor([[0.0, 1.5]])
     env.state = env.initial_state(env.instances, ONE).flatten(0, 1)
     seen = []
@@ -172,11 +172,11 @@ def test_a_vehicle_returns_for_the_rest_of_a_demand() -> None:
 
 
 def test_a_knapsack_bursts_and_keeps_the_value_before() -> None:
-    env = Knapsack(1, instances=[Items("three", np.array([3.0, 2.0, 1.0]), np.array([4.0, 4.0, 4.0]), 10.0)])
+    env: Any = Knapsack(1, instances=[Items("three", np.array([3.0, 2.0, 1.0]), np.array([4.0, 4.0, 4.0]), 10.0)])
     env.instances["size"] = th.tensor([[0.4, 0.5, 0.2]])
     rewards = [float(env.step_tensor(th.tensor([item])).rewards[0]) for item in (0, 1, 2)]
     assert rewards == [3, 2, 0] and env.idle[0]
-    known = Knapsack(1, cv=0.0, instances=[Items("three", np.array([3.0, 2.0, 1.0]), np.array([4.0, 4.0, 8.0]), 10.0)])
+    known: Any = Knapsack(1, cv=0.0, instances=[Items("three", np.array([3.0, 2.0, 1.0]), np.array([4.0, 4.0, 8.0]), 10.0)])
     played(known, lambda mask: np.flatnonzero(mask)[0])
     assert float(known.cost(known.instances, known.state.unsqueeze(1))) == -5
 
@@ -194,7 +194,7 @@ PROBLEMS = [
 @pytest.mark.parametrize(("env_id", "kwargs"), PROBLEMS)
 def test_host_and_tensor_version_give_the_same_numbers(env_id: str, kwargs: dict[str, Any]) -> None:
     host: Any = gym.make(env_id, **kwargs).unwrapped
-    env: Any = sb_grpo.envs.make_tensor_env(env_id, 6, **kwargs)
+    env: Any = make_tensor_env(env_id, 6, **kwargs)
     env.arrange(3)
     env.reset_all(th.tensor([11, 11, 11, 12, 12, 12]))
     obs, _ = host.reset(seed=12)
@@ -293,8 +293,8 @@ def test_bad_input_is_refused_before_any_step() -> None:
 
 def test_padding_changes_nothing() -> None:
     small = public("ft06")
-    both = JobShop(1, cv=0.0, instances=[small, public("ft10")])
-    alone = JobShop(1, cv=0.0, instances=[small])
+    both: Any = JobShop(1, cv=0.0, instances=[small, public("ft10")])
+    alone: Any = JobShop(1, cv=0.0, instances=[small])
     for env in (both, alone):
         played(env, lambda mask: np.flatnonzero(mask)[0])
     costs = [float(env.cost(env.instances, env.state.unsqueeze(1))) for env in (both, alone)]
@@ -317,7 +317,7 @@ class OneInstance(gym.Env[np.ndarray, int]):
     def __init__(self, level: float) -> None:
         self.level = level
         self.observation_space = gym.spaces.Box(0.0, level // 100 + 1.0, (1,), np.float32)
-        self.action_space = gym.spaces.Discrete(2)
+        self.action_space: Any = gym.spaces.Discrete(2)
 
     def reset(self) -> np.ndarray:  # type: ignore[override]
         return np.array([self.level], np.float32)
@@ -431,7 +431,7 @@ def test_training_on_uncertain_shops_beats_every_rule() -> None:
         ItemPolicy, JobShop(64), advantage="outcome", group_size=8, n_groups=16, learning_rate=1e-3, batch_size=512,
         n_epochs=4, gamma=1.0, seed=0, device="cpu",
     ).learn(20_000)  # fmt: skip
-    env = JobShop(100)
+    env: Any = JobShop(100)
     instance = env.instance(th.arange(10**6, 10**6 + 100))
     best = min(float(play(env, instance, by_rule(env, rule)).cost.mean()) for rule in JobShop.rules)
     assert float(play(env, instance, by_model(env, model)).cost.mean()) < best - 5

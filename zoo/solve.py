@@ -32,7 +32,9 @@ from .common.pictures import drawn
 
 #: Envs of a training, and its settings: whole groups of attempts with the same luck.
 N_ENVS = 64
-TRAINING = {"group_size": 8, "n_groups": 16, "learning_rate": 1e-3, "batch_size": 512, "n_epochs": 4, "gamma": 1.0}
+TRAINING: dict[str, Any] = dict(
+    group_size=8, n_groups=16, learning_rate=1e-3, batch_size=512, n_epochs=4, gamma=1.0
+)
 
 
 def make_parser() -> Parser:
@@ -171,10 +173,10 @@ def draw(folder: Path, given: Jobs | Cities, solution: Solution, method: str) ->
     """Draw a Gantt chart with one row per machine, or the tour."""
     from .comparing import figures
 
-    plt = figures.plt
+    plt: Any = figures.plt  # type: ignore[attr-defined]
     if isinstance(given, Jobs):
         figure, axes = plt.subplots(figsize=(9, 1 + 0.5 * len(given.machine_names)), layout="constrained")
-        colours = plt.get_cmap("tab20").colors  # type: ignore[attr-defined]
+        colours = plt.get_cmap("tab20").colors
         for row in solution.schedule:
             y = given.machine_names.index(row.machine)
             colour = colours[given.job_names.index(row.job) % len(colours)]

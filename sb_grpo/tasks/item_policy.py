@@ -39,7 +39,8 @@ class ItemExtractor(BaseFeaturesExtractor):
         columns = observations[:, -self.per_item * self.n_actions :].view(len(observations), self.per_item, self.n_actions)
         rows = self.first(columns.transpose(1, 2)).tanh()
         mean = rows.mean(dim=1, keepdim=True).expand_as(rows)
-        return self.second(th.cat([rows, mean], dim=2)).tanh().flatten(1)
+        found: th.Tensor = self.second(th.cat([rows, mean], dim=2)).tanh().flatten(1)
+        return found
 
 
 class ItemHead(nn.Module):
@@ -84,7 +85,8 @@ class ItemPolicy(ActorPolicy):
 
     def _build_action_head(self, latent_dim: int) -> None:
         super()._build_action_head(latent_dim)
-        self.action_net = ItemHead(self.features_extractor.n_actions, self.hidden)
+        assert isinstance(self.action_space, spaces.Discrete)
+        self.action_net = ItemHead(int(self.action_space.n), self.hidden)  # type: ignore[assignment]
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), "hidden": self.hidden}

@@ -212,7 +212,7 @@ class JobShop(InstanceEnv):
     def parts(self, state: th.Tensor) -> Parts:
         """Name the columns of a state ``[b, g, s]``."""
         n = self.n_jobs
-        t, begun, ready, started, free = state.split([1, n, n, n, self.n_machines], dim=2)
+        t, begun, ready, started, free = th.split(state, [1, n, n, n, self.n_machines], dim=2)
         return Parts(t, begun.long(), ready, started, free)
 
     def initial_state(self, instance: Instance, member: th.Tensor) -> th.Tensor:  # type: ignore[override]
@@ -345,7 +345,8 @@ class JobShop(InstanceEnv):
         sigma = log(1.0 + self.cv**2) ** 0.5
         z = (passed.clamp(min=1e-6) / mean.clamp(min=1e-6)).log() / sigma + 0.5 * sigma
         beyond = th.special.ndtr(-z).clamp(min=1e-6)
-        return (mean * th.special.ndtr(sigma - z) / beyond - passed).clamp(min=0.0)
+        rest: th.Tensor = mean * th.special.ndtr(sigma - z) / beyond - passed
+        return rest.clamp(min=0.0)
 
     def features(self, instance: Instance, state: th.Tensor) -> th.Tensor:
         """``[b, g, n_actions, N_FEATURES]`` features of the actions; times are divided by ``unit``."""

@@ -88,7 +88,8 @@ def make_problem(instances: Sequence[Jobs | Cities | Items], **kwargs: Any) -> I
 
 def _in_unit_square(xy: np.ndarray) -> np.ndarray:
     low = xy.min(axis=0)
-    return (xy - low) / (max((xy.max(axis=0) - low).max(), 1e-12))
+    scaled: np.ndarray = (xy - low) / max((xy.max(axis=0) - low).max(), 1e-12)
+    return scaled
 
 
 def play(env: InstanceEnv, instance: Any, choose: Choose, members: int = 1, first: th.Tensor | None = None) -> Played:
@@ -103,7 +104,7 @@ def play(env: InstanceEnv, instance: Any, choose: Choose, members: int = 1, firs
     state = env.initial_state(instance, th.arange(members, device=env.device))
     over = th.zeros(state.shape[:2], dtype=th.bool, device=env.device)
     steps = over.long()
-    actions = []
+    actions: list[th.Tensor] = []
     times = []
     returns = th.zeros(state.shape[:2], device=env.device)
     limit = env.max_episode_steps
@@ -492,7 +493,7 @@ def cp_sat(
         return _solutions(env, instance, instances, played, time.perf_counter() - begun, proven)
     if getattr(env, "uncertain", False):
         raise ValueError("CP-SAT here plans demands and sizes that are known: leave spread and cv at 0.")
-    exact = {TSP: _exact_tour, CVRP: _exact_routes, Knapsack: _exact_packing}[type(env)]
+    exact: Any = _exact_packing if isinstance(env, Knapsack) else _exact_routes if isinstance(env, CVRP) else _exact_tour
     found = []
     for given in instances:
         begun = time.perf_counter()

@@ -95,6 +95,9 @@ class CVRP(InstanceEnv):
         u = uniform(mix_tensor(seeds, 1), self.n + 1, self.dtype)
         return {**instance, "demand": instance["expected"] * (1.0 + self.spread * (2.0 * u - 1.0))}
 
+    def visible(self, instance: dict[str, th.Tensor]) -> dict[str, th.Tensor]:  # type: ignore[override]
+        return {"places": instance["places"] / self.unit, "expected": instance["expected"]}
+
     def initial_state(self, instance: dict[str, th.Tensor], member: th.Tensor) -> th.Tensor:  # type: ignore[override]
         # Place, load, distance; then per place: the demand that is left, and whether it is known.
         demand = instance["demand"].unsqueeze(1)
@@ -102,7 +105,8 @@ class CVRP(InstanceEnv):
         return th.cat([front, demand, th.zeros_like(demand)], dim=2).expand(-1, len(member), -1)
 
     def _parts(self, state: th.Tensor) -> Sequence[th.Tensor]:
-        return state.split([1, 1, 1, self.n + 1, self.n + 1], dim=2)
+        parts: Sequence[th.Tensor] = th.split(state, [1, 1, 1, self.n + 1, self.n + 1], dim=2)
+        return parts
 
     def valid(self, instance: dict[str, th.Tensor], state: th.Tensor) -> th.Tensor:  # type: ignore[override]
         here, load, _, left, _ = self._parts(state)
@@ -140,7 +144,8 @@ class CVRP(InstanceEnv):
         """``[b, g, n + 1]`` distances from the vehicle."""
         places = instance["places"]
         here = places.gather(1, state[..., :1].long().expand(-1, -1, 2))
-        return (places.unsqueeze(1) - here.unsqueeze(2)).norm(dim=3)
+        ways: th.Tensor = (places.unsqueeze(1) - here.unsqueeze(2)).norm(dim=3)
+        return ways
 
     def features(self, instance: dict[str, th.Tensor], state: th.Tensor) -> th.Tensor:
         """``[b, g, n + 1, 10]`` features of the places; distances are divided by ``unit``."""
@@ -249,7 +254,7 @@ class Knapsack(InstanceEnv):
     def transition(  # type: ignore[override]
         self, instance: dict[str, th.Tensor], state: th.Tensor, actions: th.Tensor
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
-        room, value, _, tried = state.split([1, 1, 1, self.n], dim=2)
+        room, value, _, tried = th.split(state, [1, 1, 1, self.n], dim=2)
         action = actions.unsqueeze(2)
         size = instance["size"].gather(1, actions).unsqueeze(2)
         fits = (size <= room + TINY) & (tried.gather(2, action) == 0)

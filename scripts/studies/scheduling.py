@@ -55,7 +55,8 @@ class ItemActorCritic(MaskableActorCriticPolicy):
         hidden = self.features_dim // n
         self.action_net = ItemHead(n, hidden)  # type: ignore[assignment]
         self.value_net = Mean(n, hidden)  # type: ignore[assignment]
-        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
+        made: Any = self.optimizer_class
+        self.optimizer = made(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
 
 
 class Mean(ItemHead):
