@@ -10,7 +10,7 @@ from sb_grpo.envs.seeded_reset import SeededResetWrapper
 from sb_grpo.evaluation import PairedEvaluation, evaluate_paired
 from sb_grpo.extras.exploration import CountBonus, RNDBonus
 from sb_grpo.grpo import GRPO
-from sb_grpo.learn.losses import Cispo, Clipped, Loss
+from sb_grpo.learn.losses import Cispo, Clipped, Loss, Sapo
 from sb_grpo.policies import CnnPolicy, MlpPolicy, MultiInputPolicy
 from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Features, Rollout, UpdateResult
 
@@ -38,6 +38,7 @@ __all__ = [
     "RNDBonus",
     "Rewards",
     "Rollout",
+    "Sapo",
     "SeededResetWrapper",
     "State",
     "Step",

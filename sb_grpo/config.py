@@ -443,7 +443,7 @@ class StateSettings:
 # ---------------------------------------------------------------- the table of types and ranges
 
 AGGREGATIONS = ("step", "episode", "constant")
-LEVELS = ("step", "episode")
+LEVELS = ("step", "turn", "episode")
 GROUPINGS = ("seed", "task", "hierarchical", "difficulty", "length", "auto")
 GROUP_WEIGHTS = ("balanced", "performance", "adaptive")
 BASELINES = ("mean", "leave_one_out", "median", "global")
@@ -559,7 +559,12 @@ RANGES: dict[str, dict[str, Rule]] = {
         "aggregation": one_of(*AGGREGATIONS),
         "importance_level": one_of(*LEVELS),
         "ref_sync_interval": integer(1, 1_000_000_000, none=True),
+        "mask_truncated": FLAG,
+        "advantage_clip": number(0, 1e6, "5 is usual", above=True, none=True),
+        "kl_correction": FLAG,
         "ratio_cap": number(0, 1e6, "3 to 10 is usual", above=True, none=True),
+        "temperature_pos": number(1e-3, 1e3, "1 is usual"),
+        "temperature_neg": number(1e-3, 1e3, "1.05 is usual"),
     },
     "advantage_kwargs": {
         "baseline": one_of(*BASELINES),

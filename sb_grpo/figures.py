@@ -15,7 +15,7 @@ from sb_grpo.collect.acting import unseen
 from sb_grpo.learn.losses import Objective
 from sb_grpo.learn.minibatches import some_instances, stretches
 from sb_grpo.maths.chunks import evenly_spaced, in_chunks
-from sb_grpo.maths.losses import Clip, importance_ratio, kl_k3
+from sb_grpo.maths.losses import Clip, kl_k3
 from sb_grpo.maths.returns import episode_returns
 from sb_grpo.maths.segments import segment_mean, segment_sum
 from sb_grpo.policies.beside import SEQUENCE, with_beside, with_instances
@@ -231,7 +231,7 @@ def of_update(
     elif sequence_length is not None:
         sequence = {SEQUENCE: stretches(batch.episode, sequence_length)}
         batch = batch._replace(observations=with_beside(batch.observations, sequence))
-    elif objective.loss.importance_level == "step":  # episode-level ratios need all rows of an episode
+    elif objective.loss.importance_level == "step":  # other ratios need all rows of an episode
         rows = evenly_spaced(len(batch.advantages), SAMPLE, batch.advantages.device)
         batch = batch.map(lambda x: x[rows])
     policy = objective.policy
@@ -245,7 +245,7 @@ def of_update(
     with objective.autocasting(), unseen(policy):
         evaluated = evaluate(lambda o, a: th.stack(policy.log_prob_and_entropy(o, a), dim=1))
     log_prob, entropy = evaluated.unbind(dim=1)
-    ratio = importance_ratio(log_prob - batch.old_log_probs, objective.loss.importance_level, batch.episode)
+    ratio = objective.ratio(log_prob, batch)
     surrogate = objective.loss.surrogate(log_prob, ratio, batch.advantages, clip)
     columns = [
         batch.weights * surrogate, batch.weights * entropy, entropy,
@@ -254,7 +254,7 @@ def of_update(
     if reference is not None:
         with objective.autocasting():
             ref_log_prob = evaluate(reference.log_prob)
-        columns.append(batch.weights * kl_k3(log_prob, ref_log_prob))
+        columns.append(batch.weights * objective.loss.kl(log_prob, ratio, ref_log_prob))
     if batch.instances is not None:
         columns = [column[batch.episode >= 0] for column in columns]  # the others fill up the rows of an instance
     policy_loss, weighted_entropy, mean_entropy, approx_kl, low, high, *reference_kl = ranks.means(*columns)

@@ -77,7 +77,7 @@ class GRPO(GroupOnPolicyAlgorithm):
         that returns one number per step
     :param advantage_kwargs: of the estimator: :class:`~sb_grpo.baselines.estimators.State`,
         :class:`~sb_grpo.baselines.estimators.Step`, ...
-    :param loss: ``"clip"`` (PPO), ``"cispo"``, or an object of a subclass of :class:`~sb_grpo.learn.losses.Loss`
+    :param loss: ``"clip"`` (PPO), ``"cispo"``, ``"sapo"``, or an object of a subclass of :class:`~sb_grpo.learn.losses.Loss`
     :param loss_kwargs: of the loss: :class:`~sb_grpo.learn.losses.Clipped`
     :param kl_coef: weight of the k3 KL to the reference policy; 0: no reference policy exists
     :param multitask: tasks, grouping, weights and surgery: a dict, or :class:`~sb_grpo.config.Multitask`
@@ -234,11 +234,17 @@ class GRPO(GroupOnPolicyAlgorithm):
         source = f"advantage={self.advantage!r}"
         advantages = per_step(source, f"advantage ({self.advantage!r})", remedy, estimate.advantages, rollout)
         advantages = self.grouper.rescale(advantages, labels[rollout.episode])
+        loss = self.options.loss
+        if loss.advantage_clip is not None:
+            advantages = advantages.clamp(-loss.advantage_clip, loss.advantage_clip)
         estimate = estimate._replace(advantages=advantages)
 
         # Rows: those of a group whose advantages are all zero have no gradient
         row_group = rollout.group[rollout.episode]
         has_signal = segment_mean((advantages != 0).float(), row_group, rollout.n_groups) > 0
+        kept = has_signal[row_group]
+        if loss.mask_truncated:
+            kept = kept & ~rollout.truncated[rollout.episode]
         batch = Minibatch(
             observations=rollout.observations,
             actions=rollout.actions,
@@ -250,13 +256,13 @@ class GRPO(GroupOnPolicyAlgorithm):
             instance=None if rollout.instance is None else rollout.instance[rollout.episode],
             instances=rollout.instances,
         )
-        if not bool(has_signal.all()):
-            keep = has_signal[row_group].nonzero().squeeze(1)
+        if not bool(kept.all()):
+            keep = kept.nonzero().squeeze(1)
             batch = batch.map(lambda x: x.index_select(0, keep))
 
         # Weights of the rows
         horizon = self._time_limit or rollout.max_length if self.whole_episodes else self.steps_per_env
-        weights = step_weights(batch.episode, self.options.loss.aggregation, horizon)
+        weights = step_weights(batch.episode, loss.aggregation, horizon)
         if self.group_weighting is not None:
             row_label = labels[batch.episode]
             shares, by_label = weights_by_label(self.group_weighting, rollout, labels, row_label)
@@ -378,6 +384,6 @@ class GRPO(GroupOnPolicyAlgorithm):
 
     def _rows_together(self, batch: Minibatch) -> th.Tensor | None:
         """Number the rows that stay in one minibatch: whole episodes, or sequences of a memory; None: none do."""
-        if self.options.loss.importance_level == "episode":
+        if self.options.loss.importance_level != "step":
             return batch.episode
         return None if self._sequence_length is None else stretches(batch.episode, self._sequence_length)

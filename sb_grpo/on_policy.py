@@ -316,9 +316,10 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     def _make_buffer(self) -> None:
         kind: Any = self.rollout_buffer_class or self._buffer_class
+        seen = self.policy.seen_space if is_tensor_env(self.env) else self.observation_space
         self.rollout_buffer = kind(
             self.steps_per_env,
-            space_with(self.policy.seen_space, spaces_beside(self.policy, self.mask_source)),
+            space_with(seen, spaces_beside(self.policy, self.mask_source)),
             self.action_space,
             device=self.device,
             n_envs=self.n_envs,
@@ -338,7 +339,9 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         return TensorRolloutBuffer if is_tensor_env(self.env) else GroupRolloutBuffer
 
     def _make_columns(self) -> None:
-        self.columns = make_columns(Wanted(self.options.multitask, self.options.rewards, self.observation_space, self.n_envs))
+        options = self.options
+        turns = options.loss.importance_level == "turn"
+        self.columns = make_columns(Wanted(options.multitask, options.rewards, self.observation_space, self.n_envs, turns))
 
     def _setup_groups(self) -> None:
         """Build the parts that compare, weigh and reconcile the groups."""
@@ -844,8 +847,11 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         return rollout
 
     def _with_instances(self, rollout: Rollout) -> Rollout:
-        """Add the instance of each group: a function of its seed, so nobody has kept it."""
-        assert isinstance(self.env, InstanceEnv) and isinstance(self.slots, TensorSlots) and rollout.seed_group is not None
+        """Add the instance of each group: on tensor envs a function of its seed, so nobody has kept it."""
+        assert isinstance(self.policy, EncodingPolicy) and rollout.seed_group is not None
+        if not isinstance(self.env, InstanceEnv):
+            return self.policy.split_rollout(rollout)
+        assert isinstance(self.slots, TensorSlots)
         groups = th.unique_consecutive(rollout.seed_group)
         instances = self.env.visible(self.env.instance(self.slots.seeds_of(groups)))
         return rollout._replace(instance=rollout.group, instances=instances)

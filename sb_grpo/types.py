@@ -14,6 +14,8 @@ from stable_baselines3.common.preprocessing import get_action_dim
 
 TensorOrDict = th.Tensor | dict[str, th.Tensor]
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+#: Key of the number of the turn within an episode: in an info, and in the extra columns of a rollout.
+TURN = "turn"
 
 
 def action_row(space: spaces.Space) -> tuple[tuple[int, ...], th.dtype]:

@@ -54,9 +54,9 @@ from sb_grpo.config import (
     steps_per_env,
 )
 from sb_grpo.envs.installing import check_no_pool, time_limit
-from sb_grpo.envs.instance_env import InstanceEnv, InstanceSpace
+from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.tensor_env import GROUPINGS, TensorVecEnv
-from sb_grpo.learn.losses import Clipped, Loss, make_loss
+from sb_grpo.learn.losses import Clipped, Loss, Sapo, make_loss
 from sb_grpo.policies import ActorMultiInputPolicy, ActorPolicy, EncodingPolicy
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.types import Rollout
@@ -169,7 +169,7 @@ def instances_can_be_encoded(c: Config) -> Broken:
     kind = c.policy_class
     if not issubclass(kind, EncodingPolicy):
         return
-    if not isinstance(c.observation_space, InstanceSpace) or (c.env is not None and not isinstance(c.simulator, InstanceEnv)):
+    if c.simulator is not None and not isinstance(c.simulator, InstanceEnv):
         yield (
             f"policy={kind.__name__} encodes instances, which a {type(c.env).__name__} does not give apart: derive the env "
             "from sb_grpo.envs.InstanceEnv, or use 'MlpPolicy'."
@@ -449,8 +449,9 @@ def minibatch_can_be_split(c: Config) -> Broken:
             f"{length}: gradients go back through that many steps, which must be in memory at once. "
             "Raise the one or lower the other, or leave sequence_length out."
         )
-    if c.options.loss.importance_level == "episode":
-        yield "micro_batch_size cannot split episodes that importance_level='episode' needs whole: lower batch_size instead."
+    level = c.options.loss.importance_level
+    if level != "step":
+        yield f"micro_batch_size cannot split episodes that importance_level={level!r} needs whole: lower batch_size instead."
 
 
 def learners_can_share_the_work(c: Config) -> Broken:
@@ -495,10 +496,29 @@ def reference_has_an_effect(c: Config) -> Broken:
             f"loss_kwargs: ref_sync_interval={loss.ref_sync_interval} has no effect with kl_coef=0: there is no reference "
             "policy to sync. Set kl_coef > 0, or leave ref_sync_interval out."
         )
+    if loss.kl_correction and c.kl_coef == 0:
+        yield (
+            "loss_kwargs: kl_correction=True has no effect with kl_coef=0: there is no KL to correct. Set kl_coef > 0, or "
+            "leave kl_correction out."
+        )
     if loss.ref_policy is not None and c.kl_coef == 0:
         yield (
             "loss_kwargs: ref_policy has no effect with kl_coef=0: nothing is measured against it. Set kl_coef > 0; or, to "
             "start from those weights, sb_grpo.policies.load_actor(model.policy, ...)."
+        )
+
+
+def loss_reads_what_there_is(c: Config) -> Broken:
+    loss = c.options.loss
+    if isinstance(loss, Sapo) and loss.clip_range_high is not None:
+        yield (
+            f"loss_kwargs: clip_range_high={loss.clip_range_high!r} has no effect with loss='sapo', whose gate takes the "
+            "place of the clip: use temperature_pos and temperature_neg, or leave clip_range_high out."
+        )
+    if loss.importance_level == "turn" and c.simulator is not None:
+        yield (
+            f"loss_kwargs: importance_level='turn' reads info['turn'], but {type(c.env).__name__} is a tensor env, which "
+            "makes no infos while it trains. Use importance_level='step' or 'episode'."
         )
 
 
@@ -649,6 +669,7 @@ RULES: tuple[Callable[[Config], Broken], ...] = (
     one_argument_sets_the_rollout,
     minibatch_can_be_split,
     reference_has_an_effect,
+    loss_reads_what_there_is,
     ratio_cap_is_above_the_clip,
     learners_can_share_the_work,
     policy_has_a_memory_where_it_needs_one,

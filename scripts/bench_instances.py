@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch as th
@@ -48,7 +49,13 @@ class PlainLoop:
         self.env = TSP(1, n)
         self.next_group = 0
 
-    def __call__(self) -> None:
+    def __call__(self, n_updates: int = 1) -> None:
+        """Collect and update so many times."""
+        for _ in range(n_updates):
+            self.update()
+
+    def update(self) -> None:
+        """Play one episode per member, and learn from them."""
         groups = th.arange(self.b) + self.next_group
         self.next_group += self.b
         cities = self.env.instance(group_seeds(1, groups))
@@ -80,7 +87,7 @@ class PlainLoop:
             advantage = advantage.repeat_interleave(self.n - 1, dim=1)
         parameters = list(self.policy.parameters())
         for _ in range(self.n_epochs):
-            for part in th.randperm(self.b).split(self.batch_groups):
+            for part in th.split(th.randperm(self.b), self.batch_groups):
                 logits = self.policy.scores(self.policy.encode(cities[part]), state[part]).masked_fill(mask[part] > 0, -1e8)
                 log_prob = -th.nn.functional.cross_entropy(logits.flatten(0, 1), action[part].flatten(), reduction="none")
                 ratio = (log_prob - old[part].flatten()).exp()
@@ -109,7 +116,7 @@ def compare(n: int, episodes: int, rounds: int, batch_groups: int, n_epochs: int
     taken: tuple[list[float], list[float]] = ([], [])
     for _ in range(rounds):
         taken[0].append(seconds(lambda: model.learn(TURN * steps, reset_num_timesteps=False)))
-        taken[1].append(seconds(lambda: [loop() for _ in range(TURN)]))
+        taken[1].append(seconds(partial(loop, TURN)))
     own, plain = (statistics.median(column) / TURN for column in taken)
     return own, plain
 

@@ -132,6 +132,14 @@ class ProbeEnv(gym.Env):
         return self._obs(), reward, over, False, {}
 
 
+class TurnEnv(ProbeEnv):
+    """A probe env whose infos number its turns, two steps each."""
+
+    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict]:
+        turn = self.t // 2
+        return *super().step(action)[:4], {"turn": turn}
+
+
 class SpaceEnv(gym.Env):
     """Random observations of any space, any action space, reward that depends on the action, 5-step episodes."""
 

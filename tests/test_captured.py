@@ -20,7 +20,7 @@ from sb_grpo.learn.captured import Graph, adam_moments, pad, update
 from sb_grpo.learn.gradients import clip_gradients
 from sb_grpo.maths.chunks import CHUNK, in_chunks
 from sb_grpo.types import Minibatch
-from tests.helpers import ProbeEnv
+from tests.helpers import ProbeEnv, TurnEnv
 from tests.test_objectives import TensorGoals
 
 SMALL = dict(n_steps=4, batch_size=16, n_epochs=2, group_size=2, seed=0, device="cpu")
@@ -44,6 +44,7 @@ OPTIONS = [
     dict(ent_coef=0.1, loss_kwargs=dict(aggregation="episode")),
     dict(kl_coef=0.3, loss_kwargs=dict(ratio_cap=1.5, clip_range_high=0.3), clip_range=0.1),
     dict(loss="cispo", max_grad_norm=0.01),
+    dict(loss="sapo", kl_coef=0.3, loss_kwargs=dict(temperature_neg=2.0, kl_correction=True)),
     dict(policy_kwargs=dict(net_arch=[8], normalize_obs=True, optimizer_kwargs=dict(betas=(0.5, 0.9), eps=1e-3))),
 ]
 
@@ -207,6 +208,10 @@ def probes():
     return DummyVecEnv([lambda: ProbeEnv("action")] * 4)
 
 
+def turns():
+    return DummyVecEnv([lambda: TurnEnv("action")] * 4)
+
+
 class Peeking(nn.Tanh):
     """An activation that looks at a value: no graph can hold it."""
 
@@ -222,6 +227,7 @@ class Peeking(nn.Tanh):
             dict(loss_kwargs=dict(importance_level="episode")),
             ["envs are not tensor envs", "importance_level='episode'"],
         ),
+        (turns, dict(loss_kwargs=dict(importance_level="turn")), ["envs are not tensor envs", "importance_level='turn'"]),
         (lambda: make_tensor_env("Pendulum-v1", 4), dict(use_sde=True), ["rollout runs eagerly.*use_sde", "update.*use_sde"]),
         (probes, dict(update_kwargs=dict(micro_batch_size=8)), ["envs are not tensor envs", "micro_batch_size=8"]),
         (

@@ -76,6 +76,9 @@ BESIDE: dict[str, dict[str, Any]] = {
     "memory_span": {"memory": "gru"},
     "sequence_length": {"memory": "gru"},
     "ref_sync_interval": {"kl_coef": 0.1},
+    "kl_correction": {"kl_coef": 0.1},
+    "temperature_pos": {"loss": "sapo"},
+    "temperature_neg": {"loss": "sapo"},
     "baseline": {"advantage": "outcome"},
     "ended_members": {"advantage": "step"},
 }
@@ -168,8 +171,11 @@ def test_a_thousand_random_calls():
         "clip_range": [0.1, lambda p: 0.2 * p], "normalize_advantage": [True, "batch", "none"], "ent_coef": [0.01],
         "target_kl": [0.01], "seed": [0, np.int64(3)], "group_size": [1, 2, lambda p: 2], "n_groups": [1], "kl_coef": [0.1],
         "advantage": ["outcome", "step", "process", "state"], "advantage_kwargs": [{"memory": 0.5}, {"baseline": "median"}],
-        "loss": ["clip", "cispo"],
-        "loss_kwargs": [{"aggregation": "episode"}, {"ratio_cap": 3}, {"importance_level": "episode"}],
+        "loss": ["clip", "cispo", "sapo"],
+        "loss_kwargs": [
+            {"aggregation": "episode"}, {"ratio_cap": 3}, {"importance_level": "episode"}, {"importance_level": "turn"},
+            {"temperature_neg": 2}, {"mask_truncated": True}, {"advantage_clip": 1}, {"kl_correction": True},
+        ],
         "multitask": [{"grouping": "length"}, {"weights": "balanced"}],
         "rewards": [{"scaling": "tanh"}, {"bonus": RNDBonus()}],
         "update_kwargs": [{"autocast": True}, {"micro_batch_size": 4}],

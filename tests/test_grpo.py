@@ -83,10 +83,11 @@ def test_every_estimator_learns_something(advantage, n_groups):
     "options",
     [
         dict(loss="cispo", loss_kwargs=dict(clip_range_high=0.3)),
+        dict(loss="sapo", loss_kwargs=dict(temperature_neg=2.0, advantage_clip=1.0, mask_truncated=True)),
         dict(loss_kwargs=dict(ratio_cap=3.0, aggregation="episode")),
         dict(loss_kwargs=dict(aggregation="constant"), advantage_kwargs=dict(baseline="median"), advantage="step"),
         dict(loss_kwargs=dict(importance_level="episode", aggregation="episode"), advantage="outcome"),
-        dict(kl_coef=0.1, loss_kwargs=dict(ref_sync_interval=2), ent_coef=0.01),
+        dict(kl_coef=0.1, loss_kwargs=dict(ref_sync_interval=2, kl_correction=True), ent_coef=0.01),
         dict(target_kl=1e-5, n_epochs=5),
         dict(rewards=dict(scaling="tanh", clip=0.5), update_kwargs=dict(autocast=True)),
         dict(update_kwargs=dict(micro_batch_size=7), normalize_advantage="batch"),

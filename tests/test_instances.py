@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb_grpo import GRPO
 from sb_grpo.baselines.estimation import features_of
 from sb_grpo.envs import HostInstance, InstanceEnv, check_tensor_env, make_tensor_env
-from sb_grpo.envs.instance_env import InstanceSpace
 from sb_grpo.envs.random import uniform
 from sb_grpo.extras.exploration import CountBonus
 from sb_grpo.learn.minibatches import minibatches, some_instances
 from sb_grpo.policies import EncodingPolicy, SetPolicy
 from sb_grpo.policies.beside import with_instances
+from sb_grpo.policies.observations import InstanceSpace
 from sb_grpo.tasks.routing import TSP, nearest_neighbour
 from sb_grpo.types import map_obs
 
@@ -408,6 +410,51 @@ def test_bad_envs_and_policies_are_refused_with_a_remedy():
 
     with pytest.raises(ValueError, match=r"scores\(\) of Narrow"):
         tsp_model(Narrow).collect()
+
+
+class DictPacking(gym.Wrapper):
+    """A host env whose observation is a Dict with a static part."""
+
+    def __init__(self):
+        super().__init__(HostInstance(Packing(1)))
+        self.observation_space = spaces.Dict(
+            {"load": spaces.Box(0, 9, (1,)), "packed": spaces.Box(0, 1, (5,)), "value": spaces.Box(0, 1, (5,))}
+        )
+
+    def _parts(self, obs):
+        return {"value": obs[:5], "load": obs[5:6], "packed": obs[6:]}
+
+    def reset(self, **kwargs):
+        obs, info = self.env.reset(**kwargs)
+        return self._parts(obs), info
+
+    def step(self, action):
+        obs, *rest = self.env.step(action)
+        return self._parts(obs), *rest
+
+    def action_masks(self):
+        return self.env.action_masks()
+
+
+@pytest.mark.parametrize("advantage", ["outcome", "state"])
+def test_host_envs_with_a_static_part_are_encoded_once_per_minibatch(advantage):
+    kwargs = {**SMALL, "static_keys": ["value"], "per_item": 1}
+    policies = {}
+    for make, policy_kwargs in ((DictPacking, kwargs), (lambda: HostInstance(Packing(1)), SMALL)):
+        model = GRPO(
+            Counting, make_vec_env(make, 2, seed=0), group_size=2, n_groups=4, advantage=advantage, batch_size=1_000,
+            n_epochs=1, seed=2, policy_kwargs=policy_kwargs, device="cpu",
+        )  # fmt: skip
+        rollout = model.collect()
+        assert rollout.n_groups >= 4 and len(rollout.instances["value"]) == rollout.n_groups
+        assert rollout.observations[""].shape == (len(rollout.t), 6)
+        model.policy.encoded = []
+        model.update(rollout)
+        n_learnt = int(model._training_batch.batch.instance.unique().numel())
+        assert model.policy.encoded == [n_learnt, n_learnt]
+        policies[make] = model.policy
+    for a, b in zip(*(policy.parameters() for policy in policies.values()), strict=True):
+        assert th.equal(a, b)  # the same episodes, read in two ways
 
 
 @pytest.mark.slow

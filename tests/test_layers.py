@@ -91,6 +91,7 @@ OF_LIBRARIES = {
     *(("policies.layers.hooked", f"layer.{name}") for name in HOOKS),
     ("learn.gradients.clip_gradients", "th._foreach_norm"),
     ("tasks.solving._fitted", "policy._get_constructor_parameters"),
+    ("policies.encoding.versions", "tensor._version"),
 }
 
 #: Public in spite of the underscore: a NamedTuple's methods.

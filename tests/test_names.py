@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
+import importlib.util
 import inspect
 import re
 from collections.abc import Iterator
@@ -14,7 +16,7 @@ import pytest
 
 import sb_grpo
 import sb_grpo.callbacks
-from sb_grpo import GRPO, Clipped, GroupOptions, Multitask, Outcome, Rewards, State, Step, UpdateOptions
+from sb_grpo import GRPO, Clipped, GroupOptions, Multitask, Outcome, Rewards, Sapo, State, Step, UpdateOptions
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.profiles import PROFILES
 
@@ -24,7 +26,7 @@ LOGGED = (ROOT / "docs" / "logger.md").read_text()
 ARGUMENTS = set(inspect.signature(GRPO.__init__).parameters)
 #: Dict among the arguments -> keys that it may have.
 KEYS = {
-    "loss_kwargs": {f.name for f in fields(Clipped)},
+    "loss_kwargs": {f.name for kind in (Clipped, Sapo) for f in fields(kind)},
     "advantage_kwargs": {f.name for kind in (State, Step, Outcome) for f in fields(kind)},
     "rewards": {f.name for f in fields(Rewards)},
     "multitask": {f.name for f in fields(Multitask)},
@@ -112,6 +114,19 @@ def test_every_right_hand_side_has_a_name_or_says_that_there_is_none():
 def test_every_name_elsewhere_has_a_row():
     left = " ".join(left for left, _, _ in rows())
     assert [name for name in ELSEWHERE if not re.search(rf"(?<![A-Za-z_]){re.escape(name)}(?![A-Za-z_])", left)] == []
+
+
+def test_every_option_of_trls_config_is_named():
+    """Options that are GRPO's own; the file is parsed, because importing it takes seconds."""
+    trl = importlib.util.find_spec("trl")
+    if trl is None:
+        pytest.skip("the extra [text] is not installed")
+    tree = ast.parse((Path(trl.origin).parent / "trainer" / "grpo_config.py").read_text())
+    config = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "GRPOConfig")
+    options = [node.target.id for node in config.body if isinstance(node, ast.AnnAssign)]
+    assert len(options) > 70 and "use_bias_correction_kl" in options
+    left = {name for left, _, _ in rows() for name in re.findall(r"`(\w+)[=`]", left)}
+    assert [name for name in options if name not in left] == []
 
 
 def test_false_friends_are_marked():

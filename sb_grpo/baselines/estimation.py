@@ -97,7 +97,7 @@ def features_of_instances(policy: Any, observations: Any, instance: th.Tensor, i
     by_instance = rows_by_instance(instance)
     n, length = by_instance.row.shape
     parts = []
-    for chosen in th.arange(n, device=instance.device).split(max(1, CHUNK // length)):
+    for chosen in th.split(th.arange(n, device=instance.device), max(1, CHUNK // length)):
         rows = by_instance.row[chosen].flatten()
         own = map_obs(lambda x: x.index_select(0, by_instance.instance[chosen]), instances)  # noqa: B023
         seen = with_instances(map_obs(lambda x: x.index_select(0, rows), observations), own)  # noqa: B023

@@ -15,7 +15,7 @@ from torch import nn
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.maths.chunks import in_chunks
-from sb_grpo.policies import ActorPolicy
+from sb_grpo.policies import ActorPolicy, EncodingPolicy
 
 #: What two ways of computing the same may differ by, of log-probabilities and of their size.
 ROUNDING, ROUNDING_BFLOAT16 = 1e-4, 0.1
@@ -32,6 +32,8 @@ def log_probs_of_actor(policy: ActorPolicy, buffer: GroupRolloutBuffer, bfloat16
     :return: ``[time * slots]``
     """
     acted: th.Tensor = buffer.flat("log_probs")
+    if isinstance(policy, EncodingPolicy):  # one row at a time would encode an instance at every step
+        return acted
     if isinstance(buffer, TensorRolloutBuffer):  # has acted as updates compute, and asks no value of the device
         return acted
     with unseen(policy):

@@ -17,7 +17,7 @@ from gymnasium import spaces
 from sb_grpo.collect.plan import LARGEST_REWARD
 from sb_grpo.config import Multitask, Rewards
 from sb_grpo.envs.tensor_env import TensorVecEnv
-from sb_grpo.types import Breakdown
+from sb_grpo.types import TURN, Breakdown
 
 #: Key of an info that holds the rewards by objective.
 REWARDS_KEY = "rewards"
@@ -39,6 +39,7 @@ class Wanted(NamedTuple):
     rewards: Rewards
     observation_space: spaces.Space
     n_envs: int
+    turns: bool  #: ratios are those of turns
 
 
 class Column(NamedTuple):
@@ -80,8 +81,13 @@ def return_column(wanted: Wanted) -> Column | None:
     return Column("episode_return", (), th.float32, True, ReturnsSoFar(wanted.n_envs), lambda env, returns: returns)
 
 
+def turn_column(wanted: Wanted) -> Column | None:
+    """The turn of its episode that each step belongs to."""
+    return Column(TURN, (), th.int64, False, read_turns, lambda env, returns: None) if wanted.turns else None
+
+
 #: What makes the columns, in this order; each returns None where nothing asks for it.
-SCHEMA: list[Callable[[Wanted], Column | None]] = [task_column, objectives_column, return_column]
+SCHEMA: list[Callable[[Wanted], Column | None]] = [task_column, objectives_column, return_column, turn_column]
 
 
 def make_columns(wanted: Wanted) -> tuple[Column, ...]:
@@ -109,6 +115,22 @@ class ReturnsSoFar:
     def __call__(self, step: HostStep) -> np.ndarray:
         self.returns = np.where(step.t == 0, 0.0, self.returns) + step.raw_rewards
         return self.returns
+
+
+def read_turns(step: HostStep) -> np.ndarray:
+    """Read the turn of every slot's step from ``info["turn"]``.
+
+    :return: ``[n_envs]`` int64
+    :raises ValueError: where that is missing, or no integer
+    """
+    for slot, info in enumerate(step.infos):
+        turn = info.get(TURN)
+        if not isinstance(turn, int | np.integer):
+            raise ValueError(
+                f"loss_kwargs: importance_level='turn' needs the turn of every step, but info[{TURN!r}] of env {slot} is "
+                f"{turn!r}. Report it as an integer that counts up within an episode, or use 'step' or 'episode'."
+            )
+    return np.array([info[TURN] for info in step.infos], dtype=np.int64)
 
 
 class TaskReader:

@@ -143,26 +143,33 @@ def steps_of(found: dict[str, Any], n_steps: int, run: int, infos: list[dict[str
 
 
 class CompleteGroups:
-    """Counts the groups of which every member has ended, as steps are taken. Waits for the device at every step.
+    """Counts the groups of which every member has ended, as steps are taken, where a rollout is to have a number of them.
+
+    Waits for the device at every step.
 
     :param buffer: with the rows of earlier steps
-    :param group_size: members per group
+    :param plan: of the rollout
     """
 
-    def __init__(self, buffer: TensorRolloutBuffer, group_size: int) -> None:
-        self.group_size = group_size
-        self.n = buffer.complete_groups(group_size)
-        unfinished, ends = buffer.jobs_and_ends()
-        ended = unfinished[ends > 0] // group_size
-        self.ended = Counter(ended.tolist())
+    def __init__(self, buffer: TensorRolloutBuffer, plan: Plan) -> None:
+        self.plan = plan
+        self.n = 0
+        self.ended: Counter[int] = Counter()
+        if plan.n_groups is not None:
+            jobs, ends = buffer.jobs_and_ends()
+            self._count(jobs, ends)
 
-    def add(self, found: dict[str, Any]) -> int:
-        """Count the ends of a run of steps; return the number of complete groups."""
-        groups = found["jobs"][found["ends"] > 0] // self.group_size
-        for group in groups.tolist():
+    def _count(self, jobs: th.Tensor, ends: th.Tensor) -> None:
+        for group in (jobs[ends > 0] // self.plan.group_size).tolist():
             self.ended[group] += 1
-            self.n += self.ended[group] == self.group_size
-        return self.n
+            self.n += self.ended[group] == self.plan.group_size
+
+    def are_enough(self, found: dict[str, Any]) -> bool:
+        """Count the ends of a run of steps; return whether the rollout has its number of groups."""
+        if self.plan.n_groups is None:
+            return False
+        self._count(found["jobs"], found["ends"])
+        return self.n >= self.plan.n_groups
 
 
 def encode(policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots) -> None:
@@ -202,7 +209,7 @@ def collect_tensors(
     to_env = env_actions(policy)
     interruptions = 0
     infos: list[dict[str, Any]] = [{} for _ in range(env.num_envs)]
-    groups = CompleteGroups(buffer, plan.group_size)
+    groups = CompleteGroups(buffer, plan)
     while True:
         noise = actor().noise(plan.steps_per_env, env.num_envs)
         for n_steps in range(0, plan.steps_per_env, run):
@@ -212,7 +219,7 @@ def collect_tensors(
             if not slots.in_step_with(env):
                 slots = start_over()
                 interruptions += 1
-                groups = CompleteGroups(buffer, plan.group_size)
+                groups = CompleteGroups(buffer, plan)
             if plan.draws_noise(n_steps):
                 policy.reset_noise(env.num_envs)
             with th.no_grad(), autocasting(policy.device, autocast):
@@ -224,7 +231,7 @@ def collect_tensors(
                 policy.renew_noise(dones[0])
             if not all(on_step(step) for step in steps_of(found, n_steps, run, infos)):
                 return False
-            if plan.n_groups is not None and groups.add(found) >= plan.n_groups:
+            if groups.are_enough(found):
                 break
         complete = buffer.complete_groups(plan.group_size) if plan.whole_episodes else 1
         if complete >= (plan.n_groups or 1):

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 from sb_grpo.collect.slots import GroupSlots, TensorSlots
 from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.tensor_env import TensorVecEnv, map_snapshot
-from sb_grpo.policies.encoding import EncodingPolicy
+from sb_grpo.policies.encoding import EncodingPolicy, versions
 from sb_grpo.types import Rollout, map_obs
 
 
@@ -112,7 +112,8 @@ class InstanceSlots(StreamSlots):
     max_lead = 0
     unequal_starts = False  #: members are meant to start unequally, so their starts are not compared
     code: Any = None  #: [n_envs / group_size, ...] encoded instances of the running groups, in the tensors of a policy
-    _encoder: tuple[Any, list[th.Tensor], list[int]] | None = None  # that made the code: policy, its weights, their versions
+    #: What made the code: policy, its weights, their versions.
+    _encoder: tuple[Any, list[th.nn.Parameter], list[int]] | None = None
     _uncoded: th.Tensor  # [n_envs / group_size] bool, groups that have begun since
 
     def started_all(self, env: InstanceEnv, raw_obs: Any = None) -> None:  # type: ignore[override]
@@ -176,11 +177,6 @@ class SynchronousSlots(TensorSlots):
             self._first_job = self.job = self._first_job + len(self.job)
             self.t = th.zeros_like(self.t)  # it has counted idle steps
             env.reset_all(self._seeds())
-
-
-def versions(weights: list[th.Tensor]) -> list[int]:
-    """Versions of tensors, which differ as soon as one was changed in place."""
-    return [tensor._version for tensor in weights]
 
 
 SLOTS: dict[str, type[TensorSlots]] = {

@@ -13,66 +13,8 @@ from gymnasium import spaces
 
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.tensor_env import TensorStep
-from sb_grpo.plain import FORMS, Form
+from sb_grpo.policies.observations import ONE, InstanceSpace
 from sb_grpo.types import TensorOrDict, map_obs
-
-#: Name of the instance in an :class:`InstanceSpace` where it is one tensor.
-ONE = ""
-
-
-class InstanceSpace(spaces.Box):
-    """Box of rows that hold an instance and a state: the parts of the instance in turn, each flattened, then the state.
-
-    :param parts: shape of each part of the instance by name; a single tensor has the name ``""``
-    :param state_dim: numbers of the state
-    :param state_dtype: of states in a rollout; in the rows they are float32
-    :param pointers: number of entries at the beginning of the state that are numbers of items
-    :param per_item: number of blocks at the end of the state that have one entry for each item
-    """
-
-    def __init__(
-        self,
-        parts: Mapping[str, tuple[int, ...]],
-        state_dim: int,
-        state_dtype: Any = np.float32,
-        pointers: int = 0,
-        per_item: int = 0,
-    ) -> None:
-        self.parts = {name: tuple(shape) for name, shape in parts.items()}
-        self.state_dim = state_dim
-        self.pointers = pointers
-        self.per_item = per_item
-        self.state_dtype = np.dtype(state_dtype)
-        super().__init__(-np.inf, np.inf, (sum(int(np.prod(shape)) for shape in self.parts.values()) + state_dim,), np.float32)
-
-    def join(self, instance: TensorOrDict, state: th.Tensor) -> th.Tensor:
-        """Rows of instances and states.
-
-        :param instance: ``[n, ...]``, or a dict of such
-        :param state: ``[n, state_dim]``
-        :return: ``[n, d]`` float32
-        """
-        parts = instance if isinstance(instance, dict) else {ONE: instance}
-        return th.cat([*(parts[name].flatten(1).float() for name in self.parts), state.float()], dim=1)
-
-    def split(self, rows: th.Tensor) -> tuple[TensorOrDict, th.Tensor]:
-        """Instances and states of rows.
-
-        :param rows: ``[n, d]``
-        :return: ``[n, ...]``, or a dict of such, and ``[n, state_dim]``
-        """
-        sizes = [*(int(np.prod(shape)) for shape in self.parts.values()), self.state_dim]
-        *columns, state = rows.split(sizes, dim=1)
-        parts = {name: x.view(-1, *shape) for (name, shape), x in zip(self.parts.items(), columns, strict=True)}
-        return parts[ONE] if ONE in parts else parts, state
-
-
-FORMS["InstanceSpace"] = Form(
-    lambda v: type(v) is InstanceSpace,
-    lambda v: {"parts": v.parts, "state_dim": v.state_dim, "state_dtype": str(v.state_dtype), "pointers": v.pointers,
-               "per_item": v.per_item},
-    lambda **kwargs: InstanceSpace(**kwargs),
-)  # fmt: skip
 
 
 class InstanceSnapshot(NamedTuple):

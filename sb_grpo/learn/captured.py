@@ -103,8 +103,8 @@ def update_obstacle(
         return f"{type(optimizer).__name__} with these options is not plain Adam"
     if len(optimizer.param_groups) > 1 or not (group["fused"] or device.type == "cpu"):
         return "Adam has several parameter groups or lacks fused=True"
-    if importance_level == "episode":
-        return "importance_level='episode' makes minibatches of unequal size"
+    if importance_level != "step":
+        return f"importance_level={importance_level!r} makes minibatches of unequal size"
     if micro_batch_size is not None:
         return f"micro_batch_size={micro_batch_size} splits minibatches"
     if n_ranks > 1:

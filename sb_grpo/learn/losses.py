@@ -17,7 +17,7 @@ from sb_grpo.maths.losses import Clip, importance_ratio, kl_k3
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.beside import with_instances
-from sb_grpo.types import Minibatch
+from sb_grpo.types import TURN, Minibatch
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,32 @@ class Loss:
     clip_range_high: float | Schedule | None = None
     #: ``"step"``, ``"episode"`` (DeepSeekMath) or ``"constant"`` (Dr. GRPO).
     aggregation: str = "step"
-    #: Ratio per ``"step"`` or per ``"episode"`` (GSPO; minibatches then hold whole episodes).
+    #: Ratio per ``"step"``, per ``"episode"`` (GSPO) or per ``"turn"`` (ST-PPO; turns are numbered by ``info["turn"]``). With
+    #: the latter two, minibatches hold whole episodes.
     importance_level: str = "step"
+    #: Leave the rows of truncated episodes out of the update (DAPO's overlong filtering); their returns still count in the
+    #: group. Where the time limit is the success, as on CartPole, this leaves out the best episodes.
+    mask_truncated: bool = False
+    #: Bound of the advantages, on both sides; None: off.
+    advantage_clip: float | None = None
+    #: Multiply the KL of ``kl_coef`` by the ratio, which makes its gradient that of the KL (DeepSeek-V3.2, arXiv 2512.02556).
+    kl_correction: bool = False
     #: Rollouts after which the reference policy of ``kl_coef`` becomes the current one; None: never.
     ref_sync_interval: int | None = None
     #: Reference policy of ``kl_coef`` at the start: a policy, a model that has one, or a saved model's zip (GRPO, PPO, A2C).
     #: None: the policy itself as it is before the first update. Its weights are copied, and saved with the model.
     ref_policy: Any = field(default=None, repr=False, compare=False)
+
+    def kl(self, log_prob: th.Tensor, ratio: th.Tensor, ref_log_prob: th.Tensor) -> th.Tensor:
+        """Estimate the KL of each row to the reference policy (k3).
+
+        :param log_prob: ``[B]`` under the policy as it is now
+        :param ratio: ``[B]`` of it to the policy that acted; a factor with ``kl_correction``
+        :param ref_log_prob: ``[B]`` under the reference policy
+        :return: ``[B]``, never negative
+        """
+        estimate = kl_k3(log_prob, ref_log_prob)
+        return ratio * estimate if self.kl_correction else estimate
 
     def surrogate(self, log_prob: th.Tensor, ratio: th.Tensor, advantages: th.Tensor, clip: Clip) -> th.Tensor:
         """Loss of each row, to be minimised.
@@ -72,7 +91,25 @@ class Cispo(Loss):
         return -weight * advantages * log_prob
 
 
-NAMES: dict[str, type[Loss]] = {"clip": Clipped, "cispo": Cispo}
+@dataclass(frozen=True)
+class Sapo(Loss):
+    """Soft gate in place of the clip (SAPO, arXiv 2511.20347): -4 / tau * sigmoid(tau * (ratio - 1)) * advantage.
+
+    At ratio 1 the gradient is that of the ratio; it fades on both sides, the faster the higher tau. The clip range has no
+    part in it.
+    """
+
+    #: tau of rows with a positive advantage.
+    temperature_pos: float = 1.0
+    #: tau of the other rows.
+    temperature_neg: float = 1.05
+
+    def surrogate(self, log_prob: th.Tensor, ratio: th.Tensor, advantages: th.Tensor, clip: Clip) -> th.Tensor:
+        tau = th.where(advantages > 0, self.temperature_pos, self.temperature_neg)
+        return -4.0 / tau * th.sigmoid(tau * (ratio - 1.0)) * advantages
+
+
+NAMES: dict[str, type[Loss]] = {"clip": Clipped, "cispo": Cispo, "sapo": Sapo}
 
 
 def make_loss(loss: object, kwargs: Mapping[str, object] | None) -> Loss:
@@ -145,16 +182,25 @@ class Objective(nn.Module):
         else:
             log_prob, entropy = self.policy.log_prob_and_entropy(observations, minibatch.actions)
         # ratio between new and old policy, should be one at the first gradient step
-        ratio = importance_ratio(log_prob - minibatch.old_log_probs, self.loss.importance_level, minibatch.episode)
+        ratio = self.ratio(log_prob, minibatch)
         # by default PPO's: -min(ratio * advantages, clip(ratio) * advantages)
         per_step = self.loss.surrogate(log_prob, ratio, minibatch.advantages, clip)
         if self.reference is not None:
             with th.no_grad():
                 ref_log_prob = self.reference.log_prob(observations, minibatch.actions)
-            per_step = per_step + self.kl_coef * kl_k3(log_prob, ref_log_prob)
+            per_step = per_step + self.kl_coef * self.loss.kl(log_prob, ratio, ref_log_prob)
         if entropy is not None:
             per_step = per_step - self.ent_coef * entropy
         return (minibatch.weights * per_step).mean() if self.weighted else per_step.mean()
+
+    def ratio(self, log_prob: th.Tensor, minibatch: Minibatch) -> th.Tensor:
+        """Ratio of each row to the policy that acted, at the loss's importance level.
+
+        :param log_prob: ``[B]`` under the policy as it is now
+        :return: ``[B]``
+        """
+        log_ratio = log_prob - minibatch.old_log_probs
+        return importance_ratio(log_ratio, self.loss.importance_level, minibatch.episode, minibatch.extra.get(TURN))
 
     def autocasting(self) -> AbstractContextManager[object]:
         """Return the context of its forward passes."""

@@ -14,18 +14,29 @@ Scalar: TypeAlias = Any
 Clip: TypeAlias = tuple[Scalar, Scalar]
 
 
-def importance_ratio(log_ratio: th.Tensor, level: str, episode: th.Tensor) -> th.Tensor:
+def importance_ratio(log_ratio: th.Tensor, level: str, episode: th.Tensor, turn: th.Tensor | None = None) -> th.Tensor:
     """pi_new / pi_old of each row.
 
     :param log_ratio: ``[B]`` log pi_new - log pi_old
     :param level: ``"step"``: each action's own ratio; ``"episode"``: the geometric mean over the rows of the same
-        episode (GSPO, arXiv 2507.18071, eq. 7), shared by all of them
-    :param episode: ``[B]`` ascending episode numbers (used by ``"episode"``; the rows of an episode must be together)
+        episode (GSPO, arXiv 2507.18071, eq. 7), shared by all of them; ``"turn"``: that over the rows of the same turn
+        (ST-PPO, arXiv 2511.20718, eq. 4)
+    :param episode: ``[B]`` ascending episode numbers (not used by ``"step"``; the rows of an episode must be together)
+    :param turn: ``[B]`` number of the turn within its episode (used by ``"turn"``; the rows of a turn must be together)
     :return: ``[B]``
+    :raises ValueError: for ``"turn"`` without ``turn``
     """
     if level == "step":
         return th.exp(log_ratio)
-    _, row, count = th.unique_consecutive(episode, return_inverse=True, return_counts=True)
+    segment = episode
+    if level == "turn":
+        if turn is None:
+            raise ValueError(
+                "importance_level='turn' needs the turn of every step, but the rollout's extra columns have no 'turn': add "
+                "one integer per step with rollout._replace(extra={'turn': ...}), or use 'step' or 'episode'."
+            )
+        segment = th.unique_consecutive(th.stack([episode, turn], dim=1), dim=0, return_inverse=True)[1]
+    _, row, count = th.unique_consecutive(segment, return_inverse=True, return_counts=True)
     mean = log_ratio.new_zeros(len(count)).index_add(0, row, log_ratio) / count
     ratio: th.Tensor = mean.exp()[row]
     return ratio

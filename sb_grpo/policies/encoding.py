@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,11 +15,11 @@ from stable_baselines3.common.type_aliases import PyTorchObs, Schedule
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from sb_grpo.envs.instance_env import ONE, InstanceSpace
 from sb_grpo.policies.actor import ActorPolicy
-from sb_grpo.policies.beside import CODE, INSTANCE, beside, env_part
+from sb_grpo.policies.beside import CODE, INSTANCE, MASK, beside, env_part, with_beside
 from sb_grpo.policies.heads import make_discrete_head
-from sb_grpo.types import TensorOrDict
+from sb_grpo.policies.observations import ONE, InstanceSpace
+from sb_grpo.types import Rollout, TensorOrDict
 
 
 class LastCode:
@@ -33,6 +34,11 @@ class LastCode:
         return LastCode()
 
 
+def versions(weights: Sequence[th.Tensor]) -> list[int]:
+    """Versions of tensors, which differ as soon as one was changed in place."""
+    return [tensor._version for tensor in weights]
+
+
 class EncodingPolicy(ActorPolicy):
     """Base of policies for :class:`~sb_grpo.envs.instance_env.InstanceEnv`: encode an instance once, score many states.
 
@@ -40,11 +46,15 @@ class EncodingPolicy(ActorPolicy):
     holds whole groups, with gradients. Subclasses make their networks in :meth:`build`, which gets the further
     ``policy_kwargs``.
 
-    :param observation_space: of an ``InstanceEnv``
+    :param observation_space: of an ``InstanceEnv``, or a Dict with static parts
     :param action_space: Discrete
     :param lr_schedule: learning rate as a function of the remaining progress (1 to 0)
     :param optimizer_class: optimiser, Adam by default (then fused, with eps 1e-5)
     :param optimizer_kwargs: its keyword arguments, learning rate excluded
+    :param static_keys: keys of a Dict observation that stay as they are during an episode: the instance. The others, in the
+        order of the space and without a mask, are the state
+    :param pointers: of a Dict: entries at the beginning of the state that are numbers of items
+    :param per_item: of a Dict: blocks at its end with one entry per item
     :param kwargs: of :meth:`build`
     :raises ValueError: for another observation or action space
     """
@@ -60,14 +70,33 @@ class EncodingPolicy(ActorPolicy):
         use_sde: bool = False,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
         optimizer_kwargs: dict[str, Any] | None = None,
+        static_keys: Sequence[str] = (),
+        pointers: int = 0,
+        per_item: int = 0,
         **kwargs: Any,
     ) -> None:
-        if not isinstance(observation_space, InstanceSpace) or not isinstance(action_space, spaces.Discrete):
+        fits = isinstance(observation_space, InstanceSpace)
+        if isinstance(observation_space, spaces.Dict) and static_keys:
+            fits = set(static_keys) < set(observation_space.spaces)
+        if not fits or not isinstance(action_space, spaces.Discrete):
             raise ValueError(
-                f"{type(self).__name__} needs observations and actions of an InstanceEnv, not {observation_space} and "
-                f"{action_space}: derive the env from sb_grpo.envs.InstanceEnv, or use 'MlpPolicy'."
+                f"{type(self).__name__} needs observations and actions of an InstanceEnv, or a Dict observation with a state "
+                f"beside its static_keys={list(static_keys)}, not {observation_space} and {action_space}: derive the env from "
+                "sb_grpo.envs.InstanceEnv, pass policy_kwargs=dict(static_keys=[...]), or use 'MlpPolicy'."
             )
         self.build_kwargs = kwargs
+        self.dict_kwargs = {"static_keys": list(static_keys), "pointers": pointers, "per_item": per_item}
+        self.parts_seen: list[str] = []  #: keys of a Dict observation, static ones first
+        if isinstance(observation_space, InstanceSpace):
+            self.instance_space = observation_space
+        else:
+            assert isinstance(observation_space, spaces.Dict)
+            shapes = {key: space.shape or () for key, space in observation_space.items() if key != MASK}
+            rest = [key for key in shapes if key not in static_keys]
+            self.parts_seen = [*static_keys, *rest]
+            state_dim = sum(int(np.prod(shapes[key])) for key in rest)
+            static = {key: shapes[key] for key in static_keys}
+            self.instance_space = InstanceSpace(static, state_dim, pointers=pointers, per_item=per_item)
         super().__init__(
             observation_space,
             action_space,
@@ -81,16 +110,11 @@ class EncodingPolicy(ActorPolicy):
         self.last_code = LastCode()
 
     def _build_action_head(self, latent_dim: int) -> None:
+        self.n_actions = int(self.action_space.n)  # type: ignore[attr-defined]
         self.head = make_discrete_head(self.action_space)
         self.action_dist = make_proba_distribution(self.action_space)
         self.action_net = nn.Identity()  # type: ignore[assignment]
         self.build(**self.build_kwargs)
-
-    @property
-    def instance_space(self) -> InstanceSpace:
-        """Observation space, which knows the parts of an instance and the state."""
-        assert isinstance(self.observation_space, InstanceSpace)
-        return self.observation_space
 
     @abstractmethod
     def build(self, **kwargs: Any) -> None:
@@ -127,11 +151,45 @@ class EncodingPolicy(ActorPolicy):
         low, high = (np.iinfo(space.state_dtype).min, np.iinfo(space.state_dtype).max) if whole else (-np.inf, np.inf)
         return spaces.Box(low, high, (space.state_dim,), space.state_dtype.type)
 
+    def rows_of(self, obs: PyTorchObs) -> th.Tensor:
+        """Observations as rows, ``[batch, n]``: instance and state of whole ones, and states of those without instances."""
+        part = env_part(obs)
+        if isinstance(part, th.Tensor):
+            return part
+        return th.cat([part[key].reshape(len(part[key]), -1).float() for key in self.parts_seen], dim=1)
+
+    def split_rollout(self, rollout: Rollout) -> Rollout:
+        """Take the instances out of a rollout of whole observations, one for each group.
+
+        :raises ValueError: for an instance that changes within an episode
+        """
+        rows = self.rows_of(rollout.observations)
+        n_static = rows.shape[1] - self.instance_space.state_dim
+        _, lengths = th.unique_consecutive(rollout.episode, return_counts=True)
+        of_episode = rows[lengths.cumsum(0) - lengths, :n_static]
+        if not th.equal(of_episode[rollout.episode], rows[:, :n_static]):
+            raise ValueError(
+                f"The instance {list(self.instance_space.parts)} changes within an episode, but {type(self).__name__} encodes "
+                "it once: move what changes into the state."
+            )
+        _, members = th.unique_consecutive(rollout.group, return_counts=True)
+        of_group = of_episode[members.cumsum(0) - members]
+        instance = rollout.group
+        if not th.equal(of_group[instance], of_episode):  # members that did not start alike
+            instance, of_group = th.arange(len(of_episode), device=rows.device), of_episode
+        instances, _ = self.instance_space.split(F.pad(of_group, (0, self.instance_space.state_dim)))
+        masks = beside(rollout.observations, MASK)
+        return rollout._replace(
+            observations=with_beside(rows[:, n_static:], {} if masks is None else {MASK: masks}),
+            final_observations=self.rows_of(rollout.final_observations)[:, n_static:],
+            instance=instance,
+            instances=instances,
+        )
+
     def _code_and_state(self, obs: PyTorchObs) -> tuple[Any, th.Tensor]:
         code = beside(obs, CODE)
         instance = beside(obs, INSTANCE)
-        rows = env_part(obs)
-        assert isinstance(rows, th.Tensor)
+        rows = self.rows_of(obs)
         if code is None and instance is None:
             code, rows = self._code_of_rows(rows)
         elif code is None:
@@ -142,7 +200,7 @@ class EncodingPolicy(ActorPolicy):
     def _outputs(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
         code, state = self._code_and_state(obs)
         out = self.scores(code, state)
-        wanted = (*state.shape[:2], int(self.action_space.n))  # type: ignore[attr-defined]
+        wanted = (*state.shape[:2], self.n_actions)
         if tuple(out.shape) != wanted:
             raise ValueError(
                 f"scores() of {type(self).__name__} returns the shape {tuple(out.shape)} and must return {wanted}: instances, "
@@ -158,16 +216,12 @@ class EncodingPolicy(ActorPolicy):
         instance, state = space.split(rows)
         if th.is_grad_enabled() or th.compiler.is_compiling():
             return self.encode(instance), state
-        weights = self.weights_read()
+        weights = versions(list(self.parameters()))
         if last.weights != weights or last.instance is None or not th.equal(last.instance, given):
             last.instance = given.clone()
             last.weights = weights
             last.code = self.encode(instance)
         return last.code, state
-
-    def weights_read(self) -> tuple[int, ...]:
-        """Versions of the weights, which differ as soon as one was changed in place."""
-        return tuple(parameter._version for parameter in self.parameters())
 
     def state_features(self, code: Any, state: th.Tensor) -> th.Tensor:
         """Features of states for ``advantage="state"``; a policy that has them sets ``features_dim`` in :meth:`build`.
@@ -188,6 +242,7 @@ class EncodingPolicy(ActorPolicy):
             "lr_schedule": self._dummy_schedule,
             "optimizer_class": self.optimizer_class,
             "optimizer_kwargs": self.optimizer_kwargs,
+            **self.dict_kwargs,
             **self.build_kwargs,
         }
 
@@ -213,10 +268,11 @@ class Block(nn.Module):
     def forward(self, x: th.Tensor, bias: th.Tensor | None) -> th.Tensor:
         """Mix items, ``[b, n, width]`` -> ``[b, n, width]``; ``bias`` ``[b, 1, n or 1, n]`` is added to the attention."""
         b, n, width = x.shape
-        parts = self.read(self.norms[0](x)).view(b, n, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(*parts.unbind(0), attn_mask=bias)
+        query, key, value = self.read(self.norms[0](x)).view(b, n, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
         x = x + self.write(mixed.transpose(1, 2).reshape(b, n, width))
-        return x + self.feed(self.norms[1](x))
+        out: th.Tensor = x + self.feed(self.norms[1](x))
+        return out
 
 
 class SetPolicy(EncodingPolicy):
@@ -240,7 +296,7 @@ class SetPolicy(EncodingPolicy):
 
     def build(self, width: int = 64, n_layers: int = 2, n_heads: int = 4, clip: float = 10.0) -> None:  # type: ignore[override]
         space = self.instance_space
-        n = int(self.action_space.n)  # type: ignore[attr-defined]
+        n = self.n_actions
         self.n_heads = n_heads
         self.clip = clip
         self.width = width
@@ -292,12 +348,12 @@ class SetPolicy(EncodingPolicy):
         mean = x.mean(dim=1) if there is None else (x * there).sum(dim=1) / there.sum(dim=1).clamp(min=1.0)
         whole = self.whole(th.cat([mean, *(parts[name].flatten(1) for name in self.of_all)], dim=1))
         keys, values, pointer = self.keys(x).chunk(3, dim=2)
-        code = (self._heads(keys), self._heads(values), pointer, whole)
+        code: tuple[th.Tensor, ...] = (self._heads(keys), self._heads(values), pointer, whole)
         code = code if self.pointed is None else (*code, self.pointed(x))
         return code if there is None else (*code, bias_of_items(there))
 
     def _heads(self, x: th.Tensor) -> th.Tensor:
-        return x.unflatten(2, (self.n_heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:2], self.n_heads, -1).transpose(1, 2)
 
     def state_features(self, code: Any, state: th.Tensor) -> th.Tensor:
         """Compute the glimpse: what the attention of a state finds among the items, ``[b, k, width]``."""
@@ -334,7 +390,7 @@ class SetPolicy(EncodingPolicy):
 
     def _items(self, state: th.Tensor, n: int) -> th.Tensor:
         """Entries of the state that describe items, ``[b, k, per_item, n]``."""
-        return state[..., state.shape[2] - self.instance_space.per_item * n :].unflatten(2, (-1, n))
+        return state[..., state.shape[2] - self.instance_space.per_item * n :].view(*state.shape[:2], -1, n)
 
     def scores(self, code: Any, state: th.Tensor) -> th.Tensor:
         glimpse = self.state_features(code, state)
