@@ -287,6 +287,17 @@ class GroupOptions:
 
     #: False: members share the start state but not the noise that ``step`` draws.
     shared_noise: bool = True
+    #: Starts of the groups: a sequence, or a function of a group's number (0, 1, ...) that returns one. A start is a reset
+    #: seed (an integer from 0 to 2^31 - 1), or a dict with keys among ``"seed"`` (left out: another one for every group),
+    #: ``"options"`` (of ``reset``; host envs) and ``"state"`` (a row of ``state``; subclasses of ``FunctionalTensorEnv``). All
+    #: members of a group get the same, also where the VecEnv resets by itself. None: a reset seed of its own for every group.
+    starts: Sequence[Any] | Callable[[int], Any] | None = None
+    #: Order in which a sequence is used: ``"cycle"`` (as it is, again and again), ``"shuffle"`` (each start once per turn, in
+    #: another order every time) or ``"random"`` (drawn with replacement).
+    starts_order: str = "cycle"
+    #: True: put the member's number (0 to ``group_size`` - 1) into its reset options, as ``"member"``. Members may then start
+    #: differently, and their starts are not compared. Host envs only.
+    tell_member: bool = False
 
 
 @dataclass(frozen=True)
@@ -446,6 +457,7 @@ AGGREGATIONS = ("step", "episode", "constant")
 LEVELS = ("step", "turn", "episode")
 GROUPINGS = ("seed", "task", "hierarchical", "difficulty", "length", "auto")
 GROUP_WEIGHTS = ("balanced", "performance", "adaptive")
+STARTS_ORDERS = ("cycle", "shuffle", "random")
 BASELINES = ("mean", "leave_one_out", "median", "global")
 ENDED_MEMBERS = ("zero", "drop")
 MOST_TASKS = 1000
@@ -489,6 +501,14 @@ def _are_ranges(x: object) -> bool:
         return bool(-1e9 <= pair[0] < pair[1] <= 1e9)
 
     return x is None or (isinstance(x, list | tuple) and all(is_pair(pair) for pair in x))
+
+
+def _are_starts(x: object) -> bool:
+    """What may hold starts; each of them is checked with the env."""
+    if x is None or is_function(x, 1):
+        return True
+    is_sequence = hasattr(x, "__len__") and hasattr(x, "__getitem__")
+    return is_sequence and not isinstance(x, str | bytes | Mapping | type) and len(x) > 0  # type: ignore[arg-type]
 
 
 def _are_weights(x: object) -> bool:
@@ -548,7 +568,16 @@ RANGES: dict[str, dict[str, Rule]] = {
         "update_kwargs": read_once(ANYTHING),
         "compile": read_once(FLAG),
     },
-    "group_kwargs": {"shared_noise": FLAG},
+    "group_kwargs": {
+        "shared_noise": FLAG,
+        "starts": Rule(
+            "must be a sequence of at least one start (a reset seed, or a dict with keys among 'seed', 'options', 'state'), a "
+            "function of a group's number that returns one, or None",
+            _are_starts,
+        ),
+        "starts_order": one_of(*STARTS_ORDERS),
+        "tell_member": FLAG,
+    },
     "update_kwargs": {
         "micro_batch_size": integer(1, 10_000_000, none=True),
         "autocast": FLAG,

@@ -19,8 +19,11 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
+from sb_grpo.collect.given_starts import GivenStart, Starts, check_start, each_start
 from sb_grpo.collect.seeded_episodes import Episodes, actor, first_starts, frozen_statistics, held, play
+from sb_grpo.config import shown
 from sb_grpo.envs.installing import install_seeded_reset
+from sb_grpo.envs.seeded_reset import observation_digest
 from sb_grpo.envs.tensor_env import TensorVecEnv
 
 FIRST_SEED = 2**30  # of seeds that are not given: far from SB3's training starts (seed + env index), valid for tensor envs
@@ -96,6 +99,7 @@ def evaluate_paired(
     normalize: tuple[VecNormalize | None, VecNormalize | None] = (None, None),
     level: float = 0.95,
     n_envs: int = 1,
+    starts: Starts | None = None,
 ) -> PairedEvaluation:
     """Play every seed with both policies and compare their returns pair by pair.
 
@@ -113,12 +117,15 @@ def evaluate_paired(
         observations then
     :param level: coverage of the interval, in (0, 1)
     :param n_envs: envs side by side, where ``env`` is no VecEnv
-    :raises ValueError: for bad seeds, a policy with other spaces, an env whose starts do not follow from its seeds, and
-        returns that are not finite
+    :param starts: starts as in ``group_kwargs=dict(starts=...)``, in place of seeds: a sequence, of which every one is played
+        once, or a function, which is asked for those of the numbers below ``seeds``. Starts without a seed get those that
+        count on from 2^30
+    :raises ValueError: for bad seeds or starts, a policy with other spaces, an env whose starts do not follow from its seeds,
+        and returns that are not finite
     :raises ImportError: without SciPy
     """
     _students_t()
-    chosen = _checked_seeds(seeds, env)
+    chosen = _checked_seeds(seeds, env) if starts is None else _read_starts(starts, seeds, env)
     if not 0 < level < 1:
         raise ValueError(f"level={level} must lie between 0 and 1, such as 0.95.")
     made = not isinstance(env, VecEnv | gym.Env)
@@ -130,6 +137,8 @@ def evaluate_paired(
             _check_policy(name, policy, venv)
         if not isinstance(venv, TensorVecEnv):
             install_seeded_reset(venv)
+        for number, start in enumerate(chosen):
+            check_start(start, venv, f"starts[{number}]")
         few = chosen[: venv.num_envs]
         with frozen_statistics(venv), held(venv):
             _check_starts(few, first_starts(venv, few), first_starts(venv, few))
@@ -138,7 +147,7 @@ def evaluate_paired(
     finally:
         if made:
             venv.close()
-    return paired_difference(a.returns, b.returns, chosen, level)
+    return paired_difference(a.returns, b.returns, _seeds_of(chosen), level)
 
 
 def _students_t() -> Any:
@@ -198,17 +207,40 @@ def _make(env: Any, n_envs: int) -> VecEnv:
     return make_vec_env(env, n_envs)
 
 
-def _play(policy: Any, normalize: VecNormalize | None, env: VecEnv, seeds: list[int], deterministic: bool) -> Episodes:
+def _play(policy: Any, normalize: VecNormalize | None, env: VecEnv, starts: list[GivenStart], deterministic: bool) -> Episodes:
+    seeds = _seeds_of(starts)
     with th.random.fork_rng(devices=range(th.cuda.device_count())):
         th.manual_seed(seeds[0])
-        episodes = play(actor(policy, normalize, deterministic), env, seeds)
+        episodes = play(actor(policy, normalize, deterministic), env, starts)
     for seed, value in zip(seeds, episodes.returns, strict=True):
         if not math.isfinite(value):
             raise ValueError(f"The episode from seed {seed} has the return {value}: the env's rewards must be finite.")
     return episodes
 
 
-def _checked_seeds(seeds: Sequence[int] | int, env: Any) -> list[int]:
+def _seeds_of(starts: Sequence[GivenStart]) -> list[int]:
+    return [start.seed for start in starts if start.seed is not None]
+
+
+def _read_starts(starts: Any, seeds: Any, env: Any) -> list[GivenStart]:
+    n_is_given = isinstance(seeds, int | np.integer)
+    if not n_is_given or (not callable(starts) and seeds != 100):
+        raise ValueError(
+            f"starts and seeds={shown(seeds)} both say which episodes are played: leave seeds out, or let it be the number of "
+            "episodes where starts is a function."
+        )
+    entries = [starts(number) for number in range(seeds)] if callable(starts) else starts
+    read = list(each_start(entries, None, "starts"))
+    if len(read) < 2:
+        raise ValueError(f"{len(read)} start(s) give no interval: at least 2 are needed, 30 or more are better.")
+    keys = [(start.seed, observation_digest([start.options or {}, start.state])) for start in read if start.seed is not None]
+    if len(set(keys)) < len(keys):
+        twice = next(i for i, key in enumerate(keys) if key in keys[:i])
+        raise ValueError(f"starts holds {shown(entries[twice])} twice: an episode counted twice proves nothing more.")
+    return [start if start.seed is not None else start._replace(seed=FIRST_SEED + i) for i, start in enumerate(read)]
+
+
+def _checked_seeds(seeds: Sequence[int] | int, env: Any) -> list[GivenStart]:
     chosen = list(range(FIRST_SEED, FIRST_SEED + int(seeds))) if isinstance(seeds, int | np.integer) else list(seeds)
     if len(chosen) < 2:
         raise ValueError(f"{len(chosen)} seed(s) give no interval: at least 2 are needed, 30 or more are better.")
@@ -219,7 +251,7 @@ def _checked_seeds(seeds: Sequence[int] | int, env: Any) -> list[int]:
     twice = sorted({s for s in chosen if chosen.count(s) > 1}) if len(set(chosen)) < len(chosen) else []
     if twice:
         raise ValueError(f"seeds holds {twice[0]} twice: an episode counted twice proves nothing more. Give each seed once.")
-    return [int(s) for s in chosen]
+    return [GivenStart(int(s)) for s in chosen]
 
 
 def _check_policy(name: str, policy: Any, env: VecEnv) -> None:
@@ -236,8 +268,8 @@ def _transposed(space: spaces.Space) -> spaces.Space:
     return VecTransposeImage.transpose_space(space) if isinstance(space, spaces.Box) and is_image_space(space) else space
 
 
-def _check_starts(seeds: Sequence[int], some: Sequence[str], others: Sequence[str]) -> None:
-    for seed, one, other in zip(seeds, some, others, strict=True):
+def _check_starts(starts: Sequence[GivenStart], some: Sequence[str], others: Sequence[str]) -> None:
+    for seed, one, other in zip(_seeds_of(starts), some, others, strict=True):
         if one != other:
             raise ValueError(
                 f"Two resets with seed {seed} start differently: the env ignores its seed, so its episodes are no pairs. "

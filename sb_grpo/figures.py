@@ -12,6 +12,7 @@ from stable_baselines3.common.logger import HParam, HumanOutputFormat, Logger, T
 
 from sb_grpo import ranks
 from sb_grpo.collect.acting import unseen
+from sb_grpo.config import shown
 from sb_grpo.learn.losses import Objective
 from sb_grpo.learn.minibatches import some_instances, stretches
 from sb_grpo.maths.chunks import evenly_spaced, in_chunks
@@ -25,6 +26,9 @@ Figures = dict[str, float]
 
 #: For what only TensorBoard can show: those of SB3's writers that are to leave it out.
 NOT_PRINTED = ("stdout", "log", "json", "csv")
+
+#: Characters of a setting that are shown whole.
+LONGEST_SETTING = 2000
 
 #: Rows that are enough for the figures of an update.
 SAMPLE = 2048
@@ -99,7 +103,12 @@ class Counts(NamedTuple):
 
 def as_shown(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by name; what neither TensorBoard nor JSON can show as it is becomes text."""
-    return {name: value if isinstance(value, int | float | str) else str(value) for name, value in settings.items()}
+
+    def text(value: Any) -> str:
+        whole = str(value)
+        return whole if len(whole) <= LONGEST_SETTING else shown(value)  # a list of thousands of starts
+
+    return {name: value if isinstance(value, int | float | str) else text(value) for name, value in settings.items()}
 
 
 def hparams(settings: Mapping[str, Any]) -> HParam:

@@ -70,7 +70,8 @@ class GRPO(GroupOnPolicyAlgorithm):
         (:func:`~sb_grpo.config.default_group_size`). A change, also by hand between rollouts, begins new groups: the
         steps of unfinished ones are dropped and counted
     :param n_groups: complete groups per rollout, in place of ``n_steps``; with it ``"state"`` waits for whole episodes
-    :param group_kwargs: how members start: :class:`~sb_grpo.config.GroupOptions`
+    :param group_kwargs: how members start: :class:`~sb_grpo.config.GroupOptions`; ``starts`` gives groups their reset seeds,
+        reset options or states (docs/starts.md)
     :param advantage: ``"outcome"`` and ``"process"`` (DeepSeekMath), ``"step"`` (time-aligned group baseline),
         ``"state"`` (state-conditioned group baseline, fitted in closed form), an object of
         :mod:`sb_grpo.baselines.estimators` or of one's own, or a function of (:class:`Rollout`, :class:`AdvantageOptions`)

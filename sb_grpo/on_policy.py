@@ -376,7 +376,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.shared_statistics = learners.SharedStatistics(self._vec_normalize_env)
         self.captured = Captured(
             self.compile,
-            rollout_obstacle(self.env, self.use_sde),
+            rollout_obstacle(self.env, self.use_sde, callable(options.groups.starts)),
             update_obstacle(
                 self.policy.optimizer, self.device, options.loss.importance_level, options.update.micro_batch_size,
                 options.multitask.surgery, self.use_sde, self.policy.memory is not None, ranks.place().n,
@@ -974,7 +974,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             self._base_seed,
             ranks.own_from(self._next_group),
             self.device,
-            shared_noise=self.options.groups.shared_noise,
+            options=self.options.groups,
             whole_episodes=self.whole_episodes,
         )
         return self.slots

@@ -29,6 +29,7 @@ from sb_grpo import ranks
 from sb_grpo.baselines.estimators import make_estimator
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
+from sb_grpo.collect.given_starts import STARTS, each_start
 from sb_grpo.config import (
     FEW_STARTS,
     FLAG,
@@ -329,6 +330,32 @@ def noise_can_be_own(c: Config) -> Broken:
             f"{type(c.env).__name__} cannot do: its luck follows from the reset seed alone. Use host envs (make_vec_env), "
             "or leave it out."
         )
+
+
+def starts_go_with_the_env(c: Config) -> Broken:
+    groups = c.options.groups
+    starts = groups.starts
+    if groups.starts_order != "cycle" and (starts is None or callable(starts)):
+        reason = "without starts" if starts is None else "on a function, which is called with the groups' numbers in turn"
+        yield (
+            f"group_kwargs: starts_order={groups.starts_order!r} has no effect {reason}: pass starts as a sequence, or leave "
+            "the order out."
+        )
+    if groups.tell_member and c.simulator is not None:
+        yield (
+            "group_kwargs: tell_member=True puts the member's number into the reset options, but the resets of a "
+            f"{type(c.env).__name__} (a tensor env) get none. Use host envs (make_vec_env), or leave it out."
+        )
+    if starts is None:
+        return
+    if c.simulator is not None and c.simulator.grouping in ("state", "streams"):
+        yield (
+            f"group_kwargs: starts gives groups their seeds, but resets of a {type(c.env).__name__} (grouping="
+            f"{c.simulator.grouping!r}) do not go by seeds. Use an env whose grouping is 'seeds', or leave it out."
+        )
+    if not callable(starts):
+        for _ in each_start(starts, c.env, STARTS):
+            pass
 
 
 # ---------------------------------------------------------------- number of members
@@ -661,6 +688,7 @@ RULES: tuple[Callable[[Config], Broken], ...] = (
     surgery_has_tasks,
     objectives_add_up,
     noise_can_be_own,
+    starts_go_with_the_env,
     groups_fit_the_simulator,
     members_can_be_paired,
     episodes_can_be_clustered,

@@ -205,6 +205,11 @@ def test_the_page_in_a_browser(driver: Any, runs: Path) -> None:
     driver.execute_script("const s = document.querySelector('[name=run]'); s.selectedIndex = 1 - s.selectedIndex;"
                           "s.dispatchEvent(new Event('change'))")  # fmt: skip
     assert driver.find_element("tag name", "h1").text != before
+    choose = "s.selectedIndex = [...s].findIndex((o) => o.text === 'grpo/one'); s.dispatchEvent(new Event('change'))"
+    driver.execute_script(f"const s = document.querySelector('[name=run]'); {choose}")
+    # All starts matched: a word in the sentence of what never moved, and no chart of a flat line.
+    wait_until(driver, "document.querySelector('#unchanged')?.textContent.includes('group/start_mismatch 0')")
+    assert not driver.find_elements("id", "mismatch")
 
 
 @pytest.mark.slow

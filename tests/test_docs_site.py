@@ -98,6 +98,8 @@ def test_pages_are_there(site: Path) -> None:
     for page in ("", "papers/", "api/", "changelog/", "explorer/", "files/zoo/hyperparams/grpo.yml/"):
         assert (site / page / "index.html").is_file(), page
     assert "importance_ratio" in (site / "api" / "index.html").read_text()
+    colab = r'href="https://colab\.research\.google\.com/github/[^"]+/blob/main/docs/notebooks/\w+\.ipynb"'
+    assert len(re.findall(colab, (site / "notebooks" / "index.html").read_text())) == 4
 
 
 def pages_of_the_site() -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import email
 import importlib.util
 import json
 import os
@@ -11,11 +12,15 @@ import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+import readme_renderer.markdown
+import torch
 import yaml
+from packaging.specifiers import SpecifierSet
 
 from sb_grpo import GRPO
 from zoo.__main__ import COMMANDS, main
@@ -65,7 +70,58 @@ def test_the_command_of_commands(capsys):
 def test_version_stands_in_the_citation():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert cited["version"] == VERSION and f"## {VERSION}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"version = {{{VERSION}}}" in (ROOT / "CITATION.bib").read_text()
     assert {"cff-version", "message", "title", "authors", "license"} <= set(cited)
+
+
+def test_what_pypi_shows_has_no_relative_link_and_one_address(tmp_path):
+    """Build the wheel's metadata and render the description as PyPI does: pictures and links lead somewhere."""
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    (tmp_path / "sb_grpo").mkdir()
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "sb_grpo" / "version.txt").write_text(VERSION)
+    do([sys.executable, "setup.py", "-q", "egg_info"], tmp_path)
+    metadata = email.message_from_string((tmp_path / "sb_grpo.egg-info" / "PKG-INFO").read_text())
+    html = readme_renderer.markdown.render(metadata.get_payload())
+    targets = re.findall(r'(?:href|src|srcset)="([^"]+)"', html)
+    home = metadata["Home-page"]
+    assert len(targets) > 20 and [target for target in targets if not target.startswith(("https://", "#"))] == []
+    for target in targets:
+        if target.startswith(home):
+            assert (ROOT / re.sub(r"^/(blob|raw)/main/", "", target.removeprefix(home))).exists(), target
+    assert len([url for url in metadata.get_all("Project-URL") if url.split(", ")[1].startswith(home)]) == 3
+    assert "Typing :: Typed" in metadata.get_all("Classifier") and metadata["Author"] == "sb_grpo maintainers"
+
+
+def test_the_address_stands_in_one_place():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    found = do(["git", "grep", "-lF", config["metadata"]["url"].split("//")[1]])
+    assert found.split() == ["setup.cfg"]
+
+
+def torch_bound() -> SpecifierSet:
+    """Versions of torch that the package allows."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    (bound,) = re.findall(r"^torch(.*)$", config["options"]["install_requires"], re.MULTILINE)
+    return SpecifierSet(bound)
+
+
+def test_every_torch_2_since_the_oldest_is_allowed():
+    (tested,) = re.findall(r"^torch==(.*)$", (ROOT / "scripts" / "constraints.txt").read_text(), re.MULTILINE)
+    assert tested in torch_bound() and torch.__version__.split("+")[0] in torch_bound()
+    assert "2.99" in torch_bound() and "3.0" not in torch_bound() and "2.7.1" not in torch_bound()
+
+
+@pytest.mark.slow
+def test_the_newest_torch_that_pip_finds_is_allowed():
+    """By the version number alone: a build is over a gigabyte. Fails when torch 3 is out: try it, then raise the bound."""
+    found = subprocess.run([sys.executable, "-m", "pip", "index", "versions", "torch"], capture_output=True, text=True)
+    if found.returncode != 0:
+        pytest.skip("pip finds no index")
+    assert found.stdout.split("(")[1].split(")")[0] in torch_bound()
 
 
 def test_one_thread_unless_the_user_says_otherwise(monkeypatch):
@@ -109,6 +165,10 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     names = set(zipfile.ZipFile(wheel).namelist())
     assert {"sb_grpo_zoo/hyperparams/grpo.yml", "sb_grpo_zoo/variants/ablations.yml", "sb_grpo/py.typed"} <= names
     assert not [name for name in names if name.startswith(("zoo/", "tests/", "scripts/"))]
+    (sdist,) = (folder / "dist").glob("*.tar.gz")
+    with tarfile.open(sdist) as files:
+        inside = {name.split("/", 1)[-1] for name in files.getnames()}
+    assert {"README.md", "CHANGELOG.md", "CITATION.cff", "CITATION.bib", "LICENSE", "setup.py"} <= inside
     pip = [folder / "env" / "bin" / "python", "-m", "pip", "install", "--quiet"]
     if request.param == "present":
         (site,) = (folder / "env").glob("lib/python*/site-packages")

@@ -323,3 +323,16 @@ def test_the_long_discount_is_all_that_the_variant_for_short_episodes_changes():
     expected = {**defaults.hyperparams, "gamma": 0.995}
     assert DISCOUNTS[variant.label] == expected["gamma"]
     assert (variant.hyperparams, variant.conf_file) == (expected, defaults.conf_file)
+
+
+def test_the_algorithm_page_repeats_the_results():
+    """Each cell of its table of ten tasks is one of the study's, and so are the figures over all tasks."""
+    section = (ROOT / "docs" / "algorithm.md").read_text().split("## Results")[1].split("### How to")[0]
+    results = (ROOT / "docs" / "studies" / "results.md").read_text()
+    rows = [line.strip("| ").split(" | ") for line in section.splitlines() if "-v" in line]
+    assert len(rows) == 10
+    for task, *cells in rows:
+        (row,) = [line for line in results.split("## Task by task")[1].split("## ")[0].splitlines() if f"| {task} |" in line]
+        assert all(cell in row for cell in cells), task
+    for figure in ("1.09 [1.07, 1.10]", "1.02 [1.01, 1.04]", "0.97 [0.95, 1.00]", "0.39 [0.33, 0.46]"):
+        assert figure in section and figure in results

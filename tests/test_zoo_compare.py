@@ -542,3 +542,23 @@ def test_nothing_to_draw(folders, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert plot.main(folders) == 2
     assert says in capsys.readouterr().err
+
+
+def test_a_label_keeps_its_colour_when_others_join():
+    labels = ["grpo-state", "ppo-tuned", "grpo", "ppo"]
+    alone = figures.styles(labels)
+    more = figures.styles([*labels, "a2c", "trpo", "sac", "td3", "random", "x", "y", "z"])
+    assert {label: more[label] for label in labels} == alone
+    assert figures.styles(["z", "ppo", "grpo"])["grpo"] == figures.styles(["grpo"])["grpo"]
+    looks = [(look["color"], look["linestyle"]) for look in more.values()]
+    assert len(set(looks)) == len(looks)  # told apart by colour, then by line style
+
+
+def test_processor_time_is_drawn_beside_wall_time():
+    cost = pd.DataFrame(
+        {"env": "E", "algorithm": ["grpo", "ppo"], "processor": "p", "train_wall_s": [2.0, 5.0], "train_cpu_s": [1.5, 4.0]}
+    )
+    figure = figures.times(cost, ["grpo", "ppo"])
+    (axes,) = figure.axes
+    assert sorted(bar.get_width() for bar in axes.patches) == [1.5, 2.0, 4.0, 5.0]
+    assert [tick.get_text() for tick in axes.get_yticklabels()] == ["grpo", "ppo"]

@@ -1,4 +1,4 @@
-"""Whole episodes of a policy, one from each given reset seed, on any VecEnv that GRPO can seed."""
+"""Whole episodes of a policy, one from each given start, on any VecEnv that GRPO can seed."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ import torch as th
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize, is_vecenv_wrapped, unwrap_vec_normalize
 
+from sb_grpo.collect.given_starts import GivenStart, states_of
 from sb_grpo.collect.masks import masks_of, source_of
 from sb_grpo.collect.starts import start_of
+from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.hold import hold_of
 from sb_grpo.envs.seeded_reset import observation_digest
 from sb_grpo.envs.tensor_env import TensorVecEnv, check_actions
@@ -24,7 +26,7 @@ Act = Callable[[Any, Any, np.ndarray, np.ndarray | None], tuple[np.ndarray, Any]
 
 
 class Episodes(NamedTuple):
-    """Episodes in the order of their seeds."""
+    """Episodes in the order of their starts."""
 
     returns: np.ndarray  #: [n] undiscounted, of the env's own rewards
     starts: list[str]  #: [n] digests of the raw first observations
@@ -52,30 +54,30 @@ def actor(policy: Any, normalize: VecNormalize | None, deterministic: bool) -> A
     return act
 
 
-def first_starts(env: VecEnv, seeds: Sequence[int]) -> list[str]:
-    """Reset, with one seed per env; envs beyond the seeds start anywhere.
+def first_starts(env: VecEnv, starts: Sequence[GivenStart]) -> list[str]:
+    """Reset, with one start per env; envs beyond these start anywhere.
 
     :param env: with :class:`sb_grpo.SeededResetWrapper`, or a TensorVecEnv
-    :param seeds: at most as many as there are envs
+    :param starts: at most as many as there are envs, with seeds
     :return: digests of the raw first observations
     """
-    observations = _reset(env, seeds)
+    observations = _reset(env, starts)
     if isinstance(env, TensorVecEnv):
-        return [observation_digest(row) for row in observations[: len(seeds)]]
-    return [_start(env, observations, slot) for slot in range(len(seeds))]
+        return [observation_digest(row) for row in observations[: len(starts)]]
+    return [_start(env, observations, slot) for slot in range(len(starts))]
 
 
-def play(act: Act, env: VecEnv, seeds: Sequence[int]) -> Episodes:
-    """One episode per seed. The k-th seed always runs in env k modulo the number of envs, whatever the policy does.
+def play(act: Act, env: VecEnv, starts: Sequence[GivenStart]) -> Episodes:
+    """One episode per start. The k-th always runs in env k modulo the number of envs, whatever the policy does.
 
     :param act: see :func:`actor`
     :param env: see :func:`first_starts`
-    :param seeds: reset seeds
+    :param starts: with seeds
     """
     if isinstance(env, TensorVecEnv):
-        parts = [_play_batch(act, env, seeds[i : i + env.num_envs]) for i in range(0, len(seeds), env.num_envs)]
+        parts = [_play_batch(act, env, starts[i : i + env.num_envs]) for i in range(0, len(starts), env.num_envs)]
         return Episodes(np.concatenate([p.returns for p in parts]), [start for p in parts for start in p.starts])
-    return _play_in_turn(act, env, seeds)
+    return _play_in_turn(act, env, starts)
 
 
 class _Judge:
@@ -125,14 +127,31 @@ def frozen_statistics(env: VecEnv) -> Iterator[None]:
         normalize.training = training
 
 
-def _reset(env: VecEnv, seeds: Sequence[int]) -> Any:
+def _reset(env: VecEnv, starts: Sequence[GivenStart]) -> Any:
     if isinstance(env, TensorVecEnv):
-        padded = [*seeds, *[seeds[-1]] * (env.num_envs - len(seeds))]
-        env.reset_all(th.tensor(padded, dtype=th.int64, device=env.device))
+        padded = [*starts, *[starts[-1]] * (env.num_envs - len(starts))]
+        env.reset_all(th.tensor([start.seed for start in padded], dtype=th.int64, device=env.device))
+        if isinstance(env, FunctionalTensorEnv) and any(start.state is not None for start in starts):
+            has_state = th.tensor([start.state is not None for start in padded], device=env.device)
+            env.set_states(has_state, states_of(env, padded))
         return env.observations.cpu().numpy()
-    for slot, seed in enumerate(seeds):
-        hold_of(env).queue(slot, seed)
+    for slot, start in enumerate(starts):
+        _queue(env, slot, start)
+    for slot in range(len(starts), env.num_envs):
+        _queue_spare(env, slot, starts)
     return env.reset()
+
+
+def _queue_spare(env: VecEnv, slot: int, starts: Sequence[GivenStart]) -> None:
+    """Let a slot that has nothing to play begin anywhere; where starts have options, an env may not begin without."""
+    start = next((start for start in starts if start.options is not None), None)
+    if start is not None:
+        _queue(env, slot, start)
+
+
+def _queue(env: VecEnv, slot: int, start: GivenStart) -> None:
+    assert start.seed is not None
+    hold_of(env).queue(slot, start.seed, None if start.options is None else dict(start.options))
 
 
 def _start(env: VecEnv, observations: Any, slot: int) -> str:
@@ -142,11 +161,11 @@ def _start(env: VecEnv, observations: Any, slot: int) -> str:
     return start[-1][1]
 
 
-def _play_batch(act: Act, env: TensorVecEnv, seeds: Sequence[int]) -> Episodes:
-    observations = _reset(env, seeds)
-    starts = [observation_digest(row) for row in observations[: len(seeds)]]
+def _play_batch(act: Act, env: TensorVecEnv, given: Sequence[GivenStart]) -> Episodes:
+    observations = _reset(env, given)
+    starts = [observation_digest(row) for row in observations[: len(given)]]
     returns, running = np.zeros(env.num_envs), np.ones(env.num_envs, dtype=bool)
-    running[len(seeds) :] = False
+    running[len(given) :] = False
     state, begins, source = None, np.ones(env.num_envs, dtype=bool), source_of(env)
     while running.any():
         actions, state = act(observations, state, begins, masks_of(env, source))
@@ -156,27 +175,29 @@ def _play_batch(act: Act, env: TensorVecEnv, seeds: Sequence[int]) -> Episodes:
         returns += step.rewards.double().cpu().numpy() * running
         running &= ~(step.terminated | step.truncated).cpu().numpy()
         begins = np.zeros_like(begins)
-    return Episodes(returns[: len(seeds)], starts)
+    return Episodes(returns[: len(given)], starts)
 
 
-def _play_in_turn(act: Act, env: VecEnv, seeds: Sequence[int]) -> Episodes:
-    """SB3's VecEnvs reset an env as its episode ends: the seed of its next episode must be queued before."""
-    n = min(env.num_envs, len(seeds))
-    turns = [list(range(slot, len(seeds), n)) for slot in range(n)]  # episodes of a slot, the running one first
-    returns, starts, earned = np.zeros(len(seeds)), [""] * len(seeds), np.zeros(env.num_envs)
+def _play_in_turn(act: Act, env: VecEnv, given: Sequence[GivenStart]) -> Episodes:
+    """SB3's VecEnvs reset an env as its episode ends: the start of its next episode must be queued before."""
+    n = min(env.num_envs, len(given))
+    turns = [list(range(slot, len(given), n)) for slot in range(n)]  # episodes of a slot, the running one first
+    returns, starts, earned = np.zeros(len(given)), [""] * len(given), np.zeros(env.num_envs)
     normalize, monitored = unwrap_vec_normalize(env), is_vecenv_wrapped(env, VecMonitor) or env.env_is_wrapped(Monitor)[0]
 
     def begin(slot: int) -> None:
         earned[slot] = 0.0
         if turns[slot]:
             starts[turns[slot][0]] = _start(env, observations, slot)
-            queue_next(slot)
+        queue_next(slot)
 
     def queue_next(slot: int) -> None:
         if len(turns[slot]) > 1:
-            hold_of(env).queue(slot, seeds[turns[slot][1]])
+            _queue(env, slot, given[turns[slot][1]])
+        else:
+            _queue_spare(env, slot, given)
 
-    observations = _reset(env, seeds[:n])
+    observations = _reset(env, given[:n])
     state, dones, infos, source = None, np.ones(env.num_envs, dtype=bool), None, source_of(env)
     for slot in range(n):
         begin(slot)
@@ -184,7 +205,10 @@ def _play_in_turn(act: Act, env: VecEnv, seeds: Sequence[int]) -> Episodes:
         actions, state = act(observations, state, dones, masks_of(env, source, infos, dones))
         observations, rewards, dones, infos = env.step(actions)
         earned += rewards if normalize is None else normalize.get_original_reward()
-        for slot in (slot for slot in range(n) if dones[slot] and turns[slot]):
+        for slot in dones.nonzero()[0].tolist():
+            if slot >= n or not turns[slot]:
+                _queue_spare(env, slot, given)
+                continue
             if monitored and "episode" not in infos[slot]:  # a lost life of Atari: the reset took the seed, the game goes on
                 queue_next(slot)
                 continue

@@ -13,7 +13,9 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 from torch.utils._pytree import tree_map
 
+from sb_grpo.collect.given_starts import GivenStarts, TensorStarts
 from sb_grpo.collect.slots import GroupSlots, TensorSlots
+from sb_grpo.config import GroupOptions
 from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.tensor_env import TensorVecEnv, map_snapshot
 from sb_grpo.policies.encoding import EncodingPolicy, versions
@@ -176,7 +178,7 @@ class SynchronousSlots(TensorSlots):
         if bool((self.job < 0).all()):
             self._first_job = self.job = self._first_job + len(self.job)
             self.t = th.zeros_like(self.t)  # it has counted idle steps
-            env.reset_all(self._seeds())
+            self._begin(env, None)
 
 
 SLOTS: dict[str, type[TensorSlots]] = {
@@ -195,7 +197,7 @@ def make_slots(
     first_group: int,
     device: th.device,
     *,
-    shared_noise: bool,
+    options: GroupOptions,
     whole_episodes: bool,
 ) -> GroupSlots | TensorSlots:
     """The slots that go with an env.
@@ -205,12 +207,14 @@ def make_slots(
     :param base_seed: seed of the stream of groups
     :param first_group: number of the first group to hand out
     :param device: of tensor envs
-    :param shared_noise: of host envs: members share what ``step`` draws
+    :param options: how members start
     :param whole_episodes: the estimator waits for complete groups
     """
     if not isinstance(env, TensorVecEnv):
-        return GroupSlots(env.num_envs, group_size, base_seed, first_group, shared_noise)
-    slots = SLOTS[env.grouping](env.num_envs, group_size, base_seed, first_group, device)
+        given = GivenStarts(options, base_seed, env) if options.starts is not None or options.tell_member else None
+        return GroupSlots(env.num_envs, group_size, base_seed, first_group, options.shared_noise, given)
+    on_device = None if options.starts is None else TensorStarts(options, base_seed, env, env.num_envs // group_size + 2)
+    slots = SLOTS[env.grouping](env.num_envs, group_size, base_seed, first_group, device, on_device)
     if isinstance(slots, InstanceSlots):
         assert isinstance(env, InstanceEnv)
         slots.unequal_starts = env.unequal_starts

@@ -15,6 +15,7 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo import ranks
+from sb_grpo.collect.given_starts import GivenStarts, TensorStarts
 from sb_grpo.collect.starts import (
     Start,
     alike_message,
@@ -27,6 +28,7 @@ from sb_grpo.collect.starts import (
     same_start,
     start_of,
 )
+from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.hold import Hold, hold_of, reset_is_over, resetting
 from sb_grpo.envs.installing import install_seeded_reset
 from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
@@ -88,6 +90,7 @@ class GroupSlots:
     :param base_seed: seed of the stream of groups
     :param first_group: number of the first group to hand out
     :param shared_noise: False: the env's own noise differs between members (the start state stays equal)
+    :param given: starts that the user gives; None: none
     """
 
     STATE: ClassVar[tuple[str, ...]] = (
@@ -95,8 +98,17 @@ class GroupSlots:
         "_members_ended", "_times_lost",
     )  # fmt: skip
 
-    def __init__(self, n_envs: int, group_size: int, base_seed: int, first_group: int = 0, shared_noise: bool = True) -> None:
+    def __init__(
+        self,
+        n_envs: int,
+        group_size: int,
+        base_seed: int,
+        first_group: int = 0,
+        shared_noise: bool = True,
+        given: GivenStarts | None = None,
+    ) -> None:
         self.group_size, self.base_seed, self.shared_noise = group_size, base_seed, shared_noise
+        self.given = given
         self.next_job = first_group * group_size
         self.job = np.zeros(n_envs, dtype=np.int64)
         self.t = np.zeros(n_envs, dtype=np.int64)
@@ -249,6 +261,8 @@ class GroupSlots:
             self._members_ended[group] = ended
             return False
         self._first_start.pop(group, None)
+        if self.given is not None:
+            self.given.forget(ranks.dealt(group))
         return True
 
     def _queue(self, slot: int) -> bool | int:
@@ -265,7 +279,15 @@ class GroupSlots:
         group, member = divmod(job, self.group_size)
         group = ranks.dealt(group)
         noise_seed = None if self.shared_noise else mix(self.base_seed, group * self.group_size + member, 1)
-        return self._hold.queue(slot, group_seed(self.base_seed, group), noise_seed)
+        return self._hold.queue(slot, *self._seed_and_options(group, member), noise_seed)
+
+    def _seed_and_options(self, group: int, member: int) -> tuple[int, dict[str, Any] | None]:
+        """Reset seed and reset options of a member.
+
+        :param group: number in the stream of all learners
+        """
+        seed = group_seed(self.base_seed, group)
+        return (seed, None) if self.given is None else self.given.of_member(group, member, seed)
 
     def _start(self, env: VecEnv, slot: int, start: Start | None) -> None:
         job = int(self._queued[slot])
@@ -283,6 +305,8 @@ class GroupSlots:
             self._first_start[group] = start
             self._count_start(env, start)
             return
+        if self.given is not None and self.given.tell_member:  # may start differently
+            return
         first = self._first_start[group]
         seen, inside = same_start(first, start), same_inside(first, start)
         if seen and inside:
@@ -290,14 +314,15 @@ class GroupSlots:
         self.start_mismatches += 1
         group = ranks.dealt(group)
         message = hidden_message if seen else mismatch_message
-        self._warn(message.__name__, message, env, group, group_seed(self.base_seed, group), first, start)
+        self._warn(message.__name__, message, env, group, self._seed_and_options(group, 0)[0], first, start)
 
     def _count_start(self, env: VecEnv, start: Start) -> None:
         """A group has begun."""
         shown = f"{start[0].digest} {start[-1].digest}"
         if shown in self.starts_seen or len(self.starts_seen) < MOST_STARTS:
             self.starts_seen[shown] = self.starts_seen.get(shown, 0) + 1
-        if len(self.starts_seen) == 1 and self.starts_seen[shown] == ENOUGH_GROUPS:
+        meant = self.given is not None and self.given.starts is not None
+        if len(self.starts_seen) == 1 and self.starts_seen[shown] == ENOUGH_GROUPS and not meant:
             self._warn("alike", alike_message, env, ENOUGH_GROUPS)
 
     def _warn(self, kind: str, message: Callable[..., str], *args: Any) -> None:
@@ -320,12 +345,21 @@ class TensorSlots:
     :param base_seed: seed of the stream of groups
     :param first_group: number of the first group to hand out
     :param device: torch device
+    :param given: starts that the user gives; None: none
     """
 
     STATE: ClassVar[tuple[str, ...]] = ("group_size", "job", "_next_job", "t", "episode_return", "memory", "start_mismatches")
 
-    def __init__(self, n_envs: int, group_size: int, base_seed: int, first_group: int, device: th.device) -> None:
-        self.group_size, self.device = group_size, device
+    def __init__(
+        self,
+        n_envs: int,
+        group_size: int,
+        base_seed: int,
+        first_group: int,
+        device: th.device,
+        given: TensorStarts | None = None,
+    ) -> None:
+        self.group_size, self.device, self.given = group_size, device, given
         # A tensor: as a number it would be part of every captured graph, and each seed would compile anew.
         self.seed_word = th.tensor(signed(base_seed % (1 << 64)), device=device)
         self.job = th.arange(n_envs, device=device) + first_group * group_size
@@ -351,7 +385,7 @@ class TensorSlots:
         :param raw_obs: not needed; here for the same interface as host slots
         """
         assert isinstance(env, TensorVecEnv)
-        env.reset_all(self._seeds())
+        self._begin(env, None)
         self._left_at = env, env.calls
 
     def state_dict(self) -> dict[str, Any]:
@@ -396,7 +430,26 @@ class TensorSlots:
 
     def _restart(self, env: TensorVecEnv, done: th.Tensor) -> None:
         """Start the jobs of free slots."""
-        env.reset_slots(done, self._seeds())
+        self._begin(env, done)
+
+    def _begin(self, env: TensorVecEnv, done: th.Tensor | None) -> None:
+        """Reset slots to the starts of the groups that they work for.
+
+        :param done: ``[n_envs]`` bool; None: all slots
+        """
+        seeds, states = self._seeds(), None
+        if self.given is not None:
+            if self.given.waits and done is not None and not bool(done.any()):
+                return
+            groups = ranks.dealt(self.job // self.group_size)
+            seeds, has_state, states = self.given.of_groups(groups, seeds)
+        if done is None:
+            env.reset_all(seeds)
+        else:
+            env.reset_slots(done, seeds)
+        if states is not None:
+            assert isinstance(env, FunctionalTensorEnv)
+            env.set_states(has_state if done is None else done & has_state, states)
 
     def _seeds(self) -> th.Tensor:
         """``[n_envs]`` reset seed of the group that each slot works for."""

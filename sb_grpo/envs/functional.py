@@ -95,6 +95,14 @@ class FunctionalTensorEnv(TensorVecEnv):
         self.state = th.where(mask.unsqueeze(1), self.initial_state(seeds), self.state)
         self.elapsed = th.where(mask, 0, self.elapsed)
 
+    def set_states(self, mask: th.Tensor, states: th.Tensor) -> None:
+        """Begin episodes in given states, right after their reset (``group_kwargs=dict(starts=...)``).
+
+        :param mask: ``[num_envs]`` bool
+        :param states: ``[num_envs, state_dim]``; ignored outside the mask
+        """
+        self.state = th.where(mask.unsqueeze(1), states, self.state)
+
     def step_tensor(self, actions: th.Tensor) -> TensorStep:
         self.state, rewards, terminated = self.transition(self.state, actions)
         self.elapsed = self.elapsed + 1

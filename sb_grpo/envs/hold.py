@@ -33,8 +33,8 @@ class Seat(Protocol):
     def leave(self, hold: Hold, seed: int) -> None:
         """Tell it nothing any more, and forget what it has queued."""
 
-    def set_next_seed(self, seed: int, noise_seed: int | None = None) -> bool | int:
-        """Queue the seed of the next reset."""
+    def set_next_seed(self, seed: int, noise_seed: int | None = None, options: dict[str, Any] | None = None) -> bool | int:
+        """Queue seed and options of the next reset."""
 
     def withdraw_seed(self, seed: int) -> None:
         """Forget it."""
@@ -133,19 +133,28 @@ class Hold:
                 else:
                     self.queue(slot, seed)
 
-    def queue(self, slot: int, seed: int, noise_seed: int | None = None) -> bool | int:
+    def queue(self, slot: int, seed: int, options: dict[str, Any] | None = None, noise_seed: int | None = None) -> bool | int:
         """Let the next reset of a slot start from a seed.
 
+        :param options: of that reset; None: none
         :param noise_seed: of what ``step()`` draws afterwards; None: as ``seed`` leaves it
         :return: True where the slot has not been reset since a seed was queued before; else its steps since, as far as known
-        :raises ValueError: if the envs do not take the second
+        :raises ValueError: if the envs do not take the options or the noise seed
         """
+        if options is not None and not self.ours:
+            raise ValueError(
+                "group_kwargs: starts with options, and tell_member, need resets that take options, but set_next_seed of "
+                f"{type(self.base).__name__} takes seeds alone. Use DummyVecEnv, ProcessVecEnv, RayVecEnv, or SubprocVecEnv "
+                "with wrapper_class=sb_grpo.SeededResetWrapper, or give seeds."
+            )
         if noise_seed is not None and not self.takes_noise:
             raise ValueError(
                 f"shared_noise=False seeds the noise of every episode, but set_next_seed of {type(self.base).__name__} takes "
                 "only the seed of the start: give it a second argument noise_seed, or leave shared_noise=True."
             )
         self._queued[slot] = (seed, noise_seed) if self.takes_noise else (seed,)
+        if options is not None:
+            self._queued[slot] = (seed, noise_seed, options)
         return self._send(slot)
 
     def _send(self, slot: int) -> bool | int:

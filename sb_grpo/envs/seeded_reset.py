@@ -15,12 +15,15 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
+from sb_grpo.config import shown
 from sb_grpo.envs.hold import PROTOCOL, Hold
 from sb_grpo.envs.listening import listen, listener_of
 from sb_grpo.envs.time_limits import asked, layers, limit_of
 
 START_DIGEST = "group_start_digest"
 START_LAYERS = "group_start_layers"
+#: In the place of the digest of options: those that the trainer queued, which are the same for all members of a group.
+QUEUED_OPTIONS = "queued"
 FLOAT = np.dtype(np.float64)
 INTEGER = np.dtype(np.int64)
 
@@ -121,6 +124,7 @@ class Layer:
         self.pending: int | None = None  #: seed of the next reset, if that is given none
         self.told: Any = None  #: by a reset last, of any layer on this base
         self.told_digest = ""
+        self.queued: Any = None  #: options of the trainer's that the running reset began with
         self.forget()
 
     def watch(self, hold: Hold) -> None:
@@ -169,7 +173,10 @@ class Layer:
         """Remember the arguments of a reset."""
         if seed is not None:
             self.seed = str(seed)
-        self.options = observation_digest(options) if options else ""
+        if options is not None and options is self.base.queued:
+            self.options = QUEUED_OPTIONS
+        else:
+            self.options = observation_digest(options) if options else ""
 
     def see(self, result: Any) -> None:
         """Remember the first observation; at once, because a wrapper may change it in place.
@@ -206,13 +213,17 @@ class Seat:
     :param env: with all of its wrappers
     """
 
-    __slots__ = ("__weakref__", "_calls_then", "_heard", "_layers", "_next_seed", "_noise_seed", "_takes_seeds", "sb_grpo_env")
+    __slots__ = (
+        "__weakref__", "_calls_then", "_heard", "_layers", "_next_options", "_next_seed", "_noise_seed", "_takes_seeds",
+        "sb_grpo_env",
+    )  # fmt: skip
     OWN = frozenset((*PROTOCOL, "reset", "step"))
 
     def __init__(self, env: gym.Env[Any, Any]) -> None:
         self.sb_grpo_env = env = inner_env(env)
         self._next_seed: int | None = None
         self._noise_seed: int | None = None
+        self._next_options: dict[str, Any] | None = None
         self._takes_seeds = False
         self._layers: list[Layer] = []  #: from the env itself to its outermost wrapper
         self._heard: Layer | None = None  #: the outermost one, where somebody can listen to it
@@ -249,16 +260,17 @@ class Seat:
         """
         return asked(asked(self.sb_grpo_env, "spec"), "id"), limit_of(self.sb_grpo_env)
 
-    def set_next_seed(self, seed: int, noise_seed: int | None = None) -> bool | int:
+    def set_next_seed(self, seed: int, noise_seed: int | None = None, options: dict[str, Any] | None = None) -> bool | int:
         """Queue the seed of the next reset; it wins over the seed that ``VecEnv.seed`` left for the first reset.
 
         :param seed: non-negative seed of the start state
         :param noise_seed: when given, the env's generator is reseeded with it after the reset, so that episodes with
             the same start draw independent noise in ``step``
+        :param options: of the next reset; None: none
         :return: True where another seed still waits, because no reset has come for it; else the steps since the last reset
         """
         waited = self._next_seed is not None
-        self._next_seed, self._noise_seed = int(seed), noise_seed
+        self._next_seed, self._noise_seed, self._next_options = int(seed), noise_seed, options
         return waited or self._calls() - self._calls_then
 
     def withdraw_seed(self, seed: int) -> None:
@@ -268,7 +280,7 @@ class Seat:
 
         :param seed: of the next reset, unless the caller gives one, and of the env's generator until then
         """
-        self._next_seed = self._noise_seed = None
+        self._next_seed = self._noise_seed = self._next_options = None
         if self._heard is not None:
             self._heard.pending = int(seed)
         reseed(self.sb_grpo_env.unwrapped, seed)
@@ -284,10 +296,13 @@ class Seat:
         return self.sb_grpo_env.step(action)
 
     def reset(self, *args: Any, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """The env's, with the queued seed; ``options`` only where the caller gave some, as not every env knows them."""
+        """The env's, with the queued seed; ``options`` only where some were queued or given, as not every env knows them."""
         queued, self._next_seed = self._next_seed, None
         if queued is not None:
             args, kwargs["seed"] = (), queued
+        if self._next_options is not None:  # a copy, as an env may use up parts of what it gets
+            kwargs["options"] = self._layers[0].queued = deepcopy(self._next_options)
+            self._next_options = None
         for layer in self._layers:
             layer.forget()
         calls_before = self._calls()
@@ -312,24 +327,36 @@ class Seat:
     def _first_reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
         """The first one with a seed of the trainer's.
 
-        :raises ValueError: if the env takes none, or not any
+        :raises ValueError: if the env takes no seed, not any seed, or not these options
         """
         try:
             result: tuple[Any, dict[str, Any]] = self.sb_grpo_env.reset(**kwargs)
         except Exception as error:
-            seed = kwargs.pop("seed")
-            try:
-                self.sb_grpo_env.reset(**kwargs)
-            except Exception:
-                raise error from None  # not for the seed
             name = type(self.sb_grpo_env.unwrapped).__name__
+            if self._resets_without("options", kwargs):
+                raise ValueError(
+                    f"{name}.reset(options={shown(kwargs['options'])}) raised {type(error).__name__}: {error}. Without them "
+                    "it works: let reset(self, *, seed=None, options=None) take them, or leave them out of the starts."
+                ) from error
+            if not self._resets_without("seed", kwargs):
+                raise
             raise ValueError(
-                f"{name}.reset(seed={seed}) raised {type(error).__name__}: {error}. Without a seed it works, but members of a "
-                "group start alike by their seed, any number from 0 to 2**31 - 1: let "
+                f"{name}.reset(seed={kwargs['seed']}) raised {type(error).__name__}: {error}. Without a seed it works, but "
+                "members of a group start alike by their seed, any number from 0 to 2**31 - 1: let "
                 "reset(self, *, seed=None, options=None) call super().reset(seed=seed) and draw from self.np_random."
             ) from error
         self._takes_seeds = True
         return result
+
+    def _resets_without(self, name: str, kwargs: dict[str, Any]) -> bool:
+        """Whether a reset works without one of its arguments."""
+        if name not in kwargs:
+            return False
+        try:
+            self.sb_grpo_env.reset(**{key: value for key, value in kwargs.items() if key != name})
+        except Exception:
+            return False
+        return True
 
     def get_wrapper_attr(self, name: str) -> Any:
         """An attribute from the outside in, as Gymnasium's envs have this method."""

@@ -73,10 +73,11 @@ def warn(message: str) -> None:
     warnings.warn(f"compile: {message}.", UserWarning, stacklevel=2)
 
 
-def rollout_obstacle(env: object, use_sde: bool) -> str | None:
+def rollout_obstacle(env: object, use_sde: bool, asks_for_starts: bool = False) -> str | None:
     """Why the step loop cannot be captured; None where it can.
 
     :param use_sde: gSDE
+    :param asks_for_starts: a function of the user's gives every group its start
     """
     if not isinstance(env, TensorVecEnv):
         return "its envs are not tensor envs"
@@ -84,6 +85,8 @@ def rollout_obstacle(env: object, use_sde: bool) -> str | None:
         return f"{type(env).__name__} is not made of tensor functions (capturable=False)"
     if env.grouping != "seeds":
         return f"slots wait for the device to start groups where {type(env).__name__}.grouping={env.grouping!r}"
+    if asks_for_starts:
+        return "starts= is a function, which is called on the host (a sequence is captured)"
     return "gSDE keeps its noise in an object (use_sde=True)" if use_sde else None
 
 

@@ -10,6 +10,7 @@ import json
 import posixpath
 import re
 from collections.abc import Callable, Iterator
+from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +24,15 @@ from zoo.dashboards.page import ASSETS, PLOTLY
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+NOTEBOOK = re.compile(r"\]\((notebooks/[\w.]+\.ipynb)\)")
 #: Target of a Markdown link, without its anchor.
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
 #: A role of Sphinx in the HTML of a docstring: ``:class:`name```, ``:class:`~name```, ``:class:`title <name>```.
 ROLE = re.compile(
     r":(?:class|func|meth|mod|attr|data):<code>(?:(?P<title>[^<&]+?) &lt;)?(?P<short>~?)(?P<name>[\w.]+)(?:&gt;)?</code>"
 )
+#: A number and its spread, which no line of a table should part.
+SPREAD = re.compile(r"(?<=\d) ± (?=\d)")
 PICTURE = re.compile(r'<img [^>]*src="(?P<src>[^":]+\.(?:png|svg|gif))"[^>]*>')
 LANGUAGES = {".py": "python", ".yml": "yaml", ".sh": "bash", ".cfg": "ini", ".toml": "toml", ".md": "markdown"}
 #: Pages that the search leaves out: they repeat the words of all others.
@@ -58,7 +62,16 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     def to_page(target: str) -> str:
         return posixpath.relpath(page_of(target), here or ".")
 
-    return relinked(markdown, here, to_page)
+    whole = SPREAD.sub("\u00a0±\u00a0", markdown)
+    return NOTEBOOK.sub(with_colab, relinked(whole, here, to_page))
+
+
+def with_colab(link: re.Match[str]) -> str:
+    """Add to a link to a notebook one that opens it in Google Colab, by the repository's address in setup.cfg."""
+    metadata = ConfigParser()
+    metadata.read(ROOT / "setup.cfg")
+    colab = metadata["metadata"]["url"].replace("//github.com", "//colab.research.google.com/github")
+    return f"{link[0]} ([Colab]({colab}/blob/main/docs/{link[1]}))"
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:

@@ -235,11 +235,17 @@ def draw(mechanisms: list[str]) -> None:
             mean = np.array([s.mean() for s in by_structure.values()])
             low, high = np.array([np.quantile(draws(s), [0.025, 0.975]) for s in by_structure.values()]).T
             x = np.arange(len(mean)) + 0.13 * (i - (len(data) - 1) / 2)
-            panel.errorbar(x, mean, [mean - low, high - mean], fmt="o", ms=5, capsize=2, label=NAMES[policy])
+            # Circles learn, squares are rules made by hand.
+            look = {"fmt": "o"} if policy in LEARNT else {"fmt": "s", "mfc": "white"}
+            word = "" if policy in LEARNT else "rule: "
+            panel.errorbar(x, mean, [mean - low, high - mean], ms=5, capsize=2, label=word + NAMES[policy], **look)
         panel.set(title=f"{mechanism} mechanisms", xticks=range(len(STRUCTURES)), xticklabels=list(STRUCTURES))
+        panel.set_xlabel("structure of the causal graph")
         panel.grid(axis="y", alpha=0.3)
-    axes[0][0].set_ylabel("return on unseen graphs")
-    axes[0][-1].legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        for border in np.arange(len(STRUCTURES) - 1) + 0.5:
+            panel.axvline(border, color="grey", alpha=0.2, linewidth=0.8)
+    axes[0][0].set_ylabel("return on unseen graphs (95 % interval)")
+    axes[0][-1].legend(fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     figure.tight_layout()
     figure.savefig(IMG / "causal.png", dpi=100)
 

@@ -30,7 +30,7 @@ from sb_grpo.policies import ActorPolicy, load_actor
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, IMG
 from zoo.common.provenance import commit, versions
-from zoo.comparing.figures import styles
+from zoo.comparing.figures import OKABE_ITO
 
 FILE = DATA / "fine_tuning.jsonl"
 PICTURE = IMG / "fine_tuning.png"
@@ -126,18 +126,22 @@ def _cell(values: Sequence[float], form: str) -> str:
 
 
 def draw() -> None:
-    """docs/img/fine_tuning.png: each run as a point, return in the new env against return in the old one."""
-    style = styles([label for label, _ in rows()])
-    figure, axes = plt.subplots(figsize=(6.5, 4.2), layout="constrained")
-    for label, runs in rows():
-        look = style[label]
-        x, y = ([np.mean(run[name]) for run in runs] for name in ("old", "new"))
-        axes.plot(x, y, look["marker"], color=look["color"], label=label, markersize=10 if label == START else 6, alpha=0.8)
-    axes.set(xlabel=f"return at g = {OLD:g}, where it came from", ylabel=f"return at g = {NEW:g}, where it was fine-tuned")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside right center", frameon=False, fontsize=8)
+    """docs/img/fine_tuning.png: returns of every run in the new env and in the old one, by the weight of the penalty."""
+    order = [START, *(label_of(k) for k in reversed(COEFFICIENTS)), SCRATCH]
+    by_label = dict(rows())
+    figure, axes = plt.subplots(figsize=(7.5, 3.8), layout="constrained")
+    for name, colour, gravity in (("new", OKABE_ITO[0], NEW), ("old", OKABE_ITO[1], OLD)):
+        returns = [[float(np.mean(run[name])) for run in by_label[label]] for label in order]
+        for place, values in enumerate(returns):
+            axes.plot([place] * len(values), values, "o", color=colour, alpha=0.5, markersize=5)
+        word = "new env, where it is fine-tuned" if name == "new" else "old env, where PPO learnt"
+        axes.plot([np.mean(values) for values in returns], color=colour, label=f"{word} (g = {gravity:g})")
+    axes.set_xticks(range(len(order)), [label.replace("kl_coef ", "kl_coef\n") for label in order])
+    axes.set(ylabel="return (mean of 100 episodes)", xlabel="from the strongest pull to PPO's policy to none")
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend(loc="lower left", fontsize=9)
     IMG.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PICTURE, dpi=80)
+    figure.savefig(PICTURE, dpi=100)
     plt.close(figure)
 
 

@@ -43,6 +43,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "task, adaptive": dict(grouping="task", weights="adaptive"),
     "task, surgery": dict(grouping="task", surgery=True),
 }
+#: The variants in plain words, for the picture.
+SHOWN = (
+    *("grouped by start (default)", "grouped by task", "by start within a task", "by difficulty", "found by clustering"),
+    *("by task, balanced weights", "by task, weights by score", "by task, adaptive weights", "by task, gradient surgery"),
+)
 
 
 class Contradiction(FunctionalTensorEnv):
@@ -107,7 +112,7 @@ def report() -> None:
 
     print("| variant | seeds | a | b | c | worst task | steps until the worst is 0.9 | conflict rate |")
     print(f"|{'---|' * 8}")
-    figure, axes = plt.subplots(2, 5, figsize=(10, 3.6), sharex=True, sharey=True)
+    figure, axes = plt.subplots(2, 5, figsize=(11, 4.6), sharex=True, sharey=True, layout="constrained")
     for name in VARIANTS:
         runs = variant_files.runs_of(FILE, name)
         p = np.array([r["p_right"] for r in runs])
@@ -121,15 +126,18 @@ def report() -> None:
         cells += [f"{worst[:, -1].mean():.2f} ± {worst[:, -1].std():.2f}", when, f"{np.mean(rates):.2f}" if rates else "-"]
         print(f"| {name} | {len(runs)} | {' | '.join(cells)} |")
         axis = axes.flat[list(VARIANTS).index(name)]
-        labels = [f"{task}: pays {pay:g}" for task, pay in zip(TASKS, PAY, strict=True)]
+        labels = [f"task {task}: pays {pay:,.0f}" for task, pay in zip(TASKS, PAY, strict=True)]
+        axis.axhline(0.5, color="grey", linestyle=":", linewidth=1, label="by chance")
         axis.plot(EVERY * np.arange(1, p.shape[1] + 1), p.mean(0), label=labels)
-        axis.set_title(name, fontsize=8)
+        axis.set_title(SHOWN[list(VARIANTS).index(name)], fontsize=9)
     axes[1, 4].axis("off")
-    axes[0, 0].set_ylim(0, 1.02)
-    axes[0, 0].set_ylabel("P(right action)", fontsize=8)
-    axes[1, 0].set_xlabel("env steps", fontsize=8)
-    axes[1, 4].legend(*axes[0, 0].get_legend_handles_labels(), fontsize=7, loc="center", frameon=False)
-    figure.savefig(PICTURE, dpi=110, bbox_inches="tight")
+    axes[0, 4].xaxis.set_tick_params(labelbottom=True)
+    axes[0, 0].set(ylim=(0, 1.02), xlim=(0, STEPS), xticks=(0, 4000, 8000))
+    axes[0, 0].xaxis.set_major_formatter(lambda x, _: f"{x / 1000:g}k")
+    figure.supylabel("probability of the right action", fontsize=10)
+    figure.supxlabel("env steps", fontsize=10)
+    axes[1, 4].legend(*axes[0, 0].get_legend_handles_labels(), fontsize=9, loc="center", frameon=False)
+    figure.savefig(PICTURE, dpi=100)
 
 
 if __name__ == "__main__":

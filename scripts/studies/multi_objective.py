@@ -32,6 +32,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "each": dict(rewards=dict(objectives={"balance": 1.0, "still": 1.0}, normalization="each")),
     "each, 1 : 0.2": dict(rewards=dict(objectives={"balance": 1.0, "still": 0.2}, normalization="each")),
 }
+#: The variants in plain words, for the picture.
+SHOWN = ("rewards summed, 1 : 1", "rewards summed, 1 : 0.2", "each normalised, 1 : 1", "each normalised, 1 : 0.2")
 
 
 class StillCartPole(CartPole):
@@ -77,16 +79,21 @@ def report() -> None:
     import matplotlib.pyplot as plt
 
     print("| variant | seeds | steps balanced (of 500) | speed of the cart |\n|---|---|---|---|")
-    figure, axis = plt.subplots(figsize=(4.5, 3.0))
-    for name in VARIANTS:
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 2.8), sharey=True, layout="constrained")
+    for row, name in enumerate(VARIANTS):
         runs = variant_files.runs_of(FILE, name)
         length, speed = (np.array([r[key] for r in runs]) for key in ("length", "speed"))
         print(f"| {name} | {len(runs)} | {length.mean():.0f} ± {length.std():.0f} | {speed.mean():.2f} ± {speed.std():.2f} |")
-        axis.plot(length, speed, "o", label=name, alpha=0.7)
-    axis.set_xlabel("steps balanced")
-    axis.set_ylabel("speed of the cart (RMS)")
-    axis.legend(fontsize=7)
-    figure.savefig(PICTURE, dpi=110, bbox_inches="tight")
+        for axis, values in zip(axes, (length, speed), strict=True):
+            axis.plot(values, np.full(len(values), row), "o", color=f"C{row}", alpha=0.6)
+            axis.plot(values.mean(), row, "|", color="black", markersize=16)
+    axes[0].set(xlabel="steps balanced (of 500; more is better)", xlim=(0, 515))
+    axes[0].set_yticks(range(len(VARIANTS)), SHOWN)
+    axes[0].set_ylim(len(VARIANTS) - 0.5, -0.5)
+    axes[1].set(xlabel="speed of the cart, RMS (less is better)", xlim=(0, None))
+    for axis in axes:
+        axis.grid(axis="x", alpha=0.3)
+    figure.savefig(PICTURE, dpi=110)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,19 +24,30 @@ from sb_grpo import files
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 LINES = ("-", "--", "-.", ":")
 MARKERS = "osD^vPX*"
+#: So many of the colours are chosen by name; black and grey are for those that find them all taken.
+BRIGHT = 6
 PER_ROW = 3
 
 
 def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Colour and line style of each label; labels beyond eight differ by line style.
+    """Colour, line style and marker of each label; labels beyond eight differ by line style.
+
+    The colour follows from the label's own name, so that it stays when other labels join a comparison. Of two labels with
+    the same colour the later one takes the next free one.
 
     :param labels: in order
     """
     n = len(OKABE_ITO)
-    return {
-        label: {"color": OKABE_ITO[i % n], "linestyle": LINES[i // n % len(LINES)], "marker": MARKERS[i % len(MARKERS)]}
-        for i, label in enumerate(labels)
-    }
+    taken: set[int] = set()
+    found: dict[str, dict[str, Any]] = {}
+    for label in labels:
+        start = zlib.crc32(label.encode()) % BRIGHT
+        order = [*((start + k) % BRIGHT for k in range(BRIGHT)), *range(BRIGHT, n)]
+        slot = next(line * n + k for line in range(len(labels)) for k in order if line * n + k not in taken)
+        taken.add(slot)
+        line = LINES[slot // n % len(LINES)]
+        found[label] = {"color": OKABE_ITO[slot % n], "linestyle": line, "marker": MARKERS[slot % len(MARKERS)]}
+    return found
 
 
 def save(figure: Figure, path: Path) -> list[Path]:
@@ -212,25 +224,28 @@ def improvements(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
 
 
 def times(table: pd.DataFrame, labels: Sequence[str]) -> Figure:
-    """Median training time of a run, one panel per env; with several processors, each bar names its own.
+    """Median wall and processor time of a training, one panel per env; with several processors, each bar names its own.
 
     :param table: ``tables.cost``
     :param labels: in order
     """
     style = styles(labels)
     width = max(4.2, 2.5 + inches(labels))
-    figure, grid = panels(list(dict.fromkeys(table["env"])), 1.2 + 0.3 * len(labels), width)
+    figure, grid = panels(list(dict.fromkeys(table["env"])), 1.4 + 0.5 * len(labels), width)
     for env, axes in grid:
         rows = table[table["env"] == env]
         colours = [style[label]["color"] for label in rows["algorithm"]]
         several = rows["processor"].nunique() > 1
         names = [a + several * f"\n({p})" for a, p in zip(rows["algorithm"], rows["processor"], strict=True)]
-        bars = axes.barh(names, rows["train_wall_s"], color=colours, height=0.6)
-        axes.bar_label(bars, fmt="{:,.1f}", padding=3, fontsize=8)
+        places = np.arange(len(rows))
+        for shift, column, alpha in ((-0.2, "train_wall_s", 1.0), (0.2, "train_cpu_s", 0.45)):
+            bars = axes.barh(places + shift, rows[column], color=colours, height=0.36, alpha=alpha)
+            axes.bar_label(bars, fmt="{:,.1f}", padding=3, fontsize=8)
+        axes.set_yticks(places, names)
         axes.margins(x=0.2)
         axes.invert_yaxis()
         axes.grid(visible=False)
-        axes.set_xlabel("training time of a run (s, median)")
+        axes.set_xlabel("training time of a run (s, median)\nfull colour: wall time; pale: processor time", fontsize=9)
     return figure
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
+from sb_grpo.collect.given_starts import GivenStart
 from sb_grpo.collect.seeded_episodes import Episodes, actor, frozen_statistics, held, play
 from sb_grpo.envs.installing import install_seeded_reset
 
@@ -106,4 +107,4 @@ def _episodes(env: VecEnv, policy: Any, seeds: list[int], deterministic: bool) -
     install_seeded_reset(env)
     th.manual_seed(seeds[0])
     with held(env), frozen_statistics(env):
-        return play(actor(policy, None, deterministic), env, seeds)
+        return play(actor(policy, None, deterministic), env, [GivenStart(seed) for seed in seeds])

@@ -34,6 +34,8 @@ from ..common.command_line import call, how_many
 from ..common.provenance import without_passwords
 from ..tuning.study import failure
 
+#: So many completed trials are too few for a landscape.
+FEW = 6
 #: Parameters that slice and parallel-coordinate plots, and contour plots, show: the most important ones.
 SHOWN = 6
 SHOWN_IN_CONTOUR = 3
@@ -86,7 +88,10 @@ def best_as_yaml(study: Study) -> str:
 
 
 def draw(study: Study, folder: Path) -> None:
-    """Importance, history, slice, parallel coordinate and contour: Plotly as HTML, Matplotlib as PNG (without a browser)."""
+    """Importance, history, slice, parallel coordinate and contour: Plotly as HTML, Matplotlib as PNG (without a browser).
+
+    Six or fewer completed trials get no contour: a landscape between so few points would be an invention.
+    """
     importance = list(get_param_importances(study))
     shown = importance[:SHOWN]
     contour = importance[:SHOWN_IN_CONTOUR]
@@ -97,8 +102,9 @@ def draw(study: Study, folder: Path) -> None:
         "parallel_coordinate": (
             plot_parallel_coordinate, drawn.plot_parallel_coordinate, {"params": shown, "target_name": VALUE},
         ),
-        "contour": (plot_contour, drawn.plot_contour, {"params": contour, "target_name": VALUE}),
     }  # fmt: skip
+    if len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))) > FEW:
+        figures["contour"] = (plot_contour, drawn.plot_contour, {"params": contour, "target_name": VALUE})
     files.write(folder / "plotly.min.js", get_plotlyjs())
     for name, (as_html, as_png, options) in figures.items():
         files.write(folder / f"{name}.html", as_html(study, **options).to_html(include_plotlyjs="directory"))

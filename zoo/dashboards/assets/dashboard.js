@@ -47,15 +47,27 @@ function returns(run) {
   return [figure, () => draw(figure, traces, { height: 340, showlegend: true, xaxis: { title: "env steps" }, yaxis: { title: "return of an episode" } }, says)];
 }
 
+const isFlat = (run, name) => run.log[name].values.length > 1 && new Set(run.log[name].values).size === 1;
+
+// Lines that never moved, as one sentence.
+function unchanged(run) {
+  const keys = CHARTS.filter(({ stacked }) => !stacked).flatMap(({ keys }) => keysOf(run.log, keys)).filter((name) => isFlat(run, name));
+  if (!keys.length) return null;
+  const says = keys.map((name) => `${name} ${number(run.log[name].values[0])}`).join(", ");
+  return el("figure", { class: "panel wide", id: "unchanged" }, el("figcaption", {}, "Unchanged so far"), el("p", { class: "note" }, `${says}.`));
+}
+
 function logged(run, { id, title, keys, says, stacked, least = -Infinity }) {
   const names = keysOf(run.log, keys);
   if (!names.length) return null;
+  const flat = stacked ? [] : names.filter((name) => isFlat(run, name));
+  if (flat.length === names.length) return null;
   const figure = panel(title, { id });
-  const traces = names.map((name, k) => ({
+  const traces = names.filter((name) => !flat.includes(name)).map((name, k) => ({
     x: run.log[name].steps, y: run.log[name].values.map((x) => Math.max(x, least)), name, mode: run.log[name].steps.length < 40 ? "lines+markers" : "lines",
     line: { color: colour(k), width: 2, dash: ["solid", "dash", "dot"][k % 3] }, ...(stacked ? { stackgroup: "one" } : {}),
   }));
-  return [figure, () => draw(figure, traces, { height: 260 + 12 * names.length, margin: { l: 48, r: 12, t: 8, b: 40 + 12 * names.length }, showlegend: true, xaxis: { title: "env steps" } }, says)];
+  return [figure, () => draw(figure, traces, { height: 260 + 12 * traces.length, margin: { l: 48, r: 12, t: 8, b: 40 + 12 * traces.length }, showlegend: true, xaxis: { title: "env steps" } }, says)];
 }
 
 function advantages(run) {
@@ -120,7 +132,7 @@ function render(atOnce = false) {
   host.replaceChildren(
     el("div", { class: "head" }, el("h1", {}, run.name), el("div", { class: "bar" }, picker, theme)),
     cards(run), ...messages(run),
-    el("div", { class: "grid" }, ...charts.map(([figure]) => figure), ...tables(run)),
+    el("div", { class: "grid" }, ...charts.map(([figure]) => figure), ...[unchanged(run)].filter(Boolean), ...tables(run)),
   );
   if (atOnce) for (const [, show] of charts) show();
   else drawInTurn(charts);
