@@ -9,8 +9,8 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
-from sb_grpo.envs.instance_env import InstanceSpace
 from sb_grpo.policies import ActorPolicy
+from sb_grpo.policies.observations import InstanceSpace
 
 
 class ItemExtractor(BaseFeaturesExtractor):
