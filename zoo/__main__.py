@@ -23,6 +23,7 @@ COMMANDS = {
     "report": "what a run came to, in a few lines or as one page",
     "check": "an env, before training on it",
     "export": "a policy as one ONNX or .pt2 file, without this library",
+    "solve": "a job list or cities from a file: schedule or tour, picture, gap to rules and solver",
     "push": "a run folder with its model card to the Hugging Face Hub",
     "workflow": "benchmark, compare and plot in a row",
 }

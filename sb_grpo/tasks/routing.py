@@ -25,6 +25,8 @@ class TSP(InstanceEnv):
     :raises ValueError: for fewer than 3 cities, or cities of another shape
     """
 
+    #: Rules of :meth:`priority`.
+    rules = ("NEAREST",)
     pointers = 2
     per_item = 1
 
@@ -73,6 +75,10 @@ class TSP(InstanceEnv):
 
     def valid(self, instance: th.Tensor, state: th.Tensor) -> th.Tensor:  # type: ignore[override]
         return state[..., 2:] == 0
+
+    def priority(self, rule: str, instance: th.Tensor, state: th.Tensor) -> th.Tensor:
+        """Priorities of the nearest neighbour: the nearest city first, ``[b, g, n]``."""
+        return -th.cdist(instance.gather(1, state[..., 1:2].long().expand(-1, -1, 2)), instance)
 
     def observe(self, instance: th.Tensor, state: th.Tensor) -> th.Tensor:  # type: ignore[override]
         return state.to(self._seen_dtype)
