@@ -22,6 +22,7 @@ PUBLIC: dict[str, set[str]] = {
         "GRPO",
         "AdvantageOptions",
         "Cispo",
+        "Sapo",
         "Clipped",
         "CnnPolicy",
         "CountBonus",
