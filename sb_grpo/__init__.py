@@ -3,7 +3,7 @@
 from importlib.metadata import version
 
 from sb_grpo import tasks  # noqa: F401  # registers their ids
-from sb_grpo.baselines.estimators import Outcome, Process, State, Step
+from sb_grpo.baselines.estimators import Anchor, Outcome, Process, State, Step
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.config import GroupOptions, Multitask, Rewards, UpdateOptions
 from sb_grpo.envs.seeded_reset import SeededResetWrapper
@@ -19,6 +19,7 @@ __version__ = version("sb_grpo")
 __all__ = [
     "GRPO",
     "AdvantageOptions",
+    "Anchor",
     "Breakdown",
     "Cispo",
     "Clipped",

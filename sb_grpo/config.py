@@ -298,6 +298,10 @@ class GroupOptions:
     #: True: put the member's number (0 to ``group_size`` - 1) into its reset options, as ``"member"``. Members may then start
     #: differently, and their starts are not compared. Host envs only.
     tell_member: bool = False
+    #: Collect on until ``n_groups`` complete groups have a spread of (discounted) returns (DAPO, arXiv 2503.14476, eq. 11), or
+    #: :data:`~sb_grpo.collect.plan.MOST_REFILLS` times ``n_groups`` groups are complete. The update gets them all, and every
+    #: step counts as a timestep.
+    refill: bool = False
 
 
 @dataclass(frozen=True)
@@ -577,6 +581,7 @@ RANGES: dict[str, dict[str, Rule]] = {
         ),
         "starts_order": one_of(*STARTS_ORDERS),
         "tell_member": FLAG,
+        "refill": FLAG,
     },
     "update_kwargs": {
         "micro_batch_size": integer(1, 10_000_000, none=True),
@@ -598,6 +603,11 @@ RANGES: dict[str, dict[str, Rule]] = {
     "advantage_kwargs": {
         "baseline": one_of(*BASELINES),
         "ended_members": one_of(*ENDED_MEMBERS),
+        "anchor_weight": number(0, 1e6, "1 is usual"),
+        "anchor_key": Rule(
+            "must be a function of a Rollout that returns one row of numbers per step, or None",
+            lambda x: x is None or is_function(x, 1),
+        ),
         "n_features": integer(1, 4096, "128 to 512 is usual", none=True),
         "scale": number(1e-6, 1e6, "1 is usual"),
         "horizons": FLAG,

@@ -74,7 +74,8 @@ class GRPO(GroupOnPolicyAlgorithm):
     :param group_kwargs: how members start: :class:`~sb_grpo.config.GroupOptions`; ``starts`` gives groups their reset seeds,
         reset options or states (docs/starts.md)
     :param advantage: ``"outcome"`` and ``"process"`` (DeepSeekMath), ``"step"`` (time-aligned group baseline),
-        ``"state"`` (state-conditioned group baseline, fitted in closed form), an object of
+        ``"anchor"`` (GiGPO: groups of recurring states), ``"state"`` (state-conditioned group baseline, fitted in closed
+        form), an object of
         :mod:`sb_grpo.baselines.estimators` or of one's own, or a function of (:class:`Rollout`, :class:`AdvantageOptions`)
         that returns one number per step
     :param advantage_kwargs: of the estimator: :class:`~sb_grpo.baselines.estimators.State`,
@@ -357,9 +358,7 @@ class GRPO(GroupOnPolicyAlgorithm):
         # minibatches of stretches and of episodes are of unequal size
         weighted = weighted or self.policy.memory is not None or self.policy.episodes_together
         reference = self.ref_policy if self.kl_coef > 0 else None
-        return Objective(
-            self.policy, reference, loss, self.ent_coef, self.kl_coef, weighted, self.options.update.autocast
-        )
+        return Objective(self.policy, reference, loss, self.ent_coef, self.kl_coef, weighted, self.options.update.autocast)
 
     def _update_reference(self) -> None:
         """Make the policy the new reference policy where that is due, before an update."""

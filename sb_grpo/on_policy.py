@@ -671,7 +671,10 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
                 lost = [slot for slot in ended if EPISODE_LOST in infos[slot]] if ended else []
                 if lost:
                     rollout_buffer.n_lost += rollout_buffer.drop_jobs(th.as_tensor(slots.job[lost]))
-                n_complete += slots.step(env, starts, lost)
+                completed = slots.step(env, starts, lost)
+                n_complete += completed
+                if completed:
+                    least_groups = plan.wanted_groups(n_complete, rollout_buffer)
                 if self.use_sde and ended:
                     policy.renew_noise(th.as_tensor(dones, device=self.device).bool())
                 self._last_obs = new_obs
@@ -855,6 +858,8 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             sde_sample_freq=self.sde_sample_freq,
             steps_before=self.num_timesteps // self.n_envs,
             limits=self._limits,
+            refill=self.options.groups.refill,
+            gamma=self.gamma if self.moving_gamma is None else self.moving_gamma,
         )
 
     @property

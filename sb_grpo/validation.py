@@ -384,6 +384,22 @@ def a_member_has_peers(c: Config) -> Broken:
         )
 
 
+def refill_has_groups_to_count(c: Config) -> Broken:
+    if not c.options.groups.refill:
+        return
+    if c.n_groups is None or c.group_size == 1:
+        yield (
+            f"group_kwargs: refill=True collects on until n_groups groups have a spread, but n_groups={c.n_groups} and "
+            f"group_size={c.group_size}. Pass n_groups=8 and group_size=8, for example, or leave it out."
+        )
+    objectives = c.options.rewards.objectives
+    if c.options.multitask.grouping not in ("seed", "hierarchical") or objectives is not None:
+        yield (
+            "group_kwargs: refill=True looks at the env's own rewards within same-seed groups, which "
+            f"grouping={c.options.multitask.grouping!r} or objectives={objectives!r} would replace. Leave one of them out."
+        )
+
+
 def asks_for_pairs(estimator: object) -> bool:
     """``paired`` was given, and is not False. A coefficient of 0 asks for pairs too."""
     paired = getattr(estimator, "paired", None)
@@ -471,7 +487,7 @@ def learners_can_share_the_work(c: Config) -> Broken:
         f"multitask: weights={multitask.weights!r}": multitask.weights is not None,
         "multitask: surgery=True": multitask.surgery,
         f"rewards: bonus={bonus!r}": bonus is not None,
-        "advantage='step' with baseline='global'": c.advantage == "step"
+        f"advantage={c.advantage!r} with baseline='global'": c.advantage in ("step", "anchor")
         and getattr(c.options.estimator, "baseline", None) == "global",
     }
     for name, asked in of_all_episodes.items():
@@ -661,6 +677,7 @@ RULES: tuple[Callable[[Config], Broken], ...] = (
     members_can_be_paired,
     episodes_can_be_clustered,
     a_member_has_peers,
+    refill_has_groups_to_count,
     rollout_fits_into_memory,
     one_argument_sets_the_rollout,
     minibatch_can_be_split,

@@ -6,6 +6,7 @@ import pytest
 import torch as th
 
 from sb_grpo import AdvantageOptions
+from sb_grpo.baselines.estimators import Anchor
 from sb_grpo.maths import estimators, returns, segments
 from tests.helpers import make_rollout
 
@@ -104,6 +105,63 @@ def test_step_with_global_baseline_compares_across_groups():
     rollout = make_rollout([[2.0], [2.0], [4.0, 1.0], [3.0]], [0, 0, 1, 1])
     # t=0: rewards-to-go 2 2 5 3, mean 3; t=1: 1 and three ended members' 0, mean 0.25. Group 0 has no spread of its own.
     close(estimators.step(rollout, PLAIN, "global"), [0, 0, 2, 0.75, 0])
+
+
+#: Two members: states 0 1 2 with rewards 0 0 1, and 0 1 1 without reward. With gamma 1/2 the rewards-to-go are 1/4 1/2 1 and
+#: 0: state 0 has 1/4 and 0, state 1 has 1/2 0 0 (mean 1/6, std 1/sqrt(18)), state 2 occurs once. Returns: 1/4 and 0.
+STATES = th.tensor([0, 1, 2, 0, 1, 1])
+RECURRING = make_rollout([[0.0, 0.0, 1.0], [0.0, 0.0, 0.0]], [0, 0])
+
+
+def test_anchor_adds_a_comparison_of_all_steps_in_a_state():
+    plain = AdvantageOptions(gamma=0.5, normalize="none")
+    of_episodes = th.tensor([1, 1, 1, -1, -1, -1]) / 8
+    of_states = th.tensor([1 / 8, 1 / 3, 0.0, -1 / 8, -1 / 6, -1 / 6])
+    advantages, recurs = estimators.anchor(RECURRING, plain, STATES)
+    close(advantages, (of_episodes + of_states).tolist())
+    assert recurs.tolist() == [True, True, False, True, True, True]
+    close(estimators.anchor(RECURRING, plain, STATES, weight=3.0)[0], (of_episodes + 3 * of_states).tolist())
+    # Leave one out: state 1 has (0 + 0) / 2 and (1/2 + 0) / 2 as the others' means.
+    close(estimators.anchor(RECURRING, plain, STATES, "leave_one_out")[0], [0.5, 0.75, 0.25, -0.5, -0.5, -0.5])
+
+
+def test_anchor_divides_by_the_spread_of_the_state():
+    k = math.sqrt(2)  # (1/2 - 1/6) sqrt(18), and -1/6 sqrt(18) = -k / 2
+    advantages, _ = estimators.anchor(RECURRING, AdvantageOptions(gamma=0.5), STATES)
+    close(advantages, [2, 1 + k, 1, -2, -1 - k / 2, -1 - k / 2])
+
+
+@pytest.mark.parametrize("normalize", ["group", "batch", "none"])
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "median"])
+def test_anchor_by_states_that_never_recur_is_the_outcome(baseline, normalize):
+    th.manual_seed(0)
+    rollout = make_rollout([th.rand(n).tolist() for n in (3, 5, 2, 4)], [0, 0, 1, 1])
+    options = AdvantageOptions(0.9, normalize=normalize)
+    alone, recurs = estimators.anchor(rollout, options, th.randperm(14), baseline)
+    th.testing.assert_close(alone, estimators.outcome(rollout, options, baseline))
+    assert not recurs.any()
+    # States of another group are other states, and their numbers do not matter.
+    state = th.randint(3, (14,))
+    advantages = estimators.anchor(rollout, options, state, baseline)[0]
+    renamed = th.where(rollout.group[rollout.episode] == 0, 2 - state, state + 7)
+    th.testing.assert_close(estimators.anchor(rollout, options, renamed, baseline)[0], advantages)
+    if normalize == "group":  # in units of the spread
+        scaled = rollout._replace(rewards=100 * rollout.rewards)
+        th.testing.assert_close(estimators.anchor(scaled, options, state, baseline)[0], advantages, rtol=1e-3, atol=1e-4)
+
+
+def test_anchor_finds_equal_observations():
+    observations = {"cell": th.tensor([[0.0, 1.0], [2.0, 3.0], [0.0, 1.0], [-0.0, 1.0]]), "key": th.tensor([0, 0, 0, 1])}
+    rollout = make_rollout([[0.0, 0.0], [1.0, 0.0]], [0, 0], observations=observations)
+    assert len(set(Anchor().states(rollout).tolist())) == 3  # rows 0 and 2
+    cells = Anchor(anchor_key=lambda rollout: rollout.observations["cell"]).states(rollout).tolist()
+    assert cells[0] == cells[2] == cells[3] != cells[1]
+    for wrong in (lambda rollout: rollout.t[:-1], lambda rollout: [0] * 4):
+        with pytest.raises(ValueError, match=r"anchor_key returned .* whose first dimension is 4"):
+            Anchor(anchor_key=wrong).states(rollout)
+    with pytest.warns(UserWarning, match="0.0% of the steps after an episode's start"):
+        estimate = Anchor(anchor_key=lambda rollout: th.arange(4)).estimate(rollout, PLAIN)
+    assert estimate.figures == {"group/anchor_fraction": 0.0}
 
 
 @pytest.mark.parametrize("estimator", [estimators.outcome, estimators.process, estimators.step])

@@ -20,9 +20,12 @@ from stable_baselines3.common.vec_env import (
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.installing import install_seeded_reset
+from sb_grpo.envs.native import CartPole
 from sb_grpo.envs.random import group_seed, mix
 from sb_grpo.envs.seeded_reset import START_DIGEST, observation_digest
-from tests.helpers import SpaceEnv
+from sb_grpo.maths.estimators import outcome
+from sb_grpo.maths.returns import episode_returns
+from tests.helpers import ProbeEnv, SpaceEnv
 
 
 def run_groups(env, group_size, episodes, seed=3):
@@ -237,3 +240,72 @@ def test_set_random_seed_chooses_the_groups_that_begin_from_here_on():
         return model.rollout_buffer.new_rows()[0][:4].flatten().tolist()
 
     assert first_start(1) == first_start(1) != first_start(2)
+
+
+class Rare(ProbeEnv):
+    """Pays 1 at the end if all four actions were 1: a random policy earns it once in 16 episodes."""
+
+    def step(self, action):
+        self.good = (self.t == 0 or self.good) and action == 1
+        obs, _, over, *rest = super().step(action)
+        return obs, float(over and self.good and self.kind != "constant"), over, *rest
+
+
+def collected(env, **kwargs):
+    """Numbers of groups, by whether they have a spread, of two rollouts of groups of 2; and the model."""
+    seen = []
+
+    def keep(rollout, options):
+        returns = episode_returns(rollout, 1.0).view(-1, 2)
+        seen.append((returns[:, 0] != returns[:, 1]).tolist())
+        return outcome(rollout, options)
+
+    settings = dict(advantage=keep, group_size=2, n_groups=4, n_epochs=1, seed=0, device="cpu")
+    model = GRPO("MlpPolicy", env, **settings, **kwargs)
+    for _ in range(2):
+        model.collect()
+    return seen, model
+
+
+def test_refill_collects_on_until_groups_have_a_spread():
+    """Two envs run a group side by side, so that a rollout may end after each group, and every step of all is counted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # few starts, and rollouts below a minibatch
+        plain, _ = collected(DummyVecEnv([lambda: Rare("delayed")] * 2))
+        refilled, model = collected(DummyVecEnv([lambda: Rare("delayed")] * 2), group_kwargs=dict(refill=True))
+        never, idle = collected(DummyVecEnv([lambda: Rare("constant")] * 2), group_kwargs=dict(refill=True))
+    assert [len(groups) for groups in plain] == [4, 4] and sum(map(sum, plain)) < 8
+    for groups in refilled:
+        assert len(groups) > 4
+        assert (sum(groups) == 4 and groups[-1]) or (sum(groups) < 4 and len(groups) == 16)
+    assert model.num_timesteps == sum(map(len, refilled)) * 2 * 4
+    assert [len(groups) for groups in never] == [16, 16] and idle.num_timesteps == 2 * 16 * 2 * 4
+
+
+@pytest.mark.parametrize("pays", [0.0, 1.0])
+def test_refill_on_tensors(pays):
+    class Pays(CartPole):
+        def transition(self, state, actions):
+            after, rewards, terminated = super().transition(state, actions)
+            return after, pays * rewards, terminated
+
+    seen, model = collected(Pays(64), group_kwargs=dict(refill=True))
+    least = 4 if pays else 16
+    assert all(len(groups) >= least for groups in seen)
+    chunks = model.num_timesteps / (64 * model.steps_per_env)  # of which one is enough for four groups of 2
+    assert chunks == 2
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        dict(n_groups=None),
+        dict(group_size=1, normalize_advantage="batch", advantage_kwargs=dict(baseline="global")),
+        dict(rewards=dict(objectives=dict(a=1.0))),
+        dict(multitask=dict(grouping="length")),
+    ],
+)
+def test_refill_needs_same_seed_groups_to_count(wrong):
+    kwargs = dict(advantage="outcome", group_size=2, n_groups=4, group_kwargs=dict(refill=True))
+    with pytest.raises(ValueError, match="refill=True"):
+        GRPO("MlpPolicy", "CartPole-v1", **{**kwargs, **wrong})

@@ -16,7 +16,7 @@ import pytest
 
 import sb_grpo
 import sb_grpo.callbacks
-from sb_grpo import GRPO, Clipped, GroupOptions, Multitask, Outcome, Rewards, Sapo, State, Step, UpdateOptions
+from sb_grpo import GRPO, Anchor, Clipped, GroupOptions, Multitask, Outcome, Rewards, Sapo, State, Step, UpdateOptions
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.profiles import PROFILES
 
@@ -27,7 +27,7 @@ ARGUMENTS = set(inspect.signature(GRPO.__init__).parameters)
 #: Dict among the arguments -> keys that it may have.
 KEYS = {
     "loss_kwargs": {f.name for kind in (Clipped, Sapo) for f in fields(kind)},
-    "advantage_kwargs": {f.name for kind in (State, Step, Outcome) for f in fields(kind)},
+    "advantage_kwargs": {f.name for kind in (State, Step, Anchor, Outcome) for f in fields(kind)},
     "rewards": {f.name for f in fields(Rewards)},
     "multitask": {f.name for f in fields(Multitask)},
     "group_kwargs": {f.name for f in fields(GroupOptions)},

@@ -21,6 +21,7 @@ PUBLIC: dict[str, set[str]] = {
     "sb_grpo": {
         "GRPO",
         "AdvantageOptions",
+        "Anchor",
         "Cispo",
         "Sapo",
         "Clipped",

@@ -205,6 +205,10 @@ NORMALIZED = dict(net_arch=[8], normalize_obs=True)
 TENSOR: dict[str, tuple[Callable[[], Any], Callbacks, dict[str, Any]]] = {
     "default": (tensor_env(), none, {}),
     "whole episodes": (tensor_env(), none, dict(advantage="process")),
+    "refilled": (
+        tensor_env(), none,
+        dict(advantage="anchor", n_steps=None, n_groups=16, group_size=2, group_kwargs=dict(refill=True)),
+    ),
     "normalised, gSDE, schedule": (
         tensor_env("Pendulum-v1"), none, dict(policy_kwargs=NORMALIZED, use_sde=True, learning_rate=lambda p: 1e-2 * p)
     ),

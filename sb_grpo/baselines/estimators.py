@@ -7,17 +7,24 @@ to the model's device and saved with the model. If its size depends on the polic
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol
 
 import torch as th
 
+from sb_grpo import ranks
 from sb_grpo.baselines.estimation import Baselines
 from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.config import StateSettings, check_fields, check_keys, is_function, read_settings, shown
-from sb_grpo.maths.estimators import outcome, process, step
-from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout
+from sb_grpo.maths.estimators import anchor, outcome, process, step
+from sb_grpo.maths.per_step import numbers_of
+from sb_grpo.policies.beside import env_part
+from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout, TensorOrDict
+
+#: Share of recurring states below which ``"anchor"`` warns that it is little more than ``"outcome"``.
+FEW_RECUR = 0.1
 
 
 class Estimator(Protocol):
@@ -85,6 +92,65 @@ class Step(OfReturns):
 
 
 @dataclass(frozen=True)
+class Anchor(OfReturns):
+    """Groups of recurring states (GiGPO, arXiv 2505.10978): :func:`~sb_grpo.maths.estimators.anchor`."""
+
+    #: Weight of the part by states; the episode's part has 1.
+    anchor_weight: float = 1.0
+    #: Function of a :class:`Rollout` that returns ``[M]`` or ``[M, n]`` numbers; steps with equal ones are in one state. None:
+    #: the whole observation.
+    anchor_key: Callable[[Rollout], th.Tensor] | None = None
+
+    warned: ClassVar[bool] = False
+
+    def estimate(
+        self, rollout: Rollout, options: AdvantageOptions, features: Features | None = None, objective: int = 0
+    ) -> Estimate:
+        advantages, recurs = anchor(rollout, options, self.states(rollout), self.baseline, self.anchor_weight)
+        after_the_start = (rollout.t > 0).to(advantages.dtype)  # members share their start anyway
+        recurring, steps = ranks.totals((recurs * after_the_start).sum(), after_the_start.sum())
+        share = float(recurring / steps.clamp(min=1.0))
+        if share < FEW_RECUR and not self.warned:
+            vars(self)["warned"] = True
+            warnings.warn(
+                f"advantage='anchor': {share:.1%} of the steps after an episode's start are in a state that occurs at another "
+                "step of their group, so there is little to compare. Pass advantage_kwargs=dict(anchor_key=...), a function "
+                "of the rollout that rounds or selects what makes a state, or use advantage='step' or 'state'. VecNormalize "
+                "gives one state another value at every step: use policy_kwargs=dict(normalize_obs=True) in its place.",
+                UserWarning,
+                stacklevel=2,
+            )
+        return Estimate(advantages, figures={"group/anchor_fraction": share})
+
+    def states(self, rollout: Rollout) -> th.Tensor:
+        """Number the states of the steps: ``[M]`` int64.
+
+        :raises ValueError: if ``anchor_key`` returns something else than one row of numbers per step
+        """
+        if self.anchor_key is None:
+            observations = env_part(rollout.observations)
+        else:
+            observations = numbers_of(self.anchor_key(rollout), rollout.rewards.device)
+            if observations is None or observations.shape[:1] != rollout.rewards.shape:
+                got = "no tensor of numbers" if observations is None else f"shape {tuple(observations.shape)}"
+                raise ValueError(
+                    f"advantage_kwargs: anchor_key returned {got}; it must return one row of numbers per step, a tensor whose "
+                    f"first dimension is {len(rollout.rewards)}."
+                )
+        return _numbered(observations)
+
+
+def _numbered(observations: TensorOrDict) -> th.Tensor:
+    """``[M]`` int64 number of each row; equal rows have equal numbers."""
+    if isinstance(observations, Mapping):
+        parts = th.stack([_numbered(part) for part in observations.values()], dim=1)
+        return _numbered(parts)
+    rows = observations.flatten(1) if observations.ndim > 1 else observations.unsqueeze(1)
+    number: th.Tensor = th.unique(rows, dim=0, return_inverse=True)[1]
+    return number
+
+
+@dataclass(frozen=True)
 class State(StateSettings):
     """State-conditioned group baseline, fitted in closed form: :class:`~sb_grpo.baselines.state.StateBaseline`."""
 
@@ -120,7 +186,7 @@ class OfFunction:
         return Estimate(self.function(rollout, options, **self.kwargs))
 
 
-NAMES: dict[str, type] = {"outcome": Outcome, "process": Process, "step": Step, "state": State}
+NAMES: dict[str, type] = {"outcome": Outcome, "process": Process, "step": Step, "anchor": Anchor, "state": State}
 
 
 def make_estimator(advantage: Any, kwargs: Mapping[str, object] | None) -> Any:

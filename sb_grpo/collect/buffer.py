@@ -17,6 +17,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo.collect.columns import Column, check_one_task
 from sb_grpo.config import check_settings
+from sb_grpo.maths.estimators import SPREAD_TOLERANCE
+from sb_grpo.maths.segments import segment_mean, segment_std, segment_sum
 from sb_grpo.types import NOTHING, Obs, Rollout, SavedState, State, TensorOrDict, action_row, map_obs
 
 #: Columns by name: tensors, or dicts of such.
@@ -364,23 +366,38 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
 
     def complete_groups(self, group_size: int) -> int:
         """Groups of which every member has ended, kept rows included."""
-        return len(self._whole_groups(*self._jobs_and_ends(), group_size))
+        jobs, ends = self._waiting_columns("jobs", "ends")
+        return len(self._whole_groups(jobs, ends, group_size))
+
+    def groups_with_spread(self, group_size: int, gamma: float) -> int:
+        """Complete groups whose members' discounted returns differ, kept rows included.
+
+        :param group_size: members per group
+        :param gamma: discount
+        """
+        jobs, ends, t, rewards = self._waiting_columns("jobs", "ends", "t", "rewards")
+        whole = th.isin(jobs // group_size, self._whole_groups(jobs, ends, group_size))
+        if not whole.any():
+            return 0
+        episodes, episode = th.unique(jobs[whole], return_inverse=True)
+        groups, group = th.unique(episodes // group_size, return_inverse=True)
+        returns = segment_sum(rewards[whole] * gamma ** t[whole], episode, len(episodes))
+        size = segment_mean(returns.square(), group, len(groups)).sqrt()
+        return int((segment_std(returns, group, len(groups)) > SPREAD_TOLERANCE * size).sum())
 
     def unfinished_jobs(self, group_size: int) -> th.Tensor:
         """Jobs of the rows here, kept ones included, of whose group not every member has ended."""
-        jobs, ends = self._jobs_and_ends()
+        jobs, ends = self._waiting_columns("jobs", "ends")
         whole = self._whole_groups(jobs, ends, group_size)
         unfinished: th.Tensor = jobs[~th.isin(jobs // group_size, whole)]
         return unfinished
 
-    def _jobs_and_ends(self) -> tuple[th.Tensor, th.Tensor]:
-        """``[M]`` of every row that is here, kept ones included."""
-        jobs = self.flat("jobs")
-        ends = self.flat("ends")
-        if self._kept is not None:
-            jobs = th.cat([self._kept["jobs"], jobs])
-            ends = th.cat([self._kept["ends"], ends])
-        return jobs, ends
+    def _waiting_columns(self, *names: str) -> list[th.Tensor]:
+        """``[M]`` columns of every row that is here, kept ones included."""
+        columns = [self.flat(name) for name in names]
+        if self._kept is None:
+            return columns
+        return [th.cat([self._kept[name], column]) for name, column in zip(names, columns, strict=True)]
 
     @staticmethod
     def _whole_groups(jobs: th.Tensor, ends: th.Tensor, group_size: int) -> th.Tensor:

@@ -170,13 +170,11 @@ def collect_tensors(
             for i in range(run):
                 obs, actions, after = (map_obs(lambda x: x[i], found[name]) for name in HANDED_OUT)  # noqa: B023
                 ahead = run - 1 - i
-                step = StepResult(
-                    n_steps + i, obs, actions, actions, after, found["rewards"][i], dones[i], infos, ahead
-                )
+                step = StepResult(n_steps + i, obs, actions, actions, after, found["rewards"][i], dones[i], infos, ahead)
                 if not on_step(step):
                     return False
         complete = buffer.complete_groups(plan.group_size) if plan.whole_episodes else 0
-        if not plan.whole_episodes or complete >= (plan.n_groups or 1):
+        if not plan.whole_episodes or complete >= plan.wanted_groups(complete, buffer):
             break
         check_hopeless(interruptions, buffer.pos, complete)
         check_endless(slots.t, plan)

@@ -16,6 +16,10 @@ LARGEST_REWARD = 1e12
 LARGEST_OBSERVATION = 1e17
 
 
+#: Groups that a rollout collects at most, in units of ``n_groups``, while it waits for groups with a spread.
+MOST_REFILLS = 4
+
+
 class Limits(NamedTuple):
     """Largest values that an env may report; values that are not finite are never taken."""
 
@@ -37,6 +41,8 @@ class Plan(NamedTuple):
     sde_sample_freq: int  #: steps after which gSDE draws new noise; 0 or less: once per rollout
     steps_before: int  #: steps per env before this rollout, for messages
     limits: Limits = Limits()
+    refill: bool = False  #: groups without a spread of returns do not count
+    gamma: float = 1.0  #: discount of these returns
 
     @property
     def least_steps(self) -> int:
@@ -47,6 +53,17 @@ class Plan(NamedTuple):
     def least_groups(self) -> int:
         """Groups that are complete at its end; 0 where episodes are cut."""
         return (self.n_groups or 1) if self.whole_episodes else 0
+
+    def wanted_groups(self, n_complete: int, buffer: Any) -> int:
+        """Groups that must be complete before the rollout may end.
+
+        :param n_complete: groups that are complete now
+        :param buffer: the rollout so far, a :class:`~sb_grpo.collect.buffer.GroupRolloutBuffer`
+        """
+        if not self.refill or n_complete < self.least_groups:
+            return self.least_groups
+        missing = self.least_groups - buffer.groups_with_spread(self.group_size, self.gamma)
+        return min(n_complete + max(missing, 0), MOST_REFILLS * self.least_groups)
 
     def draws_noise(self, n_steps: int) -> bool:
         """gSDE draws new noise before this step."""

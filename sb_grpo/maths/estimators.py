@@ -157,6 +157,29 @@ def step(rollout: Rollout, options: AdvantageOptions, baseline: str = "mean", en
     return scale(advantages, advantages, to_go, row_group, rollout.n_groups, options.normalize)
 
 
+def anchor(
+    rollout: Rollout, options: AdvantageOptions, state: th.Tensor, baseline: str = "mean", weight: float = 1.0
+) -> tuple[th.Tensor, th.Tensor]:
+    """Groups of recurring states (GiGPO, arXiv 2505.10978, eq. 8): A_{i,t} = outcome + weight (G_{i,t} - b(s)) / std G(s).
+
+    b(s) and std G(s) are taken over all steps of the group in the state s of the step, those of the same episode included.
+    A step whose state occurs once in its group has the outcome's advantage alone.
+
+    :param state: ``[M]`` int64 number of each step's state, from 0 on
+    :param baseline: as of :func:`outcome`, for both parts; with ``"global"`` equal states of all groups are compared
+    :param weight: of the part by states; 0: outcome supervision
+    :return: ``[M]`` advantages, and ``[M]`` bool: the state occurs at another step too
+    """
+    to_go = rewards_to_go(rollout, options.gamma)
+    row_group = rollout.group[rollout.episode]
+    label = state if baseline == "global" else row_group * (int(state.max()) + 1) + state
+    _, key, count = th.unique(label, return_inverse=True, return_counts=True)
+    kind = "mean" if baseline == "global" else baseline
+    centred = to_go - peer_baseline(to_go, key, len(count), kind)
+    of_states = scale(centred, to_go, to_go, key, len(count), options.normalize)
+    return outcome(rollout, options, baseline) + weight * of_states, count[key] > 1
+
+
 def centre_and_scale(advantages: th.Tensor, targets: th.Tensor, rollout: Rollout, options: AdvantageOptions) -> th.Tensor:
     """Centre and scale ``"state"`` advantages within the group or the batch, which makes them group-relative.
 

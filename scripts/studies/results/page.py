@@ -15,6 +15,7 @@ from scripts.studies.results.bar import BAR, BAR_SETTINGS, CONTROL, DEFAULTS, TU
 from scripts.studies.results.beside import defaults_elsewhere, timing
 from scripts.studies.results.cells import FULL, left_out, shown_pictures
 from scripts.studies.results.critic import critic_wins
+from scripts.studies.results.first_screen import first_screen
 from scripts.studies.results.runs_behind import runs_behind
 from scripts.studies.results.same_settings import pairs, same_settings
 from scripts.studies.results.study import (
@@ -92,6 +93,9 @@ def page(
     lines = ["# Results: GRPO without a critic against PPO with one", "", f"Made by `{command}` from the raw files in "]
     lines[-1] += f"[{folder.name}]({os.path.relpath(folder, out.parent)}); do not edit."
     lines += [
+        "",
+        *first_screen(folder.parent, pictures),
+        "## The study of ten tasks",
         "",
         text("protocol"),
         "",
