@@ -23,6 +23,7 @@ PUBLIC: dict[str, set[str]] = {
         "AdvantageOptions",
         "Anchor",
         "Cispo",
+        "Sapo",
         "Clipped",
         "CnnPolicy",
         "CountBonus",
