@@ -163,10 +163,9 @@ class Minibatch(NamedTuple):
 
     def map(self, fn: Callable[[th.Tensor], th.Tensor]) -> Minibatch:
         """The same function applied to every column of rows."""
-        columns = self._replace(instances=None)
-        return Minibatch(*(None if column is None else map_obs(fn, column) for column in columns))._replace(
-            instances=self.instances
-        )
+        columns: dict[str, Any] = self._replace(instances=None)._asdict()
+        mapped = {name: map_obs(fn, column) for name, column in columns.items() if column is not None}
+        return Minibatch(**mapped)._replace(instances=self.instances)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,6 @@ PUBLIC: dict[str, set[str]] = {
         "RNDBonus",
         "Rewards",
         "Rollout",
-        "Sapo",
         "SeededResetWrapper",
         "State",
         "Step",

@@ -366,7 +366,8 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
 
     def complete_groups(self, group_size: int) -> int:
         """Groups of which every member has ended, kept rows included."""
-        return len(self._whole_groups(*self.waiting_columns("jobs", "ends"), group_size))
+        jobs, ends = self.waiting_columns("jobs", "ends")
+        return len(self._whole_groups(jobs, ends, group_size))
 
     def groups_with_spread(self, group_size: int, gamma: float) -> int:
         """Complete groups whose members' discounted returns differ, kept rows included.

@@ -64,8 +64,8 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
         self.pos += n
         self.full = self.pos == self.buffer_size
 
-    def _new_final_observations(self) -> TensorOrDict:  # type: ignore[override]
-        return self.flat("next_observations") if self.keeps_next else None  # type: ignore[no-any-return]
+    def _new_final_observations(self) -> Any:
+        return self.flat("next_observations") if self.keeps_next else None
 
     def _join_final_observations(self, kept: Any, new: Any) -> Any:
         return map_obs(lambda a, b: th.cat([a, b]), kept, new) if self.keeps_next else None

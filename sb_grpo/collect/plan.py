@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 #: With whole-episode estimators and no known time limit, an episode may run this long before we call it endless.
 ENDLESS = 10_000
@@ -18,6 +18,12 @@ LARGEST_OBSERVATION = 1e17
 
 #: Groups that a rollout collects at most, in units of ``n_groups``, while it waits for groups with a spread.
 MOST_REFILLS = 4
+
+
+class CountsGroups(Protocol):
+    """Part of :class:`~sb_grpo.collect.buffer.GroupRolloutBuffer` that a plan asks."""
+
+    def groups_with_spread(self, group_size: int, gamma: float) -> int: ...
 
 
 class Limits(NamedTuple):
@@ -54,11 +60,11 @@ class Plan(NamedTuple):
         """Groups that are complete at its end; 0 where episodes are cut."""
         return (self.n_groups or 1) if self.whole_episodes else 0
 
-    def wanted_groups(self, n_complete: int, buffer: Any) -> int:
+    def wanted_groups(self, n_complete: int, buffer: CountsGroups) -> int:
         """Groups that must be complete before the rollout may end.
 
         :param n_complete: groups that are complete now
-        :param buffer: the rollout so far, a :class:`~sb_grpo.collect.buffer.GroupRolloutBuffer`
+        :param buffer: the rollout so far
         """
         if not self.refill or n_complete < self.least_groups:
             return self.least_groups
