@@ -1,4 +1,4 @@
-"""Ablation on sparse rewards: the parts that make SB3's PPO and GRPO differ on small grid worlds, changed one at a time.
+"""Ablation on small grid worlds: the parts that make SB3's PPO and GRPO differ, changed one at a time.
 
 usage: python -m scripts.studies.sparse run [--tasks ...] [--arms ...] [--seeds ...]     trains what is missing
        python -m scripts.studies.sparse report                                          prints the tables of the page
@@ -17,23 +17,23 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import torch as th
-from gymnasium.wrappers import FlattenObservation
+from gymnasium.wrappers import DtypeObservation, FlattenObservation
 from stable_baselines3 import PPO
+from stable_baselines3.common.buffers import RolloutBuffer
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb_grpo import GRPO
+from sb_grpo import GRPO, GroupRolloutBuffer
 from sb_grpo.baselines.estimators import State
 from scripts.studies.common import records
-from scripts.studies.common.compared import markdown
+from scripts.studies.common.compared import markdown, middle
 from scripts.studies.common.runs import DATA, EVAL_SEED
 from zoo.common.provenance import commit, versions
 
 FOLDER = DATA / "sparse"
-EPISODES = 50
 N_ENVS = 8
 
 
@@ -44,6 +44,7 @@ class Task(NamedTuple):
     steps: int
     solved: float  #: mean training return that counts as solved
     flat_view: bool = False  #: 147 numbers of MiniGrid's egocentric view
+    episodes: int = 50  #: played with the last weights
 
 
 TASKS = {
@@ -51,6 +52,7 @@ TASKS = {
     "DoorKey-5x5": Task("MiniGrid-DoorKey-5x5-v0", 100_000, 0.9, True),
     "FrozenLake8x8": Task("FrozenLake8x8-v1", 150_000, 0.5),
     "MountainCar": Task("MountainCar-v0", 100_000, -150.0),
+    "Ant": Task("Ant-v5", 100_000, 1_000.0, episodes=10),  # not sparse: docs/studies/settings.md
 }
 
 
@@ -80,6 +82,21 @@ class RandomStart(State):
         return baseline
 
 
+class FloatBuffer(RolloutBuffer):
+    """SB3's buffer with floats for observations, as before SB3 2.7.1, whatever the type of the observation space."""
+
+    def reset(self) -> None:
+        super().reset()
+        self.observations = self.observations.astype(np.float32)
+
+
+class SpaceBuffer(GroupRolloutBuffer):
+    """GRPO's buffer with observations in the type of the observation space, as SB3's has them."""
+
+    def add(self, obs: Any, *args: Any, **kwargs: Any) -> None:
+        super().add(th.as_tensor(obs.numpy().astype(self.observation_space.dtype)), *args, **kwargs)
+
+
 class Arm(NamedTuple):
     """One setting: class and its arguments beside the defaults."""
 
@@ -88,6 +105,7 @@ class Arm(NamedTuple):
     settings: dict[str, Any] = {}  # noqa: RUF012 - never changed
     norm_obs: bool = True
     norm_reward: bool = True
+    declares: type | None = None  #: type of the observation space, in place of the env's
 
 
 OWN = {"n_steps": 256}
@@ -100,21 +118,26 @@ ARMS = {
     "ppo-rollout": Arm(RolloutPPO, "advantages normalised over the rollout", {**OWN, "normalize_advantage": False}),
     "ppo-clip": Arm(PPO, "gradient not clipped (SB3 clips actor and critic together)", {**OWN, "max_grad_norm": 1e6}),
     "ppo-gamma": Arm(PPO, "gamma 0.98, GRPO's default for episodes of 100 steps", {**OWN, "gamma": 0.98}),
+    "ppo-buffer": Arm(PPO, "the rollout buffer keeps floats", {**OWN, "rollout_buffer_class": FloatBuffer}),
+    "ppo-float": Arm(PPO, "the env declares float32", OWN, declares=np.float32),
     "ppo-zoo": Arm(PPO, "rl_zoo3's settings for MiniGrid", ZOO),
     "grpo": Arm(GRPO, "the constructor's defaults, observations normalised", OWN, norm_reward=False),
     "grpo-random": Arm(GRPO, "the baseline begins with random values", {**OWN, "advantage": RandomStart()}, norm_reward=False),
+    "grpo-cut": Arm(GRPO, "the rollout buffer keeps `uint8`", {**OWN, "rollout_buffer_class": SpaceBuffer}, norm_reward=False),
+    "grpo-quiet": Arm(GRPO, "`log_std_init=-1`", {**OWN, "policy_kwargs": {"log_std_init": -1.0}}, norm_reward=False),
     "grpo-plain": Arm(GRPO, "no VecNormalize", OWN, False, False),
 }  # fmt: skip
 
 
-def make_envs(task: Task, seed: int, n_envs: int = N_ENVS) -> Any:
+def make_envs(task: Task, seed: int, declares: type | None = None, n_envs: int = N_ENVS) -> Any:
     """Envs of a task below any VecNormalize."""
     wrapper: Callable[[gym.Env[Any, Any]], gym.Env[Any, Any]] | None = None
     if task.flat_view:
         wrappers = import_module("minigrid.wrappers")
 
         def wrapper(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
-            return FlattenObservation(wrappers.ImgObsWrapper(env))
+            flat = FlattenObservation(wrappers.ImgObsWrapper(env))
+            return flat if declares is None else DtypeObservation(flat, declares)
 
     return make_vec_env(task.env, n_envs, seed=seed, wrapper_class=wrapper)  # type: ignore[arg-type]
 
@@ -146,7 +169,7 @@ def train(name: str, task_name: str, seed: int, budget: int) -> dict[str, Any]:
     th.set_num_threads(1)
     arm = ARMS[name]
     task = TASKS[task_name]
-    envs = make_envs(task, seed)
+    envs = make_envs(task, seed, arm.declares)
     if arm.norm_obs or arm.norm_reward:
         gamma = arm.settings.get("gamma", 0.99)
         envs = VecNormalize(envs, norm_obs=arm.norm_obs, norm_reward=arm.norm_reward, gamma=gamma)
@@ -157,13 +180,13 @@ def train(name: str, task_name: str, seed: int, budget: int) -> dict[str, Any]:
     seconds = time.process_time() - start
     returns = {}
     for deterministic in (True, False):
-        played = make_envs(task, EVAL_SEED)
+        played = make_envs(task, EVAL_SEED, arm.declares)
         if isinstance(envs, VecNormalize):
             played = VecNormalize(played, training=False, norm_obs=arm.norm_obs, norm_reward=False)
             if arm.norm_obs:
                 played.obs_rms = envs.obs_rms
         th.manual_seed(EVAL_SEED)
-        earned: Any = evaluate_policy(model, played, EPISODES, deterministic, return_episode_rewards=True)[0]
+        earned: Any = evaluate_policy(model, played, task.episodes, deterministic, return_episode_rewards=True)[0]
         returns["deterministic" if deterministic else "stochastic"] = [round(float(r), 4) for r in earned]
     return {
         "arm": name,
@@ -186,6 +209,11 @@ def solved_at(run: dict[str, Any]) -> int | None:
     return next((int(row[0]) for row in run["curve"] if row[1] >= TASKS[run["task"]].solved), None)
 
 
+def _over_seeds(values: Sequence[float]) -> str:
+    """Interquartile mean with the 95 % interval, or a number per seed where there are fewer than three."""
+    return middle(np.array(values)) if len(values) >= 3 else ", ".join(f"{value:.2f}" for value in values)
+
+
 def report() -> str:
     """Markdown: one table per task, one row per arm."""
     runs = records.read_folder(FOLDER)
@@ -198,12 +226,13 @@ def report() -> str:
             if not of_arm:
                 continue
             steps = [solved_at(run) for run in of_arm]
-            entropy = [run["curve"][-1][2] for run in of_arm]
+            returns = [[run["curve"][-1][1] for run in of_arm]]
+            returns += [[float(np.mean(run[kind])) for run in of_arm] for kind in ("deterministic", "stochastic")]
             rows.append([
-                f"`{name}`", arm.change, str(len(of_arm)), ", ".join(f"{run['curve'][-1][1]:.2f}" for run in of_arm),
-                *(", ".join(f"{np.mean(run[kind]):.2f}" for run in of_arm) for kind in ("deterministic", "stochastic")),
+                f"`{name}`", arm.change, str(len(of_arm)), *(_over_seeds(values) for values in returns),
                 ", ".join("-" if n is None else f"{n:,}" for n in steps),
-                f"{np.mean(entropy):.2f}", f"{np.mean([run['rollouts_without_signal'] for run in of_arm]):.1f}",
+                f"{np.mean([run['curve'][-1][2] for run in of_arm]):.2f}",
+                f"{np.mean([run['rollouts_without_signal'] for run in of_arm]):.1f}",
             ])  # fmt: skip
         heads = ["arm", "change", "seeds", "in training", "likeliest action", "sampled actions"]
         heads += [f"steps to {task.solved:g} in training", "entropy at the end", "rollouts with equal rewards"]
