@@ -738,7 +738,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self._update_normalizer(rollout_buffer)
         rollout_buffer.reset()
         if isinstance(self.slots, InstanceSlots):
-            self.slots.forget_code()  # of the weights before the last update
+            self.slots.begin_rollout()
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)
 

@@ -12,6 +12,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb_grpo import GRPO
 from sb_grpo.baselines.estimation import features_of
+from sb_grpo.collect.given_starts import GivenStarts
 from sb_grpo.envs import HostInstance, InstanceEnv, check_tensor_env, make_tensor_env
 from sb_grpo.envs.random import uniform
 from sb_grpo.extras.exploration import CountBonus
@@ -267,6 +268,28 @@ def test_given_starts_are_the_instances_of_their_groups():
     whole = some_instances(model._training_batch.batch, 10**9)
     log_prob = model.policy.log_prob(with_instances(whole.observations, whole.instances), whole.actions)
     th.testing.assert_close(log_prob, whole.old_log_probs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["shuffle", "function"])
+def test_given_starts_keep_their_order_where_groups_are_of_unequal_length(order):
+    """Slots of short groups are far ahead of the others; idle ones ask for no start."""
+    asked = []
+
+    def start_of(group):
+        asked.append(group)
+        return group % 7
+
+    starts = dict(starts=start_of) if order == "function" else dict(starts=[3, 4, 5], starts_order="shuffle")
+    model = packing_model(group_kwargs=starts, n_groups=60)
+    wanted = GivenStarts(model.options.groups, model._base_seed, model.env)
+    for _ in range(3):
+        rollout = model.collect()
+        groups = rollout.seed_group.unique_consecutive().tolist()
+        n_asked = len(asked)
+        seeds = th.tensor([group % 7 if order == "function" else wanted.number(group) + 3 for group in groups])
+        assert th.equal(rollout.instances["value"], Packing(1).instance(seeds)["value"])
+        assert n_asked == len(set(asked)) and min(asked, default=0) == 0
+        assert len(model.slots.given_seeds) <= 60 + 2 * 4 + 1  # those of earlier rollouts are forgotten
 
 
 def test_a_minibatch_holds_whole_groups_and_every_row_once():

@@ -149,6 +149,13 @@ class InstanceSlots(StreamSlots):
         """Encode every instance before the next step."""
         self._encoder = None
 
+    def begin_rollout(self) -> None:
+        """Forget the code of the weights before the last update, and the seeds of groups that have been handed out."""
+        self.forget_code()
+        if self.given is not None:
+            running = set(ranks.dealt(self.job // self.group_size).tolist())
+            self.given_seeds = {group: seed for group, seed in self.given_seeds.items() if group in running}
+
     @th.no_grad()
     def encode(self, policy: EncodingPolicy, env: InstanceEnv) -> None:
         """Encode the instances that have begun since the last call, or all of them if the weights have changed.
