@@ -345,7 +345,9 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     def _make_columns(self) -> None:
         options = self.options
         turns = options.loss.importance_level == "turn"
-        self.columns = make_columns(Wanted(options.multitask, options.rewards, self.observation_space, self.n_envs, turns))
+        seeds = isinstance(self.policy, EncodingPolicy) and isinstance(self.env, InstanceEnv)
+        wanted = Wanted(options.multitask, options.rewards, self.observation_space, self.n_envs, turns, seeds)
+        self.columns = make_columns(wanted)
 
     def _setup_groups(self) -> None:
         """Build the parts that compare, weigh and reconcile the groups."""
@@ -738,7 +740,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self._update_normalizer(rollout_buffer)
         rollout_buffer.reset()
         if isinstance(self.slots, InstanceSlots):
-            self.slots.begin_rollout()
+            self.slots.forget_code()  # of the weights before the last update
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)
 
@@ -863,13 +865,13 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         return rollout
 
     def _with_instances(self, rollout: Rollout) -> Rollout:
-        """Add the instance of each group: on tensor envs a function of its seed, so nobody has kept it."""
-        assert isinstance(self.policy, EncodingPolicy) and rollout.seed_group is not None
+        """Add the instance of each group: on tensor envs a function of its seed, so that alone has been kept."""
+        assert isinstance(self.policy, EncodingPolicy)
         if not isinstance(self.env, InstanceEnv):
             return self.policy.split_rollout(rollout)
-        assert isinstance(self.slots, InstanceSlots)
-        groups = th.unique_consecutive(rollout.seed_group)
-        instances = self.env.visible(self.env.instance(self.slots.instance_seeds(groups)))
+        assert rollout.instance is not None
+        seeds = rollout.instance.new_zeros(rollout.n_groups).scatter_(0, rollout.group, rollout.instance)
+        instances = self.env.visible(self.env.instance(seeds))
         return rollout._replace(instance=rollout.group, instances=instances)
 
     def _plan(self) -> Plan:

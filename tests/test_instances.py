@@ -14,7 +14,7 @@ from sb_grpo import GRPO
 from sb_grpo.baselines.estimation import features_of
 from sb_grpo.collect.given_starts import GivenStarts
 from sb_grpo.envs import HostInstance, InstanceEnv, check_tensor_env, make_tensor_env
-from sb_grpo.envs.random import uniform
+from sb_grpo.envs.random import group_seeds, uniform
 from sb_grpo.extras.exploration import CountBonus
 from sb_grpo.learn.minibatches import minibatches, some_instances
 from sb_grpo.policies import EncodingPolicy, SetPolicy
@@ -214,7 +214,7 @@ def test_the_rollout_holds_an_instance_once_per_group(make):
     instance = rollout.instances if isinstance(rollout.instances, th.Tensor) else rollout.instances["value"]
     assert len(instance) == rollout.n_groups
     assert th.equal(rollout.instance, rollout.group)
-    given = model.env.instance(model.slots.seeds_of(rollout.seed_group))
+    given = model.env.instance(group_seeds(model.slots.seed_word, rollout.seed_group))
     each = given if isinstance(given, th.Tensor) else given["value"]
     assert th.equal(instance[rollout.instance], each)
     assert not isinstance(rollout.instances, dict) or set(rollout.instances) == {"value"}
@@ -289,7 +289,22 @@ def test_given_starts_keep_their_order_where_groups_are_of_unequal_length(order)
         seeds = th.tensor([group % 7 if order == "function" else wanted.number(group) + 3 for group in groups])
         assert th.equal(rollout.instances["value"], Packing(1).instance(seeds)["value"])
         assert n_asked == len(set(asked)) and min(asked, default=0) == 0
-        assert len(model.slots.given_seeds) <= 60 + 2 * 4 + 1  # those of earlier rollouts are forgotten
+
+
+def test_groups_keep_their_instances_when_somebody_takes_the_envs_in_mid_rollout():
+    model = packing_model(group_kwargs={"starts": [1, 2, 3]}, n_groups=12)
+    steps = []
+
+    def take_once(variables, _):
+        steps.append(1)
+        if len(steps) == 13:
+            variables["self"].env.reset()
+        return True
+
+    rollout = model.collect(take_once)
+    assert model.interruptions == 1
+    expected = Packing(1).instance(rollout.seed_group.unique_consecutive() % 3 + 1)["value"]
+    assert th.equal(rollout.instances["value"], expected)
 
 
 def test_a_minibatch_holds_whole_groups_and_every_row_once():

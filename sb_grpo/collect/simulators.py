@@ -12,7 +12,6 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 from torch.utils._pytree import tree_map
 
-from sb_grpo import ranks
 from sb_grpo.collect.given_starts import GivenStarts, TensorStarts
 from sb_grpo.collect.slots import GroupSlots, TensorSlots
 from sb_grpo.config import GroupOptions
@@ -125,36 +124,9 @@ class InstanceSlots(StreamSlots):
         super().started_all(env)
         self.forget_code()
 
-    STATE: ClassVar[tuple[str, ...]] = (*StreamSlots.STATE, "given_seeds")
-    given_seeds: dict[int, int]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.given_seeds = {}  # by group, where the user gives starts
-
-    def _begin(self, env: TensorVecEnv, done: th.Tensor | None) -> None:
-        super()._begin(env, done)
-        if self.given is not None:
-            assert isinstance(env, InstanceEnv)
-            groups = ranks.dealt(self.job // self.group_size)
-            self.given_seeds.update(zip(groups.tolist(), env.seeds.tolist(), strict=True))
-
-    def instance_seeds(self, groups: th.Tensor) -> th.Tensor:
-        """Seeds of the instances of groups that have begun, by their numbers."""
-        if self.given is None:
-            return self.seeds_of(groups)
-        return th.tensor([self.given_seeds[group] for group in groups.tolist()], device=self.device)
-
     def forget_code(self) -> None:
         """Encode every instance before the next step."""
         self._encoder = None
-
-    def begin_rollout(self) -> None:
-        """Forget the code of the weights before the last update, and the seeds of groups that have been handed out."""
-        self.forget_code()
-        if self.given is not None:
-            running = set(ranks.dealt(self.job // self.group_size).tolist())
-            self.given_seeds = {group: seed for group, seed in self.given_seeds.items() if group in running}
 
     @th.no_grad()
     def encode(self, policy: EncodingPolicy, env: InstanceEnv) -> None:
