@@ -59,6 +59,7 @@ from sb_grpo.config import (
     members_at,
     number,
     plain,
+    shown,
     steps_per_env,
 )
 from sb_grpo.envs.env_batch import EPISODE_LOST
@@ -568,11 +569,13 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         """Make the reference policy a frozen copy of the policy. It is built anew, as gSDE's distribution cannot be copied."""
         base = self.policy.frozen_base()
         if base is not None:
-            if self.options.loss.ref_sync_interval is not None:
-                raise ValueError(
-                    f"loss_kwargs: ref_sync_interval={self.options.loss.ref_sync_interval} cannot move the reference policy, "
-                    "which is the model without adapters: leave it out, or train without lora."
-                )
+            loss = self.options.loss
+            for name, given in {"ref_sync_interval": loss.ref_sync_interval, "ref_policy": loss.ref_policy}.items():
+                if given is not None:
+                    raise ValueError(
+                        f"loss_kwargs: {name}={shown(given)} cannot change the reference policy, which is the model without "
+                        "adapters: leave it out, or train without lora."
+                    )
             self.ref_policy = base
             self.policy.newly_loaded = False
             return

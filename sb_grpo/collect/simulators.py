@@ -17,7 +17,8 @@ from sb_grpo.collect.slots import GroupSlots, TensorSlots
 from sb_grpo.config import GroupOptions
 from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.tensor_env import TensorVecEnv, map_snapshot
-from sb_grpo.policies.encoding import EncodingPolicy, versions
+from sb_grpo.policies.encoding import EncodingPolicy
+from sb_grpo.policies.weights import versions
 from sb_grpo.types import Obs, Rollout, SavedState, map_obs
 
 
