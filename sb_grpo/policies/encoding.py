@@ -280,17 +280,21 @@ class SetPolicy(EncodingPolicy):
     describe the whole instance. Of the state the first ``pointers`` entries are numbers of items and the last ``per_item``
     blocks of n entries describe items (:class:`~sb_grpo.envs.instance_env.InstanceEnv`).
 
-    The weights do not depend on the number of items, so a model can be loaded with an env of another size.
-
-    :param width: units per item
-    :param n_layers: layers of the encoder
-    :param n_heads: heads of its attention and of the glimpse; divides ``width``
-    :param clip: logits are ``clip * tanh(score)``
+    The weights do not depend on the number of items, so a model can be loaded with an env of another size. The arguments of
+    :meth:`build` are keys of ``policy_kwargs``.
     """
 
     size_free = True
 
     def build(self, width: int = 64, n_layers: int = 2, n_heads: int = 4, clip: float = 10.0) -> None:  # type: ignore[override]
+        """Make the layers.
+
+        :param width: units per item
+        :param n_layers: layers of the encoder
+        :param n_heads: heads of its attention and of the glimpse; divides ``width``
+        :param clip: logits are ``clip * tanh(score)``
+        :raises ValueError: for an instance without a part per item, and a state that is too short for its blocks
+        """
         space = self.instance_space
         n = self.n_actions
         self.n_heads = n_heads
