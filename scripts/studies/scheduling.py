@@ -35,6 +35,11 @@ N_STEPS = 72  #: per env and rollout: two episodes of 36 steps
 SETTINGS: dict[str, Any] = {"learning_rate": 1e-3, "batch_size": 512, "n_epochs": 4, "gamma": 1.0, "device": "cpu"}
 #: Seeds of the instances of the evaluation.
 EVALUATION = th.arange(10**6, 10**6 + 100)
+#: Futures per instance of the second evaluation, whose means depend less on the luck of one.
+FUTURES = 10
+#: Rules that the tables count wins against.
+RIVALS = {"JobShop-v0": ("MWKR", "MOR"), "DynamicJobShop-v0": ("WSPT", "ATC")}
+RESAMPLES = 2000  #: of the bootstrap
 PROBLEMS: dict[str, type[JobShop]] = {"JobShop-v0": JobShop, "DynamicJobShop-v0": DynamicJobShop}
 
 
@@ -108,33 +113,44 @@ LEARNERS: dict[str, tuple[str, Callable[[str, int], Any]]] = {
 def costs(problem: str, choose: Callable[[JobShop], Any], **kwargs: Any) -> list[float]:
     """Costs on the 100 instances of the evaluation."""
     env = PROBLEMS[problem](len(EVALUATION), **kwargs)
+    return [round(x, 3) for x in _played(env, env.instance(EVALUATION), choose).tolist()]
+
+
+def mean_costs(problem: str, choose: Callable[[JobShop], Any]) -> list[float]:
+    """Costs on the same instances, each a mean over :data:`FUTURES`, which are the same for all methods."""
+    seeds = EVALUATION.repeat_interleave(FUTURES)
+    env = PROBLEMS[problem](len(seeds))
+    instance = env.with_luck(env.instance(seeds), mix_tensor(seeds, 10, th.arange(FUTURES).repeat(len(EVALUATION))))
+    return [round(x, 3) for x in _played(env, instance, choose).view(-1, FUTURES).mean(dim=1).tolist()]
+
+
+def _played(env: JobShop, instance: Instance, choose: Callable[[JobShop], Any]) -> th.Tensor:
     with th.no_grad():
-        return [round(x, 3) for x in play(env, env.instance(EVALUATION), choose(env)).cost[:, 0].tolist()]
+        return play(env, instance, choose(env)).cost[:, 0]
 
 
 def run(problem: str, method: str, seed: int, steps: int) -> dict[str, Any]:
     """Train if the method learns, and evaluate."""
     begun = time.process_time()
-    trained = 0
-    if method in LEARNERS:
-        model = LEARNERS[method][1](problem, seed)
-        model.learn(steps)
-        trained = model.num_timesteps
-        cpu = time.process_time() - begun
-        found = costs(problem, lambda env: by_model(env, model))
-    elif method.startswith("CP-SAT"):
-        found = costs(problem, lambda env: Planner(env, method.endswith("again"), 1.0), waiting=True)
-        cpu = time.process_time() - begun
-    else:
-        found = costs(problem, lambda env: by_rule(env, method))
-        cpu = time.process_time() - begun
+    model = LEARNERS[method][1](problem, seed).learn(steps) if method in LEARNERS else None
+    trained = time.process_time()
+
+    def choose(env: JobShop) -> Any:
+        if method.startswith("CP-SAT"):
+            return Planner(env, method.endswith("again"), 1.0)
+        return by_rule(env, method) if model is None else by_model(env, model)
+
+    planner = method.startswith("CP-SAT")
+    found = costs(problem, choose, waiting=planner)
+    cpu = trained - begun if model else time.process_time() - trained
     return {
         "method": method,
         "seed": seed,
-        "steps": steps if trained else 0,
-        "env_steps": trained,
+        "steps": steps if model else 0,
+        "env_steps": model.num_timesteps if model else 0,
         "cpu": round(cpu, 2),
         "costs": found,
+        **({} if planner else {"mean_costs": mean_costs(problem, choose)}),
     }
 
 
@@ -145,23 +161,60 @@ def methods_of(problem: str) -> list[str]:
     return [*PROBLEMS[problem].rules, *solver, "CP-SAT, planned again", *learners]
 
 
-def table(problem: str) -> str:
-    """Mean cost over seeds and instances, its range over the seeds, instances better than the best rule, processor time."""
-    rows = records.read(DATA / f"{problem}.jsonl")
-    rules = {row["method"]: np.array(row["costs"]) for row in rows if row["method"] in PROBLEMS[problem].rules}
-    best = min(rules.values(), key=lambda found: float(found.mean()))
+def interval(costs: np.ndarray) -> tuple[float, float]:
+    """95 % interval of the mean cost, by a bootstrap that draws seeds and instances, the same instances for all seeds.
+
+    :param costs: ``[seeds, instances]``, or differences of such
+    """
+    rng = np.random.default_rng(0)
+    n_seeds, n_instances = costs.shape
+    means = [
+        costs[rng.integers(n_seeds, size=n_seeds)][:, rng.integers(n_instances, size=n_instances)].mean()
+        for _ in range(RESAMPLES)
+    ]
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
+def table(problem: str, steps: int) -> str:
+    """Mean costs, differences to MaskablePPO's critic with its own trunk, instances better than rules, processor time.
+
+    :param problem: env's id
+    :param steps: of the learners that are shown
+    """
+    rows = [row for row in records.read(DATA / f"{problem}.jsonl") if row["steps"] in (0, steps)]
+    expected = {(row["method"], row["seed"]): np.array(row["mean_costs"]) for row in rows if "mean_costs" in row}
+    rules = np.array([expected[rule, seed] for rule in RIVALS[problem] for name, seed in expected if name == rule])
     lines = []
-    for method, steps in dict.fromkeys((row["method"], row["steps"]) for row in rows):
-        mine = [row for row in rows if (row["method"], row["steps"]) == (method, steps)]
-        each = np.array([row["costs"] for row in mine])
-        means = each.mean(axis=1)
-        spread = f"{means.min():.1f} to {means.max():.1f}" if len(mine) > 1 else ""
-        name = LEARNERS[method][0] if method in LEARNERS else method
-        cells = [name, f"{steps:,}" if steps else "", str(len(mine)) if steps else "", f"{means.mean():.1f}", spread]
-        lines.append(
-            (means.mean(), [*cells, f"{100 * (each < best).mean():.0f}", f"{np.mean([row['cpu'] for row in mine]):.1f}"])
-        )
-    heads = ["method", "steps", "seeds", "mean cost", "over seeds", "better than the best rule on", "cpu seconds"]
+    for method in dict.fromkeys(row["method"] for row in rows):
+        mine = [row for row in rows if row["method"] == method]
+        means = np.array([row["costs"] for row in mine]).mean(axis=1)
+        each = {seed: costs for (name, seed), costs in expected.items() if name == method}
+        all_futures = np.array([*each.values()])
+        both = np.array([each[seed] - expected["ppo-own", seed] for seed in each if ("ppo-own", seed) in expected])
+        shares = [(all_futures < rule).mean() for rule in [*rules, rules.min(axis=0)]] if each else []
+        learnt = method in LEARNERS
+        cells = [
+            LEARNERS[method][0] if learnt else method,
+            str(len(mine)) if learnt else "",
+            f"{means.mean():.1f}",
+            f"{means.min():.1f} to {means.max():.1f}" if len(mine) > 1 else "",
+            f"{all_futures.mean():.1f}" if each else "",
+            "{:+.1f} [{:+.1f}, {:+.1f}]".format(both.mean(), *interval(both)) if learnt and len(both) > 1 else "",
+            "; ".join(f"{100 * share:.0f}" for share in shares),
+            f"{np.mean([row['cpu'] for row in mine]):.1f}",
+        ]
+        lines.append((means.mean(), cells))
+    heads = [
+        "method",
+        "seeds",
+        "mean cost",
+        "over seeds",
+        f"mean over {FUTURES} futures",
+        "minus MaskablePPO with its own trunk, 95 %",
+        f"instances below {', '.join(RIVALS[problem])}; all of these, %",
+        "cpu seconds",
+    ]
     return markdown(heads, [cells for _, cells in sorted(lines, key=lambda line: line[0])])
 
 
@@ -175,7 +228,7 @@ def main() -> None:
     args = parser.parse_args()
     th.set_num_threads(1)
     file = DATA / f"{args.problem}.jsonl"
-    todo = [] if args.report else args.methods or methods_of(args.problem)
+    todo = [] if args.report else [*PROBLEMS[args.problem].rules, *(args.methods or methods_of(args.problem))]
     for seed in args.seeds:
         for method in todo:
             steps = args.steps if method in LEARNERS else 0
@@ -186,7 +239,7 @@ def main() -> None:
                 found = run(args.problem, method, seed, args.steps)
                 records.put(file, found, "method", "seed", "steps")
                 print(f"{method} seed {seed}: {np.mean(found['costs']):.1f} in {found['cpu']:.1f} s", flush=True)
-    print(table(args.problem))
+    print(table(args.problem, args.steps))
 
 
 if __name__ == "__main__":
