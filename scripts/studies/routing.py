@@ -4,7 +4,7 @@ usage: python -m scripts.studies.routing [--cities 20] [--minutes 4] [--seed 0] 
 
 The training ends after so many processor minutes, and the learning rate falls to 5 % of its first value until then. The
 optimum of each of the 100 instances is proven by CP-SAT, and kept. Runs on disk are kept:
-``docs/studies/data/scheduling/TSP-20.jsonl``, one line per setting.
+``docs/studies/data/scheduling/TSP-20.jsonl``, one line per setting and decoding. The table goes into ``docs/scheduling.md``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from sb_grpo.tasks.routing import TSP
 from sb_grpo.tasks.solving import by_model, cp_sat, play
 from scripts.studies.common import records
 from scripts.studies.common.compared import markdown
-from scripts.studies.scheduling import DATA, EVALUATION
+from scripts.studies.common.tables import put_between
+from scripts.studies.scheduling import DATA, EVALUATION, PAGE
 
 #: Decoding -> (attempts per instance, each begins in another city, decode of ``by_model``).
 DECODINGS: dict[str, tuple[int, bool, str]] = {
@@ -127,14 +128,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--batch-groups", type=int, default=16)
-    parser.add_argument("--report", action="store_true", help="print the table of the runs on disk alone")
+    parser.add_argument("--report", action="store_true", help="write the table of the runs on disk alone")
     args = parser.parse_args()
     th.set_num_threads(1)
     setting = (args.seed, args.minutes, args.lr, args.batch_groups)
     done = {tuple(row[name] for name in KEY[1:]) for row in records.read(DATA / f"TSP-{args.cities}.jsonl")}
     if not args.report and setting not in done:
         run(args.cities, args.minutes, *setting[:1], *setting[2:])
-    print(table(args.cities))
+    page = put_between(PAGE.read_text(), f"TSP-{args.cities}", table(args.cities))
+    PAGE.write_text(page)
 
 
 if __name__ == "__main__":

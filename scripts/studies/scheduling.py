@@ -3,8 +3,8 @@
 usage: python -m scripts.studies.scheduling [--problem JobShop-v0] [--steps 30000] [--seeds 0 1 2] [--methods ...] [--report]
 
 All learners have the same network (``ItemPolicy``), env steps, batch and learning rate. Every method plans the same 100
-instances with the same luck. Runs on disk are kept: ``docs/studies/data/scheduling``, one line per method, seed and number of
-steps.
+instances with the same luck, and 10 further futures of each. Runs on disk are kept: ``docs/studies/data/scheduling``, one line
+per method, seed and number of steps. The table goes into ``docs/scheduling.md``.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ from sb_grpo.tasks.solving import Planner, by_model, by_rule, play
 from scripts.studies.common import records
 from scripts.studies.common.compared import markdown
 from scripts.studies.common.runs import DOCS
+from scripts.studies.common.tables import put_between
 
 DATA = DOCS / "studies" / "data" / "scheduling"
+PAGE = DOCS / "scheduling.md"
 N_ENVS = 64
 N_STEPS = 72  #: per env and rollout: two episodes of 36 steps
 SETTINGS: dict[str, Any] = {"learning_rate": 1e-3, "batch_size": 512, "n_epochs": 4, "gamma": 1.0, "device": "cpu"}
@@ -176,46 +178,54 @@ def interval(costs: np.ndarray) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def table(problem: str, steps: int) -> str:
+def table(problem: str) -> str:
     """Mean costs, differences to MaskablePPO's critic with its own trunk, instances better than rules, processor time.
 
     :param problem: env's id
-    :param steps: of the learners that are shown
     """
-    rows = [row for row in records.read(DATA / f"{problem}.jsonl") if row["steps"] in (0, steps)]
-    expected = {(row["method"], row["seed"]): np.array(row["mean_costs"]) for row in rows if "mean_costs" in row}
-    rules = np.array([expected[rule, seed] for rule in RIVALS[problem] for name, seed in expected if name == rule])
+    rows = records.read(DATA / f"{problem}.jsonl")
+    by_key = {(row["method"], row["steps"], row["seed"]): row for row in rows}
+    rules = np.array([by_key[rule, 0, 0]["mean_costs"] for rule in RIVALS[problem]])
     lines = []
-    for method in dict.fromkeys(row["method"] for row in rows):
-        mine = [row for row in rows if row["method"] == method]
+    for method, steps in dict.fromkeys((row["method"], row["steps"]) for row in rows):
+        mine = [row for row in rows if (row["method"], row["steps"]) == (method, steps)]
         means = np.array([row["costs"] for row in mine]).mean(axis=1)
-        each = {seed: costs for (name, seed), costs in expected.items() if name == method}
-        all_futures = np.array([*each.values()])
-        both = np.array([each[seed] - expected["ppo-own", seed] for seed in each if ("ppo-own", seed) in expected])
-        shares = [(all_futures < rule).mean() for rule in [*rules, rules.min(axis=0)]] if each else []
-        learnt = method in LEARNERS
+        expected = np.array([row["mean_costs"] for row in mine if "mean_costs" in row])
+        differences = [_difference(row, by_key.get(("ppo-own", steps, row["seed"]))) for row in mine if steps]
+        both = np.array([one for one in differences if one is not None])
+        shares = [(expected < rule).mean() for rule in [*rules, rules.min(axis=0)]] if len(expected) else []
         cells = [
-            LEARNERS[method][0] if learnt else method,
-            str(len(mine)) if learnt else "",
+            LEARNERS[method][0] if steps else method,
+            f"{steps:,}" if steps else "",
+            str(len(mine)) if steps else "",
             f"{means.mean():.1f}",
             f"{means.min():.1f} to {means.max():.1f}" if len(mine) > 1 else "",
-            f"{all_futures.mean():.1f}" if each else "",
-            "{:+.1f} [{:+.1f}, {:+.1f}]".format(both.mean(), *interval(both)) if learnt and len(both) > 1 else "",
+            f"{expected.mean():.1f}" if len(expected) else "",
+            "{:+.1f} [{:+.1f}, {:+.1f}]".format(both.mean(), *interval(both)) if method != "ppo-own" and len(both) else "",
             "; ".join(f"{100 * share:.0f}" for share in shares),
             f"{np.mean([row['cpu'] for row in mine]):.1f}",
         ]
-        lines.append((means.mean(), cells))
+        lines.append((steps, means.mean(), cells))
     heads = [
         "method",
+        "steps",
         "seeds",
         "mean cost",
         "over seeds",
         f"mean over {FUTURES} futures",
-        "minus MaskablePPO with its own trunk, 95 %",
-        f"instances below {', '.join(RIVALS[problem])}; all of these, %",
-        "cpu seconds",
+        "minus MaskablePPO with its own trunk",
+        f"instances below {', '.join(RIVALS[problem])}; all of these",
+        "seconds",
     ]
-    return markdown(heads, [cells for _, cells in sorted(lines, key=lambda line: line[0])])
+    return markdown(heads, [cells for *_, cells in sorted(lines, key=lambda line: line[:2])])
+
+
+def _difference(ours: dict[str, Any], theirs: dict[str, Any] | None) -> np.ndarray | None:
+    """``[instances]`` differences of costs: of means over futures where both runs have them."""
+    if theirs is None:
+        return None
+    name = "mean_costs" if "mean_costs" in ours and "mean_costs" in theirs else "costs"
+    return np.array(ours[name]) - np.array(theirs[name])
 
 
 def main() -> None:
@@ -224,7 +234,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+")
-    parser.add_argument("--report", action="store_true", help="print the table of the runs on disk alone")
+    parser.add_argument("--report", action="store_true", help="write the table of the runs on disk alone")
     args = parser.parse_args()
     th.set_num_threads(1)
     file = DATA / f"{args.problem}.jsonl"
@@ -239,7 +249,7 @@ def main() -> None:
                 found = run(args.problem, method, seed, args.steps)
                 records.put(file, found, "method", "seed", "steps")
                 print(f"{method} seed {seed}: {np.mean(found['costs']):.1f} in {found['cpu']:.1f} s", flush=True)
-    print(table(args.problem, args.steps))
+    PAGE.write_text(put_between(PAGE.read_text(), args.problem, table(args.problem)))
 
 
 if __name__ == "__main__":
