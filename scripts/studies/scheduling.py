@@ -95,7 +95,7 @@ def ppo(problem: str, seed: int, shared: bool) -> MaskablePPO:
 LEARNERS: dict[str, tuple[str, Callable[[str, int], Any]]] = {
     "outcome": ('GRPO, `"outcome"`, 8 members', lambda p, s: grpo(p, s, advantage="outcome", group_size=8)),
     "own-luck": (
-        "the same, own luck in place of shared luck",
+        '`"outcome"`, own luck in place of shared luck',
         lambda p, s: grpo(p, s, True, advantage="outcome", group_size=8),
     ),
     "step": ('GRPO, `"step"`, 8 members', lambda p, s: grpo(p, s, advantage="step", group_size=8)),
