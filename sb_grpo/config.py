@@ -283,7 +283,7 @@ def check_keys(where: str, given: Collection[str], known: Collection[str], of: s
 
 @dataclass(frozen=True)
 class GroupOptions:
-    """Start of the members of a group (``group_kwargs=``)."""
+    """Start of the members of a group, and which groups count (``group_kwargs=``)."""
 
     #: False: members share the start state but not the noise that ``step`` draws.
     shared_noise: bool = True

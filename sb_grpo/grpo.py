@@ -36,8 +36,8 @@ class GRPO(GroupOnPolicyAlgorithm):
     Paper: DeepSeekMath (https://arxiv.org/abs/2402.03300), section 4; PPO's clipped surrogate
     (https://arxiv.org/abs/1707.06347) without its critic. A group is the set of episodes that share a reset seed.
 
-    :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, ``"CausalLMPolicy"`` or an :class:`ActorPolicy`
-        subclass
+    :param policy: ``"MlpPolicy"``, ``"CnnPolicy"``, ``"MultiInputPolicy"``, ``"RoutedPolicy"`` (shared by many tasks),
+        ``"SetPolicy"`` (problem instances), ``"CausalLMPolicy"`` (words), or an :class:`ActorPolicy` subclass
     :param env: env, env id or VecEnv (a SubprocVecEnv must be built with ``wrapper_class=SeededResetWrapper``)
     :param learning_rate: a float or a function of the remaining progress (1 to 0)
     :param n_steps: env steps per env and rollout; None: 2048 in total over all envs. Whole-episode estimators go on
@@ -71,8 +71,8 @@ class GRPO(GroupOnPolicyAlgorithm):
         (:func:`~sb_grpo.config.default_group_size`). A change, also by hand between rollouts, begins new groups: the
         steps of unfinished ones are dropped and counted
     :param n_groups: complete groups per rollout, in place of ``n_steps``; with it ``"state"`` waits for whole episodes
-    :param group_kwargs: how members start: :class:`~sb_grpo.config.GroupOptions`; ``starts`` gives groups their reset seeds,
-        reset options or states (docs/starts.md)
+    :param group_kwargs: start of the members, and ``refill``: :class:`~sb_grpo.config.GroupOptions`; ``starts`` gives groups
+        their reset seeds, reset options or states (docs/starts.md)
     :param advantage: ``"outcome"`` and ``"process"`` (DeepSeekMath), ``"step"`` (time-aligned group baseline),
         ``"anchor"`` (GiGPO: groups of recurring states), ``"state"`` (state-conditioned group baseline, fitted in closed
         form), an object of

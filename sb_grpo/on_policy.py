@@ -59,6 +59,7 @@ from sb_grpo.config import (
     members_at,
     number,
     plain,
+    shown,
     steps_per_env,
 )
 from sb_grpo.envs.env_batch import EPISODE_LOST
@@ -345,7 +346,9 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     def _make_columns(self) -> None:
         options = self.options
         turns = options.loss.importance_level == "turn"
-        self.columns = make_columns(Wanted(options.multitask, options.rewards, self.observation_space, self.n_envs, turns))
+        seeds = isinstance(self.policy, EncodingPolicy) and isinstance(self.env, InstanceEnv)
+        wanted = Wanted(options.multitask, options.rewards, self.observation_space, self.n_envs, turns, seeds)
+        self.columns = make_columns(wanted)
 
     def _setup_groups(self) -> None:
         """Build the parts that compare, weigh and reconcile the groups."""
@@ -566,11 +569,13 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         """Make the reference policy a frozen copy of the policy. It is built anew, as gSDE's distribution cannot be copied."""
         base = self.policy.frozen_base()
         if base is not None:
-            if self.options.loss.ref_sync_interval is not None:
-                raise ValueError(
-                    f"loss_kwargs: ref_sync_interval={self.options.loss.ref_sync_interval} cannot move the reference policy, "
-                    "which is the model without adapters: leave it out, or train without lora."
-                )
+            loss = self.options.loss
+            for name, given in {"ref_sync_interval": loss.ref_sync_interval, "ref_policy": loss.ref_policy}.items():
+                if given is not None:
+                    raise ValueError(
+                        f"loss_kwargs: {name}={shown(given)} cannot change the reference policy, which is the model without "
+                        "adapters: leave it out, or train without lora."
+                    )
             self.ref_policy = base
             self.policy.newly_loaded = False
             return
@@ -863,13 +868,13 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         return rollout
 
     def _with_instances(self, rollout: Rollout) -> Rollout:
-        """Add the instance of each group: on tensor envs a function of its seed, so nobody has kept it."""
-        assert isinstance(self.policy, EncodingPolicy) and rollout.seed_group is not None
+        """Add the instance of each group: on tensor envs a function of its seed, so that alone has been kept."""
+        assert isinstance(self.policy, EncodingPolicy)
         if not isinstance(self.env, InstanceEnv):
             return self.policy.split_rollout(rollout)
-        assert isinstance(self.slots, InstanceSlots)
-        groups = th.unique_consecutive(rollout.seed_group)
-        instances = self.env.visible(self.env.instance(self.slots.instance_seeds(groups)))
+        assert rollout.instance is not None
+        seeds = rollout.instance.new_zeros(rollout.n_groups).scatter_(0, rollout.group, rollout.instance)
+        instances = self.env.visible(self.env.instance(seeds))
         return rollout._replace(instance=rollout.group, instances=instances)
 
     def _plan(self) -> Plan:

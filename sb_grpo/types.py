@@ -51,7 +51,9 @@ class Rollout(NamedTuple):
     group: th.Tensor  #: [E] int64, 0 to n_groups-1
     terminated: th.Tensor  #: [E] bool, the env said the episode is over
     truncated: th.Tensor  #: [E] bool, a time limit ended it
-    final_observations: TensorOrDict  #: [E, ...] after the last step; zeros where terminated
+    #: [E, ...] after the last step; zeros where terminated, and for an EncodingPolicy on tensor envs whose estimator does not
+    #: use values.
+    final_observations: TensorOrDict
     n_groups: int
     max_length: int  #: no episode in here has more steps
     # The following are None, or not there, unless an option asks for it (see sb_grpo.collect.columns).

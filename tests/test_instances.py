@@ -12,8 +12,9 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb_grpo import GRPO
 from sb_grpo.baselines.estimation import features_of
+from sb_grpo.collect.given_starts import GivenStarts
 from sb_grpo.envs import HostInstance, InstanceEnv, check_tensor_env, make_tensor_env
-from sb_grpo.envs.random import uniform
+from sb_grpo.envs.random import group_seeds, uniform
 from sb_grpo.extras.exploration import CountBonus
 from sb_grpo.learn.minibatches import minibatches, some_instances
 from sb_grpo.policies import EncodingPolicy, SetPolicy
@@ -213,7 +214,7 @@ def test_the_rollout_holds_an_instance_once_per_group(make):
     instance = rollout.instances if isinstance(rollout.instances, th.Tensor) else rollout.instances["value"]
     assert len(instance) == rollout.n_groups
     assert th.equal(rollout.instance, rollout.group)
-    given = model.env.instance(model.slots.seeds_of(rollout.seed_group))
+    given = model.env.instance(group_seeds(model.slots.seed_word, rollout.seed_group))
     each = given if isinstance(given, th.Tensor) else given["value"]
     assert th.equal(instance[rollout.instance], each)
     assert not isinstance(rollout.instances, dict) or set(rollout.instances) == {"value"}
@@ -267,6 +268,43 @@ def test_given_starts_are_the_instances_of_their_groups():
     whole = some_instances(model._training_batch.batch, 10**9)
     log_prob = model.policy.log_prob(with_instances(whole.observations, whole.instances), whole.actions)
     th.testing.assert_close(log_prob, whole.old_log_probs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("order", ["shuffle", "function"])
+def test_given_starts_keep_their_order_where_groups_are_of_unequal_length(order):
+    """Slots of short groups are far ahead of the others; idle ones ask for no start."""
+    asked = []
+
+    def start_of(group):
+        asked.append(group)
+        return group % 7
+
+    starts = dict(starts=start_of) if order == "function" else dict(starts=[3, 4, 5], starts_order="shuffle")
+    model = packing_model(group_kwargs=starts, n_groups=60)
+    wanted = GivenStarts(model.options.groups, model._base_seed, model.env)
+    for _ in range(3):
+        rollout = model.collect()
+        groups = rollout.seed_group.unique_consecutive().tolist()
+        n_asked = len(asked)
+        seeds = th.tensor([group % 7 if order == "function" else wanted.number(group) + 3 for group in groups])
+        assert th.equal(rollout.instances["value"], Packing(1).instance(seeds)["value"])
+        assert n_asked == len(set(asked)) and min(asked, default=0) == 0
+
+
+def test_groups_keep_their_instances_when_somebody_takes_the_envs_in_mid_rollout():
+    model = packing_model(group_kwargs={"starts": [1, 2, 3]}, n_groups=12)
+    steps = []
+
+    def take_once(variables, _):
+        steps.append(1)
+        if len(steps) == 13:
+            variables["self"].env.reset()
+        return True
+
+    rollout = model.collect(take_once)
+    assert model.interruptions == 1
+    expected = Packing(1).instance(rollout.seed_group.unique_consecutive() % 3 + 1)["value"]
+    assert th.equal(rollout.instances["value"], expected)
 
 
 def test_a_minibatch_holds_whole_groups_and_every_row_once():

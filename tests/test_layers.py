@@ -90,9 +90,8 @@ OF_LIBRARIES = {
     ("learn.gradients.clip_gradients", "th._foreach_mul_"),
     *(("policies.actor.hooked", f"layer.{name}") for name in HOOKS),
     ("learn.gradients.clip_gradients", "th._foreach_norm"),
-    ("policies.causal_lm.CausalLMPolicy._outputs_to_act", "p._version"),
     ("tasks.solving._fitted", "policy._get_constructor_parameters"),
-    ("policies.encoding.versions", "tensor._version"),
+    ("policies.weights.versions", "tensor._version"),
 }
 
 #: Public in spite of the underscore: a NamedTuple's methods.

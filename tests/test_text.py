@@ -182,8 +182,9 @@ def test_adapters_learn_alone_and_the_reference_is_the_model_without_them(tmp_pa
     model.save(tmp_path / "model")
     loaded = GRPO.load(tmp_path / "model", env=env, device="cpu")
     th.testing.assert_close(loaded.policy.log_prob(obs, actions).detach(), after)
-    with pytest.raises(ValueError, match="ref_sync_interval=2 cannot move the reference policy"):
-        model_of(env, str(folder), policy_kwargs=dict(lora=dict(r=2)), kl_coef=0.1, loss_kwargs=dict(ref_sync_interval=2))
+    for refused in (dict(ref_sync_interval=2), dict(ref_policy=model)):
+        with pytest.raises(ValueError, match=f"{next(iter(refused))}=.* cannot change the reference policy"):
+            model_of(env, str(folder), policy_kwargs=dict(lora=dict(r=2)), kl_coef=0.1, loss_kwargs=refused)
 
 
 def test_half_of_the_bits_and_a_module_of_ones_own() -> None:

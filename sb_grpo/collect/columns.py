@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 from sb_grpo.collect.plan import LARGEST_REWARD
 from sb_grpo.config import Multitask, Rewards
+from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.types import TURN, Breakdown, Info, Obs
 
@@ -40,6 +41,7 @@ class Wanted(NamedTuple):
     observation_space: spaces.Space
     n_envs: int
     turns: bool  #: ratios are those of turns
+    seeds: bool  #: instances are found again by their seeds
 
 
 class Column(NamedTuple):
@@ -86,8 +88,26 @@ def turn_column(wanted: Wanted) -> Column | None:
     return Column(TURN, (), th.int64, False, read_turns, lambda env, returns: None) if wanted.turns else None
 
 
+def seed_column(wanted: Wanted) -> Column | None:
+    """The seed of each episode's problem instance, which a rollout has in the place of its row until it is packed."""
+    if not wanted.seeds:
+        return None
+    return Column("instance", (), th.int64, True, of_no_host_env, seed_of_instance)
+
+
+def of_no_host_env(step: HostStep) -> np.ndarray:
+    raise NotImplementedError("An InstanceEnv is a tensor env.")
+
+
+def seed_of_instance(env: TensorVecEnv, returns: th.Tensor) -> th.Tensor:
+    assert isinstance(env, InstanceEnv)
+    return env.seeds
+
+
 #: Makers of the columns, in this order; each returns None where nothing asks for it.
-SCHEMA: list[Callable[[Wanted], Column | None]] = [task_column, objectives_column, return_column, turn_column]
+SCHEMA: list[Callable[[Wanted], Column | None]] = [
+    task_column, objectives_column, return_column, turn_column, seed_column,
+]  # fmt: skip
 
 
 def make_columns(wanted: Wanted) -> tuple[Column, ...]:

@@ -238,7 +238,8 @@ class TensorStarts:
         """
         if self.waits:
             numbers = groups.tolist()
-            known = {group: self.given.of_group(group) for group in set(numbers)}
+            idle = GivenStart()  # of slots without a job, whose number is negative
+            known = {group: idle if group < 0 else self.given.of_group(group) for group in set(numbers)}
             self.given.known = known  # a group that goes on is among them
             given, has_state, states = self._table([known[group] for group in numbers])
         else:
@@ -249,13 +250,16 @@ class TensorStarts:
         return th.where(given < 0, seeds, given), has_state, states
 
     def _index(self, groups: th.Tensor) -> th.Tensor:
-        """:meth:`GivenStarts.number` of many groups; for those that begin now, the newest ones."""
+        """:meth:`GivenStarts.number` of many groups; for those that begin now."""
         n = len(self.seeds)
         if self.given.order == "random":
             return group_seeds(self.order_seed, groups) % n
         if self.given.order == "cycle":
             return groups % n
         turn = groups.div(n, rounding_mode="floor")
+        if self.env.grouping == "instances":  # its slots wait for the device anyway, and begin old groups beside new ones
+            turns, row = turn.unique(return_inverse=True)
+            return shuffled(self.order_seed, turns, n)[row, groups % n]
         turns = turn.max() - th.arange(self._n_turns, device=groups.device)
         row = (turns[0] - turn).clamp(max=self._n_turns - 1)
         return shuffled(self.order_seed, turns, n)[row, groups % n]

@@ -12,13 +12,13 @@ import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 from torch.utils._pytree import tree_map
 
-from sb_grpo import ranks
 from sb_grpo.collect.given_starts import GivenStarts, TensorStarts
 from sb_grpo.collect.slots import GroupSlots, TensorSlots
 from sb_grpo.config import GroupOptions
 from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.tensor_env import TensorVecEnv, map_snapshot
-from sb_grpo.policies.encoding import EncodingPolicy, versions
+from sb_grpo.policies.encoding import EncodingPolicy
+from sb_grpo.policies.weights import versions
 from sb_grpo.types import Obs, Rollout, SavedState, map_obs
 
 
@@ -124,26 +124,6 @@ class InstanceSlots(StreamSlots):
         env.arrange(self.group_size)
         super().started_all(env)
         self.forget_code()
-
-    STATE: ClassVar[tuple[str, ...]] = (*StreamSlots.STATE, "given_seeds")
-    given_seeds: dict[int, int]
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.given_seeds = {}  # by group, where the user gives starts
-
-    def _begin(self, env: TensorVecEnv, done: th.Tensor | None) -> None:
-        super()._begin(env, done)
-        if self.given is not None:
-            assert isinstance(env, InstanceEnv)
-            groups = ranks.dealt(self.job // self.group_size)
-            self.given_seeds.update(zip(groups.tolist(), env.seeds.tolist(), strict=True))
-
-    def instance_seeds(self, groups: th.Tensor) -> th.Tensor:
-        """Seeds of the instances of groups that have begun, by their numbers."""
-        if self.given is None:
-            return self.seeds_of(groups)
-        return th.tensor([self.given_seeds[group] for group in groups.tolist()], device=self.device)
 
     def forget_code(self) -> None:
         """Encode every instance before the next step."""

@@ -464,8 +464,4 @@ class TensorSlots:
 
     def _seeds(self) -> th.Tensor:
         """``[n_envs]`` reset seed of the group that each slot works for."""
-        return self.seeds_of(ranks.dealt(self.job // self.group_size))
-
-    def seeds_of(self, groups: th.Tensor) -> th.Tensor:
-        """Reset seeds of groups, by their numbers in the stream of all learners."""
-        return group_seeds(self.seed_word, groups)
+        return group_seeds(self.seed_word, ranks.dealt(self.job // self.group_size))

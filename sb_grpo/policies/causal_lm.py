@@ -29,6 +29,7 @@ from sb_grpo.policies.actor import ActorPolicy
 from sb_grpo.policies.beside import MASK, beside, env_part, space_without
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.policies.masks import put_masks
+from sb_grpo.policies.weights import versions
 
 #: Id behind the end of a history.
 EMPTY = -1
@@ -143,8 +144,7 @@ class CausalLMPolicy(ActorPolicy):
         if not self.cache or th.is_grad_enabled():
             return self._outputs(obs)
         tokens = tokens_of(obs)
-        version = sum(p._version for p in self.lm.parameters())
-        return _masked(self._seen.logits(self.lm, tokens, version).float(), obs), None
+        return _masked(self._seen.logits(self.lm, tokens, versions(self.lm.parameters())).float(), obs), None
 
     # ---------------------------------------------------------------- adapters
 
@@ -270,13 +270,13 @@ class Seen:
         self.tokens: th.Tensor | None = None  #: [n, context]
         self.length: th.Tensor | None = None  #: [n] tokens whose keys and values are known
         self.layers: list[tuple[th.Tensor, th.Tensor]] = []  #: [n, heads, context, size] each
-        self.place: tuple[Any, ...] = ()  #: shape, device, version of the weights
+        self.place: tuple[Any, ...] = ()  #: shape, device, versions of the weights
 
     def __reduce__(self) -> tuple[type[Seen], tuple[()]]:
         return Seen, ()
 
     @th.inference_mode()
-    def logits(self, lm: Any, tokens: th.Tensor, version: int) -> th.Tensor:
+    def logits(self, lm: Any, tokens: th.Tensor, version: Any) -> th.Tensor:
         """Logits after each history, ``[n, vocabulary]``.
 
         :param tokens: ``[n, context]``

@@ -19,24 +19,20 @@ from sb_grpo.policies.actor import ActorPolicy
 from sb_grpo.policies.beside import CODE, INSTANCE, MASK, beside, env_part, with_beside
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.policies.observations import ONE, InstanceSpace
+from sb_grpo.policies.weights import versions
 from sb_grpo.types import Rollout, TensorOrDict
 
 
 class LastCode:
-    """Code of the instances that a policy was asked for last, for ``predict`` in a loop over steps."""
+    """Code of the instances that a policy was asked for last, for ``predict`` in a loop over steps. A copy begins without."""
 
     def __init__(self) -> None:
         self.instance: th.Tensor | None = None
         self.code: Any = None
         self.weights: Any = None
 
-    def __deepcopy__(self, memo: Any) -> LastCode:
-        return LastCode()
-
-
-def versions(weights: Sequence[th.Tensor]) -> list[int]:
-    """Versions of tensors, which differ as soon as one was changed in place."""
-    return [tensor._version for tensor in weights]
+    def __reduce__(self) -> tuple[type[LastCode], tuple[()]]:
+        return LastCode, ()
 
 
 class EncodingPolicy(ActorPolicy):
@@ -216,7 +212,7 @@ class EncodingPolicy(ActorPolicy):
         instance, state = space.split(rows)
         if th.is_grad_enabled() or th.compiler.is_compiling():
             return self.encode(instance), state
-        weights = versions(list(self.parameters()))
+        weights = versions(self.parameters())
         if last.weights != weights or last.instance is None or not th.equal(last.instance, given):
             last.instance = given.clone()
             last.weights = weights
@@ -284,17 +280,21 @@ class SetPolicy(EncodingPolicy):
     describe the whole instance. Of the state the first ``pointers`` entries are numbers of items and the last ``per_item``
     blocks of n entries describe items (:class:`~sb_grpo.envs.instance_env.InstanceEnv`).
 
-    The weights do not depend on the number of items, so a model can be loaded with an env of another size.
-
-    :param width: units per item
-    :param n_layers: layers of the encoder
-    :param n_heads: heads of its attention and of the glimpse; divides ``width``
-    :param clip: logits are ``clip * tanh(score)``
+    The weights do not depend on the number of items, so a model can be loaded with an env of another size. The arguments of
+    :meth:`build` are keys of ``policy_kwargs``.
     """
 
     size_free = True
 
     def build(self, width: int = 64, n_layers: int = 2, n_heads: int = 4, clip: float = 10.0) -> None:  # type: ignore[override]
+        """Make the layers.
+
+        :param width: units per item
+        :param n_layers: layers of the encoder
+        :param n_heads: heads of its attention and of the glimpse; divides ``width``
+        :param clip: logits are ``clip * tanh(score)``
+        :raises ValueError: for an instance without a part per item, and a state that is too short for its blocks
+        """
         space = self.instance_space
         n = self.n_actions
         self.n_heads = n_heads

@@ -6,7 +6,7 @@ observations and activation the deterministic actions are equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,11 @@ def load_actor(policy: ActorPolicy, source: Any) -> None:
     _check_fits(found, wanted)
     policy.load_state_dict(found)
     policy.newly_loaded = True
+
+
+def versions(weights: Iterable[th.Tensor]) -> list[int]:
+    """Read the versions of tensors, which differ as soon as one was changed in place."""
+    return [tensor._version for tensor in weights]
 
 
 def shared_tensor(policy: th.nn.Module, other: th.nn.Module) -> str | None:
