@@ -388,7 +388,7 @@ def test_job_shop_lib_gets_the_instances_of_the_starts() -> None:
         "MultiInputPolicy", make_vec_env(lambda: ByInstance(ByJob, [[3, 5], [4, 7]]), 4), advantage="outcome", group_size=4,
         group_kwargs={"starts": starts}, n_steps=16, device="cpu", seed=0,
     )  # fmt: skip
-    rollout = model.collect()
+    rollout: Any = model.collect()
     assert model.mask_source == "observation"
     assert set(rollout.observations["jobs"][rollout.t == 0].flatten().tolist()) == {8.0, 14.0}
 

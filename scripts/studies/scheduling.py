@@ -225,7 +225,8 @@ def _difference(ours: dict[str, Any], theirs: dict[str, Any] | None) -> np.ndarr
     if theirs is None:
         return None
     name = "mean_costs" if "mean_costs" in ours and "mean_costs" in theirs else "costs"
-    return np.array(ours[name]) - np.array(theirs[name])
+    difference: np.ndarray = np.array(ours[name]) - np.array(theirs[name])
+    return difference
 
 
 def main() -> None:
