@@ -258,7 +258,7 @@ class TensorStarts:
             return groups % n
         turn = groups.div(n, rounding_mode="floor")
         if self.env.grouping == "instances":  # its slots wait for the device anyway, and begin old groups beside new ones
-            turns, row = turn.unique(return_inverse=True)
+            turns, row = th.unique(turn, return_inverse=True)
             return shuffled(self.order_seed, turns, n)[row, groups % n]
         turns = turn.max() - th.arange(self._n_turns, device=groups.device)
         row = (turns[0] - turn).clamp(max=self._n_turns - 1)
