@@ -348,6 +348,51 @@ def test_jssenv_trains_on_instances_of_its_own(tmp_path: Path) -> None:
     assert model.mask_source == "observation"
 
 
+def test_job_shop_lib_gets_the_instances_of_the_starts() -> None:
+    pytest.importorskip("job_shop_lib")
+    from job_shop_lib import JobShopInstance, Operation
+    from job_shop_lib.graphs import build_disjunctive_graph
+    from job_shop_lib.reinforcement_learning import SingleJobShopGraphEnv
+
+    class ByJob(gym.Wrapper[Any, Any, Any, Any]):
+        """Choose a job; observed are the jobs' features."""
+
+        def __init__(self, times: list[int]) -> None:
+            jobs = [[Operation(machine, times[job]) for machine in (job, 1 - job)] for job in (0, 1)]
+            super().__init__(SingleJobShopGraphEnv(build_disjunctive_graph(JobShopInstance(jobs)), ["duration"]))
+            self.observation_space = gym.spaces.Dict(
+                jobs=gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), action_mask=gym.spaces.MultiBinary(2)
+            )
+            self.action_space = gym.spaces.Discrete(2)
+
+        def seen(self, obs: Any, info: dict[str, Any]) -> dict[str, np.ndarray]:
+            able = {job for *_, job in info["available_operations_with_ids"]}
+            mask = np.array([job in able for job in (0, 1)], np.int8)
+            return {"jobs": obs["jobs"].ravel().astype(np.float32), "action_mask": mask}
+
+        def reset(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+            obs, info = self.env.reset(**kwargs)
+            return self.seen(obs, info), info
+
+        def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+            obs, reward, terminated, truncated, info = self.env.step((int(action), -1))
+            return self.seen(obs, info), float(reward), terminated, truncated, info
+
+    env = ByInstance(ByJob, [[3, 5], [4, 7]])
+    for number, makespan in ((0, 10), (1, 14)):  # each job waits for the longer one once
+        env.reset(options={"instance": number})
+        rewards = [env.step(job)[1] for job in (0, 1, 1, 0)]
+        assert sum(rewards) == -makespan
+    starts = [{"options": {"instance": 1}}]
+    model = GRPO(
+        "MultiInputPolicy", make_vec_env(lambda: ByInstance(ByJob, [[3, 5], [4, 7]]), 4), advantage="outcome", group_size=4,
+        group_kwargs={"starts": starts}, n_steps=16, device="cpu", seed=0,
+    )  # fmt: skip
+    rollout: Any = model.collect()
+    assert model.mask_source == "observation"
+    assert set(rollout.observations["jobs"][rollout.t == 0].flatten().tolist()) == {8.0, 14.0}
+
+
 # ------------------------------------------------------------ answers
 
 

@@ -29,6 +29,8 @@ from scripts.studies import (
     memory,
     merge,
     multi_task,
+    routing,
+    scheduling,
     search,
     speed,
     transfer,
@@ -84,6 +86,20 @@ def test_the_page_has_the_table_of_the_raw_files(part):
 
 def test_the_page_of_causal_systems_has_the_table_of_transfer():
     assert transfer.table() in (DOCS / "studies" / "causal.md").read_text()
+
+
+def test_the_page_of_scheduling_has_the_tables_of_the_raw_files():
+    page = (DOCS / "scheduling.md").read_text()
+    assert all(scheduling.table(problem) in page for problem in scheduling.PROBLEMS)
+    assert routing.table(20) in page
+
+
+def test_the_interval_of_costs_draws_seeds_and_instances():
+    assert scheduling.interval(np.full((3, 4), 2.5)) == (2.5, 2.5)
+    low, high = scheduling.interval(np.array([[0.0, 1.0] * 50]))  # a standard error of 0.05
+    assert 0.38 < low < 0.43
+    assert 0.57 < high < 0.62
+    assert scheduling.interval(np.repeat([[0.0], [1.0]], 100, axis=1)) == (0.0, 1.0)  # two seeds, of which one is drawn twice
 
 
 @pytest.mark.parametrize("suite", multi_task.SETTINGS)

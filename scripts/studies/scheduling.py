@@ -3,8 +3,8 @@
 usage: python -m scripts.studies.scheduling [--problem JobShop-v0] [--steps 30000] [--seeds 0 1 2] [--methods ...] [--report]
 
 All learners have the same network (``ItemPolicy``), env steps, batch and learning rate. Every method plans the same 100
-instances with the same luck. Runs on disk are kept: ``docs/studies/data/scheduling``, one line per method, seed and number of
-steps.
+instances with the same luck, and 10 further futures of each. Runs on disk are kept: ``docs/studies/data/scheduling``, one line
+per method, seed and number of steps. The table goes into ``docs/scheduling.md``.
 """
 
 from __future__ import annotations
@@ -28,13 +28,20 @@ from sb_grpo.tasks.solving import Planner, by_model, by_rule, play
 from scripts.studies.common import records
 from scripts.studies.common.compared import markdown
 from scripts.studies.common.runs import DOCS
+from scripts.studies.common.tables import put_between
 
 DATA = DOCS / "studies" / "data" / "scheduling"
+PAGE = DOCS / "scheduling.md"
 N_ENVS = 64
 N_STEPS = 72  #: per env and rollout: two episodes of 36 steps
 SETTINGS: dict[str, Any] = {"learning_rate": 1e-3, "batch_size": 512, "n_epochs": 4, "gamma": 1.0, "device": "cpu"}
 #: Seeds of the instances of the evaluation.
 EVALUATION = th.arange(10**6, 10**6 + 100)
+#: Futures per instance of the second evaluation, whose means depend less on the luck of one.
+FUTURES = 10
+#: Rules that the tables count wins against.
+RIVALS = {"JobShop-v0": ("MWKR", "MOR"), "DynamicJobShop-v0": ("WSPT", "ATC")}
+RESAMPLES = 2000  #: of the bootstrap
 PROBLEMS: dict[str, type[JobShop]] = {"JobShop-v0": JobShop, "DynamicJobShop-v0": DynamicJobShop}
 
 
@@ -88,7 +95,7 @@ def ppo(problem: str, seed: int, shared: bool) -> MaskablePPO:
 LEARNERS: dict[str, tuple[str, Callable[[str, int], Any]]] = {
     "outcome": ('GRPO, `"outcome"`, 8 members', lambda p, s: grpo(p, s, advantage="outcome", group_size=8)),
     "own-luck": (
-        "the same, own luck in place of shared luck",
+        '`"outcome"`, own luck in place of shared luck',
         lambda p, s: grpo(p, s, True, advantage="outcome", group_size=8),
     ),
     "step": ('GRPO, `"step"`, 8 members', lambda p, s: grpo(p, s, advantage="step", group_size=8)),
@@ -108,33 +115,44 @@ LEARNERS: dict[str, tuple[str, Callable[[str, int], Any]]] = {
 def costs(problem: str, choose: Callable[[JobShop], Any], **kwargs: Any) -> list[float]:
     """Costs on the 100 instances of the evaluation."""
     env = PROBLEMS[problem](len(EVALUATION), **kwargs)
+    return [round(x, 3) for x in _played(env, env.instance(EVALUATION), choose).tolist()]
+
+
+def mean_costs(problem: str, choose: Callable[[JobShop], Any]) -> list[float]:
+    """Costs on the same instances, each a mean over :data:`FUTURES`, which are the same for all methods."""
+    seeds = EVALUATION.repeat_interleave(FUTURES)
+    env = PROBLEMS[problem](len(seeds))
+    instance = env.with_luck(env.instance(seeds), mix_tensor(seeds, 10, th.arange(FUTURES).repeat(len(EVALUATION))))
+    return [round(x, 3) for x in _played(env, instance, choose).view(-1, FUTURES).mean(dim=1).tolist()]
+
+
+def _played(env: JobShop, instance: Instance, choose: Callable[[JobShop], Any]) -> th.Tensor:
     with th.no_grad():
-        return [round(x, 3) for x in play(env, env.instance(EVALUATION), choose(env)).cost[:, 0].tolist()]
+        return play(env, instance, choose(env)).cost[:, 0]
 
 
 def run(problem: str, method: str, seed: int, steps: int) -> dict[str, Any]:
     """Train if the method learns, and evaluate."""
     begun = time.process_time()
-    trained = 0
-    if method in LEARNERS:
-        model = LEARNERS[method][1](problem, seed)
-        model.learn(steps)
-        trained = model.num_timesteps
-        cpu = time.process_time() - begun
-        found = costs(problem, lambda env: by_model(env, model))
-    elif method.startswith("CP-SAT"):
-        found = costs(problem, lambda env: Planner(env, method.endswith("again"), 1.0), waiting=True)
-        cpu = time.process_time() - begun
-    else:
-        found = costs(problem, lambda env: by_rule(env, method))
-        cpu = time.process_time() - begun
+    model = LEARNERS[method][1](problem, seed).learn(steps) if method in LEARNERS else None
+    trained = time.process_time()
+
+    def choose(env: JobShop) -> Any:
+        if method.startswith("CP-SAT"):
+            return Planner(env, method.endswith("again"), 1.0)
+        return by_rule(env, method) if model is None else by_model(env, model)
+
+    planner = method.startswith("CP-SAT")
+    found = costs(problem, choose, waiting=planner)
+    cpu = trained - begun if model else time.process_time() - trained
     return {
         "method": method,
         "seed": seed,
-        "steps": steps if trained else 0,
-        "env_steps": trained,
+        "steps": steps if model else 0,
+        "env_steps": model.num_timesteps if model else 0,
         "cpu": round(cpu, 2),
         "costs": found,
+        **({} if planner else {"mean_costs": mean_costs(problem, choose)}),
     }
 
 
@@ -145,24 +163,70 @@ def methods_of(problem: str) -> list[str]:
     return [*PROBLEMS[problem].rules, *solver, "CP-SAT, planned again", *learners]
 
 
+def interval(costs: np.ndarray) -> tuple[float, float]:
+    """95 % interval of the mean cost, by a bootstrap that draws seeds and instances, the same instances for all seeds.
+
+    :param costs: ``[seeds, instances]``, or differences of such
+    """
+    rng = np.random.default_rng(0)
+    n_seeds, n_instances = costs.shape
+    means = [
+        costs[rng.integers(n_seeds, size=n_seeds)][:, rng.integers(n_instances, size=n_instances)].mean()
+        for _ in range(RESAMPLES)
+    ]
+    low, high = np.quantile(means, [0.025, 0.975])
+    return float(low), float(high)
+
+
 def table(problem: str) -> str:
-    """Mean cost over seeds and instances, its range over the seeds, instances better than the best rule, processor time."""
+    """Mean costs, differences to MaskablePPO's critic with its own trunk, instances better than rules, processor time.
+
+    :param problem: env's id
+    """
     rows = records.read(DATA / f"{problem}.jsonl")
-    rules = {row["method"]: np.array(row["costs"]) for row in rows if row["method"] in PROBLEMS[problem].rules}
-    best = min(rules.values(), key=lambda found: float(found.mean()))
+    by_key = {(row["method"], row["steps"], row["seed"]): row for row in rows}
+    rules = np.array([by_key[rule, 0, 0]["mean_costs"] for rule in RIVALS[problem]])
     lines = []
     for method, steps in dict.fromkeys((row["method"], row["steps"]) for row in rows):
         mine = [row for row in rows if (row["method"], row["steps"]) == (method, steps)]
-        each = np.array([row["costs"] for row in mine])
-        means = each.mean(axis=1)
-        spread = f"{means.min():.1f} to {means.max():.1f}" if len(mine) > 1 else ""
-        name = LEARNERS[method][0] if method in LEARNERS else method
-        cells = [name, f"{steps:,}" if steps else "", str(len(mine)) if steps else "", f"{means.mean():.1f}", spread]
-        lines.append(
-            (means.mean(), [*cells, f"{100 * (each < best).mean():.0f}", f"{np.mean([row['cpu'] for row in mine]):.1f}"])
-        )
-    heads = ["method", "steps", "seeds", "mean cost", "over seeds", "better than the best rule on", "cpu seconds"]
-    return markdown(heads, [cells for _, cells in sorted(lines, key=lambda line: line[0])])
+        means = np.array([row["costs"] for row in mine]).mean(axis=1)
+        expected = np.array([row["mean_costs"] for row in mine if "mean_costs" in row])
+        differences = [_difference(row, by_key.get(("ppo-own", steps, row["seed"]))) for row in mine if steps]
+        both = np.array([one for one in differences if one is not None])
+        shares = [(expected < rule).mean() for rule in [*rules, rules.min(axis=0)]] if len(expected) else []
+        cells = [
+            LEARNERS[method][0] if steps else method,
+            f"{steps:,}" if steps else "",
+            str(len(mine)) if steps else "",
+            f"{means.mean():.1f}",
+            f"{means.min():.1f} to {means.max():.1f}" if len(mine) > 1 else "",
+            f"{expected.mean():.1f}" if len(expected) else "",
+            "{:+.1f} [{:+.1f}, {:+.1f}]".format(both.mean(), *interval(both)) if method != "ppo-own" and len(both) else "",
+            "; ".join(f"{100 * share:.0f}" for share in shares),
+            f"{np.mean([row['cpu'] for row in mine]):.1f}",
+        ]
+        lines.append((steps, means.mean(), cells))
+    heads = [
+        "method",
+        "steps",
+        "seeds",
+        "mean cost",
+        "over seeds",
+        f"mean over {FUTURES} futures",
+        "minus MaskablePPO with its own trunk",
+        f"instances below {', '.join(RIVALS[problem])}; all of these",
+        "seconds",
+    ]
+    return markdown(heads, [cells for *_, cells in sorted(lines, key=lambda line: line[:2])])
+
+
+def _difference(ours: dict[str, Any], theirs: dict[str, Any] | None) -> np.ndarray | None:
+    """``[instances]`` differences of costs: of means over futures where both runs have them."""
+    if theirs is None:
+        return None
+    name = "mean_costs" if "mean_costs" in ours and "mean_costs" in theirs else "costs"
+    difference: np.ndarray = np.array(ours[name]) - np.array(theirs[name])
+    return difference
 
 
 def main() -> None:
@@ -171,11 +235,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+")
-    parser.add_argument("--report", action="store_true", help="print the table of the runs on disk alone")
+    parser.add_argument("--report", action="store_true", help="write the table of the runs on disk alone")
     args = parser.parse_args()
     th.set_num_threads(1)
     file = DATA / f"{args.problem}.jsonl"
-    todo = [] if args.report else args.methods or methods_of(args.problem)
+    todo = [] if args.report else [*PROBLEMS[args.problem].rules, *(args.methods or methods_of(args.problem))]
     for seed in args.seeds:
         for method in todo:
             steps = args.steps if method in LEARNERS else 0
@@ -186,7 +250,7 @@ def main() -> None:
                 found = run(args.problem, method, seed, args.steps)
                 records.put(file, found, "method", "seed", "steps")
                 print(f"{method} seed {seed}: {np.mean(found['costs']):.1f} in {found['cpu']:.1f} s", flush=True)
-    print(table(args.problem))
+    PAGE.write_text(put_between(PAGE.read_text(), args.problem, table(args.problem)))
 
 
 if __name__ == "__main__":
