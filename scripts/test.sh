@@ -6,7 +6,7 @@ if [[ $# -gt 1 || "${1:---slow}" != --slow ]]; then
     echo "usage: bash scripts/test.sh [--slow] (given: $*)" >&2
     exit 2
 fi
-source "$(dirname "${BASH_SOURCE[0]}")/env.sh" zoo,envs,sim,scale,text,tests,docs
+source "$(dirname "${BASH_SOURCE[0]}")/env.sh" zoo,envs,sim,scale,solve,text,tests,docs
 export OMP_NUM_THREADS=1
 # Some images forbid Python to keep byte code: every process that a test starts would then compile this package anew.
 unset PYTHONDONTWRITEBYTECODE
