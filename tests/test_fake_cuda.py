@@ -266,7 +266,11 @@ PER_MINIBATCH = frozenset(
 COPIES = {"collect.simulators.StateSlots._restart", "collect.simulators.StateSlots._start"}
 #: Sent once per rollout, before its first step: the bounds of Box actions.
 SENT_BEFORE = {"collect.device_loop.env_actions.<locals>.<genexpr>"}
+#: A rollout of a number of groups ends with the step that completes the last one, so every step is looked at.
+COUNTED = {"collect.device_loop.CompleteGroups._count"}
 IN_THE_LOOP = {
+    "outcome": COUNTED,
+    "cispo by episode": COUNTED,
     "groups by state": COPIES,
     "groups together": {"collect.simulators.SynchronousSlots._restart"},
 }
