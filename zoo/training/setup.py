@@ -68,9 +68,10 @@ class Setup(ExperimentManager):
     def _drop_kwargs_of_another_estimator(self, *settings: dict[str, Any]) -> None:
         """Drop the entry's ``advantage_kwargs`` where ``advantage`` is overridden: they belong to the entry's estimator."""
         given = self.custom_hyperparams or {}
+        if self.algo != "grpo" or "advantage" not in given or "advantage_kwargs" in given:
+            return
         entry = read_entries(self.config).get(self.env_name.gym_id) or {}
-        default = entry.get("advantage", "state")
-        if self.algo == "grpo" and given.get("advantage", default) != default and "advantage_kwargs" not in given:
+        if given["advantage"] != entry.get("advantage", "state"):
             for found in settings:
                 found.pop("advantage_kwargs", None)
 
