@@ -17,8 +17,8 @@ from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo.collect.columns import Column, check_one_task
 from sb_grpo.config import check_settings
-from sb_grpo.maths.estimators import SPREAD_TOLERANCE
-from sb_grpo.maths.segments import segment_mean, segment_std, segment_sum
+from sb_grpo.maths.estimators import spread_and_signal
+from sb_grpo.maths.segments import segment_sum
 from sb_grpo.types import NOTHING, Obs, Rollout, SavedState, State, TensorOrDict, action_row, map_obs
 
 #: Columns by name: tensors, or dicts of such.
@@ -382,8 +382,8 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         episodes, episode = th.unique(jobs[whole], return_inverse=True)
         groups, group = th.unique(episodes // group_size, return_inverse=True)
         returns = segment_sum(rewards[whole] * gamma ** t[whole], episode, len(episodes))
-        size = segment_mean(returns.square(), group, len(groups)).sqrt()
-        return int((segment_std(returns, group, len(groups)) > SPREAD_TOLERANCE * size).sum())
+        _, has_signal = spread_and_signal(returns, returns, group, len(groups))
+        return int(has_signal.sum())
 
     def unfinished_jobs(self, group_size: int) -> th.Tensor:
         """Jobs of the rows here, kept ones included, of whose group not every member has ended."""

@@ -47,6 +47,24 @@ def peer_baseline(values: th.Tensor, key: th.Tensor, n: int, kind: str) -> th.Te
     return th.where(count > 1, (total - values) / (count - 1).clamp(min=1.0), values)
 
 
+def spread_and_signal(
+    spread_of: th.Tensor,
+    size_of: th.Tensor,
+    group: th.Tensor,
+    n_groups: int,
+    tolerance: float = SPREAD_TOLERANCE,
+    total: Total = own,
+    known: Sequence[th.Tensor] | None = None,
+) -> tuple[th.Tensor, th.Tensor]:
+    """Standard deviation of each group, and whether it is large enough to carry a signal; arguments as in :func:`scale`.
+
+    :return: ``[n_groups]``, and ``[n_groups]`` bool
+    """
+    mean, mean_square = known or segment_means((spread_of, size_of.square()), group, n_groups, total)
+    spread = segment_std(spread_of, group, n_groups, total, mean)
+    return spread, spread > tolerance * mean_square.sqrt()
+
+
 def scale(
     centred: th.Tensor,
     spread_of: th.Tensor,
@@ -71,9 +89,8 @@ def scale(
     :param known: ``[n_groups]`` means of ``spread_of`` and of the squares of ``size_of``, if already computed
     :return: ``[K]``
     """
-    mean, mean_square = known or segment_means((spread_of, size_of.square()), group, n_groups, total)
-    spread = segment_std(spread_of, group, n_groups, total, mean)
-    alive = (spread > tolerance * mean_square.sqrt())[group]
+    spread, has_signal = spread_and_signal(spread_of, size_of, group, n_groups, tolerance, total, known)
+    alive = has_signal[group]
     tiny = th.finfo(spread.dtype).tiny
     if normalize == "group":
         centred = centred / spread[group].clamp(min=tiny)
