@@ -333,6 +333,8 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         no_values = isinstance(self.policy, EncodingPolicy) and not self.options.estimator.uses_values
         if no_values and isinstance(self.rollout_buffer, TensorRolloutBuffer):
             self.rollout_buffer.without_next()
+        if isinstance(self.policy, EncodingPolicy) and self.policy.static_keys and not is_tensor_env(self.env):
+            self.rollout_buffer.keep_once(self.policy.static_keys)
         if self.gamma is not None:  # type: ignore[redundant-expr]
             self.rollout_buffer.discount(self.gamma, self.gae_lambda)
         self.beside = Beside(self.mask_source)

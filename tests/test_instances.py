@@ -12,6 +12,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 
 from sb_grpo import GRPO
 from sb_grpo.baselines.estimation import features_of
+from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.given_starts import GivenStarts
 from sb_grpo.envs import HostInstance, InstanceEnv, check_tensor_env, make_tensor_env
 from sb_grpo.envs.random import group_seeds, uniform
@@ -506,6 +507,67 @@ def test_host_envs_with_a_static_part_are_encoded_once_per_minibatch(advantage):
         policies[make] = model.policy
     for a, b in zip(*(policy.parameters() for policy in policies.values()), strict=True):
         assert th.equal(a, b)  # the same episodes, read in two ways
+
+
+class WithMap(DictPacking):
+    """A further static part of 1,000 numbers."""
+
+    def __init__(self, drifts=False):
+        super().__init__()
+        self.drifts = drifts
+        self.observation_space = spaces.Dict({**self.observation_space.spaces, "map": spaces.Box(0, 9, (1_000,))})
+
+    def _parts(self, obs):
+        map_of_load = obs[5] * self.drifts + np.linspace(obs[0], obs[1], 1_000, dtype=np.float32)
+        return {**super()._parts(obs), "map": map_of_load}
+
+
+class EveryStep(GroupRolloutBuffer):
+    """A buffer that holds static keys at every step."""
+
+    def keep_once(self, keys):
+        pass
+
+
+def map_model(advantage="outcome", drifts=False, **options):
+    kwargs = {**SMALL, "static_keys": ["value", "map"], "per_item": 1}
+    return GRPO(
+        "SetPolicy", make_vec_env(lambda: WithMap(drifts), 3, seed=0), group_size=4, advantage=advantage, batch_size=20,
+        n_epochs=1, seed=2, policy_kwargs=kwargs, device="cpu", **options,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("advantage", ["outcome", "state"])
+def test_a_rollout_of_host_envs_holds_static_keys_once_per_episode(advantage):
+    """7 steps per env are no multiple of an episode or a group, so both go on in the next rollout."""
+    models = [map_model(advantage, n_steps=7, rollout_buffer_class=kind).learn(105) for kind in (None, EveryStep)]
+    for a, b in zip(*(model.policy.parameters() for model in models), strict=True):
+        assert th.equal(a, b)
+
+    once, every = (model.rollout_buffer for model in models)
+    state_bytes = 4 * (1 + 5 + 5)  # load, packed, mask
+    steps = once.buffer_size * once.n_envs
+
+    def bytes_per_step(buffer):
+        return sum(column.nbytes for column in buffer.steps["observations"].values()) / steps
+
+    assert bytes_per_step(once) <= state_bytes and bytes_per_step(every) - bytes_per_step(once) == 4 * (5 + 1_000)
+    jobs = once.steps["jobs"][: once.pos].unique().tolist()
+    assert sorted(once._static) == jobs
+    assert all(parts["map"].untyped_storage().nbytes() == 4_000 for parts in once._static.values())
+
+
+def test_waiting_episodes_of_a_saved_model_keep_their_static_keys(tmp_path):
+    model = map_model(n_steps=7).learn(42)
+    assert model.rollout_buffer.n_kept > 0
+    model.save(tmp_path / "model")
+    loaded = GRPO.load(tmp_path / "model", env=make_vec_env(WithMap, 3, seed=0))
+    assert loaded.collect().instances["map"].shape[1:] == (1_000,)
+
+
+def test_a_static_key_that_changes_is_refused_before_the_update():
+    with pytest.raises(ValueError, match="'map' of env 0 changes within an episode"):
+        map_model(drifts=True).learn(42)
 
 
 @pytest.mark.slow

@@ -139,6 +139,9 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         self._obs_dtypes: dict[str, th.dtype] = {}
         self.extra: dict[str, th.Tensor] = {}  #: columns that :meth:`add_columns` declared
         self._of_episodes: set[str] = set()
+        self.static_keys: tuple[str, ...] = ()  #: keys of observations that :meth:`keep_once` named
+        self._static_now: dict[str, th.Tensor] = {}  # [n_envs, ...] of them, of the episodes that run
+        self._static_jobs = np.full(n_envs, -1)  # whose they are
         self._seen_before: TensorOrDict | None = None  # of the run that goes on
         self._allocate(buffer_size)
 
@@ -164,8 +167,8 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
 
         old = self.steps.get("observations")
         if isinstance(self.observation_space, spaces.Dict):
-            parts = self.observation_space.spaces.items()
-            self.steps["observations"] = {key: grown_obs(space, key, old and old[key]) for key, space in parts}
+            parts = {key: space for key, space in self.observation_space.items() if key not in self.static_keys}
+            self.steps["observations"] = {key: grown_obs(space, key, old and old[key]) for key, space in parts.items()}
         else:
             self.steps["observations"] = grown_obs(self.observation_space, "", old)
         columns = {
@@ -201,6 +204,14 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             self.extra[column.name] = self._grown(None, self.buffer_size, column.shape, column.dtype, self.column_device)
         self._of_episodes = {column.name for column in columns if column.of_episodes}
 
+    def keep_once(self, keys: Sequence[str]) -> None:
+        """Keep some keys of Dict observations once per episode, as a rollout's ``instances``; ``observations`` lacks them.
+
+        :param keys: of values that stay as they are during an episode
+        """
+        self.static_keys = tuple(keys)
+        self._allocate(self.buffer_size)
+
     def reset(self) -> None:
         """Forget the steps of this rollout; rows kept for later stay."""
         self.pos = 0
@@ -209,6 +220,8 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         self.full = False
         self._seen_before = None
         self._final_obs: dict[int, Any] = {}
+        self._static: dict[int, dict[str, th.Tensor]] = {}
+        self._static_jobs = np.full(self.n_envs, -1)
 
     def state_dict(self, with_seen: bool = False) -> State:
         """The rows that wait for their group; ``with_seen`` the last rollout's observations too, which normalisers await."""
@@ -268,6 +281,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         :param t: ``[n_envs]`` int64 step number in the episode
         :param ends: ``[n_envs]`` int8: 0 goes on, 1 terminated, 2 truncated
         :param extra: ``[n_envs, ...]`` values of the columns that :meth:`add_columns` declared
+        :raises ValueError: if a key that :meth:`keep_once` named changes within an episode
         """
         if isinstance(obs, dict) or obs.dtype != self._obs_dtypes.get(""):
             self._match_dtypes(obs)
@@ -278,8 +292,10 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         pos = self.pos
         rows = self._rows
         if isinstance(obs, dict):
-            for key, value in obs.items():
-                rows["observations"][key][pos] = _row_view(value)
+            for key, column in rows["observations"].items():
+                column[pos] = _row_view(obs[key])
+            if self.static_keys:
+                self._add_static(obs, jobs)
         else:
             rows["observations"][pos] = _row_view(obs)
         rows["actions"][pos] = _row_view(actions)
@@ -292,6 +308,24 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             self.extra[name].numpy()[pos] = values
         self.pos += 1
         self.full = self.pos == self.buffer_size
+
+    def _add_static(self, obs: dict[str, th.Tensor], jobs: np.ndarray) -> None:
+        """Keep the static keys of the episodes that have their first step of this rollout, and compare those of the others."""
+        begins = jobs != self._static_jobs
+        for key in self.static_keys:
+            before = self._static_now.get(key)
+            if before is not None:
+                differs = ((obs[key] != before).flatten(1).any(dim=1).cpu().numpy() & ~begins).nonzero()[0]
+                if len(differs):
+                    raise ValueError(
+                        f"The observation's {key!r} of env {differs[0]} changes within an episode, but it is one of "
+                        f"static_keys={list(self.static_keys)}, which are encoded once: name only keys that stay as they are."
+                    )
+        if begins.any():
+            self._static_now = {key: obs[key].clone() for key in self.static_keys}
+            self._static_jobs = jobs.copy()
+            for slot in begins.nonzero()[0].tolist():
+                self._static[int(jobs[slot])] = {key: part[slot].clone() for key, part in self._static_now.items()}
 
     def _match_dtypes(self, obs: TensorOrDict) -> None:
         """Follow the types of observations, not the space: VecNormalize makes floats of integers."""
@@ -339,6 +373,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             **{name: self.flat(name) for name in ("rewards", "jobs", "t", "ends")},
             **{name: column[: self.pos].flatten(0, 1) for name, column in self.extra.items()},
             "final_obs": self._new_final_observations(),
+            "static": self._static,
             "age": th.zeros_like(self.flat("jobs")),
         }
         has_job = rows["jobs"] >= 0
@@ -349,8 +384,10 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             self._kept["age"] += 1
             kept_final = self._kept.pop("final_obs")
             new_final = rows.pop("final_obs")
+            static = {**self._kept.pop("static", {}), **rows.pop("static")}
             rows = {key: map_obs(lambda a, b: th.cat([a, b]), self._kept[key], value) for key, value in rows.items()}
             rows["final_obs"] = self._join_final_observations(kept_final, new_final)
+            rows["static"] = static
         self._kept = None
         # Within a job rows are already in time order: kept rows first, then time-major ones.
         order = th.argsort(rows["jobs"], stable=True)
@@ -417,11 +454,11 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         taken = {key: map_obs(lambda o: o.index_select(0, on_device), rows[key]) for key in ("obs", "actions", "log_probs")}
         taken.update({key: rows[key].index_select(0, index) for key in ("rewards", "jobs", "t", "ends", "age", *self.extra)})
         taken["final_obs"] = self._take_final_observations(rows["final_obs"], index, taken["jobs"])
+        taken["static"] = _of_jobs(rows["static"], taken["jobs"])
         return taken
 
     def _take_final_observations(self, final_obs: Any, index: th.Tensor, jobs: th.Tensor) -> Any:
-        wanted = set(jobs.tolist()) if final_obs else set()
-        return {job: obs for job, obs in final_obs.items() if job in wanted}
+        return _of_jobs(final_obs, jobs)
 
     def _as_rollout(self, rows: Rows, group_size: int) -> Rollout:
         jobs, episode, lengths = th.unique_consecutive(rows["jobs"], return_inverse=True, return_counts=True)
@@ -433,7 +470,11 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             extra[name] = extra[name].index_select(0, last.to(self.device))
         if "task" in extra:
             check_one_task(rows["task"], extra["task"].to(rows["task"].device), episode)
-        fields = {name: extra.pop(name) for name in set(extra) & set(Rollout._fields)}
+        fields: Rows = {name: extra.pop(name) for name in set(extra) & set(Rollout._fields)}
+        if self.static_keys:
+            static = [rows["static"][job] for job in jobs.tolist()]
+            fields["instance"] = th.arange(len(static), device=self.device)
+            fields["instances"] = {key: th.stack([parts[key] for parts in static]) for key in self.static_keys}
         return Rollout(
             observations=rows["obs"],
             actions=rows["actions"],
@@ -474,6 +515,12 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
 
     def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
         raise NotImplementedError("A GroupRolloutBuffer hands out whole rollouts: use pack().")
+
+
+def _of_jobs(of_job: dict[int, Any], jobs: th.Tensor) -> dict[int, Any]:
+    """Entries of some jobs alone."""
+    wanted = set(jobs.tolist()) if of_job else set()
+    return {job: value for job, value in of_job.items() if job in wanted}
 
 
 def _row_view(tensor: th.Tensor) -> np.ndarray | th.Tensor:

@@ -83,6 +83,7 @@ class EncodingPolicy(ActorPolicy):
         self.build_kwargs = kwargs
         self.dict_kwargs = {"static_keys": list(static_keys), "pointers": pointers, "per_item": per_item}
         self.parts_seen: list[str] = []  #: keys of a Dict observation, static ones first
+        self.static_keys: list[str] = []  #: those of them that a rollout holds once per episode
         if isinstance(observation_space, InstanceSpace):
             self.instance_space = observation_space
         else:
@@ -90,6 +91,7 @@ class EncodingPolicy(ActorPolicy):
             shapes = {key: space.shape or () for key, space in observation_space.items() if key != MASK}
             rest = [key for key in shapes if key not in static_keys]
             self.parts_seen = [*static_keys, *rest]
+            self.static_keys = list(static_keys)
             state_dim = sum(int(np.prod(shapes[key])) for key in rest)
             static = {key: shapes[key] for key in static_keys}
             self.instance_space = InstanceSpace(static, state_dim, pointers=pointers, per_item=per_item)
@@ -148,26 +150,29 @@ class EncodingPolicy(ActorPolicy):
         return spaces.Box(low, high, (space.state_dim,), space.state_dtype.type)
 
     def rows_of(self, obs: PyTorchObs) -> th.Tensor:
-        """Observations as rows, ``[batch, n]``: instance and state of whole ones, and states of those without instances."""
+        """Observations as rows, ``[batch, n]``: instance and state, or one of them where the other is not there."""
         part = env_part(obs)
         if isinstance(part, th.Tensor):
             return part
-        return th.cat([part[key].reshape(len(part[key]), -1).float() for key in self.parts_seen], dim=1)
+        return th.cat([part[key].reshape(len(part[key]), -1).float() for key in self.parts_seen if key in part], dim=1)
 
     def split_rollout(self, rollout: Rollout) -> Rollout:
-        """Take the instances out of a rollout of whole observations, one for each group.
+        """Find one instance for each group, in a rollout of whole observations or of states with an instance per episode.
 
         :raises ValueError: for an instance that changes within an episode
         """
         rows = self.rows_of(rollout.observations)
         n_static = rows.shape[1] - self.instance_space.state_dim
-        _, lengths = th.unique_consecutive(rollout.episode, return_counts=True)
-        of_episode = rows[lengths.cumsum(0) - lengths, :n_static]
-        if not th.equal(of_episode[rollout.episode], rows[:, :n_static]):
-            raise ValueError(
-                f"The instance {list(self.instance_space.parts)} changes within an episode, but {type(self).__name__} encodes "
-                "it once: move what changes into the state."
-            )
+        if rollout.instances is None:
+            _, lengths = th.unique_consecutive(rollout.episode, return_counts=True)
+            of_episode = rows[lengths.cumsum(0) - lengths, :n_static]
+            if not th.equal(of_episode[rollout.episode], rows[:, :n_static]):
+                raise ValueError(
+                    f"The instance {list(self.instance_space.parts)} changes within an episode, but {type(self).__name__} "
+                    "encodes it once: move what changes into the state."
+                )
+        else:
+            of_episode = self.rows_of(rollout.instances)
         _, members = th.unique_consecutive(rollout.group, return_counts=True)
         of_group = of_episode[members.cumsum(0) - members]
         instance = rollout.group
