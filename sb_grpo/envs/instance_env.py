@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, ClassVar, Generic, NamedTuple, TypeAlias, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -14,7 +14,12 @@ from gymnasium import spaces
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.tensor_env import TensorStep
 from sb_grpo.policies.observations import ONE, InstanceSpace
-from sb_grpo.types import TensorOrDict, map_obs
+from sb_grpo.types import Info, Kwargs, SavedState, State, TensorOrDict, map_obs
+
+#: Instances of an env: a tensor ``[b, ...]``, or a dict of such.
+InstanceT = TypeVar("InstanceT", bound=TensorOrDict)
+#: Number of an item, as policies and users give it.
+Item: TypeAlias = int | np.integer
 
 
 class InstanceSnapshot(NamedTuple):
@@ -26,7 +31,7 @@ class InstanceSnapshot(NamedTuple):
     idle: th.Tensor  #: [n] bool, ended
 
 
-class InstanceEnv(FunctionalTensorEnv):
+class InstanceEnv(FunctionalTensorEnv, Generic[InstanceT]):
     """Base of tensor envs whose episodes solve a problem instance: a route, a schedule, a packing.
 
     A reset seed is an instance, and the members of a group are attempts at the same one. Subclasses implement
@@ -67,7 +72,7 @@ class InstanceEnv(FunctionalTensorEnv):
     # ------------------------------------------------------------ the problem
 
     @abstractmethod
-    def instance(self, seeds: th.Tensor) -> TensorOrDict:
+    def instance(self, seeds: th.Tensor) -> InstanceT:
         """Compute instances, a pure function of the seeds (see ``sb_grpo.envs.random.uniform``).
 
         :param seeds: ``[b]`` int64
@@ -75,7 +80,7 @@ class InstanceEnv(FunctionalTensorEnv):
         """
 
     @abstractmethod
-    def initial_state(self, instance: TensorOrDict, member: th.Tensor) -> th.Tensor:  # type: ignore[override]
+    def initial_state(self, instance: InstanceT, member: th.Tensor) -> th.Tensor:  # type: ignore[override]
         """Compute the states in which members begin.
 
         :param instance: ``[b, ...]``
@@ -85,7 +90,7 @@ class InstanceEnv(FunctionalTensorEnv):
 
     @abstractmethod
     def transition(  # type: ignore[override]
-        self, instance: TensorOrDict, state: th.Tensor, actions: th.Tensor
+        self, instance: InstanceT, state: th.Tensor, actions: th.Tensor
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Advance every member by one step. Members whose episodes have ended are passed too; their results are not used.
 
@@ -96,7 +101,7 @@ class InstanceEnv(FunctionalTensorEnv):
         """
 
     @abstractmethod
-    def valid(self, instance: TensorOrDict, state: th.Tensor) -> th.Tensor:
+    def valid(self, instance: InstanceT, state: th.Tensor) -> th.Tensor:
         """Find the valid actions.
 
         :param instance: ``[b, ...]``
@@ -104,7 +109,7 @@ class InstanceEnv(FunctionalTensorEnv):
         :return: ``[b, g, n]`` bool
         """
 
-    def observe(self, instance: TensorOrDict, state: th.Tensor) -> th.Tensor:  # type: ignore[override]
+    def observe(self, instance: InstanceT, state: th.Tensor) -> th.Tensor:  # type: ignore[override]
         """Compute what the policy sees of states; the states themselves unless overridden.
 
         :param instance: ``[b, ...]``, hidden parts included
@@ -113,7 +118,7 @@ class InstanceEnv(FunctionalTensorEnv):
         """
         return state
 
-    def visible(self, instance: TensorOrDict) -> TensorOrDict:
+    def visible(self, instance: InstanceT) -> TensorOrDict:
         """Parts of instances that the policy sees, as float32."""
         if not isinstance(instance, dict):
             return instance.float()
@@ -222,10 +227,10 @@ class InstanceEnv(FunctionalTensorEnv):
         self.elapsed = self.elapsed.index_copy(0, slots, snapshot.elapsed)
         self.idle = self.idle.index_copy(0, slots, snapshot.idle)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {**super().state_dict(), "group_size": self.group_size}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: SavedState) -> None:
         self.arrange(state["group_size"])
         super().load_state_dict(state)
         self._find_instances()
@@ -244,13 +249,15 @@ class InstanceEnv(FunctionalTensorEnv):
             raise ValueError(f"The slots run the groups of a training (group_size={self.group_size}): call reset() first.")
         super().step_async(actions)
 
-    def env_method(self, method_name: str, *args: Any, indices: int | Iterable[int] | None = None, **kwargs: Any) -> list[Any]:
+    def env_method(
+        self, method_name: str, *args: object, indices: int | Iterable[int] | None = None, **kwargs: object
+    ) -> list[Any]:
         if method_name == "action_masks":  # sb3-contrib calls it
             return list(self.action_masks.cpu().numpy())
         return super().env_method(method_name, *args, indices=indices, **kwargs)
 
 
-class HostInstance(gym.Env[np.ndarray, Any]):
+class HostInstance(gym.Env[np.ndarray, Item]):
     """One slot of an :class:`InstanceEnv` as a Gymnasium env, with ``action_masks()`` for sb3-contrib's MaskablePPO.
 
     :param env: with one slot
@@ -264,14 +271,14 @@ class HostInstance(gym.Env[np.ndarray, Any]):
         self.observation_space = env.observation_space
         self.action_space = env.action_space
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         if seed is None:
             seed = int(self.np_random.integers(2**31))
         self.tensor_env.reset_all(th.tensor([seed], device=self.tensor_env.device))
         return self._observation(), {}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Item) -> tuple[np.ndarray, float, bool, bool, Info]:
         found = self.tensor_env.step_tensor(th.tensor([int(action)], device=self.tensor_env.device))
         return self._observation(), float(found.rewards), bool(found.terminated), bool(found.truncated), {}
 

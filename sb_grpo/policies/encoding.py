@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import torch as th
@@ -20,22 +20,25 @@ from sb_grpo.policies.beside import CODE, INSTANCE, MASK, beside, env_part, with
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.policies.observations import ONE, InstanceSpace
 from sb_grpo.policies.weights import versions
-from sb_grpo.types import Rollout, TensorOrDict
+from sb_grpo.types import Kwargs, Rollout, TensorOrDict
+
+#: Encoded instances: tensors ``[b, ...]``, in any nesting of tuples, lists and dicts.
+CodeT = TypeVar("CodeT")
 
 
-class LastCode:
+class LastCode(Generic[CodeT]):
     """Code of the instances that a policy was asked for last, for ``predict`` in a loop over steps. A copy begins without."""
 
     def __init__(self) -> None:
         self.instance: th.Tensor | None = None
-        self.code: Any = None
-        self.weights: Any = None
+        self.code: CodeT | None = None
+        self.weights: object = None
 
     def __reduce__(self) -> tuple[type[LastCode], tuple[()]]:
         return LastCode, ()
 
 
-class EncodingPolicy(ActorPolicy):
+class EncodingPolicy(ActorPolicy, Generic[CodeT]):
     """Base of policies for :class:`~sb_grpo.envs.instance_env.InstanceEnv`: encode an instance once, score many states.
 
     GRPO calls :meth:`encode` once per group and set of weights while it acts, and in an update once per minibatch, which
@@ -65,11 +68,11 @@ class EncodingPolicy(ActorPolicy):
         lr_schedule: Schedule,
         use_sde: bool = False,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
-        optimizer_kwargs: dict[str, Any] | None = None,
+        optimizer_kwargs: Kwargs | None = None,
         static_keys: Sequence[str] = (),
         pointers: int = 0,
         per_item: int = 0,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         fits = isinstance(observation_space, InstanceSpace)
         if isinstance(observation_space, spaces.Dict) and static_keys:
@@ -105,7 +108,7 @@ class EncodingPolicy(ActorPolicy):
             optimizer_class=optimizer_class,
             optimizer_kwargs=optimizer_kwargs,
         )
-        self.last_code = LastCode()
+        self.last_code: LastCode[CodeT] = LastCode()
 
     def _build_action_head(self, latent_dim: int) -> None:
         self.n_actions = int(self.action_space.n)  # type: ignore[attr-defined]
@@ -122,7 +125,7 @@ class EncodingPolicy(ActorPolicy):
         """
 
     @abstractmethod
-    def encode(self, instance: TensorOrDict) -> Any:
+    def encode(self, instance: TensorOrDict) -> CodeT:
         """Encode instances.
 
         :param instance: ``[b, ...]`` float32, or a dict of such: the visible parts of the env's instances
@@ -130,7 +133,7 @@ class EncodingPolicy(ActorPolicy):
         """
 
     @abstractmethod
-    def scores(self, code: Any, state: th.Tensor) -> th.Tensor:
+    def scores(self, code: CodeT, state: th.Tensor) -> th.Tensor:
         """Score the actions in states of encoded instances.
 
         :param code: of :meth:`encode`, ``[b, ...]``
@@ -187,7 +190,7 @@ class EncodingPolicy(ActorPolicy):
             instances=instances,
         )
 
-    def _code_and_state(self, obs: PyTorchObs) -> tuple[Any, th.Tensor]:
+    def _code_and_state(self, obs: PyTorchObs) -> tuple[CodeT, th.Tensor]:
         code = beside(obs, CODE)
         instance = beside(obs, INSTANCE)
         rows = self.rows_of(obs)
@@ -209,7 +212,7 @@ class EncodingPolicy(ActorPolicy):
             )
         return self._masked(out.flatten(0, 1), obs), None
 
-    def _code_of_rows(self, rows: th.Tensor) -> tuple[Any, th.Tensor]:
+    def _code_of_rows(self, rows: th.Tensor) -> tuple[CodeT, th.Tensor]:
         """Code and states of whole observations, as ``predict`` gets them, each with an instance of its own."""
         space = self.instance_space
         last = self.last_code
@@ -218,13 +221,13 @@ class EncodingPolicy(ActorPolicy):
         if th.is_grad_enabled() or th.compiler.is_compiling():
             return self.encode(instance), state
         weights = versions(self.parameters())
-        if last.weights != weights or last.instance is None or not th.equal(last.instance, given):
+        if last.weights != weights or last.code is None or last.instance is None or not th.equal(last.instance, given):
             last.instance = given.clone()
             last.weights = weights
             last.code = self.encode(instance)
         return last.code, state
 
-    def state_features(self, code: Any, state: th.Tensor) -> th.Tensor:
+    def state_features(self, code: CodeT, state: th.Tensor) -> th.Tensor:
         """Features of states for ``advantage="state"``; a policy that has them sets ``features_dim`` in :meth:`build`.
 
         :param code: of :meth:`encode`, ``[b, ...]``
@@ -236,7 +239,7 @@ class EncodingPolicy(ActorPolicy):
     def features(self, obs: PyTorchObs) -> th.Tensor:
         return self.state_features(*self._code_and_state(obs)).flatten(0, 1)
 
-    def _get_constructor_parameters(self) -> dict[str, Any]:
+    def _get_constructor_parameters(self) -> Kwargs:
         return {
             "observation_space": self.observation_space,
             "action_space": self.action_space,
@@ -276,7 +279,7 @@ class Block(nn.Module):
         return out
 
 
-class SetPolicy(EncodingPolicy):
+class SetPolicy(EncodingPolicy[tuple[th.Tensor, ...]]):
     """Transformer encoder of a set of items, and a pointer decoder with a glimpse, for actions that choose an item.
 
     Kool et al., 2019 (https://arxiv.org/abs/1803.08475), with pre-normalisation. Every part of the instance with one row per
@@ -360,7 +363,7 @@ class SetPolicy(EncodingPolicy):
     def _heads(self, x: th.Tensor) -> th.Tensor:
         return x.view(*x.shape[:2], self.n_heads, -1).transpose(1, 2)
 
-    def state_features(self, code: Any, state: th.Tensor) -> th.Tensor:
+    def state_features(self, code: tuple[th.Tensor, ...], state: th.Tensor) -> th.Tensor:
         """Compute the glimpse: what the attention of a state finds among the items, ``[b, k, width]``."""
         space = self.instance_space
         keys, values, _, whole, *more = code
@@ -397,7 +400,7 @@ class SetPolicy(EncodingPolicy):
         """Entries of the state that describe items, ``[b, k, per_item, n]``."""
         return state[..., state.shape[2] - self.instance_space.per_item * n :].view(*state.shape[:2], -1, n)
 
-    def scores(self, code: Any, state: th.Tensor) -> th.Tensor:
+    def scores(self, code: tuple[th.Tensor, ...], state: th.Tensor) -> th.Tensor:
         glimpse = self.state_features(code, state)
         pointer = code[2]
         score = glimpse @ pointer.transpose(1, 2)

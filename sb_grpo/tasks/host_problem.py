@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from inspect import signature
-from typing import Any
+from typing import Generic, TypeAlias, TypeVar
 
 import gymnasium as gym
 import numpy as np
 import torch as th
 from gymnasium.envs.registration import load_env_creator
 
-from sb_grpo.envs.instance_env import HostInstance
+from sb_grpo.envs.instance_env import HostInstance, Item
+from sb_grpo.tasks.scheduling import JobShop
+from sb_grpo.tasks.uncertain import CVRP, Knapsack
+from sb_grpo.types import Info, Kwargs, Obs
+
+#: Argument that makes an env of one instance, such as a path.
+GivenT = TypeVar("GivenT")
+Problem: TypeAlias = JobShop | CVRP | Knapsack
 
 
 class HostProblem(HostInstance):
@@ -24,18 +31,20 @@ class HostProblem(HostInstance):
     :param kwargs: of the tensor env
     """
 
-    def __init__(self, problem: str, **kwargs: Any) -> None:
-        make: Any = load_env_creator(problem)
+    tensor_env: Problem
+
+    def __init__(self, problem: str, **kwargs: object) -> None:
+        make: Callable[..., Problem] = load_env_creator(problem)  # type: ignore[assignment]  # of a tensor env
         super().__init__(make(1, **kwargs))
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[np.ndarray, Info]:
         """Reset to the instance of a seed.
 
         :param seed: of instance and luck
         :param options: ``{"instance": k}`` takes the k-th of the env's ``instances``; the seed then draws its luck alone
         :raises ValueError: for a number without an instance
         """
-        env: Any = self.tensor_env
+        env = self.tensor_env
         super(HostInstance, self).reset(seed=seed)
         chosen = int(self.np_random.integers(2**31)) if seed is None else seed
         number = (options or {}).get("instance")
@@ -47,15 +56,15 @@ class HostProblem(HostInstance):
                 )
             chosen += number - chosen % n
         env.reset_all(th.tensor([chosen]))
-        self._generator: Any = self.np_random
+        self._generator = self.np_random
         return self._observation(), {}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Item) -> tuple[np.ndarray, float, bool, bool, Info]:
         """Take a valid action.
 
         :raises ValueError: for an action outside the mask
         """
-        env: Any = self.tensor_env
+        env = self.tensor_env
         if self.np_random is not self._generator:
             self._generator = self.np_random
             seeds = th.tensor([int(self.np_random.integers(2**31))])
@@ -70,7 +79,7 @@ class HostProblem(HostInstance):
         return found
 
 
-class ByInstance(gym.Env[Any, Any]):
+class ByInstance(gym.Env[Obs, object], Generic[GivenT]):
     """Env of another package whose constructor takes the instance, as one env whose ``reset`` chooses among instances.
 
     For JSSEnv, job-shop-lib, graph-jsp-env and others that do not reset by seed. The members of a group then get the same
@@ -81,17 +90,17 @@ class ByInstance(gym.Env[Any, Any]):
     :raises ValueError: for no instances, or instances of different sizes
     """
 
-    def __init__(self, make: Callable[[Any], gym.Env[Any, Any]], instances: Sequence[Any]) -> None:
+    def __init__(self, make: Callable[[GivenT], gym.Env[Obs, object]], instances: Sequence[GivenT]) -> None:
         if not instances:
             raise ValueError("instances is empty: give at least one.")
         self.make = make
         self.instances = list(instances)
-        self.made: dict[int, gym.Env[Any, Any]] = {}
+        self.made: dict[int, gym.Env[Obs, object]] = {}
         self.current = self._env(0)
         self.observation_space = self.current.observation_space
         self.action_space = self.current.action_space
 
-    def _env(self, number: int) -> gym.Env[Any, Any]:
+    def _env(self, number: int) -> gym.Env[Obs, object]:
         if not 0 <= number < len(self.instances):
             raise ValueError(f"There is no instance {number!r}: there are {len(self.instances)}, numbered from 0.")
         if number not in self.made:
@@ -104,15 +113,15 @@ class ByInstance(gym.Env[Any, Any]):
                 )
         return self.made[number]
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[Obs, Info]:
         super().reset(seed=seed)
         drawn = int(self.np_random.integers(2**31)) if seed is None else seed
         number = (options or {}).get("instance")
         self.current = self._env(drawn % len(self.instances) if number is None else number)
         takes_seed = "seed" in signature(self.current.reset).parameters
-        found: Any = self.current.reset(seed=drawn) if takes_seed else self.current.reset()
+        found: tuple[Obs, Info] | Obs = self.current.reset(seed=drawn) if takes_seed else self.current.reset()
         return found if isinstance(found, tuple) else (found, {})
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[Obs, float, bool, bool, Info]:
         obs, reward, terminated, truncated, info = self.current.step(action)
         return obs, float(reward), bool(terminated), bool(truncated), info

@@ -10,7 +10,7 @@ from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.random import uniform
 
 
-class TSP(InstanceEnv):
+class TSP(InstanceEnv[th.Tensor]):
     """Travelling salesman: visit every city once and return; the return of an episode is minus the length of the tour.
 
     The instance is ``[b, n, 2]`` cities, uniform in the unit square (Kool et al., 2019, arXiv 1803.08475, section 5). An
@@ -73,7 +73,7 @@ class TSP(InstanceEnv):
         length = (there - here).norm(dim=2) + terminated * (home - there).norm(dim=2)
         return th.cat([first, action, visited], dim=2), -length, terminated
 
-    def valid(self, instance: th.Tensor, state: th.Tensor) -> th.Tensor:  # type: ignore[override]
+    def valid(self, instance: th.Tensor, state: th.Tensor) -> th.Tensor:
         return state[..., 2:] == 0
 
     def priority(self, rule: str, instance: th.Tensor, state: th.Tensor) -> th.Tensor:

@@ -58,7 +58,7 @@ class Parts(NamedTuple):
     free: th.Tensor  #: [b, g, n_machines] end of the machine's last operation
 
 
-class JobShop(InstanceEnv):
+class JobShop(InstanceEnv[Instance]):
     """Job shop with uncertain durations; the return is minus the makespan divided by ``unit``.
 
     An action is the job whose next operation begins now; with ``waiting`` the last action waits for the next event. Generated
@@ -74,7 +74,7 @@ class JobShop(InstanceEnv):
     :param waiting: allow to wait for the next event although a job could begin
     :param instances: to choose from by the seed; None: generated ones. Smaller ones are padded
     :param device: torch device
-    :param kwargs: of :class:`~sb_grpo.envs.instance_env.InstanceEnv`
+    :param dtype: floating point type of times
     :raises ValueError: for numbers out of range, or instances with more jobs or operations than ``n_jobs`` and ``n_machines``
         where these are given too
     """
@@ -96,7 +96,7 @@ class JobShop(InstanceEnv):
         waiting: bool = False,
         instances: Sequence[Jobs] | None = None,
         device: th.device | str = "cpu",
-        **kwargs: Any,
+        dtype: th.dtype = th.float32,
     ) -> None:
         for name, value, most in (("cv", cv, 10.0), ("breakdowns", breakdowns, 1.0), ("repair", repair, np.inf)):
             if not 0 <= value <= most or not np.isfinite(value):
@@ -110,9 +110,9 @@ class JobShop(InstanceEnv):
         if instances is None:
             self._generated_size(n_jobs, n_machines)
         else:
-            self._take(instances, n_jobs, n_machines, device, kwargs.get("dtype", th.float32))
+            self._take(instances, n_jobs, n_machines, device, dtype)
         events = self.n_jobs * self.n_ops
-        super().__init__(num_envs, 2 * events + self.n_jobs if waiting else events, device, **kwargs)
+        super().__init__(num_envs, 2 * events + self.n_jobs if waiting else events, device, dtype)
 
     def _generated_size(self, n_jobs: int | None, n_machines: int | None) -> None:
         self.n_jobs = 6 if n_jobs is None else n_jobs
@@ -122,7 +122,7 @@ class JobShop(InstanceEnv):
             raise ValueError(f"n_jobs={n_jobs} and n_machines={n_machines} must be at least 1.")
 
     def _take(
-        self, instances: Sequence[Jobs], n_jobs: int | None, n_machines: int | None, device: Any, dtype: th.dtype
+        self, instances: Sequence[Jobs], n_jobs: int | None, n_machines: int | None, device: th.device | str, dtype: th.dtype
     ) -> None:
         """Pad instances to one size, and put them on the device."""
         if not instances:
@@ -222,7 +222,7 @@ class JobShop(InstanceEnv):
         present = th.where(instance["n_ops"] > 0, instance["release"], th.inf).amin(dim=1).view(-1, 1, 1)
         return th.cat([present, none, release, none, machines], dim=2).expand(-1, len(member), -1)
 
-    def valid(self, instance: Instance, state: th.Tensor) -> th.Tensor:  # type: ignore[override]
+    def valid(self, instance: Instance, state: th.Tensor) -> th.Tensor:
         parts = self.parts(state)
         startable = self._earliest(instance, parts) <= parts.t
         if self.waiting:

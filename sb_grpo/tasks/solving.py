@@ -8,19 +8,48 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.policies import BasePolicy
 
-from sb_grpo.envs.instance_env import InstanceEnv
+from sb_grpo.envs.instance_env import InstanceEnv, InstanceT
 from sb_grpo.tasks.instances import Cities, Items, Jobs
 from sb_grpo.tasks.routing import TSP
-from sb_grpo.tasks.scheduling import RULES, DynamicJobShop, JobShop
+from sb_grpo.tasks.scheduling import RULES, DynamicJobShop, Instance, JobShop
 from sb_grpo.tasks.uncertain import CVRP, Knapsack
+from sb_grpo.types import TensorOrDict
 
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import CpModel, CpSolver, IntervalVar, IntVar, LinearExpr
+
+Given: TypeAlias = Jobs | Cities | Items
+Problem: TypeAlias = JobShop | TSP | CVRP | Knapsack
+InstanceIn = TypeVar("InstanceIn", bound=TensorOrDict, contravariant=True)
 #: Chooses actions ``[b, g]`` of instances, states ``[b, g, s]`` and valid actions ``[b, g, n]``.
-Choose = Callable[[Any, th.Tensor, th.Tensor], th.Tensor]
+Choose: TypeAlias = Callable[[InstanceT, th.Tensor, th.Tensor], th.Tensor]
+
+
+class HasRules(Protocol[InstanceIn]):
+    """A problem with dispatching rules."""
+
+    @property
+    def rules(self) -> Sequence[str]:
+        """Names of the rules."""
+
+    def priority(self, rule: str, instance: InstanceIn, state: th.Tensor) -> th.Tensor:
+        """Compute priorities ``[b, g, n]``; the largest valid one goes first."""
+
+
+class Predicts(Protocol):
+    """A trained model that takes masks: GRPO, sb3-contrib's MaskablePPO, or a policy of one."""
+
+    def predict(
+        self, observation: np.ndarray, *, deterministic: bool, action_masks: np.ndarray
+    ) -> tuple[np.ndarray, object]:
+        """Choose an action for every row."""
 
 
 class Operation(NamedTuple):
@@ -53,7 +82,7 @@ class Played(NamedTuple):
     cost: th.Tensor  #: [b, g]
 
 
-def make_problem(instances: Sequence[Jobs | Cities | Items], **kwargs: Any) -> InstanceEnv:
+def make_problem(instances: Sequence[Given], **kwargs: Any) -> Problem:
     """Make a tensor env with one slot per instance, without luck unless ``kwargs`` ask for it.
 
     :param instances: of one type
@@ -67,22 +96,22 @@ def make_problem(instances: Sequence[Jobs | Cities | Items], **kwargs: Any) -> I
             f"{len(instances)} instances of {len(kinds)} types: give at least one, and only Jobs, Cities or Items."
         )
     n = len(instances)
-    first: Any = instances[0]
-    make: Any
-    if isinstance(first, Jobs):
-        jobs: Any = instances
+    jobs = [given for given in instances if isinstance(given, Jobs)]
+    if jobs:
         flow = any((i.release > 0).any() or (i.weight != 1).any() for i in jobs)
         make = DynamicJobShop if flow else JobShop
-        return make(n, instances=instances, **{"cv": 0.0, **kwargs})  # type: ignore[no-any-return]
-    if isinstance(first, Items):
-        return Knapsack(n, instances=instances, **{"cv": 0.0, **kwargs})  # type: ignore[arg-type]
-    if first.demand is not None:
-        return CVRP(n, instances=instances, **{"spread": 0.0, **kwargs})  # type: ignore[arg-type]
-    sizes = {len(cities.xy) for cities in instances}  # type: ignore[union-attr]
+        return make(n, instances=jobs, **{"cv": 0.0, **kwargs})
+    items = [given for given in instances if isinstance(given, Items)]
+    if items:
+        return Knapsack(n, instances=items, **{"cv": 0.0, **kwargs})
+    places = [given for given in instances if isinstance(given, Cities)]
+    if places[0].demand is not None:
+        return CVRP(n, instances=places, **{"spread": 0.0, **kwargs})
+    sizes = {len(cities.xy) for cities in places}
     if len(sizes) > 1:
         raise ValueError(f"The instances have {sorted(sizes)} cities: solve those of one size together.")
     # The policy is trained in the unit square.
-    scaled = [_in_unit_square(cities.xy) for cities in instances]  # type: ignore[union-attr]
+    scaled = [_in_unit_square(cities.xy) for cities in places]
     return TSP(n, cities=th.as_tensor(np.stack(scaled), dtype=th.float32), **kwargs)
 
 
@@ -92,7 +121,13 @@ def _in_unit_square(xy: np.ndarray) -> np.ndarray:
     return scaled
 
 
-def play(env: InstanceEnv, instance: Any, choose: Choose, members: int = 1, first: th.Tensor | None = None) -> Played:
+def play(
+    env: InstanceEnv[InstanceT],
+    instance: InstanceT,
+    choose: Choose[InstanceT],
+    members: int = 1,
+    first: th.Tensor | None = None,
+) -> Played:
     """Play one episode per instance and member.
 
     :param env: of the instances
@@ -133,7 +168,7 @@ def play(env: InstanceEnv, instance: Any, choose: Choose, members: int = 1, firs
     return Played(th.stack(actions), th.stack(times), steps, cost)
 
 
-def by_rule(env: Any, rule: str) -> Choose:
+def by_rule(env: HasRules[InstanceT], rule: str) -> Choose[InstanceT]:
     """Decisions of a dispatching rule; ties go to the first action.
 
     :param env: with ``rules``
@@ -143,13 +178,13 @@ def by_rule(env: Any, rule: str) -> Choose:
     if rule not in env.rules and not (isinstance(env, JobShop) and rule in RULES):
         raise ValueError(f"There is no rule {rule!r} for {type(env).__name__}: there are {', '.join(env.rules)}.")
 
-    def choose(instance: Any, state: th.Tensor, valid: th.Tensor) -> th.Tensor:
-        return env.priority(rule, instance, state).masked_fill(~valid, -th.inf).argmax(dim=2)  # type: ignore[no-any-return]
+    def choose(instance: InstanceT, state: th.Tensor, valid: th.Tensor) -> th.Tensor:
+        return env.priority(rule, instance, state).masked_fill(~valid, -th.inf).argmax(dim=2)
 
     return choose
 
 
-def by_model(env: InstanceEnv, model: Any, decode: str = "greedy") -> Choose:
+def by_model(env: InstanceEnv[InstanceT], model: Predicts, decode: str = "greedy") -> Choose[InstanceT]:
     """Decisions of a trained model that takes masks: GRPO, MaskablePPO, or a policy.
 
     :param env: of the instances
@@ -159,7 +194,7 @@ def by_model(env: InstanceEnv, model: Any, decode: str = "greedy") -> Choose:
     """
     fitted = _fitted(model, env)
 
-    def choose(instance: Any, state: th.Tensor, valid: th.Tensor) -> th.Tensor:
+    def choose(instance: InstanceT, state: th.Tensor, valid: th.Tensor) -> th.Tensor:
         g = state.shape[1]
         visible = env.visible(instance)
         each = (
@@ -175,9 +210,10 @@ def by_model(env: InstanceEnv, model: Any, decode: str = "greedy") -> Choose:
     return choose
 
 
-def _fitted(model: Any, env: InstanceEnv) -> Any:
+def _fitted(model: Predicts, env: InstanceEnv[InstanceT]) -> Predicts:
     """Model for the env's spaces: itself, or its policy made anew for another number of items, if the weights fit."""
-    policy = getattr(model, "policy", model)
+    policy: object = getattr(model, "policy", model)
+    assert isinstance(policy, BasePolicy)
     if policy.action_space == env.action_space and policy.observation_space.shape == env.observation_space.shape:
         return model
     try:
@@ -197,12 +233,12 @@ def _fitted(model: Any, env: InstanceEnv) -> Any:
             f"have {env.action_space} and {env.observation_space.shape}, and its weights do not fit them ({error}). Pad the "
             "env to the policy's size (n_jobs=...), or train an ItemPolicy or SetPolicy, which fit any size."
         ) from error
-    return other
+    return other  # type: ignore[return-value]  # takes masks as the model does
 
 
 def solve(
-    model: Any,
-    instances: Sequence[Jobs | Cities | Items],
+    model: Predicts | str,
+    instances: Sequence[Given],
     decode: str = "greedy",
     samples: int = 64,
     starts: str | None = None,
@@ -229,7 +265,7 @@ def solve(
     begun = time.perf_counter()
     if starts == "all" and _is_tour(instances):
         kwargs = {"multi_start": True, **kwargs}
-    env: Any = make_problem(instances, **kwargs)
+    env: Any = make_problem(instances, **kwargs)  # mypy cannot tell which instances belong to which of the problems
     if getattr(env, "uncertain", False) and (decode == "sample" or starts == "all"):
         raise ValueError(
             f"decode={decode!r} and starts={starts!r} take the best of several attempts, which needs luck that nobody knows "
@@ -247,12 +283,17 @@ def solve(
     return _solutions(env, instance, instances, played, time.perf_counter() - begun)
 
 
-def _is_tour(instances: Sequence[Any]) -> bool:
+def _is_tour(instances: Sequence[Given]) -> bool:
     return all(isinstance(cities, Cities) and cities.demand is None for cities in instances)
 
 
 def _solutions(
-    env: Any, instance: Any, instances: Sequence[Any], played: Played, seconds: float, optimal: Sequence[bool] | None = None
+    env: Problem,
+    instance: TensorOrDict,
+    instances: Sequence[Given],
+    played: Played,
+    seconds: float,
+    optimal: Sequence[bool] | None = None,
 ) -> list[Solution]:
     best = played.cost.argmin(dim=1)
     found = []
@@ -265,11 +306,10 @@ def _solutions(
             if given.demand is None:
                 actions = [member % len(given.xy) if env.unequal_starts else 0, *actions]
             cost = length(given, actions)
-        schedule = (
-            _schedule(env, instance, given, i, actions, played.times[:n, i, member].tolist())
-            if isinstance(given, Jobs)
-            else []
-        )
+        schedule = []
+        if isinstance(given, Jobs):
+            assert isinstance(instance, dict)
+            schedule = _schedule(given, instance["duration"][i].tolist(), actions, played.times[:n, i, member].tolist())
         found.append(Solution(given.name, cost, actions, seconds / len(instances), schedule, bool(optimal and optimal[i])))
     return found
 
@@ -285,9 +325,8 @@ def length(cities: Cities, tour: Sequence[int]) -> float:
     return float(sum(between[a, b] for a, b in itertools.pairwise(places)))
 
 
-def _schedule(env: JobShop, instance: Any, jobs: Jobs, row: int, actions: list[int], times: list[float]) -> list[Operation]:
+def _schedule(jobs: Jobs, duration: list[list[float]], actions: list[int], times: list[float]) -> list[Operation]:
     begun = [0] * len(jobs.n_ops)
-    duration = instance["duration"][row].tolist()
     rows = []
     for job, start in zip(actions, times, strict=True):
         if job < len(begun):
@@ -301,7 +340,7 @@ def _schedule(env: JobShop, instance: Any, jobs: Jobs, row: int, actions: list[i
 # ------------------------------------------------------------ CP-SAT
 
 
-def _cp_model() -> Any:
+def _cp_model() -> ModuleType:
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
@@ -309,7 +348,7 @@ def _cp_model() -> Any:
     return cp_model
 
 
-def _run(cp_model: Any, program: Any, seconds: float) -> tuple[Any, bool]:
+def _run(cp_model: ModuleType, program: CpModel, seconds: float) -> tuple[CpSolver, bool]:
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = seconds
     solver.parameters.num_workers = 1
@@ -341,11 +380,11 @@ def plan_shop(work: Work, seconds: float) -> tuple[list[list[int]], bool]:
     cp_model = _cp_model()
     program = cp_model.CpModel()
     horizon = max([*work.ready, *work.free]) + sum(d for job in work.operations for _, d in job)
-    on: dict[int, list[Any]] = {}
-    begins: list[list[Any]] = []
+    on: dict[int, list[IntervalVar]] = {}
+    begins: list[list[IntVar]] = []
     ends = []
     for job, ready in zip(work.operations, work.ready, strict=True):
-        end: Any = ready
+        end: LinearExpr | int = ready
         begins.append([])
         for machine, duration in job:
             begin = program.NewIntVar(max(ready, work.free[machine]), horizon, "")
@@ -399,7 +438,7 @@ class Planner:
         self.made_at: dict[int, float] = {}
         self.optimal: dict[int, bool] = {}
 
-    def __call__(self, instance: Any, state: th.Tensor, valid: th.Tensor) -> th.Tensor:
+    def __call__(self, instance: Instance, state: th.Tensor, valid: th.Tensor) -> th.Tensor:
         parts = self.env.parts(state)
         actions = [
             self._act(row, instance, state[row : row + 1], parts.t[row, 0, 0].item(), valid[row, 0].numpy())
@@ -407,7 +446,7 @@ class Planner:
         ]
         return th.tensor(actions).unsqueeze(1)
 
-    def _act(self, row: int, instance: Any, state: th.Tensor, t: float, valid: np.ndarray) -> int:
+    def _act(self, row: int, instance: Instance, state: th.Tensor, t: float, valid: np.ndarray) -> int:
         n = self.env.n_jobs
         if not valid[:n].any() and not valid[n]:
             return 0
@@ -430,7 +469,7 @@ class Planner:
             seen.add(machine)
         return n if valid[n] else int(np.flatnonzero(valid)[0])
 
-    def _plan(self, row: int, instance: Any, state: th.Tensor) -> list[tuple[float, int, int]]:
+    def _plan(self, row: int, instance: Instance, state: th.Tensor) -> list[tuple[float, int, int]]:
         env = self.env
         parts = env.parts(state)
         look = env.look(instance, state)
@@ -467,7 +506,7 @@ class Planner:
 
 
 def cp_sat(
-    instances: Sequence[Jobs | Cities | Items], seconds: float = 10.0, resolve: bool = False, seed: int = 0, **kwargs: Any
+    instances: Sequence[Given], seconds: float = 10.0, resolve: bool = False, seed: int = 0, **kwargs: Any
 ) -> list[Solution]:
     """Solve instances with CP-SAT of OR-Tools (``pip install 'sb_grpo[solve]'``): exactly, if it has the time.
 
@@ -484,7 +523,7 @@ def cp_sat(
     :raises ImportError: without OR-Tools
     """
     begun = time.perf_counter()
-    env: Any = make_problem(instances, **{**kwargs, **({"waiting": True} if isinstance(instances[0], Jobs) else {})})
+    env = make_problem(instances, **{**kwargs, **({"waiting": True} if isinstance(instances[0], Jobs) else {})})
     if isinstance(env, JobShop):
         instance = env.instance(seed * len(instances) + th.arange(len(instances)))
         planner = Planner(env, resolve, seconds)
@@ -493,20 +532,26 @@ def cp_sat(
         return _solutions(env, instance, instances, played, time.perf_counter() - begun, proven)
     if getattr(env, "uncertain", False):
         raise ValueError("CP-SAT here plans demands and sizes that are known: leave spread and cv at 0.")
-    exact: Any = _exact_packing if isinstance(env, Knapsack) else _exact_routes if isinstance(env, CVRP) else _exact_tour
     found = []
     for given in instances:
         begun = time.perf_counter()
-        actions, cost, optimal = exact(given, seconds)
+        actions, cost, optimal = _exact(given, seconds)
         found.append(Solution(given.name, cost, actions, time.perf_counter() - begun, [], optimal))
     return found
 
 
-def _arcs(program: Any, cities: Cities, precision: float) -> tuple[list[Any], Any]:
+def _exact(given: Given, seconds: float) -> tuple[list[int], float, bool]:
+    assert not isinstance(given, Jobs)
+    if isinstance(given, Items):
+        return _exact_packing(given, seconds)
+    return _exact_tour(given, seconds) if given.demand is None else _exact_routes(given, seconds)
+
+
+def _arcs(program: CpModel, cities: Cities, precision: float) -> tuple[list[tuple[int, int, IntVar]], LinearExpr | int]:
     n = len(cities.xy)
     whole = np.rint(cities.distances() * precision).astype(int)
     arcs = [(i, j, program.NewBoolVar("")) for i in range(n) for j in range(n) if i != j]
-    return arcs, sum(int(whole[i, j]) * used for i, j, used in arcs)
+    return arcs, sum(int(whole[i, j]) * used for i, j, used in arcs)  # type: ignore[misc]  # mypy knows sums of one type
 
 
 def _precision(cities: Cities) -> float:

@@ -17,7 +17,7 @@ from sb_grpo.tasks.scheduling import lognormal
 TINY = 1e-5
 
 
-class CVRP(InstanceEnv):
+class CVRP(InstanceEnv[dict[str, th.Tensor]]):
     """Capacitated vehicle routing with demands that show on arrival; the return is minus the distance.
 
     One vehicle serves its customers from a depot, action 0. A customer demands an unknown amount around the expected one; if
@@ -95,7 +95,7 @@ class CVRP(InstanceEnv):
         u = uniform(mix_tensor(seeds, 1), self.n + 1, self.dtype)
         return {**instance, "demand": instance["expected"] * (1.0 + self.spread * (2.0 * u - 1.0))}
 
-    def visible(self, instance: dict[str, th.Tensor]) -> dict[str, th.Tensor]:  # type: ignore[override]
+    def visible(self, instance: dict[str, th.Tensor]) -> dict[str, th.Tensor]:
         return {"places": instance["places"] / self.unit, "expected": instance["expected"]}
 
     def initial_state(self, instance: dict[str, th.Tensor], member: th.Tensor) -> th.Tensor:  # type: ignore[override]
@@ -108,7 +108,7 @@ class CVRP(InstanceEnv):
         parts: Sequence[th.Tensor] = th.split(state, [1, 1, 1, self.n + 1, self.n + 1], dim=2)
         return parts
 
-    def valid(self, instance: dict[str, th.Tensor], state: th.Tensor) -> th.Tensor:  # type: ignore[override]
+    def valid(self, instance: dict[str, th.Tensor], state: th.Tensor) -> th.Tensor:
         here, load, _, left, _ = self._parts(state)
         customers = (left > TINY) & (load > TINY)
         if self.spread == 0:
@@ -165,7 +165,7 @@ class CVRP(InstanceEnv):
         return self.features(instance, state).transpose(2, 3).flatten(2)
 
 
-class Knapsack(InstanceEnv):
+class Knapsack(InstanceEnv[dict[str, th.Tensor]]):
     """Stochastic knapsack: the size of an item shows when it is packed; the return is the value of the packed items.
 
     An item that does not fit ends the episode and has no value (Dean, Goemans and Vondrak, 2008). ``cv=0``: known sizes, and
@@ -246,7 +246,7 @@ class Knapsack(InstanceEnv):
         left = tried == 0
         return left if self.cv else left & (instance["expected"].unsqueeze(1) <= room + TINY)
 
-    def valid(self, instance: dict[str, th.Tensor], state: th.Tensor) -> th.Tensor:  # type: ignore[override]
+    def valid(self, instance: dict[str, th.Tensor], state: th.Tensor) -> th.Tensor:
         found = self._open(instance, state[..., :1], state[..., 3:])
         first = th.arange(self.n, device=state.device) == 0
         return found | (~found.any(dim=2, keepdim=True) & first)

@@ -1,8 +1,9 @@
 """Tours by ``"SetPolicy"`` against the optimum: greedy, all starts, best of 64.
 
-usage: python -m scripts.studies.routing [--cities 20] [--minutes 4] [--seed 0] [--lr 1e-3] [--batch-groups 16] [--report]
+usage: python -m scripts.studies.routing [--cities 20] [--minutes 10] [--seed 0] [--lr 1e-3] [--batch-groups 8] [--report]
 
-The training ends after so many processor minutes, and the learning rate falls to 5 % of its first value until then. The
+The training ends after so many processor minutes, and the learning rate falls to 5 % of its first value until then. It is
+saved once per processor minute, and a run that was stopped goes on from there, with other instances. The
 optimum of each of the 100 instances is proven by CP-SAT, and kept. Runs on disk are kept:
 ``docs/studies/data/scheduling/TSP-20.jsonl``, one line per setting and decoding. The table goes into ``docs/scheduling.md``.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -33,6 +35,8 @@ DECODINGS: dict[str, tuple[int, bool, str]] = {
     "best of 64": (64, False, "sample"),
 }
 N_GROUPS = 32
+#: Layers of the encoder: it runs once per instance, the decoder once per step of every tour.
+N_LAYERS = 2
 KEY = ("method", "seed", "minutes", "lr", "batch_groups")
 
 
@@ -41,13 +45,16 @@ class Clock(BaseCallback):
 
     :param minutes: processor minutes
     :param lr: first learning rate
+    :param file: of the weights and the optimiser, written once per processor minute
     """
 
-    def __init__(self, minutes: float, lr: float) -> None:
+    def __init__(self, minutes: float, lr: float, file: Path) -> None:
         super().__init__()
         self.limit = 60 * minutes
         self.lr = lr
+        self.file = file
         self.begun = time.process_time()
+        self.saved = self.begun
 
     @property
     def share(self) -> float:
@@ -60,6 +67,23 @@ class Clock(BaseCallback):
 
     def _on_step(self) -> bool:
         return self.share < 1.0
+
+    def _on_rollout_start(self) -> None:
+        if time.process_time() > self.saved + 60:
+            self.saved = time.process_time()
+            policy = self.model.policy
+            weights = [policy.state_dict(), policy.optimizer.state_dict()]
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            th.save([self.saved - self.begun, self.model.num_timesteps, *weights], self.file)
+
+    def go_on(self, model: GRPO) -> None:
+        """Take up a training that was stopped."""
+        if self.file.exists():
+            passed, model.num_timesteps, weights, optimizer = th.load(self.file)
+            self.begun -= passed
+            model.set_random_seed(model.seed + model.num_timesteps)
+            model.policy.load_state_dict(weights)
+            model.policy.optimizer.load_state_dict(optimizer)
 
 
 def lengths(model: GRPO, n: int, decoding: str) -> np.ndarray:
@@ -92,12 +116,14 @@ def optimum(n: int) -> np.ndarray:
 
 def run(n: int, minutes: float, seed: int, lr: float, batch_groups: int) -> None:
     """Train, and keep the lengths."""
-    clock = Clock(minutes, lr)
+    clock = Clock(minutes, lr, Path("logs") / f"TSP-{n}-{minutes:g}-{seed}-{lr:g}-{batch_groups}.pt")
     model = GRPO(
         "SetPolicy", TSP(N_GROUPS * n, n, multi_start=True), group_size=n, n_groups=N_GROUPS, advantage="outcome",
-        gamma=1.0, learning_rate=clock.rate, n_epochs=2, batch_size=batch_groups * n * (n - 1), seed=seed, device="cpu",
+        gamma=1.0, learning_rate=clock.rate, n_epochs=1, batch_size=batch_groups * n * (n - 1), normalize_advantage="batch",
+        seed=seed, device="cpu", policy_kwargs={"n_layers": N_LAYERS},
     )  # fmt: skip
-    model.learn(10**9, callback=clock)
+    clock.go_on(model)
+    model.learn(10**9, callback=clock, reset_num_timesteps=False)
     setting = {"seed": seed, "minutes": minutes, "lr": lr, "batch_groups": batch_groups}
     done = {"env_steps": model.num_timesteps, "cpu": round(60 * minutes * clock.share, 1)}
     for decoding in DECODINGS:
@@ -124,10 +150,10 @@ def table(n: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cities", type=int, default=20)
-    parser.add_argument("--minutes", type=float, default=4.0)
+    parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--batch-groups", type=int, default=16)
+    parser.add_argument("--batch-groups", type=int, default=8)
     parser.add_argument("--report", action="store_true", help="write the table of the runs on disk alone")
     args = parser.parse_args()
     th.set_num_threads(1)
