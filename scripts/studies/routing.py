@@ -1,6 +1,6 @@
 """Tours by ``"SetPolicy"`` against the optimum: greedy, all starts, best of 64.
 
-usage: python -m scripts.studies.routing [--cities 20] [--minutes 10] [--seed 0] [--lr 1e-3] [--batch-groups 8] [--report]
+usage: python -m scripts.studies.routing [--cities 20] [--minutes 10] [--seed 0] [--lr 1e-3] [--batch-groups 4] [--report]
 
 The training ends after so many processor minutes, and the learning rate falls to 5 % of its first value until then. It is
 saved once per processor minute, and a run that was stopped goes on from there, with other instances. The
@@ -34,9 +34,9 @@ DECODINGS: dict[str, tuple[int, bool, str]] = {
     "all starts": (0, True, "greedy"),
     "best of 64": (64, False, "sample"),
 }
-N_GROUPS = 32
+N_GROUPS = 16
 #: Layers of the encoder: it runs once per instance, the decoder once per step of every tour.
-N_LAYERS = 2
+N_LAYERS = 3
 KEY = ("method", "seed", "minutes", "lr", "batch_groups")
 
 
@@ -153,7 +153,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--batch-groups", type=int, default=8)
+    parser.add_argument("--batch-groups", type=int, default=4)
     parser.add_argument("--report", action="store_true", help="write the table of the runs on disk alone")
     args = parser.parse_args()
     th.set_num_threads(1)
