@@ -81,6 +81,7 @@ class Clock(BaseCallback):
         if self.file.exists():
             passed, model.num_timesteps, weights, optimizer = th.load(self.file)
             self.begun -= passed
+            assert model.seed is not None
             model.set_random_seed(model.seed + model.num_timesteps)
             model.policy.load_state_dict(weights)
             model.policy.optimizer.load_state_dict(optimizer)
