@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch as th
 
@@ -13,6 +13,9 @@ from sb_grpo.config import Rewards
 from sb_grpo.maths.estimators import shape_rewards
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Minibatch, Rollout
+
+if TYPE_CHECKING:
+    from sb_grpo.baselines.estimators import Estimator
 
 
 class TrainingBatch(NamedTuple):
@@ -60,7 +63,7 @@ def check_rewards(rollout: Rollout) -> None:
 
 
 def estimate_advantages(
-    estimator: Any,
+    estimator: Estimator,
     rollout: Rollout,
     policy: ActorPolicy | None,
     options: AdvantageOptions,

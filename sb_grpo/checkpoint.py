@@ -11,13 +11,14 @@ import io
 import pickle
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger, configure
+from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
@@ -42,7 +43,10 @@ from sb_grpo.state import (
     state_of,
     unpack,
 )
-from sb_grpo.types import Kwargs, SavedState, Settings, State
+from sb_grpo.types import File, Kwargs, SavedState, Settings, State
+
+if TYPE_CHECKING:
+    from sb_grpo.on_policy import GroupOnPolicyAlgorithm, SelfGroupOnPolicy
 
 #: Entries of the zip: the state, and a checksum of it. A value that was changed would be another error much later.
 RUN = "run.pt"
@@ -58,7 +62,7 @@ LEARNERS = ("estimator", "grouper", "group_weighting", "bonus")
 # ---------------------------------------------------------------- save
 
 
-def save_run(model: Any, path: Any) -> None:
+def save_run(model: GroupOnPolicyAlgorithm, path: File) -> None:
     """Write the file of a run, or, in mid-rollout, note that it is due when the rollout has been learnt from.
 
     :raises ValueError: before the first rollout, with several learners, and for state that has no plain form
@@ -73,13 +77,13 @@ def save_run(model: Any, path: Any) -> None:
         _write_run(model, path)
 
 
-def write_due_runs(model: Any) -> None:
+def write_due_runs(model: GroupOnPolicyAlgorithm) -> None:
     """Write the files that have waited for the end of a rollout, which has been learnt from."""
     for path in _leave_rollout(model):
         _write_run(model, path)
 
 
-def give_up_due_runs(model: Any) -> None:
+def give_up_due_runs(model: GroupOnPolicyAlgorithm) -> None:
     """Warn of each file that is not written, as something has broken off before the rollout was learnt from."""
     for path in _leave_rollout(model):
         warnings.warn(
@@ -90,14 +94,14 @@ def give_up_due_runs(model: Any) -> None:
         )
 
 
-def _leave_rollout(model: Any) -> list[Any]:
-    due: list[Any] = model._runs_due
+def _leave_rollout(model: GroupOnPolicyAlgorithm) -> list[File]:
+    due: list[File] = model._runs_due
     model._in_rollout = False
     model._runs_due = []
     return due
 
 
-def _write_run(model: Any, path: Any) -> None:
+def _write_run(model: GroupOnPolicyAlgorithm, path: File) -> None:
     content = run_to_bytes(run_state(model))
     zipped = io.BytesIO()
     model.save(zipped)
@@ -120,7 +124,7 @@ def run_state(model: Any) -> State:
     }
 
 
-def loop_state(model: Any) -> State:
+def loop_state(model: GroupOnPolicyAlgorithm) -> State:
     """Gather the state that the loop of ``learn`` takes up when all else is in its place."""
     folder = None if model.tensorboard_log is None else model.logger.dir
     return {
@@ -145,8 +149,14 @@ def simulator_of(env: VecEnv) -> State | None:
 
 
 def load_run(
-    cls: Any, path: Any, env: Any, device: Any, custom_objects: Kwargs | None, trusted: bool, kwargs: Kwargs
-) -> Any:
+    cls: type[SelfGroupOnPolicy],
+    path: File,
+    env: GymEnv,
+    device: th.device | str,
+    custom_objects: Kwargs | None,
+    trusted: bool,
+    kwargs: Kwargs,
+) -> SelfGroupOnPolicy:
     """Load the model of a run and put the run's state into it.
 
     :param cls: class of the model
@@ -199,7 +209,7 @@ def put_run_state(model: Any, state: State) -> None:
     model._to_resume = state
 
 
-def _put_statistics(model: Any, normalized: State | None) -> None:
+def _put_statistics(model: GroupOnPolicyAlgorithm, normalized: State | None) -> None:
     if model._vec_normalize_env is not None and normalized is not None:
         put_running_state(model._vec_normalize_env, normalized)
 
@@ -207,7 +217,7 @@ def _put_statistics(model: Any, normalized: State | None) -> None:
 # ---------------------------------------------------------------- go on
 
 
-def steps_to_go(model: Any) -> int:
+def steps_to_go(model: GroupOnPolicyAlgorithm) -> int:
     """Return the env steps that a loaded run lacks.
 
     :raises ValueError: without a run that has been loaded
@@ -224,7 +234,7 @@ def reopen_logger(model: Any) -> None:
         model.set_logger(configure(folder, ["stdout", "tensorboard"] if model.verbose else ["tensorboard"]))
 
 
-def enter_loop(model: Any, callback: BaseCallback) -> None:
+def enter_loop(model: GroupOnPolicyAlgorithm, callback: BaseCallback) -> None:
     """Begin a loop, with all that the loop of a loaded run knew. Random numbers come last, as setting up draws some."""
     state = model._to_resume
     model._iteration = 0
@@ -281,7 +291,7 @@ def facts_of(env: VecEnv, observation_space: spaces.Space, action_space: spaces.
     return Facts(name, is_tensor_env, env.num_envs, str(observation_space), str(action_space), normalized, device.type)
 
 
-def check_facts(path: Any, run: Settings, env: VecEnv) -> None:
+def check_facts(path: File, run: Settings, env: VecEnv) -> None:
     """Check that an env is like a run's env.
 
     :param path: of the run, for the message
@@ -321,7 +331,7 @@ def run_entries(content: bytes) -> dict[str, bytes]:
     return {RUN: content, CHECKSUM: hashlib.sha256(content).hexdigest().encode()}
 
 
-def read_run(path: Any, device: Any = "auto") -> State:
+def read_run(path: File, device: th.device | str = "auto") -> State:
     """The state of a run.
 
     :param path: of the zip, or a file that is open for reading

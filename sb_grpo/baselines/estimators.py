@@ -21,7 +21,7 @@ from sb_grpo.config import StateSettings, check_fields, check_keys, is_function,
 from sb_grpo.maths.estimators import anchor, outcome, process, step
 from sb_grpo.maths.per_step import numbers_of
 from sb_grpo.policies.beside import env_part
-from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout, TensorOrDict
+from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout, Settings, TensorOrDict
 
 #: Share of recurring states below which ``"anchor"`` warns that it is little more than ``"outcome"``.
 FEW_RECUR = 0.1
@@ -174,7 +174,7 @@ class OfFunction:
     """User function of (:class:`Rollout`, :class:`AdvantageOptions`) and keyword arguments."""
 
     function: Callable[..., th.Tensor]
-    kwargs: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    kwargs: Settings = field(default_factory=lambda: NOTHING)
 
     uses_values: ClassVar[bool] = False
     whole_episodes: ClassVar[bool] = True
