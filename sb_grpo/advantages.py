@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch as th
 
@@ -12,10 +12,7 @@ from sb_grpo.collect.plan import LARGEST_REWARD, too_large
 from sb_grpo.config import Rewards
 from sb_grpo.maths.estimators import shape_rewards
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Minibatch, Rollout
-
-if TYPE_CHECKING:
-    from sb_grpo.baselines.estimators import Estimator
+from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Estimator, Minibatch, Rollout
 
 
 class TrainingBatch(NamedTuple):

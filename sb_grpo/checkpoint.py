@@ -11,11 +11,12 @@ import io
 import pickle
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger, configure
 from stable_baselines3.common.type_aliases import GymEnv
@@ -45,9 +46,6 @@ from sb_grpo.state import (
 )
 from sb_grpo.types import File, Kwargs, SavedState, Settings, State
 
-if TYPE_CHECKING:
-    from sb_grpo.on_policy import GroupOnPolicyAlgorithm, SelfGroupOnPolicy
-
 #: Entries of the zip: the state, and a checksum of it. A value that was changed would be another error much later.
 RUN = "run.pt"
 CHECKSUM = "run.sha256"
@@ -62,7 +60,7 @@ LEARNERS = ("estimator", "grouper", "group_weighting", "bonus")
 # ---------------------------------------------------------------- save
 
 
-def save_run(model: GroupOnPolicyAlgorithm, path: File) -> None:
+def save_run(model: Any, path: File) -> None:
     """Write the file of a run, or, in mid-rollout, note that it is due when the rollout has been learnt from.
 
     :raises ValueError: before the first rollout, with several learners, and for state that has no plain form
@@ -77,13 +75,13 @@ def save_run(model: GroupOnPolicyAlgorithm, path: File) -> None:
         _write_run(model, path)
 
 
-def write_due_runs(model: GroupOnPolicyAlgorithm) -> None:
+def write_due_runs(model: Any) -> None:
     """Write the files that have waited for the end of a rollout, which has been learnt from."""
     for path in _leave_rollout(model):
         _write_run(model, path)
 
 
-def give_up_due_runs(model: GroupOnPolicyAlgorithm) -> None:
+def give_up_due_runs(model: Any) -> None:
     """Warn of each file that is not written, as something has broken off before the rollout was learnt from."""
     for path in _leave_rollout(model):
         warnings.warn(
@@ -94,14 +92,14 @@ def give_up_due_runs(model: GroupOnPolicyAlgorithm) -> None:
         )
 
 
-def _leave_rollout(model: GroupOnPolicyAlgorithm) -> list[File]:
+def _leave_rollout(model: Any) -> list[File]:
     due: list[File] = model._runs_due
     model._in_rollout = False
     model._runs_due = []
     return due
 
 
-def _write_run(model: GroupOnPolicyAlgorithm, path: File) -> None:
+def _write_run(model: Any, path: File) -> None:
     content = run_to_bytes(run_state(model))
     zipped = io.BytesIO()
     model.save(zipped)
@@ -124,7 +122,7 @@ def run_state(model: Any) -> State:
     }
 
 
-def loop_state(model: GroupOnPolicyAlgorithm) -> State:
+def loop_state(model: Any) -> State:
     """Gather the state that the loop of ``learn`` takes up when all else is in its place."""
     folder = None if model.tensorboard_log is None else model.logger.dir
     return {
@@ -149,14 +147,8 @@ def simulator_of(env: VecEnv) -> State | None:
 
 
 def load_run(
-    cls: type[SelfGroupOnPolicy],
-    path: File,
-    env: GymEnv,
-    device: th.device | str,
-    custom_objects: Kwargs | None,
-    trusted: bool,
-    kwargs: Kwargs,
-) -> SelfGroupOnPolicy:
+    cls: Any, path: File, env: GymEnv, device: th.device | str, custom_objects: Kwargs | None, trusted: bool, kwargs: Kwargs
+) -> Any:
     """Load the model of a run and put the run's state into it.
 
     :param cls: class of the model
@@ -209,7 +201,7 @@ def put_run_state(model: Any, state: State) -> None:
     model._to_resume = state
 
 
-def _put_statistics(model: GroupOnPolicyAlgorithm, normalized: State | None) -> None:
+def _put_statistics(model: BaseAlgorithm, normalized: State | None) -> None:
     if model._vec_normalize_env is not None and normalized is not None:
         put_running_state(model._vec_normalize_env, normalized)
 
@@ -217,7 +209,7 @@ def _put_statistics(model: GroupOnPolicyAlgorithm, normalized: State | None) -> 
 # ---------------------------------------------------------------- go on
 
 
-def steps_to_go(model: GroupOnPolicyAlgorithm) -> int:
+def steps_to_go(model: Any) -> int:
     """Return the env steps that a loaded run lacks.
 
     :raises ValueError: without a run that has been loaded
@@ -234,7 +226,7 @@ def reopen_logger(model: Any) -> None:
         model.set_logger(configure(folder, ["stdout", "tensorboard"] if model.verbose else ["tensorboard"]))
 
 
-def enter_loop(model: GroupOnPolicyAlgorithm, callback: BaseCallback) -> None:
+def enter_loop(model: Any, callback: BaseCallback) -> None:
     """Begin a loop, with all that the loop of a loaded run knew. Random numbers come last, as setting up draws some."""
     state = model._to_resume
     model._iteration = 0

@@ -151,7 +151,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     # Set by GRPO's constructor:
     batch_size: int
     n_epochs: int
-    clip_range: Any
+    clip_range: float | Schedule
     target_kl: float | None
     kl_coef: float
     normalize_advantage: str
@@ -1226,7 +1226,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         state = {**vars(self), "_callback_in_use": None, "_own_loop": None}
         return {**state, "_in_rollout": False, "_runs_due": [], "_last_obs": None} if self._in_rollout else state
 
-    def save(self, path: File, *args: Any, **kwargs: Any) -> None:
+    def save(self, path: File, *args: object, **kwargs: object) -> None:
         """Save the model as SB3's, whole or not at all, with VecNormalize's statistics in the zip.
 
         Of several learners rank 0 writes. A model that is saved in mid-rollout goes on with groups that it has not used.

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch as th
@@ -32,9 +32,6 @@ from sb_grpo.maths import schedules  # noqa: F401  # their plain form: models of
 from sb_grpo.plain import NotPlain, from_plain, to_plain
 from sb_grpo.types import File, Kwargs, Settings, State
 from sb_grpo.validation import check_names, check_places
-
-if TYPE_CHECKING:
-    from sb_grpo.on_policy import GroupOnPolicyAlgorithm
 
 #: Attributes that are built anew after loading.
 NOT_SAVED = (
@@ -95,7 +92,7 @@ def save_model(model: Any, save: Callable[..., None], path: File, *args: object,
         model.rollout_buffer_class = own
 
 
-def export_model(model: GroupOnPolicyAlgorithm, path: str | Path) -> Path:
+def export_model(model: Any, path: str | Path) -> Path:
     """Write the policy of a model with all that stands before and after it as one file."""
     normalized = model.get_vec_normalize_env()
     if normalized is None and model._statistics is not None:
@@ -144,7 +141,7 @@ def with_spaces_of(env: object, path: File, custom_objects: Kwargs | None) -> Kw
 
 
 def set_parameters(
-    model: GroupOnPolicyAlgorithm,
+    model: Any,
     set_parameters: Callable[..., None],
     load_path_or_dict: str | State,
     exact_match: bool,

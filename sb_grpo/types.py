@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import torch as th
@@ -155,6 +155,20 @@ class Estimate(NamedTuple):
     advantages: th.Tensor  #: [M]
     explained: float | None = None  #: explained variance of the values, where it has any (mean over its parts)
     figures: Mapping[str, float] = NOTHING  #: further metrics to log, by key
+
+
+class Estimator(Protocol):
+    """Interface: computes one number per step of a rollout."""
+
+    uses_values: bool
+    whole_episodes: bool
+
+    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
+        """Estimate the advantages of a rollout.
+
+        :param features: of its observations, if ``uses_values``
+        :param objective: index of the reward column in the rollout's rewards
+        """
 
 
 class Minibatch(NamedTuple):

@@ -14,10 +14,9 @@ from sb_grpo.maths.chunks import CHUNK, in_chunks
 from sb_grpo.maths.estimators import to_one_scale
 from sb_grpo.maths.segments import rows_by_instance
 from sb_grpo.policies.beside import with_instances
-from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Features, Obs, Rollout, map_obs, select_episodes
+from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Estimator, Features, Obs, Rollout, map_obs, select_episodes
 
 if TYPE_CHECKING:
-    from sb_grpo.baselines.estimators import Estimator
     from sb_grpo.policies.actor import ActorPolicy
 
 #: Largest feature whose square, summed over a rollout, fits in float32.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch as th
 
@@ -25,20 +25,6 @@ from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout
 
 #: Share of recurring states below which ``"anchor"`` warns that it is little more than ``"outcome"``.
 FEW_RECUR = 0.1
-
-
-class Estimator(Protocol):
-    """Interface: computes one number per step of a rollout."""
-
-    uses_values: bool
-    whole_episodes: bool
-
-    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
-        """Estimate the advantages of a rollout.
-
-        :param features: of its observations, if ``uses_values``
-        :param objective: index of the reward column in the rollout's rewards
-        """
 
 
 @dataclass(frozen=True)

@@ -198,7 +198,7 @@ def _rows_equal(rows: np.ndarray) -> bool:
 
 def _time_limit(vec_env: VectorEnv) -> int | None:
     """Time limit of the first env with its wrappers, else of the vector env itself or its registration."""
-    base: Any = vec_env.unwrapped
+    base = vec_env.unwrapped
     if isinstance(base, SyncVectorEnv):
         return limit_of(base.envs[0])
     if isinstance(base, AsyncVectorEnv):  # its envs are in other processes, so one more is made

@@ -213,7 +213,7 @@ class Hold:
         return self._through_seats(function, base)
 
     def env_method(
-        self, function: Callable[..., list[object]], base: VecEnv, method_name: str, *args: object, **kwargs: Any
+        self, function: Callable[..., list[object]], base: VecEnv, method_name: str, *args: object, **kwargs: object
     ) -> list[object]:
         if method_name in ("reset", "step"):
             self.notice()

@@ -58,7 +58,7 @@ def naming_the_dead(env: VecEnv) -> Iterator[None]:
     try:
         yield
     except BROKEN as error:
-        processes: Any = getattr(env.unwrapped, "processes", None)
+        processes = getattr(env.unwrapped, "processes", None)
         if not isinstance(processes, list):
             raise
         ended = wait([process.sentinel for process in processes], timeout=5)  # the pipe breaks before the process is gone

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from copy import copy, deepcopy
 from hashlib import blake2b
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex, TypeVar
 from weakref import ref
 
 import gymnasium as gym
@@ -27,6 +27,9 @@ START_LAYERS = "group_start_layers"
 QUEUED_OPTIONS = "queued"
 FLOAT = np.dtype(np.float64)
 INTEGER = np.dtype(np.int64)
+
+
+T = TypeVar("T")
 
 
 class Begun(NamedTuple):
@@ -162,7 +165,7 @@ class Layer:
 
     # ------------------------------------------------------------ the env's own methods
 
-    def reset(self, function: Any, env: Any, *args: Any, **kwargs: Any) -> Any:
+    def reset(self, function: Callable[..., T], env: object, *args: object, **kwargs: object) -> T:
         self.called()
         seed = kwargs.get("seed", args[0] if args else None)
         if self.pending is not None and seed is None and not args:
@@ -303,7 +306,7 @@ class Seat:
         """The env's."""
         return self.sb_grpo_env.step(action)
 
-    def reset(self, *args: Any, **kwargs: Any) -> tuple[Obs, Info]:
+    def reset(self, *args: object, **kwargs: object) -> tuple[Obs, Info]:
         """The env's, with the queued seed; ``options`` only where some were queued or given, as not every env knows them."""
         queued = self._next_seed
         self._next_seed = None
@@ -334,7 +337,7 @@ class Seat:
         info.update({START_DIGEST: starts[-1][1], START_LAYERS: starts})
         return obs, info
 
-    def _first_reset(self, **kwargs: Any) -> tuple[Obs, Info]:
+    def _first_reset(self, **kwargs: object) -> tuple[Obs, Info]:
         """The first one with a seed of the trainer's.
 
         :raises ValueError: if the env takes no seed, not any seed, or not these options

@@ -8,7 +8,6 @@ daily shape + an AR(1) process + spikes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch as th
@@ -78,7 +77,7 @@ def _start(u: th.Tensor) -> th.Tensor:
     return th.stack([u[:, 0], th.floor(24.0 * u[:, 1]), normal(u[:, 2], spread)], 1)
 
 
-class BatteryArbitrage(InputDrivenEnv):
+class BatteryArbitrage(InputDrivenEnv[np.ndarray]):
     """Host version. Action: -1 sells, 1 buys a quarter of the capacity. Observed: charge, price, mean price of the last day,
     hour.
 
@@ -94,7 +93,7 @@ class BatteryArbitrage(InputDrivenEnv):
         self.price = float(SHAPE[self.hour]) + self.wander
         self.recent = LEVEL + self.wander
 
-    def advance(self, action: Any, noise: list[float]) -> tuple[float, Info]:
+    def advance(self, action: np.ndarray, noise: list[float]) -> tuple[float, Info]:
         rate = RATE * min(max(float(action[0]), -1.0), 1.0)
         price = self.price
         stored = min(max(rate, -self.charge), 1.0 - self.charge)

@@ -7,7 +7,6 @@ The lost-sales system with lead time (Zipkin, "Old and new methods for lost-sale
 from __future__ import annotations
 
 from math import cos, pi, sin
-from typing import Any
 
 import numpy as np
 import torch as th
@@ -64,7 +63,7 @@ def _stock(u: Numbers) -> Numbers:
     return LARGEST * u
 
 
-class Inventory(InputDrivenEnv):
+class Inventory(InputDrivenEnv[np.ndarray]):
     """Host version. Action: the order, -1 for 0 to 1 for 24 units. Observed / 20: units on hand, ordered, demanded; season.
 
     Reward: minus (holding + 9 per lost sale + 1 per unit ordered) / 100. Info: ``demand``, ``lost`` and ``order`` of the day.
@@ -77,7 +76,7 @@ class Inventory(InputDrivenEnv):
         self.under_way = [MEAN] * LEAD_TIME
         self.demand = MEAN
 
-    def advance(self, action: Any, noise: list[float]) -> tuple[float, Info]:
+    def advance(self, action: np.ndarray, noise: list[float]) -> tuple[float, Info]:
         order = (min(max(float(action[0]), -1.0), 1.0) + 1.0) * (LARGEST / 2.0)
         self.demand = noise[0]
         left = self.on_hand + self.under_way.pop(0) - self.demand

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import log, log1p
-from typing import Any
 
 import numpy as np
 import torch as th
@@ -61,7 +60,7 @@ class TensorLoadBalancing(TensorInputDrivenEnv):
         return th.cat([th.log1p(work / 100.0), th.log1p((work + size) / self.rates / 100.0) - 2.0, th.log(size / 100.0)], 1)
 
 
-class LoadBalancing(InputDrivenEnv):
+class LoadBalancing(InputDrivenEnv[int]):
     """Host version. Observed: log work per server, log completion time of the job there, log size. Reward: minus completion
     time / 1000.
 
@@ -74,7 +73,7 @@ class LoadBalancing(InputDrivenEnv):
         self.work = [0.0] * N_SERVERS
         self.size = float(pareto(u, SHAPE, SMALLEST)[0])
 
-    def advance(self, action: Any, noise: list[float]) -> tuple[float, Info]:
+    def advance(self, action: int, noise: list[float]) -> tuple[float, Info]:
         self.work[action] += self.size
         completion = self.work[action] / RATES[action]
         wait, self.size = noise

@@ -6,7 +6,7 @@ Noise: the torque, an AR(1) process. It changes the speed before the step of Pen
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch as th
@@ -73,7 +73,7 @@ class DisturbedPendulum(PendulumEnv):
         self.t = 0
         return self._get_obs(), {}  # type: ignore[no-untyped-call]
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, Info]:
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, Info]:
         torque = self.torque
         innovation = self._luck.at(self.t)[0]
         self.state = np.array([self.state[0], self.state[1] + KICK * torque])

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import log1p
-from typing import Any
 
 import numpy as np
 import torch as th
@@ -79,7 +78,7 @@ def _batch(u: th.Tensor) -> th.Tensor:
     return th.stack([pareto(u[:, 0], SHAPE, SMALLEST), th.floor(3.0 * u[:, 1])], 1)
 
 
-class QueueRouting(InputDrivenEnv):
+class QueueRouting(InputDrivenEnv[int]):
     """Host version. Observed: log work at the six servers, log expected delay of each line, log size of the batch, its class.
 
     Reward: minus the work in the system / 50, which is ``info["in_system"]``.
@@ -94,7 +93,7 @@ class QueueRouting(InputDrivenEnv):
         self.size = size
         self.kind = int(kind)
 
-    def advance(self, action: Any, noise: list[float]) -> tuple[float, Info]:
+    def advance(self, action: int, noise: list[float]) -> tuple[float, Info]:
         line = self.line
         station = self.station
         line[action] += self.size * WORK[self.kind][action]
