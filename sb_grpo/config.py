@@ -345,7 +345,9 @@ class Multitask:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the declared tasks; their places are the task ids."""
-        return task_names(self.tasks)
+        if self.tasks is None:
+            return ()
+        return tuple(self.tasks) if isinstance(self.tasks, Sequence) else tuple(f"task_{i}" for i in range(self.tasks))
 
 
 @dataclass(frozen=True)
@@ -370,16 +372,6 @@ class Rewards:
 OPTIONS: dict[str, type] = {
     "group_kwargs": GroupOptions, "update_kwargs": UpdateOptions, "multitask": Multitask, "rewards": Rewards,
 }  # fmt: skip
-
-
-def task_names(tasks: int | Sequence[str] | None) -> tuple[str, ...]:
-    """Names of tasks.
-
-    :param tasks: how many, or their names; None: no tasks
-    """
-    if tasks is None:
-        return ()
-    return tuple(tasks) if isinstance(tasks, Sequence) else tuple(f"task_{i}" for i in range(tasks))
 
 
 def read_options(argument: str, given: object) -> Any:
@@ -485,7 +477,7 @@ def _is_device(x: object) -> bool:
 
 
 def _is_sample_freq(x: object) -> bool:
-    return x is not None and integer(-1, 1_000_000_000).fine(x) and bool(x != 0)
+    return integer(-1, 1_000_000_000).fine(x) and bool(x != 0)
 
 
 def _are_tasks(x: object) -> bool:

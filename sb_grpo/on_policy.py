@@ -1004,10 +1004,6 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     # ---------------------------------------------------------------- learn
 
-    def train(self) -> None:
-        """Update the policy with ``_training_batch``. Implemented by individual algorithms."""
-        raise NotImplementedError
-
     def learn(
         self: SelfGroupOnPolicy,
         total_timesteps: int,
@@ -1076,8 +1072,8 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             self._setup_model()
         self.check_rollout_size()
         self.moving_gamma = None
-        in_step = self.slots is not None and self.slots.in_step_with(self.env)
-        if not in_step:  # a loaded model, another env, or somebody else has reset this one
+        # A loaded model, another env, or somebody else has reset this one.
+        if self.slots is None or not self.slots.in_step_with(self.env):
             self._last_obs = None
         restart = reset_num_timesteps or self._last_obs is None
         if restart and self.slots is not None:

@@ -90,7 +90,7 @@ class WorkerVecEnv(VecEnv):
         for worker in self._everywhere:
             self._start(worker, [self._fns[slot] for slot in self._slots[worker]])
         self._await_start()
-        observation_space, action_space = self._all("spaces")[0]
+        observation_space, action_space = self._gather([(worker, "spaces") for worker in self._everywhere])[0]
         super().__init__(len(env_fns), observation_space, action_space)
 
     # ------------------------------------------------------------ what a worker is
@@ -151,9 +151,6 @@ class WorkerVecEnv(VecEnv):
         if errors:
             raise errors[0]
         return answers
-
-    def _all(self, method: str) -> list[Any]:
-        return self._gather([(worker, method) for worker in self._everywhere])
 
     def _answer_or_replace(self, call: Call, ticket: Ticket) -> Any:
         try:

@@ -62,7 +62,8 @@ def checked(masks: Masks, space: spaces.Space, n: int, where: str) -> np.ndarray
     """
     choices = choices_of(space)
     each = re.sub(r"(\w+) \{slot\}", r"each \1", where)
-    rows = [np.asarray(row) for row in (masks if np.ndim(masks) > 1 or not _is_flat(masks) else [masks])]
+    is_one = np.ndim(masks) <= 1 and len(masks) > 0 and np.ndim(masks[0]) == 0
+    rows = [np.asarray(row) for row in ([masks] if is_one else masks)]
     shapes = {row.shape for row in rows}
     if len(rows) != n or shapes != {(sum(choices),)}:
         per = "action" if len(choices) == 1 else "action of each choice in turn"
@@ -84,11 +85,6 @@ def checked(masks: Masks, space: spaces.Space, n: int, where: str) -> np.ndarray
                 "every step, or end the episode where nothing can be done."
             )
     return found
-
-
-def _is_flat(masks: Masks) -> bool:
-    """Whether this is one mask, not a sequence of masks."""
-    return len(masks) > 0 and np.ndim(masks[0]) == 0
 
 
 def drawn(space: spaces.Space, mask: np.ndarray | None) -> Any:
