@@ -15,6 +15,7 @@ from sb_grpo.collect.host_steps import unseen
 from sb_grpo.config import shown
 from sb_grpo.learn.losses import Objective
 from sb_grpo.learn.minibatches import some_instances, stretches
+from sb_grpo.logged_keys import DescribedTensorBoard
 from sb_grpo.maths.chunks import evenly_spaced, in_chunks
 from sb_grpo.maths.losses import Clip, kl_k3
 from sb_grpo.maths.returns import episode_returns
@@ -52,9 +53,11 @@ def record_settings(logger: Logger, settings: Settings, step: int) -> None:
     :param step: env steps
     """
     outputs = [type(output) for output in logger.output_formats]
-    if any(output.__module__ != TensorBoardOutputFormat.__module__ for output in outputs):
+    known = {TensorBoardOutputFormat.__module__, DescribedTensorBoard.__module__}
+    if any(output.__module__ not in known for output in outputs):
         show(logger, "hparams", hparams(settings), step)
-    elif TensorBoardOutputFormat in outputs:  # SB3's own heed exclusions, and what a callback records takes its place
+    elif any(issubclass(output, TensorBoardOutputFormat) for output in outputs):
+        # SB3's own writers heed exclusions, and a callback that records hparams replaces these.
         logger.record("hparams", hparams(settings), exclude=NOT_PRINTED)
 
 

@@ -77,6 +77,7 @@ from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
 from sb_grpo.learn.known import Known
 from sb_grpo.learn.last_good import Snapshot
 from sb_grpo.learn.losses import Loss
+from sb_grpo.logged_keys import describe_keys
 from sb_grpo.maths.discount import discount_for
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.maths.schedules import scaled
@@ -1096,6 +1097,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             self._time_limit = time_limit(self.env)
         if self.tensorboard_log is not None:
             log.record_settings(self.logger, self.settings, self.num_timesteps)
+            describe_keys(self.logger)
         return result
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:

@@ -1,5 +1,6 @@
 """GRPO as an SB3 citizen: everything that a user of PPO tries, and what it logs."""
 
+import re
 import subprocess
 import sys
 import warnings
@@ -24,6 +25,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from sb_grpo import GRPO, Clipped, MlpPolicy, SeededResetWrapper
 from sb_grpo.baselines.estimators import Step
 from sb_grpo.envs import make_tensor_env
+from sb_grpo.logged_keys import meaning
 from sb_grpo.maths.estimators import outcome
 from sb_grpo.maths.returns import episode_returns
 from tests.helpers import ProbeEnv
@@ -443,6 +445,23 @@ def test_tensorboard_gets_scalars_histogram_and_hyperparameters(tmp_path):
     assert events.Scalars("train/n_gradient_steps")[-1].value == model._n_gradient_steps - 12
     glossary = (Path(__file__).parents[1] / "docs/logger.md").read_text()
     assert all(f"`{key}`" in glossary for key in [*scalars, "group/advantages"] if not key.startswith("_hparams_"))
+
+
+def test_tensorboard_shows_the_meaning_of_each_key_as_the_page_does(tmp_path):
+    table = {}
+    for line in (Path(__file__).parents[1] / "docs/logger.md").read_text().splitlines():
+        if line.startswith("| `"):
+            keys, text = line.strip("| ").split(" | ")
+            for key in keys.replace("`", "").split(", "):
+                table[key] = re.sub(r" \(\[[^]]*\]\([^)]*\)\)", "", text)
+    del table["group/advantages"]  # a histogram
+    assert {key: meaning(key) for key in table} == table
+    model = GRPO("MlpPolicy", "Pendulum-v1", tensorboard_log=str(tmp_path), **SMALL).learn(130)
+    model.learn(130, reset_num_timesteps=False)  # a second writer, into the same folder
+    events = EventAccumulator(str(tmp_path / "GRPO_1")).Reload()
+    for key in EXPECTED_KEYS:
+        assert events.summary_metadata[key].summary_description == meaning(key)
+        assert len({e.step for e in events.Scalars(key)}) == len(events.Scalars(key))  # none is written twice
 
 
 def test_verbose_tables_hold_scalars_only(capsys):

@@ -56,6 +56,7 @@ LAYERS = {
     "figures": "algorithm",
     "grpo": "algorithm",
     "learners": "algorithm",
+    "logged_keys": "algorithm",
     "on_policy": "algorithm",
     "profiles": "algorithm",
     "save_util": "algorithm",
