@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch as th
 
@@ -12,7 +12,7 @@ from sb_grpo.collect.plan import LARGEST_REWARD, too_large
 from sb_grpo.config import Rewards
 from sb_grpo.maths.estimators import shape_rewards
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Minibatch, Rollout
+from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Estimator, Minibatch, Rollout
 
 
 class TrainingBatch(NamedTuple):
@@ -60,7 +60,7 @@ def check_rewards(rollout: Rollout) -> None:
 
 
 def estimate_advantages(
-    estimator: Any,
+    estimator: Estimator,
     rollout: Rollout,
     policy: ActorPolicy | None,
     options: AdvantageOptions,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from stable_baselines3.common.callbacks import (
     BaseCallback,
@@ -126,5 +125,5 @@ def _known(part: BaseCallback) -> State:
     return attributes(part, (name for kind, names in KNOWN.items() if isinstance(part, kind) for name in names))
 
 
-def _envs(part: BaseCallback) -> Any:
+def _envs(part: BaseCallback) -> State | None:
     return generators_of(part.eval_env) if isinstance(part, EvalCallback) else None

@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import Logger, configure
+from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
@@ -42,7 +44,7 @@ from sb_grpo.state import (
     state_of,
     unpack,
 )
-from sb_grpo.types import Kwargs, SavedState, Settings, State
+from sb_grpo.types import File, Kwargs, SavedState, Settings, State
 
 #: Entries of the zip: the state, and a checksum of it. A value that was changed would be another error much later.
 RUN = "run.pt"
@@ -58,7 +60,7 @@ LEARNERS = ("estimator", "grouper", "group_weighting", "bonus")
 # ---------------------------------------------------------------- save
 
 
-def save_run(model: Any, path: Any) -> None:
+def save_run(model: Any, path: File) -> None:
     """Write the file of a run, or, in mid-rollout, note that it is due when the rollout has been learnt from.
 
     :raises ValueError: before the first rollout, with several learners, and for state that has no plain form
@@ -90,14 +92,14 @@ def give_up_due_runs(model: Any) -> None:
         )
 
 
-def _leave_rollout(model: Any) -> list[Any]:
-    due: list[Any] = model._runs_due
+def _leave_rollout(model: Any) -> list[File]:
+    due: list[File] = model._runs_due
     model._in_rollout = False
     model._runs_due = []
     return due
 
 
-def _write_run(model: Any, path: Any) -> None:
+def _write_run(model: Any, path: File) -> None:
     content = run_to_bytes(run_state(model))
     zipped = io.BytesIO()
     model.save(zipped)
@@ -145,7 +147,7 @@ def simulator_of(env: VecEnv) -> State | None:
 
 
 def load_run(
-    cls: Any, path: Any, env: Any, device: Any, custom_objects: Kwargs | None, trusted: bool, kwargs: Kwargs
+    cls: Any, path: File, env: GymEnv, device: th.device | str, custom_objects: Kwargs | None, trusted: bool, kwargs: Kwargs
 ) -> Any:
     """Load the model of a run and put the run's state into it.
 
@@ -199,7 +201,7 @@ def put_run_state(model: Any, state: State) -> None:
     model._to_resume = state
 
 
-def _put_statistics(model: Any, normalized: State | None) -> None:
+def _put_statistics(model: BaseAlgorithm, normalized: State | None) -> None:
     if model._vec_normalize_env is not None and normalized is not None:
         put_running_state(model._vec_normalize_env, normalized)
 
@@ -281,7 +283,7 @@ def facts_of(env: VecEnv, observation_space: spaces.Space, action_space: spaces.
     return Facts(name, is_tensor_env, env.num_envs, str(observation_space), str(action_space), normalized, device.type)
 
 
-def check_facts(path: Any, run: Settings, env: VecEnv) -> None:
+def check_facts(path: File, run: Settings, env: VecEnv) -> None:
     """Check that an env is like a run's env.
 
     :param path: of the run, for the message
@@ -321,7 +323,7 @@ def run_entries(content: bytes) -> dict[str, bytes]:
     return {RUN: content, CHECKSUM: hashlib.sha256(content).hexdigest().encode()}
 
 
-def read_run(path: Any, device: Any = "auto") -> State:
+def read_run(path: File, device: th.device | str = "auto") -> State:
     """The state of a run.
 
     :param path: of the zip, or a file that is open for reading

@@ -23,7 +23,7 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import get_device
 from torch import nn
 
-from sb_grpo.types import Rollout
+from sb_grpo.types import Kwargs, Rollout, Settings
 
 T = TypeVar("T")
 
@@ -154,7 +154,7 @@ def plain(value: Any) -> Any:
     return value.item() if hasattr(kind, "ndim") and hasattr(kind, "item") and value.ndim == 0 else value
 
 
-def from_config(arguments: Mapping[str, object]) -> dict[str, Any]:
+def from_config(arguments: Mapping[str, object]) -> Kwargs:
     """Arguments by name; numbers are Python's, and settings the dicts and lists that they stand for: a library of
     configurations (Hydra's OmegaConf, ml_collections) holds them in containers of its own."""
     dicts = {name for name in arguments if name.endswith("_kwargs") or name in OPTIONS}
@@ -291,7 +291,7 @@ class GroupOptions:
     #: seed (an integer from 0 to 2^31 - 1), or a dict with keys among ``"seed"`` (left out: another one for every group),
     #: ``"options"`` (of ``reset``; host envs) and ``"state"`` (a row of ``state``; subclasses of ``FunctionalTensorEnv``). All
     #: members of a group get the same, also where the VecEnv resets by itself. None: a reset seed of its own for every group.
-    starts: Sequence[Any] | Callable[[int], Any] | None = None
+    starts: Sequence[object] | Callable[[int], object] | None = None
     #: Order in which a sequence is used: ``"cycle"`` (as it is, again and again), ``"shuffle"`` (each start once per turn, in
     #: another order every time) or ``"random"`` (drawn with replacement).
     starts_order: str = "cycle"
@@ -338,14 +338,16 @@ class Multitask:
     #: a function of (:class:`Rollout`, labels) that returns one share per group.
     weights: str | Callable[[Rollout, th.Tensor], th.Tensor] | None = None
     #: Arguments of :class:`~sb_grpo.extras.group_weights.GroupWeights`.
-    weights_kwargs: Mapping[str, Any] | None = None
+    weights_kwargs: Settings | None = None
     #: One gradient per task, conflicts between them projected away (PCGrad).
     surgery: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the declared tasks; their places are the task ids."""
-        return task_names(self.tasks)
+        if self.tasks is None:
+            return ()
+        return tuple(self.tasks) if isinstance(self.tasks, Sequence) else tuple(f"task_{i}" for i in range(self.tasks))
 
 
 @dataclass(frozen=True)
@@ -370,16 +372,6 @@ class Rewards:
 OPTIONS: dict[str, type] = {
     "group_kwargs": GroupOptions, "update_kwargs": UpdateOptions, "multitask": Multitask, "rewards": Rewards,
 }  # fmt: skip
-
-
-def task_names(tasks: int | Sequence[str] | None) -> tuple[str, ...]:
-    """Names of tasks.
-
-    :param tasks: how many, or their names; None: no tasks
-    """
-    if tasks is None:
-        return ()
-    return tuple(tasks) if isinstance(tasks, Sequence) else tuple(f"task_{i}" for i in range(tasks))
 
 
 def read_options(argument: str, given: object) -> Any:
@@ -485,7 +477,7 @@ def _is_device(x: object) -> bool:
 
 
 def _is_sample_freq(x: object) -> bool:
-    return x is not None and integer(-1, 1_000_000_000).fine(x) and bool(x != 0)
+    return integer(-1, 1_000_000_000).fine(x) and bool(x != 0)
 
 
 def _are_tasks(x: object) -> bool:

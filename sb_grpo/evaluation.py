@@ -20,7 +20,7 @@ from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize, VecTransposeImage, unwrap_vec_normalize
 
 from sb_grpo.collect.given_starts import GivenStart, Starts, check_start, each_start
-from sb_grpo.collect.seeded_episodes import Episodes, actor, first_starts, frozen_statistics, held, play
+from sb_grpo.collect.seeded_episodes import Episodes, Policy, actor, first_starts, frozen_statistics, held, play
 from sb_grpo.config import shown
 from sb_grpo.envs.installing import install_seeded_reset
 from sb_grpo.envs.seeded_reset import observation_digest
@@ -90,8 +90,8 @@ class PairedEvaluation:
 
 
 def evaluate_paired(
-    policy_a: Any,
-    policy_b: Any,
+    policy_a: Policy,
+    policy_b: Policy,
     env: str | gym.Env | Callable[[], gym.Env] | VecEnv,
     seeds: Sequence[int] | int = 100,
     *,
@@ -125,7 +125,7 @@ def evaluate_paired(
     :raises ImportError: without SciPy
     """
     _students_t()
-    chosen = _checked_seeds(seeds, env) if starts is None else _read_starts(starts, seeds, env)
+    chosen = _checked_seeds(seeds, env) if starts is None else _read_starts(starts, seeds)
     if not 0 < level < 1:
         raise ValueError(f"level={level} must lie between 0 and 1, such as 0.95.")
     made = not isinstance(env, VecEnv | gym.Env)
@@ -203,7 +203,7 @@ def paired_difference(returns_a: np.ndarray, returns_b: np.ndarray, seeds: Seque
     )
 
 
-def _make(env: Any, n_envs: int) -> VecEnv:
+def _make(env: str | gym.Env | Callable[[], gym.Env], n_envs: int) -> VecEnv:
     if n_envs < 1:
         raise ValueError(f"n_envs={n_envs} is too small: it must be at least 1.")
     if isinstance(env, gym.Env):
@@ -211,7 +211,9 @@ def _make(env: Any, n_envs: int) -> VecEnv:
     return make_vec_env(env, n_envs)
 
 
-def _play(policy: Any, normalize: VecNormalize | None, env: VecEnv, starts: list[GivenStart], deterministic: bool) -> Episodes:
+def _play(
+    policy: Policy, normalize: VecNormalize | None, env: VecEnv, starts: list[GivenStart], deterministic: bool
+) -> Episodes:
     seeds = _seeds_of(starts)
     with th.random.fork_rng(devices=range(th.cuda.device_count())):
         th.manual_seed(seeds[0])
@@ -226,9 +228,8 @@ def _seeds_of(starts: Sequence[GivenStart]) -> list[int]:
     return [start.seed for start in starts if start.seed is not None]
 
 
-def _read_starts(starts: Any, seeds: Any, env: Any) -> list[GivenStart]:
-    n_is_given = isinstance(seeds, int | np.integer)
-    if not n_is_given or (not callable(starts) and seeds != 100):
+def _read_starts(starts: Starts, seeds: Sequence[int] | int) -> list[GivenStart]:
+    if not isinstance(seeds, int | np.integer) or (not callable(starts) and seeds != 100):
         raise ValueError(
             f"starts and seeds={shown(seeds)} both say which episodes are played: leave seeds out, or let it be the number of "
             "episodes where starts is a function."
@@ -244,7 +245,7 @@ def _read_starts(starts: Any, seeds: Any, env: Any) -> list[GivenStart]:
     return [start if start.seed is not None else start._replace(seed=FIRST_SEED + i) for i, start in enumerate(read)]
 
 
-def _checked_seeds(seeds: Sequence[int] | int, env: Any) -> list[GivenStart]:
+def _checked_seeds(seeds: Sequence[int] | int, env: object) -> list[GivenStart]:
     chosen = list(range(FIRST_SEED, FIRST_SEED + int(seeds))) if isinstance(seeds, int | np.integer) else list(seeds)
     if len(chosen) < 2:
         raise ValueError(f"{len(chosen)} seed(s) give no interval: at least 2 are needed, 30 or more are better.")
@@ -258,7 +259,7 @@ def _checked_seeds(seeds: Sequence[int] | int, env: Any) -> list[GivenStart]:
     return [GivenStart(int(s)) for s in chosen]
 
 
-def _check_policy(name: str, policy: Any, env: VecEnv) -> None:
+def _check_policy(name: str, policy: Policy, env: VecEnv) -> None:
     if not hasattr(policy, "predict") and not callable(policy):
         raise ValueError(f"{name} is a {type(policy).__name__}: give an object with SB3's predict, or a function.")
     for kind in ("observation_space", "action_space"):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch as th
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
@@ -26,7 +24,7 @@ from sb_grpo.maths.segments import segment_mean
 from sb_grpo.on_policy import GroupOnPolicyAlgorithm
 from sb_grpo.policies import ActorPolicy, EncodingPolicy
 from sb_grpo.policies.weights import check_apart
-from sb_grpo.types import AdvantageOptions, Minibatch, Rollout
+from sb_grpo.types import AdvantageOptions, Kwargs, Minibatch, Rollout, Settings
 from sb_grpo.validation import check_log_folder, checking_arguments
 
 
@@ -109,26 +107,26 @@ class GRPO(GroupOnPolicyAlgorithm):
         use_sde: bool = False,
         sde_sample_freq: int = -1,
         rollout_buffer_class: type[GroupRolloutBuffer] | None = None,
-        rollout_buffer_kwargs: dict[str, Any] | None = None,
+        rollout_buffer_kwargs: Kwargs | None = None,
         target_kl: float | None = None,
         stats_window_size: int = 100,
         tensorboard_log: str | None = None,
-        policy_kwargs: dict[str, Any] | None = None,
+        policy_kwargs: Kwargs | None = None,
         verbose: int = 0,
         seed: int | None = None,
         device: th.device | str = "auto",
         _init_setup_model: bool = True,
         group_size: int | Schedule | None = None,
         n_groups: int | None = None,
-        group_kwargs: dict[str, Any] | None = None,
-        advantage: Any = "state",
-        advantage_kwargs: dict[str, Any] | None = None,
+        group_kwargs: Kwargs | None = None,
+        advantage: object = "state",
+        advantage_kwargs: Kwargs | None = None,
         loss: str | Loss = "clip",
-        loss_kwargs: dict[str, Any] | None = None,
+        loss_kwargs: Kwargs | None = None,
         kl_coef: float = 0.0,
-        multitask: Multitask | Mapping[str, Any] | None = None,
-        rewards: Rewards | Mapping[str, Any] | None = None,
-        update_kwargs: dict[str, Any] | None = None,
+        multitask: Multitask | Settings | None = None,
+        rewards: Rewards | Settings | None = None,
+        update_kwargs: Kwargs | None = None,
         compile: bool = False,
     ) -> None:
         super().__init__(

@@ -17,6 +17,7 @@ from stable_baselines3.common.callbacks import (
     ProgressBarCallback,
 )
 from stable_baselines3.common.running_mean_std import RunningMeanStd
+from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
 from sb_grpo import ranks
@@ -48,7 +49,7 @@ def check_equal(settings: Settings) -> None:
                 )
 
 
-def own_callbacks(callback: Any) -> Any:
+def own_callbacks(callback: MaybeCallback) -> Any:
     """Select the user's callbacks that run on this rank: on rank 0 all, elsewhere none that writes, evaluates or draws.
 
     :param callback: a callback, a list of them, a function or None

@@ -16,7 +16,7 @@ import torch as th
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.on_policy_algorithm import OnPolicyAlgorithm
 from stable_baselines3.common.policies import BasePolicy
-from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback
+from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedule
 from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
@@ -96,7 +96,7 @@ from sb_grpo.policies.beside import space_with, space_without
 from sb_grpo.policies.weights import made_apart
 from sb_grpo.profiles import arguments_of
 from sb_grpo.state import copied
-from sb_grpo.types import NOTHING, Breakdown, Info, Kwargs, Rollout, Settings, State, UpdateResult, map_obs
+from sb_grpo.types import NOTHING, Breakdown, File, Info, Kwargs, Obs, Rollout, Settings, State, UpdateResult, map_obs
 from sb_grpo.validation import (
     Config,
     Options,
@@ -152,7 +152,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     # Set by GRPO's constructor:
     batch_size: int
     n_epochs: int
-    clip_range: Any
+    clip_range: float | Schedule
     target_kl: float | None
     kl_coef: float
     normalize_advantage: str
@@ -166,10 +166,10 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         policy: str | type[ActorPolicy],
         env: GymEnv | str,
         use_sde: bool,
-        group_size: Any,
+        group_size: int | Schedule | None,
         n_groups: int | None,
         group_kwargs: Kwargs | None,
-        advantage: Any,
+        advantage: object,
         advantage_kwargs: Kwargs | None,
         multitask: Multitask | Settings | None,
         rewards: Rewards | Settings | None,
@@ -233,14 +233,14 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self._own_loop: tuple[MaybeCallback, BaseCallback] | None = None  #: callbacks of collect(), as given and as called
         self._known = Known()  #: before the rollouts of a loop of one's own
         self._in_rollout = False  #: or not learnt from yet
-        self._runs_due: list[Any] = []  #: files of save_run() that wait for the end of the rollout and its update
+        self._runs_due: list[File] = []  #: files of save_run() that wait for the end of the rollout and its update
         self._to_resume: State | None = None  #: state of a loaded run that the loop has not taken up yet
         #: Statistics of the VecNormalize that the weights have learnt under, as long as the model has no env.
         self._statistics: bytes | None = None
 
     @classmethod
     def from_profile(
-        cls: type[SelfGroupOnPolicy], name: str, policy: Any, env: GymEnv | str, **kwargs: Any
+        cls: type[SelfGroupOnPolicy], name: str, policy: str | type[ActorPolicy], env: GymEnv | str, **kwargs: Any
     ) -> SelfGroupOnPolicy:
         """Build a model whose steps are as bold as a profile says.
 
@@ -919,7 +919,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         return autocasting(self.device, self.options.update.autocast)
 
     @property
-    def raw_last_obs(self) -> Any:
+    def raw_last_obs(self) -> Obs:
         """The env's last observation before any normalisation, ``[n_envs, ...]`` array or dict of arrays."""
         return self._last_obs if self._vec_normalize_env is None else self._vec_normalize_env.old_obs
 
@@ -1007,10 +1007,6 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     # ---------------------------------------------------------------- learn
 
-    def train(self) -> None:
-        """Update the policy with ``_training_batch``. Implemented by individual algorithms."""
-        raise NotImplementedError
-
     def learn(
         self: SelfGroupOnPolicy,
         total_timesteps: int,
@@ -1079,8 +1075,8 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             self._setup_model()
         self.check_rollout_size()
         self.moving_gamma = None
-        in_step = self.slots is not None and self.slots.in_step_with(self.env)
-        if not in_step:  # a loaded model, another env, or somebody else has reset this one
+        # A loaded model, another env, or somebody else has reset this one.
+        if self.slots is None or not self.slots.in_step_with(self.env):
             self._last_obs = None
         restart = reset_num_timesteps or self._last_obs is None
         if restart and self.slots is not None:
@@ -1114,7 +1110,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         # A rollout may overshoot; schedules must not fall below their end.
         super()._update_current_progress_remaining(min(num_timesteps, total_timesteps), total_timesteps)
 
-    def _update_learning_rate(self, optimizers: Any) -> None:
+    def _update_learning_rate(self, optimizers: th.optim.Optimizer | list[th.optim.Optimizer]) -> None:
         progress = self._current_progress_remaining
         at_progress("learning_rate", RANGES[""]["learning_rate"], self.lr_schedule, progress)
         super()._update_learning_rate(optimizers)
@@ -1185,7 +1181,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self._own_loop = wanted, in_use
         return in_use
 
-    def _learners(self) -> list[Any]:
+    def _learners(self) -> list[object]:
         """Return the parts that learn beside the policy."""
         return [getattr(self, name) for name in checkpoint.LEARNERS]
 
@@ -1230,7 +1226,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         state = {**vars(self), "_callback_in_use": None, "_own_loop": None}
         return {**state, "_in_rollout": False, "_runs_due": [], "_last_obs": None} if self._in_rollout else state
 
-    def save(self, path: Any, *args: Any, **kwargs: Any) -> None:
+    def save(self, path: File, *args: object, **kwargs: object) -> None:
         """Save the model as SB3's, whole or not at all, with VecNormalize's statistics in the zip.
 
         Of several learners rank 0 writes. A model that is saved in mid-rollout goes on with groups that it has not used.
@@ -1248,7 +1244,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     @classmethod
     def load(  # type: ignore[override]
         cls: type[SelfGroupOnPolicy],
-        path: Any,
+        path: File,
         env: GymEnv | None = None,
         device: th.device | str = "auto",
         custom_objects: Kwargs | None = None,
@@ -1286,7 +1282,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         save_util.set_parameters(self, super().set_parameters, load_path_or_dict, exact_match, device)
         self._use_given_reference()
 
-    def save_run(self, path: Any) -> None:
+    def save_run(self, path: File) -> None:
         """Save the model with all that decides how its training goes on (docs/saving.md).
 
         A run is saved between two rollouts: asked for before a rollout has been learnt from, as by callbacks, the file is
@@ -1300,9 +1296,9 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     @classmethod
     def load_run(
         cls: type[SelfGroupOnPolicy],
-        path: Any,
+        path: File,
         env: GymEnv,
-        device: Any = "auto",
+        device: th.device | str = "auto",
         custom_objects: Kwargs | None = None,
         trusted: bool = True,
         **kwargs: Any,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch as th
@@ -17,6 +17,8 @@ from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule, LinearSchedule
 
+from sb_grpo.types import Kwargs
+
 #: Classes that a file may name: those of these modules (already imported) with one of these bases.
 CLASSES: dict[str, tuple[type, ...]] = {
     "torch.nn": (th.nn.Module,),
@@ -24,6 +26,8 @@ CLASSES: dict[str, tuple[type, ...]] = {
     "stable_baselines3.common.torch_layers": (BaseFeaturesExtractor,),
     "sb_grpo": (th.nn.Module, BaseBuffer),
 }
+
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
 class NotPlain(ValueError):
@@ -39,16 +43,16 @@ class Form(NamedTuple):
     """
 
     knows: Callable[[Any], bool]
-    take: Callable[[Any], dict[str, Any]]
-    make: Callable[..., Any]
+    take: Callable[[Any], Kwargs]
+    make: Callable[..., object]
 
 
-def attributes(kind: Callable[..., Any], *names: str) -> Form:
+def attributes(kind: type, *names: str) -> Form:
     """The form of a class whose attributes have the names of its constructor's arguments."""
     return Form(lambda value: type(value) is kind, lambda value: {name: getattr(value, name) for name in names}, kind)
 
 
-def _float_schedule(value_schedule: Any) -> FloatSchedule:
+def _float_schedule(value_schedule: FloatSchedule | float) -> FloatSchedule:
     return FloatSchedule(value_schedule)
 
 
@@ -56,7 +60,7 @@ def _dict_space(names: list[str], parts: list[spaces.Space]) -> spaces.Dict:
     return spaces.Dict(dict(zip(names, parts, strict=True)))
 
 
-def _array(values: list[Any], dtype: str, shape: list[int]) -> np.ndarray:
+def _array(values: list[float], dtype: str, shape: list[int]) -> np.ndarray:
     if np.dtype(dtype).kind not in "biuf":
         raise NotPlain(f"an array of {dtype}")
     return np.array(values, dtype=dtype).reshape(shape)
@@ -97,7 +101,7 @@ FORMS: dict[str, Form] = {
 }
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: Any) -> Json:
     """A value as JSON.
 
     :raises NotPlain: naming the value that no rule knows

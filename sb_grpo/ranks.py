@@ -116,7 +116,7 @@ def _alive() -> Iterator[None]:
 # ---------------------------------------------------------------- sums
 
 
-def _reduce(values: th.Tensor, operation: Any) -> th.Tensor:
+def _reduce(values: th.Tensor, operation: dist.ReduceOp.RedOpType) -> th.Tensor:
     result = values.clone(memory_format=th.contiguous_format)
     with _alive():
         dist.all_reduce(result, operation)

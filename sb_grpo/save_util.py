@@ -11,12 +11,14 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.save_util import json_to_data, load_from_zip_file
+from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 from torch.optim import Optimizer
 
@@ -28,7 +30,7 @@ from sb_grpo.export import export_policy
 from sb_grpo.learn.last_good import Snapshot
 from sb_grpo.maths import schedules  # noqa: F401  # their plain form: models of the zoo have them
 from sb_grpo.plain import NotPlain, from_plain, to_plain
-from sb_grpo.types import Kwargs, Settings, State
+from sb_grpo.types import File, Kwargs, Settings, State
 from sb_grpo.validation import check_names, check_places
 
 #: Attributes that are built anew after loading.
@@ -72,7 +74,7 @@ SIGNS = {
 # ---------------------------------------------------------------- bodies of GRPO's methods
 
 
-def save_model(model: Any, save: Callable[..., None], path: Any, *args: Any, **kwargs: Any) -> None:
+def save_model(model: Any, save: Callable[..., None], path: File, *args: object, **kwargs: object) -> None:
     """Write the zip of a model, whole or not at all.
 
     :param save: SB3's method
@@ -99,8 +101,8 @@ def export_model(model: Any, path: str | Path) -> Path:
 
 
 def arguments_of_load(
-    cls: type, path: Any, env: Any, custom_objects: Kwargs | None, trusted: bool, kwargs: Kwargs
-) -> tuple[Any, Kwargs | None, Kwargs]:
+    cls: type, path: File, env: object, custom_objects: Kwargs | None, trusted: bool, kwargs: Kwargs
+) -> tuple[File, Kwargs | None, Kwargs]:
     """Return file, custom objects and further arguments for SB3's ``load``.
 
     :param cls: class of the model
@@ -125,7 +127,7 @@ def arguments_of_load(
     return source, custom_objects, kwargs
 
 
-def with_spaces_of(env: Any, path: Any, custom_objects: dict[str, Any] | None) -> dict[str, Any] | None:
+def with_spaces_of(env: object, path: File, custom_objects: Kwargs | None) -> Kwargs | None:
     """Custom objects of a load, with the env's spaces in place of the saved ones where the policy is for any size."""
     if not isinstance(env, InstanceEnv):
         return custom_objects
@@ -171,16 +173,16 @@ def set_parameters(
 class OnlyForGRPO(BaseBuffer):
     """Stands in a zip where no ``rollout_buffer_class`` is set: SB3's algorithms build it, and name the mistake."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise ValueError(
             "This zip was written by sb_grpo's GRPO, whose policy has no critic: load it with sb_grpo.GRPO.load(path)."
         )
 
-    def _get_samples(self, batch_inds: Any, env: Any = None) -> Any:
+    def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> NoReturn:
         raise NotImplementedError
 
 
-def check_is_grpo(path: Any, data: Settings) -> None:
+def check_is_grpo(path: File, data: Settings) -> None:
     """Check that a zip is not one of SB3's other algorithms.
 
     :param path: of the zip, for the message
@@ -258,7 +260,7 @@ def check_parameters(given: Settings, needed: Iterable[str], own: Settings) -> N
 
 
 @contextmanager
-def all_or_nothing(modules: Sequence[Any]) -> Iterator[None]:
+def all_or_nothing(modules: Sequence[object]) -> Iterator[None]:
     """Leave modules as they were where parameters do not fit, and say so in one line with a remedy.
 
     :param modules: that parameters go into; other objects are left aside
@@ -302,7 +304,7 @@ def with_entries(content: bytes, entries: Mapping[str, bytes]) -> bytes:
     return file.getvalue()
 
 
-def attributes_in(path: Any) -> Kwargs:
+def attributes_in(path: File) -> Kwargs:
     """Entries of a zip other than tensors, by name; nothing is unpickled. Empty where there is no file, as SB3 says that.
 
     :raises ValueError: if it is no zip
@@ -311,7 +313,7 @@ def attributes_in(path: Any) -> Kwargs:
     return attributes
 
 
-def lr_schedule_in(path: Any, custom_objects: Kwargs | None) -> Any:
+def lr_schedule_in(path: File, custom_objects: Kwargs | None) -> Any:
     """The schedule of the learning rate as it was, also where it was changed by hand: a model that is loaded makes it anew
     of its arguments. None where it cannot be read; whatever the file holds for it is unpickled."""
     written = json.dumps({"lr_schedule": attributes_in(path).get("lr_schedule")})
@@ -333,7 +335,7 @@ def entry_of(path: Any, name: str) -> bytes | None:
     return None if found is None else read_entry(found, name)
 
 
-def read_entry(path: Any, name: str) -> bytes | None:
+def read_entry(path: File, name: str) -> bytes | None:
     """One entry of a zip; None where it has none.
 
     :param path: of the zip, or an open file
@@ -346,7 +348,7 @@ def read_entry(path: Any, name: str) -> bytes | None:
         raise ValueError(f"{path} is broken, or no zip: {error}") from error
 
 
-def write_model(path: Any, content: bytes, attributes: Settings, statistics: bytes | None) -> None:
+def write_model(path: File, content: bytes, attributes: Settings, statistics: bytes | None) -> None:
     """Write the zip of a model with all that belongs to its weights.
 
     :param path: as :func:`write_zip` takes it
@@ -366,7 +368,7 @@ def write_model(path: Any, content: bytes, attributes: Settings, statistics: byt
     write_zip(path, with_entries(content, entries))
 
 
-def write_zip(path: Any, content: bytes) -> None:
+def write_zip(path: File, content: bytes) -> None:
     """Write a zip, whole or not at all.
 
     :param path: ``.zip`` is added where it has no ending; or a file that is open for writing
@@ -378,7 +380,7 @@ def write_zip(path: Any, content: bytes) -> None:
 
 
 def without_pickle(
-    path: Any, arguments: Iterable[str], given: Settings, env: Any = None
+    path: File, arguments: Iterable[str], given: Settings, env: object = None
 ) -> tuple[io.BytesIO, Kwargs]:
     """Read from a model's zip all that needs no unpickling.
 
@@ -413,7 +415,7 @@ def without_pickle(
     return io.BytesIO(with_entries(b"", {"data": json.dumps(rest).encode(), **tensors})), objects
 
 
-def _without_pickle(name: str, plain: Settings, given: Settings, env: Any) -> Any:
+def _without_pickle(name: str, plain: Settings, given: Settings, env: object) -> Any:
     if name in given:
         return given[name]
     if name in MADE_ANEW:
@@ -425,7 +427,7 @@ def _without_pickle(name: str, plain: Settings, given: Settings, env: Any) -> An
     raise NotPlain("no plain form of it in the file")
 
 
-def _opened(path: Any) -> io.BytesIO:
+def _opened(path: File) -> io.BytesIO:
     """All of a file, read once: the bytes that are checked are those that are used."""
     if hasattr(path, "read"):
         return io.BytesIO(path.read())

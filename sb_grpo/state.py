@@ -36,7 +36,7 @@ class NoPlainForm(ValueError):
     """A value that a file without pickled objects cannot hold."""
 
 
-def pack(value: Any, name: str = "") -> Any:
+def pack(value: object, name: str = "") -> Any:
     """A copy of plain values.
 
     :param value: tensors, arrays, numbers, text and None, in lists, tuples (named ones become plain), deques and dicts
@@ -77,17 +77,17 @@ def unpack(value: Any) -> Any:
 # ---------------------------------------------------------------- objects
 
 
-def attributes(holder: Any, names: Iterable[str]) -> State:
+def attributes(holder: object, names: Iterable[str]) -> State:
     """Attributes by name, for a ``state_dict`` that is no more than some of them."""
     return {name: getattr(holder, name) for name in names}
 
 
-def put_attributes(holder: Any, names: Iterable[str], state: SavedState) -> None:
+def put_attributes(holder: object, names: Iterable[str], state: SavedState) -> None:
     """Put :func:`attributes` back."""
     vars(holder).update({name: state[name] for name in names})
 
 
-def state_of(holder: Any) -> State | None:
+def state_of(holder: object) -> State | None:
     """The state of an object; None where it says of none."""
     if isinstance(holder, nn.Module):
         return {name: own_state(module) for name, module in holder.named_modules()}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import get_action_dim
@@ -15,6 +18,8 @@ from stable_baselines3.common.preprocessing import get_action_dim
 TensorOrDict = th.Tensor | dict[str, th.Tensor]
 #: Observations of any form: arrays or tensors ``[n_envs, ...]``, or dicts of such.
 Obs: TypeAlias = Any
+#: Action of one env: a number, or an array of numbers.
+Action: TypeAlias = int | np.integer | np.ndarray
 #: Info of one env, as Gymnasium's ``step`` and ``reset`` return it.
 Info: TypeAlias = dict[str, Any]
 #: Keyword arguments or settings by name.
@@ -23,7 +28,9 @@ Settings: TypeAlias = Mapping[str, Any]
 #: State by name, as a ``state_dict()`` returns it and as a ``load_state_dict()`` takes it.
 State: TypeAlias = dict[str, Any]
 SavedState: TypeAlias = Mapping[str, Any]
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOTHING: Settings = MappingProxyType({})
+#: Path of a file, or a file that is open.
+File: TypeAlias = str | Path | io.BufferedIOBase
 #: Key of the number of the turn within an episode: in an info, and in the extra columns of a rollout.
 TURN = "turn"
 
@@ -89,10 +96,10 @@ def select_episodes(rollout: Rollout, episodes: th.Tensor) -> tuple[Rollout, th.
     kept = episodes.nonzero().squeeze(1)
     groups, group = th.unique(rollout.group[kept], return_inverse=True)
 
-    def of_rows(column: Any) -> Any:
+    def of_rows(column: Obs) -> Obs:
         return None if column is None else map_obs(lambda x: x.index_select(0, rows), column)
 
-    def of_episodes(column: Any) -> Any:
+    def of_episodes(column: Obs) -> Obs:
         return None if column is None else map_obs(lambda x: x.index_select(0, kept), column)
 
     part = rollout._replace(
@@ -112,7 +119,7 @@ MOST_GROUPS = 1 << 40
 def join_rollouts(first: Rollout, second: Rollout) -> Rollout:
     """Two rollouts as one, the second's episodes and groups after the first's; ``seed_group`` then only says their order."""
 
-    def both(name: str) -> Any:
+    def both(name: str) -> Obs:
         columns = getattr(first, name), getattr(second, name)
         return None if columns[0] is None else map_obs(lambda *parts: th.cat(parts), *columns)
 
@@ -150,6 +157,20 @@ class Estimate(NamedTuple):
     figures: Mapping[str, float] = NOTHING  #: further metrics to log, by key
 
 
+class Estimator(Protocol):
+    """Interface: computes one number per step of a rollout."""
+
+    uses_values: bool
+    whole_episodes: bool
+
+    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
+        """Estimate the advantages of a rollout.
+
+        :param features: of its observations, if ``uses_values``
+        :param objective: index of the reward column in the rollout's rewards
+        """
+
+
 class Minibatch(NamedTuple):
     """Rows of a rollout as the loss wants them."""
 
@@ -165,7 +186,7 @@ class Minibatch(NamedTuple):
 
     def map(self, fn: Callable[[th.Tensor], th.Tensor]) -> Minibatch:
         """The same function applied to every column of rows."""
-        columns: dict[str, Any] = self._replace(instances=None)._asdict()
+        columns: Kwargs = self._replace(instances=None)._asdict()
         mapped = {name: map_obs(fn, column) for name, column in columns.items() if column is not None}
         return Minibatch(**mapped)._replace(instances=self.instances)
 
@@ -194,7 +215,7 @@ class UpdateResult:
     stopped_early: bool = False  #: by ``target_kl``
 
 
-def map_obs(fn: Any, *obs: Any) -> Any:
+def map_obs(fn: Callable[..., object], *obs: Obs) -> Obs:
     """Apply ``fn`` to observations, key by key where they are dicts."""
     if isinstance(obs[0], Mapping):
         return {key: fn(*(o[key] for o in obs)) for key in obs[0]}

@@ -987,7 +987,7 @@ def check_early_reset(env: VecEnv, can_continue: bool) -> None:
 # ---------------------------------------------------------------- files
 
 
-def check_log_folder(folder: Any) -> None:
+def check_log_folder(folder: str | None) -> None:
     """Make the folder for TensorBoard, before anything is trained for it.
 
     :param folder: a path; None: nothing is logged

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch as th
 from torch import nn
@@ -14,7 +14,10 @@ from sb_grpo.maths.chunks import CHUNK, in_chunks
 from sb_grpo.maths.estimators import to_one_scale
 from sb_grpo.maths.segments import rows_by_instance
 from sb_grpo.policies.beside import with_instances
-from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Features, Rollout, map_obs, select_episodes
+from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Estimator, Features, Obs, Rollout, map_obs, select_episodes
+
+if TYPE_CHECKING:
+    from sb_grpo.policies.actor import ActorPolicy
 
 #: Largest feature whose square, summed over a rollout, fits in float32.
 LARGEST_FEATURE = 1e17
@@ -69,7 +72,7 @@ def mean_figures(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: sum(values) / len(values) for name, values in found.items()}
 
 
-def features_of(policy: Any, rollout: Rollout) -> Features:
+def features_of(policy: ActorPolicy, rollout: Rollout) -> Features:
     """Compute the policy's features of a rollout's observations, the inputs of values.
 
     :raises Breakdown: if a feature or its square is not finite
@@ -86,7 +89,7 @@ def features_of(policy: Any, rollout: Rollout) -> Features:
 
 
 @th.no_grad()
-def features_of_instances(policy: Any, observations: Any, instance: th.Tensor, instances: Any) -> th.Tensor:
+def features_of_instances(policy: ActorPolicy, observations: Obs, instance: th.Tensor, instances: Obs) -> th.Tensor:
     """Compute the features of rows that belong to problem instances, each of which is encoded once.
 
     :param observations: of M rows
@@ -106,7 +109,7 @@ def features_of_instances(policy: Any, observations: Any, instance: th.Tensor, i
 
 
 def estimate_each(
-    estimator: Any,
+    estimator: Estimator,
     rollout: Rollout,
     options: AdvantageOptions,
     features: Features | None,

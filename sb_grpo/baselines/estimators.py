@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch as th
 
@@ -21,24 +21,10 @@ from sb_grpo.config import StateSettings, check_fields, check_keys, is_function,
 from sb_grpo.maths.estimators import anchor, outcome, process, step
 from sb_grpo.maths.per_step import numbers_of
 from sb_grpo.policies.beside import env_part
-from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout, TensorOrDict
+from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout, Settings, TensorOrDict
 
 #: Share of recurring states below which ``"anchor"`` warns that it is little more than ``"outcome"``.
 FEW_RECUR = 0.1
-
-
-class Estimator(Protocol):
-    """Interface: computes one number per step of a rollout."""
-
-    uses_values: bool
-    whole_episodes: bool
-
-    def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
-        """Estimate the advantages of a rollout.
-
-        :param features: of its observations, if ``uses_values``
-        :param objective: index of the reward column in the rollout's rewards
-        """
 
 
 @dataclass(frozen=True)
@@ -174,7 +160,7 @@ class OfFunction:
     """User function of (:class:`Rollout`, :class:`AdvantageOptions`) and keyword arguments."""
 
     function: Callable[..., th.Tensor]
-    kwargs: Mapping[str, Any] = field(default_factory=lambda: NOTHING)
+    kwargs: Settings = field(default_factory=lambda: NOTHING)
 
     uses_values: ClassVar[bool] = False
     whole_episodes: ClassVar[bool] = True

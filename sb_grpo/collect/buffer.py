@@ -7,7 +7,7 @@ works on that one form, whatever the number of envs, the group size, or where an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
 import torch as th
@@ -67,7 +67,7 @@ class AsArrays:
     @property
     def observations(self) -> np.ndarray | dict[str, np.ndarray]:
         """``[pos, n_envs, ...]`` before each step, shaped as SB3 shapes the space."""
-        taken: Any = self._array("observations")
+        taken = self._array("observations")
         if isinstance(taken, dict):
             return {key: self._shaped(part, self.obs_shape[key]) for key, part in taken.items()}
         return self._shaped(taken, self.obs_shape)
@@ -101,7 +101,7 @@ class AsArrays:
             )
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
-    def _array(self, name: str) -> Any:
+    def _array(self, name: str) -> Obs:
         return map_obs(lambda column: _readable(column[: self.pos]), self.steps[name])
 
     def _shaped(self, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
@@ -150,7 +150,9 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         """Device of rewards, jobs, times and ends: beside the envs that report them."""
         return "cpu"
 
-    def _grown(self, old: th.Tensor | None, size: int, shape: tuple[int, ...], dtype: th.dtype, device: Any) -> th.Tensor:
+    def _grown(
+        self, old: th.Tensor | None, size: int, shape: tuple[int, ...], dtype: th.dtype, device: th.device | str
+    ) -> th.Tensor:
         """Zeros for ``size`` steps per env, beginning with the steps that are there."""
         new = th.zeros((size, self.n_envs, *shape), dtype=dtype, device=device)
         if old is not None:
@@ -187,10 +189,6 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         self.full = False
         self._rows = None
 
-    def _views(self) -> Rows:
-        """Make views of the columns: NumPy's on the CPU, which take a row in a fraction of the time that torch needs."""
-        return {name: map_obs(_row_view, column) for name, column in self.steps.items()}
-
     def __getstate__(self) -> State:
         """Return the state of a copy or a pickle, without views: they would be columns of their own there."""
         return {**vars(self), "_rows": None}
@@ -219,7 +217,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         self.n_lost = 0
         self.full = False
         self._seen_before = None
-        self._final_obs: dict[int, Any] = {}
+        self._final_obs: dict[int, Obs] = {}
         self._static: dict[int, dict[str, th.Tensor]] = {}
         self._static_jobs = np.full(self.n_envs, -1)
 
@@ -288,7 +286,8 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         if self.pos == self.buffer_size:
             self._allocate(2 * self.buffer_size)
         if self._rows is None:
-            self._rows = self._views()
+            # NumPy's on the CPU take a row in a fraction of the time that torch needs.
+            self._rows = {name: map_obs(_row_view, column) for name, column in self.steps.items()}
         pos = self.pos
         rows = self._rows
         if isinstance(obs, dict):
@@ -343,7 +342,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         """Observations and actions of this rollout's steps, ``[time * slots, ...]`` views."""
         return self.flat("observations"), self.flat("actions")
 
-    def flat(self, name: str) -> Any:
+    def flat(self, name: str) -> Obs:
         """``[time * slots, ...]`` views of a column of this rollout's steps."""
         return map_obs(lambda column: column[: self.pos].flatten(0, 1), self.steps[name])
 
@@ -442,11 +441,11 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         groups, members_ended = th.unique(jobs[ends > 0] // group_size, return_counts=True)
         return groups[members_ended == group_size]  # type: ignore[no-any-return]
 
-    def _new_final_observations(self) -> Any:
+    def _new_final_observations(self) -> Obs:
         """Observations of this rollout's steps that :meth:`_final_observations` will need."""
         return self._final_obs
 
-    def _join_final_observations(self, kept: Any, new: Any) -> Any:
+    def _join_final_observations(self, kept: Obs, new: Obs) -> Obs:
         return {**kept, **new}
 
     def _take(self, rows: Rows, index: th.Tensor) -> Rows:
@@ -457,7 +456,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         taken["static"] = _of_jobs(rows["static"], taken["jobs"])
         return taken
 
-    def _take_final_observations(self, final_obs: Any, index: th.Tensor, jobs: th.Tensor) -> Any:
+    def _take_final_observations(self, final_obs: Obs, index: th.Tensor, jobs: th.Tensor) -> Obs:
         return _of_jobs(final_obs, jobs)
 
     def _as_rollout(self, rows: Rows, group_size: int) -> Rollout:
@@ -513,7 +512,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         seen = self.steps["observations"]
         return {key: stack(buffer, key) for key, buffer in seen.items()} if isinstance(seen, dict) else stack(seen, None)
 
-    def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> Any:
+    def _get_samples(self, batch_inds: np.ndarray, env: VecNormalize | None = None) -> NoReturn:
         raise NotImplementedError("A GroupRolloutBuffer hands out whole rollouts: use pack().")
 
 

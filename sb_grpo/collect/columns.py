@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch as th
@@ -163,7 +163,10 @@ class TaskReader:
     def __init__(self, multitask: Multitask, space: spaces.Space) -> None:
         self.key = multitask.task_key
         self.names = multitask.names
-        self.ids: dict[Any, int] = {**{i: i for i in range(len(self.names))}, **{name: i for i, name in enumerate(self.names)}}
+        self.ids: dict[object, int] = {
+            **{i: i for i in range(len(self.names))},
+            **{name: i for i, name in enumerate(self.names)},
+        }
         self.in_observation = isinstance(space, spaces.Dict) and self.key in space.spaces
 
     def __call__(self, step: HostStep) -> np.ndarray:
@@ -171,7 +174,7 @@ class TaskReader:
             return self._from_observation(np.asarray(step.raw_obs[self.key]))
         return self._ids([self._of_info(slot, info) for slot, info in enumerate(step.infos)])
 
-    def _of_info(self, slot: int, info: Info) -> Any:
+    def _of_info(self, slot: int, info: Info) -> object:
         if self.key not in info:
             raise ValueError(
                 f"tasks={list(self.names)} are declared, but the info of env {slot} has no {self.key!r} (it has "
@@ -180,7 +183,7 @@ class TaskReader:
             )
         return info[self.key]
 
-    def _ids(self, tasks: Sequence[Any]) -> np.ndarray:
+    def _ids(self, tasks: Sequence[object]) -> np.ndarray:
         try:
             return np.array([self.ids[task] for task in tasks])
         except (KeyError, TypeError):  # TypeError: not hashable, so surely no id
@@ -227,7 +230,7 @@ class ObjectiveReader:
         self._check_finite(values)
         return values
 
-    def _rewards(self, slot: int, info: Info) -> Any:
+    def _rewards(self, slot: int, info: Info) -> object:
         if REWARDS_KEY not in info:
             raise ValueError(
                 f"objectives={self.objectives} are declared, but the info of env {slot} has no {REWARDS_KEY!r}. Report the "

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch as th
 
-from sb_grpo.collect.buffer import GroupRolloutBuffer
+from sb_grpo.collect.buffer import GroupRolloutBuffer, Rows
 from sb_grpo.policies.beside import MASK
-from sb_grpo.types import TensorOrDict, map_obs
+from sb_grpo.types import Obs, TensorOrDict, map_obs
 
 
 class TensorRolloutBuffer(GroupRolloutBuffer):
@@ -64,20 +62,20 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
         self.pos += n
         self.full = self.pos == self.buffer_size
 
-    def _new_final_observations(self) -> Any:
+    def _new_final_observations(self) -> Obs:
         return self.flat("next_observations") if self.keeps_next else None
 
-    def _join_final_observations(self, kept: Any, new: Any) -> Any:
+    def _join_final_observations(self, kept: Obs, new: Obs) -> Obs:
         return map_obs(lambda a, b: th.cat([a, b]), kept, new) if self.keeps_next else None
 
-    def _take_final_observations(self, final_obs: Any, index: th.Tensor, jobs: th.Tensor) -> Any:
+    def _take_final_observations(self, final_obs: Obs, index: th.Tensor, jobs: th.Tensor) -> Obs:
         return map_obs(lambda obs: obs.index_select(0, index), final_obs) if self.keeps_next else None
 
-    def _final_observations(self, rows: dict[str, Any], jobs: th.Tensor, last: th.Tensor) -> TensorOrDict:
+    def _final_observations(self, rows: Rows, jobs: th.Tensor, last: th.Tensor) -> TensorOrDict:
         if not self.keeps_next:
             return map_obs(lambda obs: th.zeros_like(obs[: len(last)]), rows["obs"])  # type: ignore[no-any-return]
         return map_obs(lambda obs: obs.index_select(0, last), rows["final_obs"])  # type: ignore[no-any-return]
 
 
-def _parts(column: Any) -> list[th.Tensor]:
+def _parts(column: TensorOrDict) -> list[th.Tensor]:
     return [column[key] for key in sorted(column)] if isinstance(column, dict) else [column]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch as th
 from gymnasium import spaces
 
 from sb_grpo import ranks
+from sb_grpo.collect.buffer import Rows
 from sb_grpo.collect.columns import Column
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.collect.plan import Limits, Plan, check_endless, check_hopeless, too_large
@@ -23,7 +24,7 @@ from sb_grpo.policies.beside import CODE, MASK, MEMORY, beside, env_part, with_b
 from sb_grpo.policies.encoding import EncodingPolicy
 from sb_grpo.policies.masks import choices_of
 from sb_grpo.policies.numbers import no_numbers
-from sb_grpo.types import Breakdown, map_obs
+from sb_grpo.types import Breakdown, Info, Obs, TensorOrDict, map_obs
 
 
 def env_actions(policy: ActorPolicy) -> Callable[[th.Tensor], th.Tensor]:
@@ -41,7 +42,7 @@ def env_actions(policy: ActorPolicy) -> Callable[[th.Tensor], th.Tensor]:
 HANDED_OUT = ("observations", "actions", "next_observations")
 
 
-def observe(policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots) -> Any:
+def observe(policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots) -> Obs:
     """Observations as the policy sees them: with the env's masks, and the policy's memory of the running episodes."""
     parts = {} if env.action_masks is None else {MASK: env.action_masks}
     if policy.memory is not None:
@@ -59,7 +60,7 @@ def env_step(
     schema: Sequence[Column],
     to_env: Callable[[th.Tensor], th.Tensor],
     noise: th.Tensor,
-) -> dict[str, Any]:
+) -> Rows:
     """Act, step every slot, and start the next jobs where episodes ended: tensor arithmetic without a look at any value.
 
     :param schema: further columns
@@ -99,7 +100,7 @@ def env_steps(
     schema: Sequence[Column],
     to_env: Callable[[th.Tensor], th.Tensor],
     noise: th.Tensor,
-) -> dict[str, Any]:
+) -> Rows:
     """Take as many env steps as there is noise for.
 
     :param noise: ``[k, n_envs, n]``
@@ -110,24 +111,24 @@ def env_steps(
 
 
 #: Takes env steps (:func:`env_steps`, or the same in one graph), and how many per call.
-Stepper = tuple[Callable[..., dict[str, Any]], int]
+Stepper = tuple[Callable[..., Rows], int]
 
 
 class StepResult(NamedTuple):
     """One step of every slot. Callbacks find these names in their locals, as in SB3."""
 
     n_steps: int  #: of this rollout, per env, before this one
-    obs_tensor: Any  #: before the step
-    actions: Any  #: as sampled
-    clipped_actions: Any  #: as the env got them
-    new_obs: Any
+    obs_tensor: TensorOrDict  #: before the step
+    actions: th.Tensor  #: as sampled
+    clipped_actions: th.Tensor  #: as the env got them
+    new_obs: TensorOrDict
     rewards: th.Tensor
     dones: th.Tensor
-    infos: list[dict[str, Any]]
+    infos: list[Info]
     ahead: int  #: steps per env that have been taken beyond this one
 
 
-def steps_of(found: dict[str, Any], n_steps: int, run: int, infos: list[dict[str, Any]]) -> Iterator[StepResult]:
+def steps_of(found: Rows, n_steps: int, run: int, infos: list[Info]) -> Iterator[StepResult]:
     """The steps of a run, one after another.
 
     :param found: columns of :func:`env_steps`
@@ -164,7 +165,7 @@ class CompleteGroups:
             self.ended[group] += 1
             self.n += self.ended[group] == self.plan.group_size
 
-    def are_enough(self, found: dict[str, Any]) -> bool:
+    def are_enough(self, found: Rows) -> bool:
         """Count the ends of a run of steps; return whether the rollout has its number of groups."""
         if self.plan.n_groups is None:
             return False
@@ -191,7 +192,7 @@ def collect_tensors(
     stepper: Stepper,
     autocast: bool,
     task_names: Sequence[str],
-    episodes: deque[dict[str, Any]] | None,
+    episodes: deque[Info] | None,
     start_over: Callable[[], TensorSlots],
     on_step: Callable[[StepResult], bool],
 ) -> bool:
@@ -210,7 +211,7 @@ def collect_tensors(
     policy = actor()
     to_env = env_actions(policy)
     interruptions = 0
-    infos: list[dict[str, Any]] = [{} for _ in range(env.num_envs)]
+    infos: list[Info] = [{} for _ in range(env.num_envs)]
     groups = CompleteGroups(buffer, plan)
     while True:
         noise = actor().noise(plan.steps_per_env, env.num_envs)
@@ -316,7 +317,7 @@ def check_tasks(buffer: TensorRolloutBuffer, names: tuple[str, ...]) -> None:
         )
 
 
-def record_episodes(ep_info_buffer: deque[dict[str, Any]] | None, buffer: TensorRolloutBuffer, group_size: int) -> None:
+def record_episodes(ep_info_buffer: deque[Info] | None, buffer: TensorRolloutBuffer, group_size: int) -> None:
     """Hand return, length and group of the episodes that ended to SB3's statistics, in one transfer."""
     assert ep_info_buffer is not None and ep_info_buffer.maxlen is not None
     steps = buffer.steps

@@ -6,7 +6,7 @@ The start of a group follows from the model's seed and the number of the group a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch as th
@@ -17,13 +17,14 @@ from sb_grpo.config import GroupOptions, check_keys, plain, shown
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.random import group_seed, group_seeds, mix, mix_tensor, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
+from sb_grpo.types import Kwargs, Settings
 
 #: Largest reset seed; every env takes it.
 MAX_SEED = 2**31 - 1
 #: Key of the member's number in the reset options (``tell_member=True``).
 MEMBER = "member"
 #: A sequence of starts, or a function of a group's number.
-Starts = Sequence[Any] | Callable[[int], Any]
+Starts = Sequence[object] | Callable[[int], object]
 #: Name of the argument in messages.
 STARTS = "group_kwargs: starts"
 
@@ -32,11 +33,11 @@ class GivenStart(NamedTuple):
     """Start of a group."""
 
     seed: int | None = None  #: in [0, MAX_SEED]; None: the group's own
-    options: Mapping[str, Any] | None = None  #: of ``reset``; None: none
-    state: Any = None  #: that a FunctionalTensorEnv begins in; None: its ``initial_state``
+    options: Settings | None = None  #: of ``reset``; None: none
+    state: object = None  #: that a FunctionalTensorEnv begins in; None: its ``initial_state``
 
 
-def read_start(entry: Any, where: str) -> GivenStart:
+def read_start(entry: object, where: str) -> GivenStart:
     """Read one start from a reset seed, or a dict with keys among seed, options and state.
 
     :param entry: as the user gave it
@@ -65,7 +66,7 @@ def read_start(entry: Any, where: str) -> GivenStart:
     return GivenStart(seed, options, entry.get("state"))
 
 
-def _has_text_keys(value: Any) -> bool:
+def _has_text_keys(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _has_text_keys(part) for key, part in value.items())
     return not isinstance(value, list | tuple) or all(_has_text_keys(part) for part in value)
@@ -102,7 +103,7 @@ def check_start(start: GivenStart, env: VecEnv, where: str) -> None:
         )
 
 
-def each_start(starts: Sequence[Any], env: VecEnv | None, where: str) -> Iterator[GivenStart]:
+def each_start(starts: Sequence[object], env: VecEnv | None, where: str) -> Iterator[GivenStart]:
     """Read every start of a sequence.
 
     :param env: that it must go with; None: not known
@@ -133,7 +134,7 @@ class GivenStarts:
         self.known: dict[int, GivenStart] = {}
         self._orders: dict[int, list[int]] = {}
 
-    def of_member(self, group: int, member: int, seed: int) -> tuple[int, dict[str, Any] | None]:
+    def of_member(self, group: int, member: int, seed: int) -> tuple[int, Kwargs | None]:
         """Return the reset seed and the reset options of a member.
 
         :param group: number in the stream of all learners

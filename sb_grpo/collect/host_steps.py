@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch as th
@@ -74,7 +73,7 @@ class Beside:
         if self.mask_source != "tensor":  # the device loop looks at its env itself
             self._masks = masks_of(env, self.mask_source, infos, dones, step)
 
-    def observe(self, obs: Obs, policy: ActorPolicy, t: np.ndarray, step: int) -> Any:
+    def observe(self, obs: Obs, policy: ActorPolicy, t: np.ndarray, step: int) -> Obs:
         """Observations as the policy sees them.
 
         :param obs: ``[n_envs, ...]`` of the env
@@ -95,7 +94,7 @@ class Beside:
         """``[n_envs, n]`` of the policy after it has acted. A copy: tensors of inference mode take part in no gradient."""
         self._memory = None if memory is None else memory.clone()
 
-    def last(self, slot: int, info: Info) -> Any:
+    def last(self, slot: int, info: Info) -> Obs:
         """The observation after the last step of an episode that a time limit has cut, with the policy's memory there.
 
         :param info: of that step
@@ -117,7 +116,7 @@ class Beside:
             )
         return None
 
-    def after(self, slot: int, obs: Obs) -> Any:
+    def after(self, slot: int, obs: Obs) -> Obs:
         """A slot's observation after the last step, with the policy's memory there; for the value of a cut episode.
 
         A mask that the observation itself holds stays in it: the buffer has a place for it.
@@ -142,7 +141,7 @@ def check_outputs(policy: nn.Module, log_probs: th.Tensor, step: int) -> None:
         raise Breakdown(f"At vector step {step} since the start of learn() {trouble}")
 
 
-def check_finite(env: VecEnv, what: str, value: Any, step: int, largest: float = math.inf) -> None:
+def check_finite(env: VecEnv, what: str, value: Obs, step: int, largest: float = math.inf) -> None:
     """Stop at the first NaN, inf or number beyond all measure that an env produces.
 
     :param what: name of the tensor, for the message
@@ -229,7 +228,7 @@ def note_ends(
     return ends
 
 
-def in_shape(space: spaces.Space, last: Any, slot: int) -> Any:
+def in_shape(space: spaces.Space, last: Obs, slot: int) -> Obs:
     """Return the last observation of an episode in the space's shape; NumPy would stretch it where it can.
 
     :raises ValueError: for another size than the others have

@@ -145,7 +145,7 @@ def masks_of(
     return checked(found, env.action_space, env.num_envs, f"of env {{slot}} at vector step {step}")
 
 
-def _asked(env: VecEnv, just_reset: bool) -> Any:
+def _asked(env: VecEnv, just_reset: bool) -> Sequence[np.ndarray]:
     """Ask the env for ``action_masks()``.
 
     :param just_reset: no step has been taken since: a process that ends now has stumbled over the question
@@ -214,7 +214,7 @@ def masks_of_the_evaluated() -> np.ndarray | None:
     return masks_of(env, source_of(env), known.get("infos"), known.get("dones"))
 
 
-def _first_argument(frame: FrameType) -> Any:
+def _first_argument(frame: FrameType) -> object:
     """``self`` of a method, as long as it is called so."""
     code = frame.f_code
     return frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch as th
 
 #: With whole-episode estimators and no known time limit, an episode may run this long before we call it endless.
 ENDLESS = 10_000
@@ -81,7 +84,7 @@ def too_large(largest: float) -> str:
     return f"is beyond +-{largest:g}, where statistics in float32 break down"
 
 
-def check_endless(t: Any, plan: Plan) -> None:
+def check_endless(t: np.ndarray | th.Tensor, plan: Plan) -> None:
     """Whole-episode estimators would wait for ever for an episode that does not end.
 
     :param t: ``[n_envs]`` steps of the running episodes so far

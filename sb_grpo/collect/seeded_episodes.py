@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from inspect import signature
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import torch as th
+from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.vec_env import VecEnv, VecMonitor, VecNormalize, is_vecenv_wrapped, unwrap_vec_normalize
 
 from sb_grpo.collect.given_starts import GivenStart, states_of
@@ -21,9 +23,13 @@ from sb_grpo.envs.seeded_reset import observation_digest
 from sb_grpo.envs.tensor_env import TensorVecEnv, check_actions
 from sb_grpo.types import Obs
 
+#: A model or policy with SB3's ``predict``, or a function: observations ``[N, ...]`` -> actions ``[N, ...]``.
+Policy: TypeAlias = BaseAlgorithm | BasePolicy | Callable[[Obs], np.ndarray]
+#: State of a recurrent policy.
+Memory: TypeAlias = tuple[np.ndarray, ...] | None
 #: Observations ``[N, ...]``, state of a recurrent policy, starts ``[N]``, valid actions ``[N, m]`` where observations do not
 #: hold them -> actions ``[N, ...]``, next state.
-Act = Callable[[Any, Any, np.ndarray, np.ndarray | None], tuple[np.ndarray, Any]]
+Act = Callable[[Obs, Memory, np.ndarray, np.ndarray | None], tuple[np.ndarray, Memory]]
 
 
 class Episodes(NamedTuple):
@@ -33,7 +39,7 @@ class Episodes(NamedTuple):
     starts: list[str]  #: [n] digests of the raw first observations
 
 
-def actor(policy: Any, normalize: VecNormalize | None, deterministic: bool) -> Act:
+def actor(policy: Policy, normalize: VecNormalize | None, deterministic: bool) -> Act:
     """A policy as one function.
 
     :param policy: with SB3's ``predict``, or a function of observations; one without masks, as PPO's, is not told of them
@@ -44,7 +50,7 @@ def actor(policy: Any, normalize: VecNormalize | None, deterministic: bool) -> A
     known = signature(policy.predict).parameters if hasattr(policy, "predict") else {}
     takes_masks = "action_masks" in known or any(one.kind is one.VAR_KEYWORD for one in known.values())
 
-    def act(observations: Obs, state: Any, starts: np.ndarray, masks: np.ndarray | None) -> tuple[np.ndarray, Any]:
+    def act(observations: Obs, state: Memory, starts: np.ndarray, masks: np.ndarray | None) -> tuple[np.ndarray, Memory]:
         seen = observations if normalize is None else normalize.normalize_obs(observations)
         if not hasattr(policy, "predict"):
             return np.asarray(policy(seen)), None
@@ -130,7 +136,7 @@ def frozen_statistics(env: VecEnv) -> Iterator[None]:
         normalize.training = training
 
 
-def _reset(env: VecEnv, starts: Sequence[GivenStart]) -> Any:
+def _reset(env: VecEnv, starts: Sequence[GivenStart]) -> Obs:
     if isinstance(env, TensorVecEnv):
         padded = [*starts, *[starts[-1]] * (env.num_envs - len(starts))]
         env.reset_all(th.tensor([start.seed for start in padded], dtype=th.int64, device=env.device))

@@ -31,7 +31,7 @@ class StateSlots(TensorSlots):
     """
 
     STATE: ClassVar[tuple[str, ...]] = (*TensorSlots.STATE, "_last_start")
-    _last_start: Any = None
+    _last_start: object = None
 
     def load_state_dict(self, state: SavedState, env: VecEnv) -> None:
         super().load_state_dict(state, env)
@@ -115,12 +115,12 @@ class InstanceSlots(StreamSlots):
 
     max_lead = 0
     unequal_starts = False  #: members are meant to start unequally, so their starts are not compared
-    code: Any = None  #: [n_envs / group_size, ...] encoded instances of the running groups, in the tensors of a policy
+    code: Obs = None  #: [n_envs / group_size, ...] encoded instances of the running groups, in the tensors of a policy
     #: What made the code: policy, its weights, their versions.
-    _encoder: tuple[Any, list[th.nn.Parameter], list[int]] | None = None
+    _encoder: tuple[EncodingPolicy, list[th.nn.Parameter], list[int]] | None = None
     _uncoded: th.Tensor  # [n_envs / group_size] bool, groups that have begun since
 
-    def started_all(self, env: InstanceEnv, raw_obs: Any = None) -> None:  # type: ignore[override]
+    def started_all(self, env: InstanceEnv, raw_obs: Obs = None) -> None:  # type: ignore[override]
         env.arrange(self.group_size)
         super().started_all(env)
         self.forget_code()

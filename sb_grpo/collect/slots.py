@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvObs
 
 from sb_grpo import ranks
 from sb_grpo.collect.given_starts import GivenStarts, TensorStarts
@@ -35,7 +36,7 @@ from sb_grpo.envs.random import group_seed, group_seeds, mix, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.policies.beside import env_part
 from sb_grpo.state import attributes, put_attributes
-from sb_grpo.types import Obs, Rollout, SavedState, State
+from sb_grpo.types import Info, Kwargs, Obs, Rollout, SavedState, State
 
 NO_JOB = -1
 #: Different starts that are told apart in counting them.
@@ -167,7 +168,7 @@ class GroupSlots:
         """No running episode has taken a step."""
         return not self.t.any()
 
-    def begin_again(self, env: VecEnv) -> Any:
+    def begin_again(self, env: VecEnv) -> VecEnvObs:
         """Reset the env, and queue the same jobs again: every slot begins the job that it runs. Returns the observations."""
         self._take(env)
         for slot, job in enumerate(self.job.tolist()):
@@ -212,7 +213,7 @@ class GroupSlots:
         stream = mix(self.base_seed, self.next_job, 2)  # the 2 keeps it apart from groups and from noise
         return [mix(stream, self._times_lost, slot) >> 33 for slot in range(len(self.job))]
 
-    def step_envs(self, env: VecEnv, actions: np.ndarray) -> Any:
+    def step_envs(self, env: VecEnv, actions: np.ndarray) -> tuple[Obs, np.ndarray, np.ndarray, list[Info]]:
         """``env.step(actions)``, made known as the trainer's own: its resets may consume the queued seeds.
 
         A wrapper may give rewards and ends as lists or tensors.
@@ -286,7 +287,7 @@ class GroupSlots:
         noise_seed = None if self.shared_noise else mix(self.base_seed, group * self.group_size + member, 1)
         return self._hold.queue(slot, *self._seed_and_options(group, member), noise_seed)
 
-    def _seed_and_options(self, group: int, member: int) -> tuple[int, dict[str, Any] | None]:
+    def _seed_and_options(self, group: int, member: int) -> tuple[int, Kwargs | None]:
         """Reset seed and reset options of a member.
 
         :param group: number in the stream of all learners
@@ -333,7 +334,7 @@ class GroupSlots:
         if len(self.starts_seen) == 1 and self.starts_seen[shown] == ENOUGH_GROUPS and not meant:
             self._warn("alike", alike_message, env, ENOUGH_GROUPS)
 
-    def _warn(self, kind: str, message: Callable[..., str], *args: Any) -> None:
+    def _warn(self, kind: str, message: Callable[..., str], *args: object) -> None:
         """Say one kind of thing once."""
         if kind not in self._warned:
             self._warned.add(kind)

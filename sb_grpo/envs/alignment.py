@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 import pickle
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -19,7 +19,7 @@ import numpy as np
 from sb_grpo.envs.random import group_seed
 from sb_grpo.envs.seeded_reset import observation_digest
 from sb_grpo.envs.valid_actions import ValidActions
-from sb_grpo.types import Obs
+from sb_grpo.types import Action, Obs
 
 #: Standard errors by which a correlation must exceed zero, and another lag's must exceed that at lag 0.
 _Z = 3.0
@@ -60,10 +60,14 @@ class Alignment(NamedTuple):
     sentence: str  #: verdict, figures and remedy
 
 
+#: Function from an observation to an action; None: the episode ends.
+Play = Callable[[Obs], Action | None]
+
+
 class _Episode(NamedTuple):
     start: str  #: digest of the first observation
     generators: list[list[int]]  #: states of the env's generators after reset and after each step
-    actions: list[Any]
+    actions: list[Action]
     rewards: list[float]
 
 
@@ -73,7 +77,7 @@ def noise_alignment(
     n_steps: int = 200,
     max_lag: int = 5,
     seed: int = 0,
-    policy: Callable[[Any], Any] | None = None,
+    policy: Play | None = None,
 ) -> Alignment:
     """Play pairs of episodes with the same reset seed and different actions, and correlate their rewards by lag.
 
@@ -115,7 +119,7 @@ def noise_alignment(
     )
 
 
-def _play(env: gym.Env, seed: int, policies: list[Callable[[Any], Any]]) -> _Episode:
+def _play(env: gym.Env, seed: int, policies: list[Play]) -> _Episode:
     """Play one episode.
 
     :param policies: function for each step's action; the episode ends after the last, or at the action None
@@ -141,23 +145,23 @@ def _play(env: gym.Env, seed: int, policies: list[Callable[[Any], Any]]) -> _Epi
     return episode
 
 
-def _repeat(env: ValidActions, episode: _Episode) -> list[Callable[[Any], Any]]:
+def _repeat(env: ValidActions, episode: _Episode) -> list[Play]:
     """Repeat the actions of an episode, up to the first that is invalid in the new episode."""
     actions = iter(episode.actions)
 
-    def again(obs: Obs) -> Any:
+    def again(obs: Obs) -> Action | None:
         action = next(actions)
         return action if env.allows(action) else None
 
     return [again] * len(episode.actions)
 
 
-def _generators(owner: Any, depth: int = 3) -> Iterator[Any]:
+def _generators(owner: object, depth: int = 3) -> Iterator[object]:
     """Find the random generators of an env (``np_random`` and others) among its attributes; spaces are skipped.
 
     :param depth: attributes of attributes, and so on
     """
-    parts: Any = vars(owner).values() if hasattr(owner, "__dict__") else ()
+    parts: Iterable[object] = vars(owner).values() if hasattr(owner, "__dict__") else ()
     if isinstance(owner, dict | list | tuple) and len(owner) <= _PARTS:
         parts = owner.values() if isinstance(owner, dict) else owner
     for part in list(parts):
@@ -167,7 +171,7 @@ def _generators(owner: Any, depth: int = 3) -> Iterator[Any]:
             yield from _generators(part, depth - 1)
 
 
-def _state(generators: list[Any]) -> list[int]:
+def _state(generators: list[object]) -> list[int]:
     """Hashes of the generators' states."""
     return [hash(pickle.dumps(generator)) for generator in generators]
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import gymnasium as gym
 from stable_baselines3.common.env_util import is_wrapped
 
 from sb_grpo.envs.seeded_reset import SeededResetWrapper
-from sb_grpo.types import Info, Kwargs
+from sb_grpo.types import Action, Info, Kwargs, Obs
 
 #: In the info of a slot's step: its worker died, and the episode that it was running is lost. Between the workers and the
 #: collection alone: a plain word might be an info of the user's, who has lost a game.
 EPISODE_LOST = "sb_grpo/episode_lost"
 #: A slot after a step: observation, reward, done, info, and the info of the reset, empty where there was none.
-SlotStep = tuple[Any, float, bool, Info, Info]
+SlotStep = tuple[Obs, float, bool, Info, Info]
 
 
 class EnvBatch:
@@ -31,7 +30,7 @@ class EnvBatch:
         self.envs = [SeededResetWrapper(env_fn()) for env_fn in env_fns]
         self._lost = [False] * len(self.envs)
 
-    def renew(self, attributes: Sequence[Kwargs], seeds: Sequence[tuple[str, tuple[Any, ...]] | None]) -> None:
+    def renew(self, attributes: Sequence[Kwargs], seeds: Sequence[tuple[str, tuple[object, ...]] | None]) -> None:
         """Take over from a worker that died: the next step of every slot ends the episode that is lost, and resets.
 
         :param attributes: by slot, that the envs had been given
@@ -48,7 +47,7 @@ class EnvBatch:
         """Spaces of observations and actions."""
         return self.envs[0].observation_space, self.envs[0].action_space
 
-    def step(self, actions: Sequence[Any]) -> list[SlotStep]:
+    def step(self, actions: Sequence[Action]) -> list[SlotStep]:
         """One step of every slot; ended episodes are reset, as SB3's VecEnvs do.
 
         :param actions: by slot
@@ -56,7 +55,7 @@ class EnvBatch:
         every = map if self._pool is None else self._pool.map
         return list(every(self._step, range(len(self.envs)), actions))
 
-    def _step(self, slot: int, action: Any) -> SlotStep:
+    def _step(self, slot: int, action: Action) -> SlotStep:
         env = self.envs[slot]
         if self._lost[slot]:
             self._lost[slot] = False
@@ -71,7 +70,7 @@ class EnvBatch:
         start, reset_info = env.reset()
         return start, float(reward), True, info, reset_info
 
-    def reset(self, seeds: Sequence[int | None], options: Sequence[Kwargs]) -> list[tuple[Any, Info]]:
+    def reset(self, seeds: Sequence[int | None], options: Sequence[Kwargs]) -> list[tuple[Obs, Info]]:
         """Reset every slot.
 
         :param seeds: by slot
@@ -81,11 +80,11 @@ class EnvBatch:
         given = zip(self.envs, seeds, options, strict=True)
         return [env.reset(seed=seed, **({"options": some} if some else {})) for env, seed, some in given]
 
-    def call(self, slots: Sequence[int], name: str, args: tuple[Any, ...], kwargs: Kwargs) -> list[Any]:
+    def call(self, slots: Sequence[int], name: str, args: tuple[object, ...], kwargs: Kwargs) -> list[object]:
         """Call a method of some slots' envs."""
         return [self.envs[slot].get_wrapper_attr(name)(*args, **kwargs) for slot in slots]
 
-    def get(self, slots: Sequence[int], name: str) -> list[Any]:
+    def get(self, slots: Sequence[int], name: str) -> list[object]:
         """An attribute of some slots' envs."""
         return [self.envs[slot].get_wrapper_attr(name) for slot in slots]
 
@@ -93,7 +92,7 @@ class EnvBatch:
         """Whether every env has an attribute."""
         return all(env.has_wrapper_attr(name) for env in self.envs)
 
-    def set(self, slots: Sequence[int], name: str, value: Any) -> list[None]:
+    def set(self, slots: Sequence[int], name: str, value: object) -> list[None]:
         """Set an attribute of some slots' envs, at the outermost wrapper."""
         for slot in slots:
             setattr(self.envs[slot], name, value)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 
 from sb_grpo.envs.tensor_env import TensorStep, TensorVecEnv
+from sb_grpo.types import SavedState, State
 
 
 class Snapshot(NamedTuple):
@@ -56,7 +57,7 @@ class FunctionalTensorEnv(TensorVecEnv):
     def _first_state(self) -> th.Tensor:
         return self.initial_state(self.elapsed)
 
-    def constants(self, tensor: Callable[[Any], th.Tensor]) -> None:
+    def constants(self, tensor: Callable[[object], th.Tensor]) -> None:
         """Put the constants of the physics on the device once, so that steps need not wait for a transfer.
 
         :param tensor: makes a tensor of numbers, of the env's dtype and device
@@ -116,11 +117,11 @@ class FunctionalTensorEnv(TensorVecEnv):
         self.state = self.state.index_copy(0, slots, snapshot.state)
         self.elapsed = self.elapsed.index_copy(0, slots, snapshot.elapsed)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """State of the env, including all tensors among its attributes."""
         return {**super().state_dict(), "tensors": self._tensors()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: SavedState) -> None:
         super().load_state_dict(state)
         for name, tensor in state["tensors"].items():
             there = getattr(self, name, None)

@@ -15,6 +15,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from sb_grpo.envs.host_simulator import HostSimulatorEnv
 from sb_grpo.envs.tensor_env import TensorStep
 from sb_grpo.envs.time_limits import limit_among, limit_of
+from sb_grpo.types import Info
 
 #: Errors of a reset without support for seed lists or masks.
 _REFUSALS = (TypeError, ValueError, KeyError, IndexError, AssertionError, NotImplementedError, gym.error.Error)
@@ -42,7 +43,7 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
         vec_env: VectorEnv,
         device: th.device | str = "cpu",
         synchronous: bool = False,
-        broadcast: Callable[[Any, np.ndarray], None] | None = None,
+        broadcast: Callable[[VectorEnv, np.ndarray], None] | None = None,
         max_episode_steps: int | None = None,
     ) -> None:
         if not isinstance(vec_env, VectorEnv):
@@ -183,7 +184,7 @@ def _check_resets_last(vec_env: VectorEnv, mode: AutoresetMode) -> None:
         )
 
 
-def _final_observations(infos: Any, done: np.ndarray) -> list[np.ndarray]:
+def _final_observations(infos: Info | list[Info], done: np.ndarray) -> list[np.ndarray]:
     """Last observations of ended episodes, if the vector env has already reset their envs.
 
     :param infos: of the step; a list by env if DictInfoToList is among the wrappers
@@ -197,7 +198,7 @@ def _rows_equal(rows: np.ndarray) -> bool:
 
 def _time_limit(vec_env: VectorEnv) -> int | None:
     """Time limit of the first env with its wrappers, else of the vector env itself or its registration."""
-    base: Any = vec_env.unwrapped
+    base = vec_env.unwrapped
     if isinstance(base, SyncVectorEnv):
         return limit_of(base.envs[0])
     if isinstance(base, AsyncVectorEnv):  # its envs are in other processes, so one more is made

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import is_
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import ref
 
 import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb_grpo.envs.listening import listen, listener_of
-from sb_grpo.types import Info
+from sb_grpo.types import Info, Kwargs
 
 #: Methods that this package calls by ``env_method``; any other may reset or step the envs.
 PROTOCOL = ("set_next_seed", "withdraw_seed", "count_calls", "seeded_reset_facts")
+
+
+T = TypeVar("T")
 
 
 class Holder(Protocol):
@@ -36,7 +39,7 @@ class Seat(Protocol):
     def leave(self, hold: Hold, seed: int) -> None:
         """Tell it nothing any more, and forget its queued seeds."""
 
-    def set_next_seed(self, seed: int, noise_seed: int | None = None, options: dict[str, Any] | None = None) -> bool | int:
+    def set_next_seed(self, seed: int, noise_seed: int | None = None, options: Kwargs | None = None) -> bool | int:
         """Queue seed and options of the next reset."""
 
     def withdraw_seed(self, seed: int) -> None:
@@ -70,9 +73,9 @@ class Hold:
         self.holder: Holder | None = None
         self.actor: Holder | None = None  #: who is stepping or resetting the envs right now, if that is a trainer
         self._queued: dict[int, tuple[Any, ...]] = {}  #: by slot, what the holder has queued last
-        self.seats: list[Any] = []  #: of envs that are near, by slot; DummyVecEnv.envs now and then
+        self.seats: list[Seat] = []  #: of envs that are near, by slot; DummyVecEnv.envs now and then
         self._seats: tuple[Seat, ...] = ()  #: the same, which nobody changes
-        self._envs: tuple[Any, ...] = ()  #: that they were made for
+        self._envs: tuple[object, ...] = ()  #: that they were made for
         names = ["reset", "env_method", "step_wait" if near else "step_async", *([] if ours else ["seed"])]
         if type(base).step is not VecEnv.step:  # which calls the other two
             names.append("step")
@@ -87,7 +90,7 @@ class Hold:
         own = getattr(base, name)
         there = ref(base)
 
-        def answer(*args: Any, **kwargs: Any) -> Any:
+        def answer(*args: object, **kwargs: object) -> object:
             return getattr(self, name)(lambda _, *args, **kwargs: own(*args, **kwargs), there(), *args, **kwargs)
 
         setattr(base, name, answer)
@@ -99,7 +102,7 @@ class Hold:
         assert base is not None
         return base
 
-    def sit(self, envs: Sequence[Any], seats: Sequence[Seat]) -> None:
+    def sit(self, envs: Sequence[object], seats: Sequence[Seat]) -> None:
         """Take the seats of the envs that are near; envs that somebody has taken out of the VecEnv are let go."""
         for gone in self._seats:
             if gone not in seats:
@@ -110,7 +113,7 @@ class Hold:
         for seat in seats:
             seat.watch(self)
 
-    def seat_of(self, env: Any) -> Seat | None:
+    def seat_of(self, env: object) -> Seat | None:
         """The seat of an env that is here already."""
         return next((seat for there, seat in zip(self._envs, self._seats, strict=True) if there is env), None)
 
@@ -140,7 +143,7 @@ class Hold:
                 else:
                     self.queue(slot, seed)
 
-    def queue(self, slot: int, seed: int, options: dict[str, Any] | None = None, noise_seed: int | None = None) -> bool | int:
+    def queue(self, slot: int, seed: int, options: Kwargs | None = None, noise_seed: int | None = None) -> bool | int:
         """Let the next reset of a slot start from a seed.
 
         :param options: of that reset; None: none
@@ -178,7 +181,7 @@ class Hold:
         answer: tuple[str | None, int | None] = self.base.env_method("seeded_reset_facts", indices=[0])[0]
         return answer
 
-    def _through_seats(self, function: Any, base: Any, *args: Any, **kwargs: Any) -> Any:
+    def _through_seats(self, function: Callable[..., T], base: Any, *args: object, **kwargs: object) -> T:
         """Call the VecEnv's function; it finds the seats in its list of envs, if it is called for the holder."""
         if not self.near or self.actor is None or self.actor is not self.holder or not self.has_its_envs:
             return function(base, *args, **kwargs)
@@ -195,37 +198,40 @@ class Hold:
 
     # ------------------------------------------------------------ the VecEnv's own methods
 
-    def step_wait(self, function: Any, base: VecEnv, *args: Any, **kwargs: Any) -> Any:
+    def step_wait(self, function: Callable[..., T], base: VecEnv, *args: object, **kwargs: object) -> T:
         if self.actor is not self.holder:
             self.notice()
         return self._through_seats(function, base, *args, **kwargs)
 
     step = step_async = step_wait
 
-    def reset(self, function: Any, base: VecEnv) -> Any:
+    def reset(self, function: Callable[..., T], base: VecEnv) -> T:
         self.notice()
         if self.holder is not None:  # it is the holder's, and perhaps the second in a row: every one begins what was queued
             for slot in self._queued:
                 self._send(slot)
         return self._through_seats(function, base)
 
-    def env_method(self, function: Any, base: VecEnv, method_name: str, *args: Any, **kwargs: Any) -> list[Any]:
+    def env_method(
+        self, function: Callable[..., list[object]], base: VecEnv, method_name: str, *args: object, **kwargs: object
+    ) -> list[object]:
         if method_name in ("reset", "step"):
             self.notice()
         if method_name == "reset" and self.holder is not None:  # by a wrapper that ends an episode in the holder's step
             return self._reset_some(function, base, *args, **kwargs)
-        answers: list[Any]
         if self.near or not self.ours or self.holder is None or method_name in PROTOCOL:
-            return function(base, method_name, *args, **kwargs)  # type: ignore[no-any-return]
+            return function(base, method_name, *args, **kwargs)
         before = function(base, "count_calls")
         answers = function(base, method_name, *args, **kwargs)
         if function(base, "count_calls") != before:  # a method of the user's, which resets or steps the env
             self.notice()
         return answers
 
-    def _reset_some(self, function: Any, base: VecEnv, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
+    def _reset_some(
+        self, function: Callable[..., list[Any]], base: VecEnv, *args: object, indices: Any = None, **kwargs: object
+    ) -> list[object]:
         """Reset some envs; their infos take the place of those of resets before, as they do where the VecEnv resets."""
-        answers: list[Any] = self._through_seats(function, base, "reset", *args, indices=indices, **kwargs)
+        answers = self._through_seats(function, base, "reset", *args, indices=indices, **kwargs)
         infos = list(getattr(base, "reset_infos", ()))
         if infos:
             slots = range(len(infos)) if indices is None else np.atleast_1d(indices)
@@ -234,7 +240,9 @@ class Hold:
             base.reset_infos = infos
         return answers
 
-    def seed(self, function: Any, base: VecEnv, *args: Any, **kwargs: Any) -> Any:
+    def seed(
+        self, function: Callable[..., Sequence[int | None]], base: VecEnv, *args: object, **kwargs: object
+    ) -> Sequence[int | None]:
         """Envs that only know ``set_next_seed`` start from it too: seeds queued before would win over it."""
         if self.ours:
             return function(base, *args, **kwargs)
@@ -289,10 +297,10 @@ class Infos(list[Info]):
         ]
 
 
-class Observations(OrderedDict[Any, np.ndarray]):
+class Observations(OrderedDict[str, np.ndarray]):
     """Last observation of every env, by key. Its deep copy copies arrays and nothing else."""
 
-    def __deepcopy__(self, memo: dict[int, object]) -> OrderedDict[Any, np.ndarray]:
+    def __deepcopy__(self, memo: dict[int, object]) -> OrderedDict[str, np.ndarray]:
         return OrderedDict((key, array.__deepcopy__(memo)) for key, array in self.items())
 
 

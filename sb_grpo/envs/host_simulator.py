@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch as th
 from gymnasium import spaces
@@ -71,7 +69,7 @@ class HostSimulatorEnv(TensorVecEnv):
         space = self.action_space
         return actions.cpu().numpy().reshape(self.num_envs, *(space.shape or ())).astype(space.dtype)
 
-    def note_step(self, rewards: Any, terminated: np.ndarray, truncated: np.ndarray) -> TensorStep:
+    def note_step(self, rewards: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> TensorStep:
         """Convert a step to tensors, with the current observations (the last ones of ended episodes)."""
         rewards = np.asarray(rewards, dtype=np.float32)
         terminated = np.array(terminated, dtype=bool)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
 
@@ -43,7 +41,7 @@ def install_seeded_reset(venv: VecEnv) -> None:
         _hold_out_of_reach(base)
 
 
-def check_no_pool(*envs: Any) -> None:
+def check_no_pool(*envs: object) -> None:
     """See that none of these is a pool of EnvPool, whose slots reset themselves without seeds.
 
     :raises ValueError: naming the adapter that there is
@@ -100,7 +98,7 @@ def _hold_out_of_reach(base: VecEnv) -> Hold:
     )
 
 
-def _answers(base: VecEnv, method: str, *args: Any) -> bool:
+def _answers(base: VecEnv, method: str, *args: object) -> bool:
     """Whether the VecEnv knows a method of its envs by this name, with these arguments.
 
     :raises Exception: of the VecEnv's own, which says nothing of the name
@@ -115,7 +113,7 @@ def _answers(base: VecEnv, method: str, *args: Any) -> bool:
     return True
 
 
-def _obeys(base: VecEnv, *seeds: Any) -> bool:
+def _obeys(base: VecEnv, *seeds: object) -> bool:
     """Whether equal seeds give equal starts: a VecEnv that answers to any name at all may know none."""
     starts = []
     for _ in range(2):

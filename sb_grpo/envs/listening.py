@@ -10,15 +10,17 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import CodeType
 from typing import Any
 
+from sb_grpo.types import Kwargs
 
-class Table(dict[int, Any]):
+
+class Table(dict[int, object]):
     """Listeners by the identity of the object that they listen to; a pickled function finds the table of its process."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Callable[[], Table], tuple[()]]:
         return table, ()
 
 
@@ -30,12 +32,12 @@ def table() -> Table:
     return LISTENERS
 
 
-def listener_of(target: Any) -> Any:
+def listener_of(target: object) -> object:
     """The object that hears the calls of another; None where nobody listens."""
     return LISTENERS.get(id(target))
 
 
-def listen(target: Any, listener: Any, names: Iterable[str], before: Iterable[str] = ()) -> bool:
+def listen(target: object, listener: object, names: Iterable[str], before: Iterable[str] = ()) -> bool:
     """Let a listener hear every call of some methods of an object.
 
     :param target: any object that weak references take; there is one listener to it at most
@@ -82,7 +84,7 @@ def _asking(function: Any, name: str, body: str) -> Any:
     """
     parameters, me, given = _parameters(function.__code__)
     filled = body.format(me=me, given=given, name=name)
-    space: dict[str, Any] = {"__name__": __name__}
+    space: Kwargs = {"__name__": __name__}
     exec(f"def make(function__, get__):\n    def {name}({parameters}):{filled}\n    return {name}", space)
     asking: Any = functools.wraps(function)(space["make"](function, LISTENERS.get))
     asking.__defaults__ = function.__defaults__

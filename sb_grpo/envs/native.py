@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -31,7 +32,7 @@ class _ClassicControl(FunctionalTensorEnv):
     low: th.Tensor
     high: th.Tensor
 
-    def constants(self, tensor: Any) -> None:
+    def constants(self, tensor: Callable[[object], th.Tensor]) -> None:
         self.low, self.high = tensor(self.start_range).unbind(1)
 
     def initial_state(self, seeds: th.Tensor) -> th.Tensor:

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import gymnasium as gym
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper, VecEnv
 
 from sb_grpo.envs.env_batch import EnvBatch
-from sb_grpo.envs.worker_vec_env import WorkerDied, WorkerVecEnv
+from sb_grpo.envs.worker_vec_env import Ticket, WorkerDied, WorkerVecEnv
 
 #: Errors of a pipe whose other side is gone.
 BROKEN = (EOFError, BrokenPipeError, ConnectionError)
@@ -39,7 +40,7 @@ def serve(pipe: Connection, env_fns: CloudpickleWrapper, threaded: bool) -> None
             pipe.send((False, error))
 
 
-def cause(process: Any) -> str:
+def cause(process: BaseProcess) -> str:
     """Why a process has ended."""
     process.join(timeout=5)
     code = process.exitcode
@@ -57,7 +58,7 @@ def naming_the_dead(env: VecEnv) -> Iterator[None]:
     try:
         yield
     except BROKEN as error:
-        processes: Any = getattr(env.unwrapped, "processes", None)
+        processes = getattr(env.unwrapped, "processes", None)
         if not isinstance(processes, list):
             raise
         ended = wait([process.sentinel for process in processes], timeout=5)  # the pipe breaks before the process is gone
@@ -103,7 +104,7 @@ class ProcessVecEnv(WorkerVecEnv):
         if preload is not None:
             self._context.set_forkserver_preload(["__main__", *preload])
         self._pipes: dict[int, Connection] = {}
-        self.processes: dict[int, Any] = {}  #: by number of the worker
+        self.processes: dict[int, BaseProcess] = {}  #: by number of the worker
         n_workers = len(env_fns) if n_workers is None else n_workers
         super().__init__(env_fns, n_workers, restart_workers, max_restarts, timeout)
 
@@ -114,13 +115,13 @@ class ProcessVecEnv(WorkerVecEnv):
         far.close()
         self.processes[worker] = process
 
-    def _ask(self, worker: int, method: str, *args: Any) -> Any:
+    def _ask(self, worker: int, method: str, *args: object) -> Ticket:
         with suppress(*BROKEN):  # it will not answer
             self._pipes[worker].send((method, args))
-        return worker, method, self._deadline(worker)
+        return Ticket(worker, method, self._deadline(worker))
 
-    def _answer(self, ticket: Any) -> Any:
-        worker, method, deadline = ticket
+    def _answer(self, ticket: Ticket) -> Any:
+        worker, method, deadline, _ = ticket
         try:
             if deadline is not None and not self._pipes[worker].poll(max(deadline - time.monotonic(), 0.0)):
                 self.processes[worker].kill()

@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import cloudpickle
 import gymnasium as gym
 
 from sb_grpo.envs.env_batch import EnvBatch
-from sb_grpo.envs.worker_vec_env import WorkerDied, WorkerVecEnv
+from sb_grpo.envs.worker_vec_env import Ticket, WorkerDied, WorkerVecEnv
 
 #: Timeout in seconds for a cluster's address; Ray itself would wait for minutes.
 PATIENCE_S = 5.0
@@ -45,7 +46,7 @@ def check_answers(address: str) -> None:
         raise ValueError(f"no Ray cluster answers at address {address!r} ({error}); {START_ONE}.") from error
 
 
-def imported(address: str | None) -> Any:
+def imported(address: str | None) -> ModuleType:
     """Import ``ray``, with the token of this machine's user if there is one.
 
     ``ray start`` requires the token if it exists, but ``ray.init`` with an address sends it only if an environment variable is
@@ -61,7 +62,7 @@ def imported(address: str | None) -> Any:
     return import_module("ray")
 
 
-def enter(ray: Any, address: str | None, said: bool = False) -> None:
+def enter(ray: ModuleType, address: str | None, said: bool = False) -> None:
     """Join a cluster, or start one on this machine that ends with this process.
 
     :param address: of the cluster; None: start one
@@ -71,7 +72,7 @@ def enter(ray: Any, address: str | None, said: bool = False) -> None:
     ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=said, **here)
 
 
-def joined(address: str | None) -> Any:
+def joined(address: str | None) -> ModuleType:
     """Import ``ray`` and connect: to the current cluster if there is one, else to the address, else to this machine.
 
     :raises ImportError: if Ray is not installed
@@ -204,7 +205,7 @@ class RayVecEnv(WorkerVecEnv):
                 self._lines[worker] = self._actors[worker].answer.bind(call).experimental_compile()
         return self._lines[worker]
 
-    def _ask(self, worker: int, method: str, *args: Any) -> Any:
+    def _ask(self, worker: int, method: str, *args: object) -> Ticket:
         dumps = pickle.dumps if method == "step" else cloudpickle.dumps  # a step sends an array, others anything
         call = dumps((method, args))
         answer = None
@@ -212,9 +213,9 @@ class RayVecEnv(WorkerVecEnv):
             answer = self._actors[worker].answer.remote(call) if self._by_client else self._line(worker).execute(call)
         except self._ray.exceptions.RayError as error:
             answer = error  # it will not answer
-        return worker, method, self._deadline(worker), answer
+        return Ticket(worker, method, self._deadline(worker), answer)
 
-    def _answer(self, ticket: Any) -> Any:
+    def _answer(self, ticket: Ticket) -> Any:
         worker, method, deadline, answer = ticket
         left: float | None = None if self._by_client else FOR_EVER
         if deadline is not None:
@@ -248,12 +249,12 @@ class RayVecEnv(WorkerVecEnv):
         return f"Ray actor {worker}"
 
 
-def _free(ray: Any) -> float:
+def _free(ray: ModuleType) -> float:
     """Number of free cores of the cluster."""
     return float(ray.available_resources().get("CPU", 0.0))
 
 
-def _room(ray: Any, cpus: float, most: int) -> int:
+def _room(ray: ModuleType, cpus: float, most: int) -> int:
     """Number of actors that fit on the machines of a cluster, at most ``most``."""
     if cpus == 0:
         return most

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from copy import copy, deepcopy
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex, TypeVar
 from weakref import ref
 
 import gymnasium as gym
@@ -19,7 +19,7 @@ from sb_grpo.config import shown
 from sb_grpo.envs.hold import PROTOCOL, Hold
 from sb_grpo.envs.listening import listen, listener_of
 from sb_grpo.envs.time_limits import asked, layers, limit_of
-from sb_grpo.types import Info, Obs
+from sb_grpo.types import Action, Info, Kwargs, Obs
 
 START_DIGEST = "group_start_digest"
 START_LAYERS = "group_start_layers"
@@ -27,6 +27,9 @@ START_LAYERS = "group_start_layers"
 QUEUED_OPTIONS = "queued"
 FLOAT = np.dtype(np.float64)
 INTEGER = np.dtype(np.int64)
+
+
+T = TypeVar("T")
 
 
 class Begun(NamedTuple):
@@ -39,7 +42,7 @@ class Begun(NamedTuple):
     options: str = ""  #: digest of the options that its reset got; empty: none
 
 
-def observation_digest(obs: Obs, space: spaces.Space[Any] | None = None) -> str:
+def observation_digest(obs: Obs, space: spaces.Space | None = None) -> str:
     """Sixteen hexadecimal digits, other ones for observations with other values: text, which any log can hold.
 
     Equal values have one digest whatever holds them: -0.0 is 0.0, and a float32 is the float64 of the same value.
@@ -52,7 +55,7 @@ def observation_digest(obs: Obs, space: spaces.Space[Any] | None = None) -> str:
         return blake2b(_canonical(obs, getattr(space, "dtype", None)), digest_size=8).hexdigest()
     digest = blake2b(digest_size=8)
 
-    def feed(part: Any, space: Any) -> None:
+    def feed(part: Obs, space: spaces.Space | None) -> None:
         if isinstance(part, dict):
             for key in sorted(part):
                 feed(part[key], space[key] if isinstance(space, spaces.Dict) and key in space.spaces else None)
@@ -67,7 +70,7 @@ def observation_digest(obs: Obs, space: spaces.Space[Any] | None = None) -> str:
     return digest.hexdigest()
 
 
-def _canonical(part: Any, dtype: Any) -> bytes:
+def _canonical(part: object, dtype: np.typing.DTypeLike | None) -> bytes:
     """The bytes of a value, the same ones in whatever type it comes.
 
     :param dtype: in which values are compared; None: integers as int64, other numbers as float64
@@ -126,9 +129,9 @@ class Layer:
         self.base: Layer = self if base is None else base
         self.holds: tuple[ref[Hold], ...] = ()  #: of all VecEnvs that share this layer; they come and go with their models
         self.pending: int | None = None  #: seed of the next reset, if that is given none
-        self.told: Any = None  #: by a reset last, of any layer on this base
+        self.told: tuple[object, ...] | None = None  #: by a reset last, of any layer on this base
         self.told_digest = ""
-        self.queued: Any = None  #: options of the trainer's that the running reset began with
+        self.queued: Kwargs | None = None  #: options of the trainer's that the running reset began with
         self.forget()
 
     def watch(self, hold: Hold) -> None:
@@ -145,7 +148,7 @@ class Layer:
         self.digest = self.seed = self.options = ""
         self.calls_then = 0  #: of the env without its wrappers, when the reset was over
 
-    def began(self, calls_before: int) -> tuple[Any, ...]:
+    def began(self, calls_before: int) -> tuple[object, ...]:
         """The start of the running episode: the fields of :class:`Begun`.
 
         :param calls_before: of the env without its wrappers, before anything was reset
@@ -162,7 +165,7 @@ class Layer:
 
     # ------------------------------------------------------------ the env's own methods
 
-    def reset(self, function: Any, env: Any, *args: Any, **kwargs: Any) -> Any:
+    def reset(self, function: Callable[..., T], env: object, *args: object, **kwargs: object) -> T:
         self.called()
         seed = kwargs.get("seed", args[0] if args else None)
         if self.pending is not None and seed is None and not args:
@@ -173,7 +176,7 @@ class Layer:
         self.see(result)
         return result
 
-    def note(self, seed: Any, options: Any) -> None:
+    def note(self, seed: object, options: object) -> None:
         """Remember the arguments of a reset."""
         if seed is not None:
             self.seed = str(seed)
@@ -182,7 +185,7 @@ class Layer:
         else:
             self.options = observation_digest(options) if options else ""
 
-    def see(self, result: Any) -> None:
+    def see(self, result: object) -> None:
         """Remember the first observation; at once, because a wrapper may change it in place.
 
         :param result: of the reset; old Gym's are bare observations
@@ -228,7 +231,7 @@ class Seat:
         self.sb_grpo_env = env = inner_env(env)
         self._next_seed: int | None = None
         self._noise_seed: int | None = None
-        self._next_options: dict[str, Any] | None = None
+        self._next_options: Kwargs | None = None
         self._takes_seeds = False
         self._layers: list[Layer] = []  #: from the env itself to its outermost wrapper
         self._heard: Layer | None = None  #: the outermost one, where somebody can listen to it
@@ -266,7 +269,7 @@ class Seat:
         """
         return asked(asked(self.sb_grpo_env, "spec"), "id"), limit_of(self.sb_grpo_env)
 
-    def set_next_seed(self, seed: int, noise_seed: int | None = None, options: dict[str, Any] | None = None) -> bool | int:
+    def set_next_seed(self, seed: int, noise_seed: int | None = None, options: Kwargs | None = None) -> bool | int:
         """Queue the seed of the next reset; it wins over the seed that ``VecEnv.seed`` left for the first reset.
 
         :param seed: non-negative seed of the start state
@@ -299,11 +302,11 @@ class Seat:
 
     # ------------------------------------------------------------ for the VecEnv
 
-    def step(self, action: Any) -> Any:
+    def step(self, action: Action) -> Any:
         """The env's."""
         return self.sb_grpo_env.step(action)
 
-    def reset(self, *args: Any, **kwargs: Any) -> tuple[Any, Info]:
+    def reset(self, *args: object, **kwargs: object) -> tuple[Obs, Info]:
         """The env's, with the queued seed; ``options`` only where some were queued or given, as not every env knows them."""
         queued = self._next_seed
         self._next_seed = None
@@ -334,13 +337,13 @@ class Seat:
         info.update({START_DIGEST: starts[-1][1], START_LAYERS: starts})
         return obs, info
 
-    def _first_reset(self, **kwargs: Any) -> tuple[Any, Info]:
+    def _first_reset(self, **kwargs: object) -> tuple[Obs, Info]:
         """The first one with a seed of the trainer's.
 
         :raises ValueError: if the env takes no seed, not any seed, or not these options
         """
         try:
-            result: tuple[Any, Info] = self.sb_grpo_env.reset(**kwargs)
+            result: tuple[Obs, Info] = self.sb_grpo_env.reset(**kwargs)
         except Exception as error:
             name = type(self.sb_grpo_env.unwrapped).__name__
             if self._resets_without("options", kwargs):
@@ -358,7 +361,7 @@ class Seat:
         self._takes_seeds = True
         return result
 
-    def _resets_without(self, name: str, kwargs: dict[str, Any]) -> bool:
+    def _resets_without(self, name: str, kwargs: Kwargs) -> bool:
         """Whether a reset works without one of its arguments."""
         if name not in kwargs:
             return False
@@ -390,7 +393,7 @@ class SeededEnv(Seat):
             raise AttributeError(name)  # not there yet: it is being copied
         return getattr(self.sb_grpo_env, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in Seat.__slots__:
             object.__setattr__(self, name, value)
         else:
@@ -406,7 +409,7 @@ class SeededEnv(Seat):
     def __enter__(self) -> SeededEnv:
         return self
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, *error: object) -> None:
         self.sb_grpo_env.close()
 
     def __repr__(self) -> str:
@@ -418,7 +421,7 @@ class SeededEnv(Seat):
     def __deepcopy__(self, memo: dict[int, object]) -> SeededEnv:
         return SeededEnv(deepcopy(self.sb_grpo_env, memo))
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[object, ...]:
         return SeededEnv, (self.sb_grpo_env,)
 
 

@@ -288,12 +288,14 @@ class TensorVecEnv(VecEnv):
     def get_attr(self, attr_name: str, indices: int | Iterable[int] | None = None) -> list[Any]:
         return [getattr(self, attr_name)] * self._n(indices)
 
-    def set_attr(self, attr_name: str, value: Any, indices: int | Iterable[int] | None = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: int | Iterable[int] | None = None) -> None:
         if self._n(indices) != self.num_envs:
             raise ValueError(f"{attr_name!r} belongs to all slots of a {type(self).__name__} together: leave indices out.")
         setattr(self, attr_name, value)
 
-    def env_method(self, method_name: str, *args: Any, indices: int | Iterable[int] | None = None, **kwargs: Any) -> list[Any]:
+    def env_method(
+        self, method_name: str, *args: object, indices: int | Iterable[int] | None = None, **kwargs: object
+    ) -> list[Any]:
         if self._n(indices) != self.num_envs:
             raise ValueError(f"{method_name!r} acts on all slots of a {type(self).__name__} together: leave indices out.")
         return [getattr(self, method_name)(*args, **kwargs)] * self.num_envs
@@ -323,6 +325,6 @@ def check_actions(actions: np.ndarray, space: spaces.Space) -> None:
         raise ValueError(f"Action {actions[slot]} of slot {slot} is outside {space}.")
 
 
-def is_tensor_env(env: Any) -> bool:
+def is_tensor_env(env: object) -> bool:
     """Whether an env is a TensorVecEnv."""
     return isinstance(env, TensorVecEnv)

@@ -29,7 +29,7 @@ def layers(env: gym.Env) -> list[gym.Env]:
     return found
 
 
-def asked(holder: Any, name: str) -> Any:
+def asked(holder: object, name: str) -> Any:
     """Get an attribute; None if it is missing or raises, as a property of an env may before its first reset."""
     try:
         return getattr(holder, name, None)
@@ -37,13 +37,13 @@ def asked(holder: Any, name: str) -> Any:
         return None
 
 
-def smallest(values: Iterable[Any]) -> int | None:
+def smallest(values: Iterable[object]) -> int | None:
     """Smallest of the values that are numbers of steps, or None."""
     limits = [int(v) for v in values if isinstance(v, numbers.Integral) and not isinstance(v, bool)]
     return min((limit for limit in limits if limit > 0), default=None)
 
 
-def limit_among(holders: Sequence[Any], spec: Any) -> int | None:
+def limit_among(holders: Sequence[object], spec: object) -> int | None:
     """Time limit of an env from its layers, in steps of the outermost layer.
 
     The first that is found: a TimeLimit (the smallest of several); the registration; an attribute ``max_episode_steps``; an
@@ -65,13 +65,13 @@ def limit_among(holders: Sequence[Any], spec: Any) -> int | None:
     return kept("max_steps")
 
 
-def sooner(limit: Any, taken: int) -> int | None:
+def sooner(limit: object, taken: int) -> int | None:
     """Limit divided by the number of action repeats, or None if it is no number of steps."""
     counted = smallest([limit])
     return None if counted is None else -(-counted // taken)
 
 
-def repeats(layer: Any) -> int:
+def repeats(layer: object) -> int:
     """Action repeats of a wrapper; 1 unless its ``step`` reads such an attribute."""
     step = inspect.unwrap(type(layer).step) if isinstance(layer, gym.Wrapper) else None
     if not inspect.isfunction(step):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, SupportsFloat
 
 import gymnasium as gym
 import numpy as np
 
 from sb_grpo.policies.beside import MASK
 from sb_grpo.policies.masks import METHOD, allows, checked, choices_of, drawn
-from sb_grpo.types import Info, Settings
+from sb_grpo.types import Action, Info, Obs, Settings
 
 
 class ValidActions(gym.Wrapper):
@@ -22,7 +22,7 @@ class ValidActions(gym.Wrapper):
 
     def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
-        self._obs: Any = None
+        self._obs: Obs = None
         self._info: Settings = {}
         space = copy.copy(env.action_space)
         self._draws_from = env.action_space
@@ -31,19 +31,19 @@ class ValidActions(gym.Wrapper):
             space.sample = self._draw  # type: ignore[method-assign]
             space.seed = env.action_space.seed  # type: ignore[method-assign]
 
-    def reset(self, **kwargs: Any) -> tuple[Any, Info]:
+    def reset(self, **kwargs: Any) -> tuple[Obs, Info]:
         """Reset the env, and keep observation and info for the masks."""
         self._obs, self._info = found = self.env.reset(**kwargs)
         return found
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, Info]:
+    def step(self, action: Action) -> tuple[Obs, SupportsFloat, bool, bool, Info]:
         """Step the env, and keep observation and info for the masks."""
         found = self.env.step(action)
         self._obs = found[0]
         self._info = found[4]
         return found
 
-    def allows(self, action: Any) -> bool:
+    def allows(self, action: Action) -> bool:
         """Whether an action is currently valid."""
         return allows(self._draws_from, self._mask(), action)
 
@@ -52,7 +52,7 @@ class ValidActions(gym.Wrapper):
         """Whether the env reports masks; known after its first reset."""
         return self._mask() is not None
 
-    def _draw(self, *_: Any, **__: Any) -> Any:
+    def _draw(self, *_: object, **__: object) -> Any:
         return drawn(self._draws_from, self._mask())
 
     def _mask(self) -> np.ndarray | None:

@@ -6,16 +6,17 @@ import time
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env.base_vec_env import VecEnvIndices, VecEnvObs, VecEnvStepReturn
 
 from sb_grpo.config import check_values, number
 from sb_grpo.envs.env_batch import EPISODE_LOST
-from sb_grpo.types import Kwargs, map_obs
+from sb_grpo.types import Kwargs, Obs, map_obs
 
 #: Seconds that workers may take to start: they import torch, and make their envs, before they answer for the first time.
 START_S = 120.0
@@ -23,6 +24,19 @@ START_S = 120.0
 TIMEOUT = number(0, 1e6, "a few times what the slowest reset takes is usual, None waits without end", above=True, none=True)
 #: Calls that decide on the seed of a slot's next reset; a worker that takes over must know the last one.
 SEEDING = ("set_next_seed", "withdraw_seed")
+
+
+#: Number of the worker, method, and its arguments.
+Call: TypeAlias = tuple[Any, ...]
+
+
+class Ticket(NamedTuple):
+    """A call whose answer is awaited."""
+
+    worker: int
+    method: str
+    deadline: float | None  #: by :func:`time.monotonic`; None: none
+    answer: object = None  #: to come, where the call itself returned something
 
 
 class WorkerDied(Exception):
@@ -67,16 +81,16 @@ class WorkerVecEnv(VecEnv):
         self._slots = [part.tolist() for part in parts]  #: by worker
         self._place = {slot: (worker, i) for worker, slots in enumerate(self._slots) for i, slot in enumerate(slots)}
         self._given: list[Kwargs] = [{} for _ in env_fns]
-        self._queued: list[tuple[str, tuple[Any, ...]] | None] = [None] * len(env_fns)
-        self._last_obs: Any = None
-        self._pending: list[tuple[Any, Any]] | None = None
+        self._queued: list[tuple[str, tuple[object, ...]] | None] = [None] * len(env_fns)
+        self._last_obs: VecEnvObs | None = None
+        self._pending: list[tuple[Call, Ticket]] | None = None
         self._closed = False
         self._everywhere = range(n_workers)
         self._starting = set(self._everywhere)  #: workers that have not been called yet
         for worker in self._everywhere:
             self._start(worker, [self._fns[slot] for slot in self._slots[worker]])
         self._await_start()
-        observation_space, action_space = self._all("spaces")[0]
+        observation_space, action_space = self._gather([(worker, "spaces") for worker in self._everywhere])[0]
         super().__init__(len(env_fns), observation_space, action_space)
 
     # ------------------------------------------------------------ what a worker is
@@ -89,14 +103,14 @@ class WorkerVecEnv(VecEnv):
         """All workers have been begun; where some cannot start, this is the place to say so."""
 
     @abstractmethod
-    def _ask(self, worker: int, method: str, *args: Any) -> Any:
+    def _ask(self, worker: int, method: str, *args: object) -> Ticket:
         """Send a call; whether the worker lives shows in its answer.
 
         :return: the argument of :meth:`_answer`
         """
 
     @abstractmethod
-    def _answer(self, ticket: Any) -> Any:
+    def _answer(self, ticket: Ticket) -> Any:
         """Wait for an answer.
 
         :raises WorkerDied: if there will be none
@@ -122,11 +136,11 @@ class WorkerVecEnv(VecEnv):
 
     # ------------------------------------------------------------ calls, and what follows when nobody answers
 
-    def _gather(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
+    def _gather(self, calls: Sequence[Call]) -> list[Any]:
         """Answers to calls, at most one per worker: ``(worker, method, *args)`` each."""
         return self._collect([(call, self._ask(*call)) for call in calls])
 
-    def _collect(self, asked: Sequence[tuple[Any, Any]]) -> list[Any]:
+    def _collect(self, asked: Sequence[tuple[Call, Ticket]]) -> list[Any]:
         answers = []
         errors = []
         for call, ticket in asked:
@@ -138,10 +152,7 @@ class WorkerVecEnv(VecEnv):
             raise errors[0]
         return answers
 
-    def _all(self, method: str) -> list[Any]:
-        return self._gather([(worker, method) for worker in self._everywhere])
-
-    def _answer_or_replace(self, call: tuple[Any, ...], ticket: Any) -> Any:
+    def _answer_or_replace(self, call: Call, ticket: Ticket) -> Any:
         try:
             return self._answer(ticket)
         except WorkerDied as death:
@@ -184,7 +195,7 @@ class WorkerVecEnv(VecEnv):
         calls = [(worker, "step", actions[self._slots[worker]]) for worker in self._everywhere]
         self._pending = [(call, self._ask(*call)) for call in calls]
 
-    def step_wait(self) -> Any:
+    def step_wait(self) -> VecEnvStepReturn:
         assert self._pending is not None, "step_wait() follows step_async()"
         pending = self._pending
         self._pending = None
@@ -199,7 +210,7 @@ class WorkerVecEnv(VecEnv):
         self._last_obs = stacked(obs, self.observation_space)
         return map_obs(np.copy, self._last_obs), np.array(rewards, dtype=np.float32), np.array(dones), list(infos)
 
-    def reset(self) -> Any:
+    def reset(self) -> Obs:
         calls = []
         for worker, slots in enumerate(self._slots):
             calls.append((worker, "reset", [self._seeds[s] for s in slots], [self._options[s] for s in slots]))
@@ -211,7 +222,7 @@ class WorkerVecEnv(VecEnv):
         self._last_obs = stacked([obs for obs, _ in rows], self.observation_space)
         return map_obs(np.copy, self._last_obs)
 
-    def _among(self, indices: Any, method: str, *args: Any) -> list[Any]:
+    def _among(self, indices: VecEnvIndices, method: str, *args: object) -> list[Any]:
         """Answers of some slots, in the order asked for; one call per worker that has any of them."""
         asked = [int(i) % self.num_envs for i in self._get_indices(indices)]
         by_worker: dict[int, list[int]] = {}
@@ -223,26 +234,28 @@ class WorkerVecEnv(VecEnv):
         of_slot = dict(zip(slots, [value for answer in answers for value in answer], strict=True))
         return [of_slot[slot] for slot in asked]
 
-    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+    def env_method(
+        self, method_name: str, *method_args: object, indices: VecEnvIndices = None, **method_kwargs: object
+    ) -> list[Any]:
         answers = self._among(indices, "call", method_name, method_args, method_kwargs)
         if method_name in SEEDING:
             for slot in self._get_indices(indices):
                 self._queued[slot] = (method_name, method_args)
         return answers
 
-    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+    def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
         return self._among(indices, "get", attr_name)
 
     def has_attr(self, attr_name: str) -> bool:
         return all(self._gather([(worker, "has", attr_name) for worker in self._everywhere]))
 
-    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+    def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
         slots = list(self._get_indices(indices))
         self._among(slots, "set", attr_name, value)
         for slot in slots:
             self._given[slot][attr_name] = value
 
-    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: Any = None) -> list[bool]:
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         return self._among(indices, "wrapped", wrapper_class)
 
     def get_images(self) -> Sequence[np.ndarray | None]:
@@ -259,7 +272,7 @@ class WorkerVecEnv(VecEnv):
         for worker in self._everywhere:
             self._stop(worker)
 
-    def _quietly(self, ticket: Any) -> None:
+    def _quietly(self, ticket: Ticket) -> None:
         """Wait for an answer that does not matter, of a worker that may be dead."""
         try:
             self._answer(ticket)
@@ -267,7 +280,7 @@ class WorkerVecEnv(VecEnv):
             return
 
 
-def stacked(obs: Sequence[Any], space: spaces.Space) -> Any:
+def stacked(obs: Sequence[Obs], space: spaces.Space) -> VecEnvObs:
     """One observation of every slot as ``[n_envs, ...]`` arrays."""
     if isinstance(space, spaces.Dict):
         return {key: np.stack([o[key] for o in obs]) for key in space.spaces}

@@ -9,12 +9,13 @@ from __future__ import annotations
 import types
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch as th
 from torch import nn
 
 from sb_grpo.baselines.state import StateBaseline
+from sb_grpo.collect.buffer import Rows
 from sb_grpo.collect.device_loop import env_steps
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.learn.gradients import gradient_scale
@@ -22,6 +23,10 @@ from sb_grpo.learn.losses import Objective
 from sb_grpo.maths.chunks import chunk_rows
 from sb_grpo.maths.losses import Clip
 from sb_grpo.types import Kwargs, Minibatch
+
+if TYPE_CHECKING:
+    from sb_grpo.collect.slots import TensorSlots
+    from sb_grpo.policies.actor import ActorPolicy
 
 #: Env steps in one graph. More of them compile longer and run hardly faster.
 MAX_STEPS = 8
@@ -170,7 +175,7 @@ class Captured:
             return env_steps, 1
         return self._run_steps, max(k for k in range(1, MAX_STEPS + 1) if steps_per_env % k == 0)
 
-    def _run_steps(self, policy: Any, env: TensorVecEnv, slots: Any, *args: Any) -> Any:
+    def _run_steps(self, policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots, *args: Any) -> Rows:
         assert self._steps is not None
         columns = self._steps(policy, env, slots, *args)
         return env_steps(policy, env, slots, *args) if columns is None else columns

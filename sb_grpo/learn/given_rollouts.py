@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import torch as th
@@ -54,7 +54,7 @@ def as_tensor(name: str, value: object, dtype: th.dtype, device: th.device) -> t
     return found.to(device, dtype)
 
 
-def check_rows(name: str, value: Any, rows: int, shape: tuple[int, ...] | None) -> None:
+def check_rows(name: str, value: th.Tensor | Mapping[str, th.Tensor] | None, rows: int, shape: tuple[int, ...] | None) -> None:
     """Check that a column has one row per step, or per episode.
 
     :param value: a tensor, or several by name; None: it is not there

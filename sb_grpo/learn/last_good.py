@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch as th
+from stable_baselines3.common.policies import BasePolicy
 from torch import nn
 
 from sb_grpo.policies.numbers import no_numbers
@@ -22,7 +22,7 @@ class LastGood:
     :raises ValueError: if none of its parameters can learn
     """
 
-    def __init__(self, policy: Any) -> None:
+    def __init__(self, policy: BasePolicy) -> None:
         self.policy = policy
         learning = {name: p for name, p in policy.named_parameters() if p.requires_grad}
         if not learning:

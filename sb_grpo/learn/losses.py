@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch as th
 from stable_baselines3.common.type_aliases import Schedule
@@ -42,7 +41,7 @@ class Loss:
     ref_sync_interval: int | None = None
     #: Reference policy of ``kl_coef`` at the start: a policy, a model that has one, or a saved model's zip (GRPO, PPO, A2C).
     #: None: the policy itself as it is before the first update. Its weights are copied, and saved with the model.
-    ref_policy: Any = field(default=None, repr=False, compare=False)
+    ref_policy: object = field(default=None, repr=False, compare=False)
 
     def kl(self, log_prob: th.Tensor, ratio: th.Tensor, ref_log_prob: th.Tensor) -> th.Tensor:
         """Estimate the KL of each row to the reference policy (k3).

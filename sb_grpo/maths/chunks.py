@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch as th
 
 from sb_grpo import ranks
-from sb_grpo.types import Rollout, map_obs
+from sb_grpo.types import Obs, Rollout, map_obs
 
 #: Rows per forward pass without gradient. A GPU gets more if rows are narrow, because launches dominate its time.
 CHUNK = 4096
@@ -22,7 +21,7 @@ def chunk_rows(x: th.Tensor) -> int:
 
 
 @th.no_grad()
-def in_chunks(fn: Callable[..., th.Tensor], *columns: Any) -> th.Tensor:
+def in_chunks(fn: Callable[..., th.Tensor], *columns: Obs) -> th.Tensor:
     """Apply a function to columns of rows, a few thousand rows at a time, without gradients.
 
     :param fn: function of tensors (or dicts of them) with as many rows each

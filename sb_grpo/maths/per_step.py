@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch as th
 
 from sb_grpo.types import Breakdown, Rollout
 
 
-def numbers_of(values: Any, device: th.device) -> th.Tensor | None:
+def numbers_of(values: object, device: th.device) -> th.Tensor | None:
     """Convert an array of numbers to a float tensor without gradient; None for anything else.
 
     :param values: tensor or NumPy array of any number type
@@ -22,7 +20,7 @@ def numbers_of(values: Any, device: th.device) -> th.Tensor | None:
     return (values if values.is_floating_point() else values.float()).detach().to(device)
 
 
-def per_step(argument: str, what: str, remedy: str, values: Any, rollout: Rollout) -> th.Tensor:
+def per_step(argument: str, what: str, remedy: str, values: object, rollout: Rollout) -> th.Tensor:
     """Check and convert the numbers per step that a user's function returned.
 
     :param argument: name of the argument that holds the function

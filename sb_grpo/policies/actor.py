@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import warnings
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch as th
 from gymnasium import spaces
@@ -30,7 +31,7 @@ from sb_grpo.config import integer, shown
 from sb_grpo.maths.normalizer import RunningNormalizer
 from sb_grpo.policies.beside import MASK, MEMORY, SEQUENCE, beside, env_part, space_without
 from sb_grpo.policies.heads import GaussianHead, StateDependentNoiseHead, make_discrete_head
-from sb_grpo.policies.masks import choices_of, put_masks
+from sb_grpo.policies.masks import GivenMasks, choices_of, put_masks
 from sb_grpo.policies.memory import SPAN, Memory
 from sb_grpo.policies.numbers import trouble_with
 from sb_grpo.policies.observations import from_zero, reads_flat, starts_of
@@ -40,6 +41,10 @@ from sb_grpo.types import Kwargs
 
 LAYER = integer(1, 16_384)
 MOST_WEIGHTS = 10_000_000
+
+
+#: Hidden layers in any of SB3's forms.
+NetArch: TypeAlias = Sequence[int] | dict[str, list[int]]
 
 
 class ActorPolicy(PredictingPolicy):
@@ -77,7 +82,7 @@ class ActorPolicy(PredictingPolicy):
         observation_space: spaces.Space,
         action_space: spaces.Space,
         lr_schedule: Schedule,
-        net_arch: list[Any] | dict[str, list[int]] | None = None,
+        net_arch: NetArch | None = None,
         activation_fn: type[nn.Module] = nn.Tanh,
         ortho_init: bool = True,
         use_sde: bool = False,
@@ -320,7 +325,7 @@ class ActorPolicy(PredictingPolicy):
         entropy = self.head.entropy(out)
         return log_prob, -log_prob if entropy is None else entropy
 
-    def get_distribution(self, obs: PyTorchObs, action_masks: Any = None) -> Distribution:
+    def get_distribution(self, obs: PyTorchObs, action_masks: GivenMasks = None) -> Distribution:
         """SB3's distribution object for these observations. It is shared and mutable: copy it before a second call."""
         out = self._outputs(self.with_masks(obs, action_masks))[0]
         if isinstance(self.head, StateDependentNoiseHead):
@@ -384,7 +389,7 @@ class ActorMultiInputPolicy(ActorPolicy):
 MultiInputPolicy = ActorMultiInputPolicy
 
 
-def layers_of_the_actor(net_arch: Any) -> list[int]:
+def layers_of_the_actor(net_arch: object) -> list[int]:
     """Parse the actor's hidden layer sizes from any of SB3's forms.
 
     :param net_arch: ``[64, 64]``, ``dict(pi=[64, 64], vf=...)``, or that dict in a list as before SB3 1.8

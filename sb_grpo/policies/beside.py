@@ -7,7 +7,6 @@ observation; only the policy distinguishes them. An observation that is not a Di
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from gymnasium import spaces
 
@@ -23,12 +22,12 @@ ALONE = ""  #: key of an observation that is not a Dict
 BESIDE = (MASK, MEMORY, SEQUENCE, INSTANCE, CODE)
 
 
-def with_beside(obs: Obs, parts: Settings) -> Any:
+def with_beside(obs: Obs, parts: Settings) -> Obs:
     """Add extra inputs to an observation; unchanged without any."""
     return {**(obs if isinstance(obs, Mapping) else {ALONE: obs}), **parts} if parts else obs
 
 
-def env_part(obs: Obs) -> Any:
+def env_part(obs: Obs) -> Obs:
     """Observation without the extra inputs."""
     if not isinstance(obs, Mapping):
         return obs
@@ -37,12 +36,12 @@ def env_part(obs: Obs) -> Any:
     return {key: part for key, part in obs.items() if key not in BESIDE} if any(key in obs for key in BESIDE) else obs
 
 
-def with_instances(obs: Any, instances: Any) -> Any:
+def with_instances(obs: Obs, instances: Obs) -> Obs:
     """Add the instances that a batch belongs to; unchanged without any."""
     return obs if instances is None else with_beside(obs, {INSTANCE: instances})
 
 
-def beside(obs: Obs, key: str) -> Any:
+def beside(obs: Obs, key: str) -> Obs:
     """One of the extra inputs of an observation, or None."""
     return obs.get(key) if isinstance(obs, Mapping) else None
 

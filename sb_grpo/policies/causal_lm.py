@@ -30,11 +30,12 @@ from sb_grpo.policies.beside import MASK, beside, env_part, space_without
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.policies.masks import put_masks
 from sb_grpo.policies.weights import versions
+from sb_grpo.types import Kwargs, SavedState, Settings, State
 
 #: Id behind the end of a history.
 EMPTY = -1
 #: Model of ``lm=None``: 0.8 million parameters and those of the vocabulary.
-SMALL: Mapping[str, Any] = {
+SMALL: Settings = {
     "model_type": "llama",
     "hidden_size": 128,
     "intermediate_size": 352,
@@ -72,14 +73,14 @@ class CausalLMPolicy(ActorPolicy):
         observation_space: spaces.Space,
         action_space: spaces.Space,
         lr_schedule: Schedule,
-        lm: Any = None,
-        lora: Mapping[str, Any] | None = None,
+        lm: object = None,
+        lora: Settings | None = None,
         gradient_checkpointing: bool = False,
         bf16: bool = False,
         cache: bool = True,
         use_sde: bool = False,
         optimizer_class: type[th.optim.Optimizer] = th.optim.Adam,
-        optimizer_kwargs: dict[str, Any] | None = None,
+        optimizer_kwargs: Kwargs | None = None,
     ) -> None:
         context = check_spaces(observation_space, action_space)
         if use_sde:
@@ -118,7 +119,7 @@ class CausalLMPolicy(ActorPolicy):
         self.head = make_discrete_head(self.action_space)
         self.action_net = self.lm.get_output_embeddings()
 
-    def _get_constructor_parameters(self) -> dict[str, Any]:
+    def _get_constructor_parameters(self) -> Kwargs:
         own = ("lora", "gradient_checkpointing", "bf16", "cache", "use_sde", "optimizer_class", "optimizer_kwargs")
         return {
             "observation_space": self.observation_space,
@@ -153,15 +154,15 @@ class CausalLMPolicy(ActorPolicy):
         """Whether files hold the adapters and not the model, which its folder holds already."""
         return self.lora is not None and isinstance(self.lm_source, str | Path)
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self, *args: Any, **kwargs: Any) -> State:  # type: ignore[override]
         """Weights by name; with adapters on a model from a folder, the adapters'."""
-        state: dict[str, Any] = super().state_dict(*args, **kwargs)
+        state: State = super().state_dict(*args, **kwargs)
         if not self.adapters_alone:
             return state
         kept = {kwargs.get("prefix", "") + name for name, p in self.named_parameters() if p.requires_grad}
         return {name: value for name, value in state.items() if name in kept}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+    def load_state_dict(self, state_dict: SavedState, strict: bool = True, assign: bool = False) -> object:
         """Load what :meth:`state_dict` has returned."""
         if self.adapters_alone:
             adapters = self.state_dict()
@@ -169,7 +170,7 @@ class CausalLMPolicy(ActorPolicy):
             state_dict = {**base, **state_dict}
         return super().load_state_dict(state_dict, strict, assign)
 
-    def frozen_base(self) -> Any:
+    def frozen_base(self) -> WithoutAdapters | None:
         """Return the policy without its adapters; None without any."""
         return None if self.lora is None else WithoutAdapters(self)
 
@@ -270,13 +271,13 @@ class Seen:
         self.tokens: th.Tensor | None = None  #: [n, context]
         self.length: th.Tensor | None = None  #: [n] tokens whose keys and values are known
         self.layers: list[tuple[th.Tensor, th.Tensor]] = []  #: [n, heads, context, size] each
-        self.place: tuple[Any, ...] = ()  #: shape, device, versions of the weights
+        self.place: tuple[object, ...] = ()  #: shape, device, versions of the weights
 
     def __reduce__(self) -> tuple[type[Seen], tuple[()]]:
         return Seen, ()
 
     @th.inference_mode()
-    def logits(self, lm: Any, tokens: th.Tensor, version: Any) -> th.Tensor:
+    def logits(self, lm: Any, tokens: th.Tensor, version: object) -> th.Tensor:
         """Logits after each history, ``[n, vocabulary]``.
 
         :param tokens: ``[n, context]``
@@ -379,7 +380,7 @@ def check_spaces(observation_space: spaces.Space, action_space: spaces.Space) ->
     return int(space.shape[0])
 
 
-def make_lm(source: Any, n_tokens: int, context: int) -> Any:
+def make_lm(source: object, n_tokens: int, context: int) -> Any:
     """Make the language model that ``lm`` describes.
 
     :param source: folder, settings, config, module, or None
@@ -411,7 +412,7 @@ def make_lm(source: Any, n_tokens: int, context: int) -> Any:
     return lm
 
 
-def _from_transformers(source: Any, n_tokens: int, context: int) -> Any:
+def _from_transformers(source: object, n_tokens: int, context: int) -> Any:
     try:
         from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
     except ImportError as error:
@@ -445,7 +446,7 @@ def _from_transformers(source: Any, n_tokens: int, context: int) -> Any:
 
 
 #: Tokens that a model from settings has none of; those of a tokenizer are the env's.
-SPECIAL: Mapping[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+SPECIAL: Settings = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 def prepare(lm: Any, bf16: bool, gradient_checkpointing: bool) -> None:
@@ -462,7 +463,7 @@ def prepare(lm: Any, bf16: bool, gradient_checkpointing: bool) -> None:
         enable({"use_reentrant": False})
 
 
-def with_adapters(lm: Any, lora: Mapping[str, Any]) -> Any:
+def with_adapters(lm: Any, lora: Settings) -> Any:
     """Add adapters, which alone learn (LoRA, https://arxiv.org/abs/2106.09685).
 
     :param lora: arguments of peft's ``LoraConfig``

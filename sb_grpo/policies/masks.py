@@ -7,11 +7,14 @@ The form of a mask is sb3-contrib's: one entry per action (Discrete), per action
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
+
+from sb_grpo.types import Action
 
 METHOD = "action_masks"  #: sb3-contrib's name of the env's method
 #: Logit of an invalid action: its exp is 0 in every floating-point type, and 0 times it is 0.
@@ -41,7 +44,13 @@ def put_masks(out: th.Tensor, masks: th.Tensor) -> th.Tensor:
     return out.masked_fill(~one, NEVER).masked_fill(~zero, -NEVER)
 
 
-def checked(masks: Any, space: spaces.Space, n: int, where: str) -> np.ndarray:
+#: Valid actions ``[batch, m]`` as callers pass them to a policy; None: there are none beside the observation.
+GivenMasks: TypeAlias = np.ndarray | th.Tensor | None
+#: One mask, or several.
+Masks: TypeAlias = np.ndarray | Sequence[np.ndarray]
+
+
+def checked(masks: Masks, space: spaces.Space, n: int, where: str) -> np.ndarray:
     """Check masks, and convert them to booleans.
 
     :param masks: ``[n, m]`` of booleans, or numbers that are 0 or 1; ``[m]`` if n is 1
@@ -53,7 +62,8 @@ def checked(masks: Any, space: spaces.Space, n: int, where: str) -> np.ndarray:
     """
     choices = choices_of(space)
     each = re.sub(r"(\w+) \{slot\}", r"each \1", where)
-    rows = [np.asarray(row) for row in (masks if np.ndim(masks) > 1 or not _is_flat(masks) else [masks])]
+    is_one = np.ndim(masks) <= 1 and len(masks) > 0 and np.ndim(masks[0]) == 0
+    rows = [np.asarray(row) for row in ([masks] if is_one else masks)]
     shapes = {row.shape for row in rows}
     if len(rows) != n or shapes != {(sum(choices),)}:
         per = "action" if len(choices) == 1 else "action of each choice in turn"
@@ -77,11 +87,6 @@ def checked(masks: Any, space: spaces.Space, n: int, where: str) -> np.ndarray:
     return found
 
 
-def _is_flat(masks: Any) -> bool:
-    """Whether this is one mask, not a sequence of masks."""
-    return len(masks) > 0 and np.ndim(masks[0]) == 0
-
-
 def drawn(space: spaces.Space, mask: np.ndarray | None) -> Any:
     """Draw a random valid action.
 
@@ -94,7 +99,7 @@ def drawn(space: spaces.Space, mask: np.ndarray | None) -> Any:
     return np.asarray(chosen + getattr(space, "start", 0), dtype=space.dtype)[()]
 
 
-def allows(space: spaces.Space, mask: np.ndarray | None, action: Any) -> bool:
+def allows(space: spaces.Space, mask: np.ndarray | None, action: Action) -> bool:
     """Whether an action is valid."""
     if mask is None:
         return True

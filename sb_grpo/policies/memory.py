@@ -10,7 +10,7 @@ stored states, as in R2D2, Kapturowski et al., 2019, section 3).
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import torch as th
@@ -140,7 +140,7 @@ class Memory(nn.Module):
         """Split a state into the form of sb3-contrib's RecurrentPPO: ``[n_layers, batch, size]`` per part."""
         return tuple(state.view(-1, *self.form).permute(1, 2, 0, 3).cpu().numpy())
 
-    def from_parts(self, parts: Any, n: int, device: th.device) -> th.Tensor | None:
+    def from_parts(self, parts: np.ndarray | Sequence[np.ndarray] | None, n: int, device: th.device) -> th.Tensor | None:
         """Join the parts to ``[n, n_state]``; None without parts.
 
         :raises ValueError: for parts of another form

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.preprocessing import is_image_space
@@ -23,16 +24,20 @@ def reads_flat(policy: PredictingPolicy) -> bool:
     return type(policy).extract_features is PredictingPolicy.extract_features
 
 
-def starts_of(space: spaces.Space) -> Any:
+#: First values of discrete spaces, by key in a Dict; None: all start at 0.
+Starts: TypeAlias = "th.Tensor | dict[str, Starts] | None"
+
+
+def starts_of(space: spaces.Space) -> Starts:
     """``start`` of a discrete space, by key in a Dict; None if all start at 0 or none is discrete."""
     if isinstance(space, spaces.Dict):
-        starts = {key: start for key, part in space.items() if (start := starts_of(part)) is not None}
+        starts: dict[str, Starts] = {key: start for key, part in space.items() if (start := starts_of(part)) is not None}
         return starts or None
     start = getattr(space, "start", None)  # of Discrete and MultiDiscrete
     return None if start is None or not np.any(start) else th.as_tensor(np.asarray(start))
 
 
-def from_zero(obs: Obs, starts: Any) -> Any:
+def from_zero(obs: Obs, starts: Starts) -> Obs:
     """Shift discrete observations to start at 0.
 
     :param obs: ``[batch, ...]`` or a dict of such
@@ -63,7 +68,7 @@ class InstanceSpace(spaces.Box):
         self,
         parts: Mapping[str, tuple[int, ...]],
         state_dim: int,
-        state_dtype: Any = np.float32,
+        state_dtype: npt.DTypeLike = np.float32,
         pointers: int = 0,
         per_item: int = 0,
     ) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import torch as th
 from torch import nn
@@ -13,7 +12,7 @@ from sb_grpo.types import Settings
 
 
 def make_optimizer(
-    kind: Any, parameters: Iterable[nn.Parameter], rate: float, kwargs: Settings
+    kind: Callable[..., th.optim.Optimizer], parameters: Iterable[nn.Parameter], rate: float, kwargs: Settings
 ) -> th.optim.Optimizer:
     """Make an optimiser.
 

@@ -14,7 +14,7 @@ from stable_baselines3.common.type_aliases import PyTorchObs
 
 from sb_grpo.policies.beside import MASK, MEMORY, beside, with_beside
 from sb_grpo.policies.heads import ActionHead
-from sb_grpo.policies.masks import checked, choices_of
+from sb_grpo.policies.masks import GivenMasks, checked, choices_of
 from sb_grpo.policies.memory import Memory
 from sb_grpo.types import Obs
 
@@ -49,7 +49,7 @@ class PredictingPolicy(BasePolicy):
         """Log-probabilities of a batch of actions, and the entropies of their distributions."""
 
     def forward(
-        self, obs: Obs, deterministic: bool = False, action_masks: Any = None
+        self, obs: Obs, deterministic: bool = False, action_masks: GivenMasks = None
     ) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         """Return actions, values and log-probabilities as in SB3. Without a critic the values are NaN: tracing needs tensors.
 
@@ -61,7 +61,9 @@ class PredictingPolicy(BasePolicy):
         log_prob = self.head.log_prob(out.float(), actions)
         return actions.reshape((-1, *(self.action_space.shape or ()))), th.full_like(log_prob, th.nan)[:, None], log_prob
 
-    def evaluate_actions(self, obs: Obs, actions: th.Tensor, action_masks: Any = None) -> tuple[None, th.Tensor, th.Tensor]:
+    def evaluate_actions(
+        self, obs: Obs, actions: th.Tensor, action_masks: GivenMasks = None
+    ) -> tuple[None, th.Tensor, th.Tensor]:
         """Return values (None), log-probabilities and entropies ``[batch]`` of given actions, as in SB3.
 
         :param obs: ``[batch, ...]`` or a dict of such
@@ -98,7 +100,7 @@ class PredictingPolicy(BasePolicy):
         remembered = state if self.memory is None or after is None else self.memory.to_parts(after)
         return found if vectorized else found.squeeze(axis=0), remembered  # type: ignore[return-value]
 
-    def with_masks(self, obs: Obs, action_masks: np.ndarray | th.Tensor | None) -> Any:
+    def with_masks(self, obs: Obs, action_masks: GivenMasks) -> Obs:
         """Add masks to observations, in place of any that they hold; unchanged if None.
 
         :param obs: ``[batch, ...]`` or a dict of such
@@ -113,7 +115,13 @@ class PredictingPolicy(BasePolicy):
         masks = checked(given, self.action_space, _n_rows(obs), "of row {slot}")
         return with_beside(obs, {MASK: th.as_tensor(masks, device=self.device)})
 
-    def _beside(self, obs: Obs, state: Any, episode_start: Any, action_masks: Any) -> Any:
+    def _beside(
+        self,
+        obs: Obs,
+        state: tuple[np.ndarray, ...] | None,
+        episode_start: np.ndarray | None,
+        action_masks: np.ndarray | None,
+    ) -> Obs:
         obs = self.with_masks(obs, beside(obs, MASK) if action_masks is None else action_masks)
         parts: dict[str, th.Tensor] = {}
         if self.memory is not None:
@@ -140,7 +148,7 @@ class PredictingPolicy(BasePolicy):
         actions = actions.reshape((-1, *space.shape))
         return self.unscale_action(actions) if self.squash_output else np.clip(actions, space.low, space.high)
 
-    def _predict(self, observation: Obs, deterministic: bool = False, action_masks: Any = None) -> th.Tensor:
+    def _predict(self, observation: Obs, deterministic: bool = False, action_masks: GivenMasks = None) -> th.Tensor:
         return self.act_and_remember(self.with_masks(observation, action_masks), deterministic)[0]
 
 
@@ -148,7 +156,7 @@ def _n_rows(obs: Obs) -> int:
     return len(next(iter(obs.values())) if isinstance(obs, dict) else obs)
 
 
-def _check_numbers(what: str, given: Any) -> None:
+def _check_numbers(what: str, given: object) -> None:
     """Reject NaN and inf in observations or outputs; the network would turn them into some action."""
     for part in given.values() if isinstance(given, dict) else [given]:
         if isinstance(part, np.ndarray) and part.dtype.kind == "f" and np.isnan(part).any():

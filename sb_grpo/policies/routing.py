@@ -15,7 +15,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from torch import nn
 
 from sb_grpo.config import check_settings
-from sb_grpo.policies.actor import ActorPolicy
+from sb_grpo.policies.actor import ActorPolicy, NetArch
 from sb_grpo.types import Kwargs
 
 
@@ -109,7 +109,7 @@ class RoutedPolicy(ActorPolicy):
         observation_space: spaces.Space,
         action_space: spaces.Space,
         lr_schedule: Schedule,
-        net_arch: Any = (64, 64),
+        net_arch: NetArch = (64, 64),
         n_tasks: int | None = None,
         n_modules: int = 4,
         **kwargs: Any,

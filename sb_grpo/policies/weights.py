@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import torch as th
 from stable_baselines3.common.save_util import load_from_zip_file
@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from sb_grpo.policies.actor import ActorPolicy
 from sb_grpo.state import copied
-from sb_grpo.types import Settings, State
+from sb_grpo.types import Kwargs, Settings, State
 
 #: Prefixes of names in an actor-critic, and the actor's prefix; the first that exists is used.
 ACTOR = (("mlp_extractor.policy_net.", "policy_net."), ("pi_features_extractor.", "features_extractor."))
@@ -28,7 +28,10 @@ CRITIC = ("mlp_extractor.", "value_net.", "vf_features_extractor.", "pi_features
 MEMORY = "memory."
 
 
-def load_actor(policy: ActorPolicy, source: Any) -> None:
+T = TypeVar("T")
+
+
+def load_actor(policy: ActorPolicy, source: object) -> None:
     """Copy the weights of another policy into a policy.
 
     :param policy: for example ``GRPO(...).policy``; its optimiser is reset
@@ -82,7 +85,7 @@ def check_apart(policy: th.nn.Module, reference: th.nn.Module) -> None:
         )
 
 
-def made_apart(policy: ActorPolicy, make: Callable[[Any], ActorPolicy], kwargs: Any) -> ActorPolicy:
+def made_apart(policy: ActorPolicy, make: Callable[[Kwargs], ActorPolicy], kwargs: Kwargs) -> ActorPolicy:
     """Build a second policy that shares no parameter or buffer with the first.
 
     :param policy: the first
@@ -99,7 +102,7 @@ def made_apart(policy: ActorPolicy, make: Callable[[Any], ActorPolicy], kwargs: 
     return second
 
 
-def _copy_of(value: Any) -> Any:
+def _copy_of(value: T) -> T:
     try:
         return deepcopy(value)
     except Exception:  # any object may refuse to be copied; check_apart finds shared tensors
@@ -118,7 +121,7 @@ def actor_weights(weights: Mapping[str, th.Tensor]) -> dict[str, th.Tensor]:
     return {**rest, **renamed}
 
 
-def _from_zip(source: Any) -> State:
+def _from_zip(source: object) -> State:
     if not isinstance(source, str | Path):
         raise ValueError(f"{source!r:.80} is no policy: give one, a model that has one, or the path of a model's zip.")
     if not any(Path(f"{source}{suffix}").is_file() for suffix in ("", ".zip")):

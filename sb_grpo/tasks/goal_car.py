@@ -9,6 +9,7 @@ import torch as th
 from gymnasium.envs.classic_control.mountain_car import MountainCarEnv
 
 from sb_grpo.envs.native import MountainCar
+from sb_grpo.types import Info, Kwargs
 
 #: Position of the flag at difficulty 0 (random actions reach it in half of the episodes) and 1 (MountainCar-v0's hill top).
 EASIEST = -0.4
@@ -43,12 +44,12 @@ class GoalCar(MountainCarEnv):
         """
         self._next_goal = goal_position(difficulty)
 
-    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[np.ndarray, Info]:
         self.goal_position = self._next_goal
-        obs, info = super().reset(**kwargs)
+        obs, info = super().reset(seed=seed, options=options)
         return obs, info
 
-    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, Info]:
         obs, reward, terminated, truncated, info = super().step(action)
         return obs, reward, terminated, truncated, {**info, "is_success": terminated}
 

@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -378,14 +377,14 @@ def _bad(path: Path, line: int, rule: str) -> ValueError:
 
 
 #: Public instances that come with the package, by name.
-PUBLIC: dict[str, Callable[[], Any]] = {
+PUBLIC: dict[str, Callable[[], Jobs | Cities]] = {
     "ft06": lambda: read_jobs(DATA / "ft06.txt"),
     "ft10": lambda: read_jobs(DATA / "ft10.txt"),
     "berlin52": lambda: read_cities(DATA / "berlin52.tsp"),
 }
 
 
-def public(name: str) -> Any:
+def public(name: str) -> Jobs | Cities:
     """Load a public instance that comes with the package.
 
     :param name: one of :data:`PUBLIC`

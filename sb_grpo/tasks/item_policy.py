@@ -11,6 +11,7 @@ from torch import nn
 
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.observations import InstanceSpace
+from sb_grpo.types import Kwargs
 
 
 class ItemExtractor(BaseFeaturesExtractor):
@@ -88,5 +89,5 @@ class ItemPolicy(ActorPolicy):
         assert isinstance(self.action_space, spaces.Discrete)
         self.action_net = ItemHead(int(self.action_space.n), self.hidden)  # type: ignore[assignment]
 
-    def _get_constructor_parameters(self) -> dict[str, Any]:
+    def _get_constructor_parameters(self) -> Kwargs:
         return {**super()._get_constructor_parameters(), "hidden": self.hidden}

@@ -6,35 +6,37 @@ one-hot of the task, and ``info["task"]`` is its number. Importing ``sb_grpo`` r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from sb_grpo.types import NOTHING, Action, Info, Kwargs, Settings
+
 #: Function from (state before, observation after, action, the base env's reward) to the reward of a step.
-Goal = Callable[[Any, np.ndarray, Any, float], float]
+Goal = Callable[[tuple[float, ...], np.ndarray, Action, float], float]
 
 
-def as_rewarded(before: Any, after: np.ndarray, action: Any, reward: float) -> float:
+def as_rewarded(before: tuple[float, ...], after: np.ndarray, action: Action, reward: float) -> float:
     """Reward of the base env."""
     return reward
 
 
-def hold_right(before: Any, after: np.ndarray, action: Any, reward: float) -> float:
+def hold_right(before: tuple[float, ...], after: np.ndarray, action: Action, reward: float) -> float:
     """CartPole: balance, and hold the cart at x = 1; 1 there and less with the distance."""
     return float(np.exp(-4.0 * (after[0] - 1.0) ** 2))
 
 
-def hang_down(before: Any, after: np.ndarray, action: Any, reward: float) -> float:
+def hang_down(before: tuple[float, ...], after: np.ndarray, action: Action, reward: float) -> float:
     """Pendulum: Gymnasium's cost with the angle measured from the lowest point."""
     angle, speed = before
     from_bottom = angle % (2.0 * np.pi) - np.pi
-    return -float(from_bottom**2 + 0.1 * speed**2 + 0.001 * np.clip(action[0], -2.0, 2.0) ** 2)
+    return -float(from_bottom**2 + 0.1 * speed**2 + 0.001 * np.clip(np.ravel(action)[0], -2.0, 2.0) ** 2)
 
 
-def hover(before: Any, after: np.ndarray, action: Any, reward: float) -> float:
+def hover(before: tuple[float, ...], after: np.ndarray, action: Action, reward: float) -> float:
     """LunarLander: stay at half the starting height; 1 there and less with the distance."""
     return float(np.exp(-4.0 * (after[0] ** 2 + (after[1] - 0.7) ** 2)))
 
@@ -45,7 +47,7 @@ class Task(NamedTuple):
     name: str
     max_steps: int  #: time limit
     scale: float = 1.0  #: factor of the reward
-    physics: Mapping[str, Any] = {}  #: attributes of the base env that differ from its own
+    physics: Settings = NOTHING  #: attributes of the base env that differ from its own
     goal: Goal = as_rewarded
 
 
@@ -87,7 +89,7 @@ SUITES: dict[str, Suite] = {
 }
 
 
-class MultiTaskEnv(gym.Env[np.ndarray, Any]):
+class MultiTaskEnv(gym.Env[np.ndarray, Action]):
     """Env of a suite.
 
     :param env_id: key of :data:`SUITES`
@@ -96,7 +98,7 @@ class MultiTaskEnv(gym.Env[np.ndarray, Any]):
     :raises ValueError: for a suite or task that does not exist
     """
 
-    metadata: dict[str, Any] = {"render_modes": ["human", "rgb_array"], "render_fps": 50}  # noqa: RUF012
+    metadata: Kwargs = {"render_modes": ["human", "rgb_array"], "render_fps": 50}  # noqa: RUF012
 
     def __init__(self, env_id: str, task: int | str | None = None, render_mode: str | None = None) -> None:
         suite = SUITES[env_id]
@@ -129,7 +131,7 @@ class MultiTaskEnv(gym.Env[np.ndarray, Any]):
             self.base.total_mass = self.base.masspole + self.base.masscart
             self.base.polemass_length = self.base.masspole * self.base.length
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[np.ndarray, Info]:
         """Start an episode.
 
         :param options: ``{"task": number or name}`` chooses the task of this episode
@@ -144,10 +146,10 @@ class MultiTaskEnv(gym.Env[np.ndarray, Any]):
         obs, _ = self.base.reset()
         return self._observation(obs), {"task": self.task}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Action) -> tuple[np.ndarray, float, bool, bool, Info]:
         task = self.tasks[self.task]
         self.base.np_random = self.np_random  # this env may have got another generator
-        before = None if (state := getattr(self.base, "state", None)) is None else tuple(state)
+        before = () if (state := getattr(self.base, "state", None)) is None else tuple(state)
         obs, reward, terminated, _, _ = self.base.step(action)
         self.elapsed += 1
         reward = task.scale * task.goal(before, obs, action, float(reward))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
 
 import gymnasium as gym
 import torch as th
@@ -41,7 +41,7 @@ class _Tasks(FunctionalTensorEnv):
     high: th.Tensor
     limits: th.Tensor
 
-    def constants(self, tensor: Any) -> None:
+    def constants(self, tensor: Callable[[object], th.Tensor]) -> None:
         self.low, self.high = tensor(self.start_range).unbind(1)
         self.parameters = {name: tensor([t.physics.get(name, own) for t in self.suite]) for name, own in self.physics.items()}
         self.scale = tensor([t.scale for t in self.suite])

@@ -15,6 +15,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.utils import seeding
 
+from sb_grpo.types import Info, Kwargs, Obs
+
 
 class Inventory(NamedTuple):
     """A task of or-gym-inventory."""
@@ -39,14 +41,14 @@ MOTORS: dict[str, str] = {"MotorSpeed-v0": "Cont-SC-SeriesDc-v0", "MotorTorque-v
 MOTOR_STEPS = 500
 
 
-class UnitBoxes(gym.Wrapper[np.ndarray, np.ndarray, Any, Any]):
+class UnitBoxes(gym.Wrapper):
     """Flatten observations to float32, and scale actions from [-1, 1] to the env's range.
 
     :param env: Box actions with bounds; integer ones are rounded. Observations may exceed their declared bounds (outstanding
         orders do), so none are declared here
     """
 
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
+    def __init__(self, env: gym.Env) -> None:
         super().__init__(env)
         box: Any = env.action_space
         self._low = box.low.astype(np.float64)
@@ -55,14 +57,14 @@ class UnitBoxes(gym.Wrapper[np.ndarray, np.ndarray, Any, Any]):
         self.action_space = spaces.Box(-1.0, 1.0, box.shape, np.float32)
         self.observation_space = spaces.Box(-np.inf, np.inf, (spaces.flatdim(env.observation_space),), np.float32)
 
-    def _flat(self, obs: Any) -> np.ndarray:
+    def _flat(self, obs: Obs) -> np.ndarray:
         return np.asarray(spaces.flatten(self.env.observation_space, obs), dtype=np.float32)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[np.ndarray, Info]:
         obs, info = self.env.reset(seed=seed, options=options)
         return self._flat(obs), info
 
-    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, Info]:
         inner = self._low + (np.clip(action, -1.0, 1.0) + 1.0) / 2.0 * (self._high - self._low)
         if np.issubdtype(self._inner, np.integer):
             inner = np.rint(inner)
@@ -70,13 +72,13 @@ class UnitBoxes(gym.Wrapper[np.ndarray, np.ndarray, Any, Any]):
         return self._flat(obs), float(reward), bool(terminated), bool(truncated), info
 
 
-class ContinuedSeeds(gym.Wrapper[Any, Any, Any, Any]):
+class ContinuedSeeds(gym.Wrapper):
     """Seed every reset of an env that would otherwise use a random seed of the operating system.
 
     Resets without a seed continue from the previous seed, as in Gymnasium's envs.
     """
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[Obs, Info]:
         if seed is not None:
             self.unwrapped.np_random = seeding.np_random(seed)[0]
         return self.env.reset(seed=int(self.np_random.integers(2**31)), options=options)
@@ -93,7 +95,7 @@ def _package(name: str, module: str) -> ModuleType:
         raise ValueError(f'This env needs {name} ({error}): pip install "sb_grpo[input_driven]"') from error
 
 
-def make_inventory(task: str, **kwargs: Any) -> gym.Env[Any, Any]:
+def make_inventory(task: str, **kwargs: Any) -> gym.Env:
     """Make a task of or-gym-inventory. Each step draws its demand from ``np_random`` once, whatever the orders.
 
     :param task: key of :data:`INVENTORY`
@@ -106,13 +108,13 @@ def make_inventory(task: str, **kwargs: Any) -> gym.Env[Any, Any]:
     return UnitBoxes(getattr(module, source.name)(**told, **kwargs))
 
 
-def make_motor(task: str, **kwargs: Any) -> gym.Env[Any, Any]:
+def make_motor(task: str, **kwargs: Any) -> gym.Env:
     """Make a drive of gym-electric-motor that follows a random reference, drawn at reset and again when it ends.
 
     :param task: key of :data:`MOTORS`
     :param kwargs: of the package's env
     """
-    env: gym.Env[Any, Any] = _package("gym-electric-motor", "gym_electric_motor").make(MOTORS[task], **kwargs)
+    env: gym.Env = _package("gym-electric-motor", "gym_electric_motor").make(MOTORS[task], **kwargs)
     return UnitBoxes(ContinuedSeeds(env.unwrapped))
 
 

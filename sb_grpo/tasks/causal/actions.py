@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from sb_grpo.types import Action
+
 #: (variable, or None to only observe; value)
 Intervention = tuple[int | None, float]
-Decoder = Callable[[Any], Intervention]
+Decoder = Callable[[np.ndarray], Intervention]
 
 
 def _discrete(n: int, grid: np.ndarray) -> tuple[spaces.Space, Decoder]:
-    def decode(action: Any) -> Intervention:
+    def decode(action: np.ndarray) -> Intervention:
         if action == 0:
             return None, 0.0
         variable, value = divmod(int(action) - 1, len(grid))
@@ -24,7 +25,7 @@ def _discrete(n: int, grid: np.ndarray) -> tuple[spaces.Space, Decoder]:
 
 
 def _multi_discrete(n: int, grid: np.ndarray) -> tuple[spaces.Space, Decoder]:
-    def decode(action: Any) -> Intervention:
+    def decode(action: np.ndarray) -> Intervention:
         return int(action[0]) or None, float(grid[int(action[1])])
 
     return spaces.MultiDiscrete([n, len(grid)]), decode
@@ -33,7 +34,7 @@ def _multi_discrete(n: int, grid: np.ndarray) -> tuple[spaces.Space, Decoder]:
 def _box(n: int, grid: np.ndarray) -> tuple[spaces.Space, Decoder]:
     limit = float(np.abs(grid).max())
 
-    def decode(action: Any) -> Intervention:
+    def decode(action: np.ndarray) -> Intervention:
         return int(np.argmax(action[:-1])) or None, float(action[-1]) * limit
 
     return spaces.Box(-1.0, 1.0, (n + 1,), np.float32), decode
@@ -48,7 +49,7 @@ ACTIONS: dict[str, Callable[[int, np.ndarray], tuple[spaces.Space, Decoder]]] = 
 }
 
 
-def make_actions(kind: str, n: int, grid: np.ndarray) -> tuple[spaces.Space, Decoder]:
+def make_actions(kind: str, n: int, grid: np.ndarray) -> tuple[spaces.Space, Callable[[Action], Intervention]]:
     """Make an action space and the function that decodes its actions.
 
     :param kind: one of ``ACTIONS``
@@ -60,12 +61,12 @@ def make_actions(kind: str, n: int, grid: np.ndarray) -> tuple[spaces.Space, Dec
         raise ValueError(f"actions={kind!r}: choose {', '.join(map(repr, ACTIONS))}.")
     space, decode = ACTIONS[kind](n, grid)
 
-    def checked(action: Any) -> Intervention:
+    def checked(action: Action) -> Intervention:
         if isinstance(space, spaces.Box):
             action = np.asarray(action, dtype=np.float32)
         # Box.contains accepts NaN.
         if not space.contains(action) or not np.isfinite(action).all():
             raise ValueError(f"action {action!r} is not in {space}: it names no variable and value; see env.action_space.")
-        return decode(action)
+        return decode(np.asarray(action))
 
     return space, checked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
@@ -16,6 +16,10 @@ from sb_grpo.tasks.causal.graphs import STRUCTURES, TARGET, check_graph, check_s
 from sb_grpo.tasks.causal.posterior import EdgePosterior
 from sb_grpo.tasks.causal.rewards import Potentials, check_weights
 from sb_grpo.tasks.causal.scm import FEATURES, N_FEATURES, draw_model
+from sb_grpo.types import Action, Info, Kwargs
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 MAX_VARIABLES = 10
 #: Values and noise up to this bound cannot overflow float64 in products along ten variables.
@@ -24,7 +28,7 @@ LARGEST = 1e6
 OBS_LIMIT = 10.0
 
 
-class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
+class CausalInterventionEnv(gym.Env[np.ndarray, Action]):
     """Env whose episodes are new, hidden structural causal models; each step is one experiment.
 
     A step sets a variable to a value, draws ``n_samples`` samples of all variables, and updates the posterior over the graph
@@ -58,14 +62,14 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
     :raises ValueError: for arguments out of range
     """
 
-    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012
+    metadata: Kwargs = {"render_modes": []}  # noqa: RUF012
 
     def __init__(
         self,
         structures: str | Iterable[str] = tuple(STRUCTURES),
         n_variables: int | tuple[int, int] = 5,
         mechanism: str = "linear",
-        graph: Any = None,
+        graph: nx.DiGraph | Iterable[tuple[int, int]] | None = None,
         budget: int = 10,
         n_observations: int = 10,
         n_samples: int = 1,
@@ -96,7 +100,7 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
         most = self.n_variables[1]
         self.action_space, self._decode = make_actions(actions, most, self.grid)
         table = (most - 1, n_values)
-        shapes: dict[str, Any] = {"present": most, "tried": most, "edges": (most, most)}
+        shapes: dict[str, int | tuple[int, int]] = {"present": most, "tried": most, "edges": (most, most)}
         shapes |= {"effects": table, "deviations": table, "left": 1}
         ends = np.cumsum([np.prod(shape) for shape in shapes.values()]).tolist()
         self._layout = {
@@ -118,7 +122,7 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
         """
         return {name: obs[start:stop].reshape(shape) for name, (start, stop, shape) in self._layout.items()}
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         rng = self.np_random
         structure = self.structures[rng.integers(len(self.structures))] if self.graph is None else "given"
@@ -137,7 +141,7 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
         self._judge()
         return self._observation(), {"structure": structure, "potentials": dict(self._potentials)}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Action) -> tuple[np.ndarray, float, bool, bool, Info]:
         if self.steps >= self.budget:
             raise ValueError(f"the budget of {self.budget} experiments is spent: call reset() before the next step().")
         variable, value = self._decode(action)
@@ -203,7 +207,7 @@ class CausalInterventionEnv(gym.Env[np.ndarray, Any]):
         return obs
 
 
-def check_integers(least: int, **values: Any) -> None:
+def check_integers(least: int, **values: object) -> None:
     """Check integers.
 
     :raises ValueError: for a value that is not an integer or less than ``least``
@@ -213,7 +217,7 @@ def check_integers(least: int, **values: Any) -> None:
             raise ValueError(f"{name}={value!r} must be an integer of at least {least}.")
 
 
-def check_positive(**values: Any) -> None:
+def check_positive(**values: object) -> None:
     """Check positive numbers.
 
     :raises ValueError: for a value that is not a positive number or exceeds ``LARGEST``

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import networkx as nx
 import numpy as np
@@ -65,7 +64,7 @@ def check_structures(names: Iterable[str]) -> tuple[str, ...]:
     return chosen
 
 
-def check_graph(graph: Any, max_parents: int) -> nx.DiGraph:
+def check_graph(graph: nx.DiGraph | Iterable[tuple[int, int]], max_parents: int) -> nx.DiGraph:
     """Check a graph for the env.
 
     :param graph: ``networkx.DiGraph`` or iterable of (cause, effect) pairs over 0 to d - 1

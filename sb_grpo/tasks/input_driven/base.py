@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
 import torch as th
+from gymnasium.core import ActType
 
 from sb_grpo.envs.luck import EpisodeLuck, LuckyTensorEnv
+from sb_grpo.types import Info, Kwargs
 
 
-class InputDrivenEnv(gym.Env[np.ndarray, Any]):
+class InputDrivenEnv(gym.Env[np.ndarray, ActType]):
     """Host version in NumPy and Python numbers, with the noise of the tensor version.
 
     The registration has the time limit; an unwrapped env never ends.
@@ -27,13 +29,13 @@ class InputDrivenEnv(gym.Env[np.ndarray, Any]):
         self.t = 0
         self._luck = EpisodeLuck(self, version.k, version.noise)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         self.t = 0
         self.start(self._luck.begin(seed, self.tensor_version.n_start))
         return self.observation(), {}
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: ActType) -> tuple[np.ndarray, float, bool, bool, Info]:
         reward, info = self.advance(action, self._luck.at(self.t))
         self.t += 1
         return self.observation(), reward, False, False, info
@@ -43,7 +45,7 @@ class InputDrivenEnv(gym.Env[np.ndarray, Any]):
         """Set the initial state from ``[n_start]`` uniform numbers."""
 
     @abstractmethod
-    def advance(self, action: Any, noise: list[float]) -> tuple[float, dict[str, Any]]:
+    def advance(self, action: ActType, noise: list[float]) -> tuple[float, Info]:
         """Advance by one step; return reward and info."""
 
     @abstractmethod

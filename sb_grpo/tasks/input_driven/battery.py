@@ -7,7 +7,7 @@ daily shape + an AR(1) process + spikes.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import torch as th
@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from sb_grpo.envs.luck import exponential, normal
 from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
+from sb_grpo.types import Info
 
 RATE = 0.25  #: share of the capacity per hour
 EFFICIENCY = 0.92  #: of charging, and of discharging
@@ -38,7 +39,7 @@ class TensorBatteryArbitrage(TensorInputDrivenEnv):
     n_start = 3
     k = 3
 
-    def constants(self, tensor: Any) -> None:
+    def constants(self, tensor: Callable[[object], th.Tensor]) -> None:
         self.shape = tensor(SHAPE)
         self.clock_face = tensor(np.stack([np.sin(_ANGLE), np.cos(_ANGLE)], 1))
 
@@ -76,7 +77,7 @@ def _start(u: th.Tensor) -> th.Tensor:
     return th.stack([u[:, 0], th.floor(24.0 * u[:, 1]), normal(u[:, 2], spread)], 1)
 
 
-class BatteryArbitrage(InputDrivenEnv):
+class BatteryArbitrage(InputDrivenEnv[np.ndarray]):
     """Host version. Action: -1 sells, 1 buys a quarter of the capacity. Observed: charge, price, mean price of the last day,
     hour.
 
@@ -92,7 +93,7 @@ class BatteryArbitrage(InputDrivenEnv):
         self.price = float(SHAPE[self.hour]) + self.wander
         self.recent = LEVEL + self.wander
 
-    def advance(self, action: Any, noise: list[float]) -> tuple[float, dict[str, Any]]:
+    def advance(self, action: np.ndarray, noise: list[float]) -> tuple[float, Info]:
         rate = RATE * min(max(float(action[0]), -1.0), 1.0)
         price = self.price
         stored = min(max(rate, -self.charge), 1.0 - self.charge)

@@ -7,14 +7,14 @@ The lost-sales system with lead time (Zipkin, "Old and new methods for lost-sale
 from __future__ import annotations
 
 from math import cos, pi, sin
-from typing import Any
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from sb_grpo.envs.luck import geometric
+from sb_grpo.envs.luck import Numbers, geometric
 from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
+from sb_grpo.types import Info
 
 LEAD_TIME = 3  #: days
 SEASON = 20  #: days
@@ -58,12 +58,12 @@ class TensorInventory(TensorInputDrivenEnv):
         return th.cat([body / 20.0, angle.sin(), angle.cos()], 1)
 
 
-def _stock(u: Any) -> Any:
+def _stock(u: Numbers) -> Numbers:
     """Initial units on hand: 0 to 24."""
     return LARGEST * u
 
 
-class Inventory(InputDrivenEnv):
+class Inventory(InputDrivenEnv[np.ndarray]):
     """Host version. Action: the order, -1 for 0 to 1 for 24 units. Observed / 20: units on hand, ordered, demanded; season.
 
     Reward: minus (holding + 9 per lost sale + 1 per unit ordered) / 100. Info: ``demand``, ``lost`` and ``order`` of the day.
@@ -76,7 +76,7 @@ class Inventory(InputDrivenEnv):
         self.under_way = [MEAN] * LEAD_TIME
         self.demand = MEAN
 
-    def advance(self, action: Any, noise: list[float]) -> tuple[float, dict[str, Any]]:
+    def advance(self, action: np.ndarray, noise: list[float]) -> tuple[float, Info]:
         order = (min(max(float(action[0]), -1.0), 1.0) + 1.0) * (LARGEST / 2.0)
         self.demand = noise[0]
         left = self.on_hand + self.under_way.pop(0) - self.demand

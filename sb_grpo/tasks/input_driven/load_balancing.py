@@ -6,8 +6,8 @@ After the load balancing task of Mao et al., "Variance Reduction for Reinforceme
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import log, log1p
-from typing import Any
 
 import numpy as np
 import torch as th
@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from sb_grpo.envs.luck import exponential, pareto
 from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
+from sb_grpo.types import Info
 
 N_SERVERS = 10
 RATES = np.linspace(0.15, 1.05, N_SERVERS).tolist()  #: work done per unit of time
@@ -34,7 +35,7 @@ class TensorLoadBalancing(TensorInputDrivenEnv):
     n_start = 1
     k = 2
 
-    def constants(self, tensor: Any) -> None:
+    def constants(self, tensor: Callable[[object], th.Tensor]) -> None:
         self.rates = tensor(RATES)
         self.servers = tensor(range(N_SERVERS))
 
@@ -59,7 +60,7 @@ class TensorLoadBalancing(TensorInputDrivenEnv):
         return th.cat([th.log1p(work / 100.0), th.log1p((work + size) / self.rates / 100.0) - 2.0, th.log(size / 100.0)], 1)
 
 
-class LoadBalancing(InputDrivenEnv):
+class LoadBalancing(InputDrivenEnv[int]):
     """Host version. Observed: log work per server, log completion time of the job there, log size. Reward: minus completion
     time / 1000.
 
@@ -72,7 +73,7 @@ class LoadBalancing(InputDrivenEnv):
         self.work = [0.0] * N_SERVERS
         self.size = float(pareto(u, SHAPE, SMALLEST)[0])
 
-    def advance(self, action: Any, noise: list[float]) -> tuple[float, dict[str, Any]]:
+    def advance(self, action: int, noise: list[float]) -> tuple[float, Info]:
         self.work[action] += self.size
         completion = self.work[action] / RATES[action]
         wait, self.size = noise

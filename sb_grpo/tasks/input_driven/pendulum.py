@@ -6,7 +6,7 @@ Noise: the torque, an AR(1) process. It changes the speed before the step of Pen
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch as th
@@ -16,6 +16,7 @@ from gymnasium.envs.classic_control.pendulum import PendulumEnv
 from sb_grpo.envs.luck import EpisodeLuck, normal
 from sb_grpo.envs.native import seen_of_pole, swing
 from sb_grpo.tasks.input_driven.base import TensorInputDrivenEnv
+from sb_grpo.types import Info, Kwargs
 
 PERSISTENCE = 0.9  #: of the torque, per step
 INNOVATION = 0.3  #: its standard deviation per step; 0.69 in the long run, and the motor has 2
@@ -65,14 +66,14 @@ class DisturbedPendulum(PendulumEnv):
         self.torque = 0.0
         self._luck = EpisodeLuck(self, 1, TensorDisturbedPendulum.noise)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         *state, self.torque = _start(th.from_numpy(self._luck.begin(seed, 3)).unsqueeze(0))[0].tolist()
         self.state = np.array(state)
         self.t = 0
         return self._get_obs(), {}  # type: ignore[no-untyped-call]
 
-    def step(self, action: Any) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, Info]:
         torque = self.torque
         innovation = self._luck.at(self.t)[0]
         self.state = np.array([self.state[0], self.state[1] + KICK * torque])

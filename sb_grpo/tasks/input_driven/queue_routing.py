@@ -7,8 +7,8 @@ twice the work on the lines before one of the stations. Servers with random serv
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import log1p
-from typing import Any
 
 import numpy as np
 import torch as th
@@ -16,6 +16,7 @@ from gymnasium import spaces
 
 from sb_grpo.envs.luck import exponential, pareto
 from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
+from sb_grpo.types import Info
 
 LINES = (6.0, 3.0, 4.0, 2.0)  #: mean work of a line per step; exponential
 STATIONS = (9.0, 6.0)  #: the same for the stations behind lines 0 and 1, 2 and 3
@@ -35,7 +36,7 @@ class TensorQueueRouting(TensorInputDrivenEnv):
     n_start = 2
     k = 8
 
-    def constants(self, tensor: Any) -> None:
+    def constants(self, tensor: Callable[[object], th.Tensor]) -> None:
         self.numbers = tensor(range(4))
         self.work = tensor(WORK)
         self.lines = tensor(LINES)
@@ -77,7 +78,7 @@ def _batch(u: th.Tensor) -> th.Tensor:
     return th.stack([pareto(u[:, 0], SHAPE, SMALLEST), th.floor(3.0 * u[:, 1])], 1)
 
 
-class QueueRouting(InputDrivenEnv):
+class QueueRouting(InputDrivenEnv[int]):
     """Host version. Observed: log work at the six servers, log expected delay of each line, log size of the batch, its class.
 
     Reward: minus the work in the system / 50, which is ``info["in_system"]``.
@@ -92,7 +93,7 @@ class QueueRouting(InputDrivenEnv):
         self.size = size
         self.kind = int(kind)
 
-    def advance(self, action: Any, noise: list[float]) -> tuple[float, dict[str, Any]]:
+    def advance(self, action: int, noise: list[float]) -> tuple[float, Info]:
         line = self.line
         station = self.station
         line[action] += self.size * WORK[self.kind][action]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -124,7 +124,7 @@ def swing_up(obs: np.ndarray, angle_gain: float, speed_gain: float) -> np.ndarra
 
 
 @cache
-def _lander() -> gym.Env[Any, Any]:
+def _lander() -> gym.Env:
     return gym.make("LunarLander-v3")
 
 
@@ -181,7 +181,7 @@ def episode_returns(env_id: str, policy: Policy, seeds: Sequence[int]) -> np.nda
     return total.numpy()
 
 
-def _returns_one_by_one(env: gym.Env[Any, Any], policy: Policy, seeds: Iterable[int]) -> np.ndarray:
+def _returns_one_by_one(env: gym.Env, policy: Policy, seeds: Iterable[int]) -> np.ndarray:
     returns = []
     for seed in seeds:
         obs = env.reset(seed=seed)[0]

@@ -10,16 +10,17 @@ import torch as th
 from gymnasium import spaces
 
 from sb_grpo.envs.native import CartPole, Pendulum
+from sb_grpo.types import Action
 
 
-class Positions(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
+class Positions(gym.ObservationWrapper[np.ndarray, Action, np.ndarray]):
     """Keep some components of the observation.
 
     :param env: with a flat Box
     :param kept: their indices
     """
 
-    def __init__(self, env: gym.Env[np.ndarray, Any], kept: tuple[int, ...]) -> None:
+    def __init__(self, env: gym.Env[np.ndarray, Action], kept: tuple[int, ...]) -> None:
         super().__init__(env)
         self.kept = list(kept)
         space = env.observation_space
@@ -30,12 +31,12 @@ class Positions(gym.ObservationWrapper[np.ndarray, Any, np.ndarray]):
         return observation[self.kept]
 
 
-def cart_pole(**kwargs: Any) -> gym.Env[np.ndarray, Any]:
+def cart_pole(**kwargs: Any) -> gym.Env[np.ndarray, Action]:
     """CartPole with the position of the cart and the angle of the pole."""
     return Positions(gym.make("CartPole-v1", **kwargs), (0, 2))
 
 
-def pendulum(**kwargs: Any) -> gym.Env[np.ndarray, Any]:
+def pendulum(**kwargs: Any) -> gym.Env[np.ndarray, Action]:
     """Pendulum with cosine and sine of the angle."""
     return Positions(gym.make("Pendulum-v1", **kwargs), (0, 1))
 

@@ -6,7 +6,7 @@ arms. A policy without memory is right half of the time.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
@@ -15,6 +15,7 @@ from gymnasium import spaces
 
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.random import uniform
+from sb_grpo.types import Info, Kwargs
 
 #: Cue (1 or -1 at the start, later 0), in the corridor, at the junction.
 OBSERVED = spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -100,13 +101,13 @@ class TMaze(gym.Env[np.ndarray, np.int64]):
         if masks:
             self.action_masks = self._masks
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         self.place = 0
         self.cue = 1 if self.np_random.random() < 0.5 else -1
         return self._look(), {}
 
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
         at_end = self.place == self.length
         choice = int(action)
         if at_end and choice > 0:

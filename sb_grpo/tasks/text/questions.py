@@ -6,13 +6,14 @@ one question, as in DeepSeekMath.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from sb_grpo.tasks.text.tokens import END, Characters, TokenEnv, Tokenizer
+from sb_grpo.types import Info, Kwargs, Settings
 
 DIGITS = "0123456789"
 LETTERS = "".join(letter for letter in Characters.letters if letter.isalpha())
@@ -27,7 +28,7 @@ class Task:
     #: Setting -> value at difficulty 0 and 1.
     levels: Mapping[str, tuple[int, int]]
     #: From an entry's metadata to a prompt for small models.
-    prompt: Callable[[Mapping[str, Any]], str]
+    prompt: Callable[[Settings], str]
     #: Letters that an answer may hold.
     letters: str
     #: Tokens of the longest answer with the end token, and of the longest short prompt.
@@ -35,7 +36,7 @@ class Task:
     longest_prompt: int
 
 
-def _rows(grid: Any, empty: str = "_") -> str:
+def _rows(grid: Iterable[Iterable[object]], empty: str = "_") -> str:
     return "\n".join(" ".join(str(cell) if cell else empty for cell in row) for row in grid)
 
 
@@ -96,7 +97,7 @@ class ReasoningGym(TokenEnv):
         self,
         dataset: str = "chain_sum",
         difficulty: float = 0.0,
-        settings: Mapping[str, Any] | None = None,
+        settings: Settings | None = None,
         prompt: str = "short",
         masks: bool = False,
         tokens: str | Tokenizer = "char",
@@ -120,7 +121,7 @@ class ReasoningGym(TokenEnv):
         answer = max_tokens or (self.task.max_tokens if self.task else 64)
         asked = self.task.longest_prompt if self.task and prompt == "short" else 1000
         super().__init__(tokens, context or asked + answer, answer, render_mode)
-        self.entry: dict[str, Any] = {}
+        self.entry: Kwargs = {}
         if masks:
             assert self.task is not None
             self._mask = np.zeros(self.tokenizer.size, dtype=bool)
@@ -158,7 +159,7 @@ class ReasoningGym(TokenEnv):
                 f"reasoning-gym's config of it, or leave settings out."
             ) from error
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         if self._data is None:
             self._make_data()
@@ -168,7 +169,7 @@ class ReasoningGym(TokenEnv):
         self.begin(question, self.max_tokens)
         return self.look(), {}
 
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
         if not self.write(int(action)):
             return self.look(), 0.0, False, False, {}
         reward = float(self._data.score_answer(self.said(), self.entry)) if self.finished else 0.0

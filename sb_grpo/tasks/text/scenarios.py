@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from sb_grpo.tasks.text.tokens import TokenEnv, Tokenizer
+from sb_grpo.types import Info, Kwargs
 
 #: Names of the rewards, in the order of their weights.
 REWARDS = ("solved", "facts", "format", "brevity")
@@ -183,7 +183,7 @@ class TextScenario(TokenEnv):
         self.turn = 0
         self.scenario: Scenario | None = None
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         family = str(self.np_random.choice(self.families))
         self.scenario = FAMILIES[family](self.np_random)
@@ -191,9 +191,9 @@ class TextScenario(TokenEnv):
         self.begin(self.scenario.prompt, self.room)
         return self.look(), {"task": family}
 
-    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
         assert self.scenario is not None
-        info: dict[str, Any] = {"turn": self.turn, "task": self.scenario.family, "rewards": dict.fromkeys(REWARDS, 0.0)}
+        info: Info = {"turn": self.turn, "task": self.scenario.family, "rewards": dict.fromkeys(REWARDS, 0.0)}
         if not self.write(int(action)):
             return self.look(), 0.0, False, False, info
         verdict = self.scenario.judge(self.scenario, self.said())
