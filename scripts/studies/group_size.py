@@ -16,8 +16,8 @@ from zoo.comparing.statistics import iqm
 DATA = Path("docs/studies/data")
 #: Files of the derived size, of groups of 8 without pairs (the former default), and of PPO.
 SOURCES = {
-    "grpo": ("group_size/grpo-defaults.jsonl", "group_size/grpo-own.jsonl"),
-    "former": ("study/grpo-defaults.jsonl",),
+    "grpo": ("study/grpo-defaults.jsonl", "group_size/grpo-defaults.jsonl", "group_size/grpo-own.jsonl"),
+    "former": ("study/grpo-groups-of-8.jsonl",),
     "ppo": ("group_size/ppo-defaults.jsonl", "group_size/ppo-own.jsonl", "study/ppo-defaults.jsonl"),
 }
 

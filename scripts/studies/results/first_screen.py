@@ -39,7 +39,7 @@ PANELS = (
     Panel(
         "Level: most tasks",
         "Hopper-v5",
-        ("study/grpo-state.jsonl", "entry = defaults then"),
+        ("study/grpo-defaults.jsonl", "defaults"),
         ("study/ppo-defaults.jsonl", "SB3's defaults"),
     ),
     Panel(
@@ -81,8 +81,8 @@ def first_screen(data: Path, pictures: Path | None) -> list[str]:
         "",
         *rows,
         "",
-        "Lines are interquartile means over seeds, bands the middle half of the seeds. All three have groups of 8, the",
-        'default when they were run; the default is now [derived](group_size.md) and smaller with `"state"`.',
+        "Lines are interquartile means over seeds, bands the middle half of the seeds. The size of the",
+        "groups is the [derived](group_size.md) one.",
         "",
         *_costs(json.loads(speed_file.read_text())),
         "",

@@ -80,7 +80,7 @@ def page(
     runs = with_defaults(runs)
     known = {run.label for run in runs}
     estimators = ["grpo-step", "grpo-process", "grpo-outcome"]
-    order = [DEFAULTS, "grpo-gamma-0.99", TUNED, *estimators, BAR, *BAR_SETTINGS, CONTROL, "a2c", "trpo"]
+    order = [DEFAULTS, "grpo-groups-of-8", "grpo-gamma-0.99", TUNED, *estimators, BAR, *BAR_SETTINGS, CONTROL, "a2c", "trpo"]
     labels = [label for label in order if label in known]
     c = compare_runs(runs, labels, BAR)
     contestants = [label for label in labels if label != BAR]
