@@ -122,6 +122,7 @@ class DescribedTensorBoard(TensorBoardOutputFormat):
                 summary_description=meaning(key), plugin_data=SummaryMetadata.PluginData(plugin_name="scalars")
             )
             value = Summary.Value(tag=key, simple_value=float(key_values[key]), metadata=metadata)
+            assert self.writer.file_writer is not None
             self.writer.file_writer.add_summary(Summary(value=[value]), step)
         self._described |= first
         rest = {key: value for key, value in key_values.items() if key not in first}

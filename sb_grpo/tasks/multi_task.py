@@ -6,14 +6,14 @@ one-hot of the task, and ``info["task"]`` is its number. Importing ``sb_grpo`` r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from sb_grpo.types import NOTHING, Action, Info, Kwargs, Settings
+from sb_grpo.types import Action, Info, Kwargs, Settings
 
 #: Function from (state before, observation after, action, the base env's reward) to the reward of a step.
 Goal = Callable[[tuple[float, ...], np.ndarray, Action, float], float]
@@ -47,7 +47,7 @@ class Task(NamedTuple):
     name: str
     max_steps: int  #: time limit
     scale: float = 1.0  #: factor of the reward
-    physics: Settings = NOTHING  #: attributes of the base env that differ from its own
+    physics: Mapping[str, Any] = {}  #: attributes of the base env that differ from its own
     goal: Goal = as_rewarded
 
 
