@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-from sb_grpo.types import Action, Info, Kwargs, Settings
+from sb_grpo.types import Action, Info, Kwargs
 
 #: Function from (state before, observation after, action, the base env's reward) to the reward of a step.
 Goal = Callable[[tuple[float, ...], np.ndarray, Action, float], float]
