@@ -104,7 +104,7 @@ def meaning(key: str) -> str | None:
 class DescribedTensorBoard(TensorBoardOutputFormat):
     """SB3's TensorBoard output, with the meaning of each key beside its chart.
 
-    TensorBoard keeps the description that comes with the first value of a key, and `SummaryWriter.add_scalar` takes none.
+    TensorBoard keeps the description that it reads first for a key, and `SummaryWriter.add_scalar` takes none.
 
     :param output: whose event file is written on
     """
@@ -115,18 +115,15 @@ class DescribedTensorBoard(TensorBoardOutputFormat):
         self._described: set[str] = set()
 
     def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
-        """Write values; the first of a key with its description."""
-        first = {key for key, value in key_values.items() if self._needs_description(key, value, key_excluded[key])}
-        for key in sorted(first):
-            metadata = SummaryMetadata(
-                summary_description=meaning(key), plugin_data=SummaryMetadata.PluginData(plugin_name="scalars")
-            )
-            value = Summary.Value(tag=key, simple_value=float(key_values[key]), metadata=metadata)
-            assert self.writer.file_writer is not None
-            self.writer.file_writer.add_summary(Summary(value=[value]), step)
-        self._described |= first
-        rest = {key: value for key, value in key_values.items() if key not in first}
-        super().write(rest, {key: key_excluded[key] for key in rest}, step)
+        """Write values; a key's description before its first value."""
+        new = [key for key, value in key_values.items() if self._needs_description(key, value, key_excluded[key])]
+        assert self.writer.file_writer is not None
+        for key in new:
+            plugin = SummaryMetadata.PluginData(plugin_name="scalars")
+            metadata = SummaryMetadata(summary_description=meaning(key), plugin_data=plugin)
+            self.writer.file_writer.add_summary(Summary(value=[Summary.Value(tag=key, metadata=metadata)]), step)
+        self._described.update(new)
+        super().write(key_values, key_excluded, step)
 
     def _needs_description(self, key: str, value: object, excluded: tuple[str, ...] | None) -> bool:
         shown = isinstance(value, np.ScalarType) and not isinstance(value, str) and "tensorboard" not in (excluded or ())

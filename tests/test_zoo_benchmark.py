@@ -369,7 +369,7 @@ def test_the_studys_variants_have_settings_everywhere():
     envs = ["CartPole-v1", "Acrobot-v1", "Pendulum-v1", "MountainCarContinuous-v0", "LunarLander-v3",
             "LunarLanderContinuous-v3", "Hopper-v5", "Walker2d-v5", "HalfCheetah-v5", "Swimmer-v5"]  # fmt: skip
     variants = read_variants(ROOT / "zoo" / "variants" / "critic_free.yml", [])
-    assert len(variants) == 15
+    assert len(variants) == 16
     for variant in variants:
         for env in envs:
             settings, source = settings_for(variant, env)
