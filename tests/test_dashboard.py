@@ -82,9 +82,9 @@ def test_a_damaged_file_is_named_and_the_rest_is_shown(tmp_path: Path, capsys: A
         (tmp_path / one / "0.monitor.csv").write_text('#{"t_start": 1.0}\nr,l,t\n1,2,3\n')
     (tmp_path / "bad" / name).write_bytes(content)
     assert report([str(tmp_path)]) == 0 and main([str(tmp_path)]) == 0
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1 and f"bad/{name} is left out: it cannot be read" in said.err
-    assert "good: " in said.out and "bad: " in said.out and "1 episode" in said.out
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1 and f"bad/{name} is left out: it cannot be read" in output.err
+    assert "good: " in output.out and "bad: " in output.out and "1 episode" in output.out
 
 
 def test_returns_that_are_no_numbers_leave_a_page(tmp_path: Path) -> None:

@@ -339,10 +339,10 @@ def test_the_surface_and_what_a_parameter_says_are_pythons(driver: Any, address:
         u = unit[name]
         weights = np.exp(-((u[:, None] - u) ** 2) / (2 * width**2)) * (1 - np.eye(len(u)))
         others = (values.sum() - values) / (len(values) - 1)
-        told = weights @ values / weights.sum(1)
-        assert share == pytest.approx(max(1 - np.mean((values - told) ** 2) / np.mean((values - others) ** 2), 0), abs=1e-6), (
-            name
-        )
+        reported = weights @ values / weights.sum(1)
+        assert share == pytest.approx(
+            max(1 - np.mean((values - reported) ** 2) / np.mean((values - others) ** 2), 0), abs=1e-6
+        ), name
 
 
 @pytest.mark.slow

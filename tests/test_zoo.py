@@ -176,7 +176,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(name, argumen
     assert run(f"zoo.{name}", command, [a.format(runs=runs, file=file) for a in arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"zoo.{name}: --") and error.count("\n") == 1
-    assert any(said in error for said in ("cannot be made", "cannot be written to", "is a folder: name a file"))
+    assert any(message in error for message in ("cannot be made", "cannot be written to", "is a folder: name a file"))
 
 
 RESCALE = "env_wrapper: [gymnasium.wrappers.RescaleAction: {min_action: -1, max_action: 1}]"
@@ -393,10 +393,10 @@ def test_tracking_without_a_key_says_how_to_get_one(tmp_path):
 def test_every_entry_of_the_yaml_builds_a_model(tmp_path):
     entries = yaml.safe_load((ROOT / "zoo/hyperparams/grpo.yml").read_text())
     mujoco = "HalfCheetah Hopper Walker2d Ant Humanoid HumanoidStandup Swimmer Reacher Pusher InvertedPendulum"
-    asked = [f"{name}-v5" for name in [*mujoco.split(), "InvertedDoublePendulum"]]
-    asked += ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "LunarLander-v3"]
-    asked += ["LunarLanderContinuous-v3", "BipedalWalker-v3", "MiniGrid-Empty-Random-5x5-v0", "atari", "default"]
-    assert set(asked) <= set(entries)
+    requested = [f"{name}-v5" for name in [*mujoco.split(), "InvertedDoublePendulum"]]
+    requested += ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "LunarLander-v3"]
+    requested += ["LunarLanderContinuous-v3", "BipedalWalker-v3", "MiniGrid-Empty-Random-5x5-v0", "atari", "default"]
+    assert set(requested) <= set(entries)
     for env_id in sorted(set(entries) - {"atari", "default"}) + ["PongNoFrameskip-v4"]:
         model, _ = build(env_id, 0, str(tmp_path)).setup_experiment()
         assert isinstance(model, GRPO) and gym.spec(env_id) is not None

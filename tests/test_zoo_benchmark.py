@@ -271,9 +271,9 @@ FLOW = ["--envs", "CartPole-v1", "--algos", "ppo", "random", "--steps", "100"]
     ids=["nothing", "n-runs", "seeds", "with-an-equals-sign", "abbreviated"],
 )
 def test_the_workflow_runs_the_seeds_that_were_asked_for(more, seeds, tmp_path):
-    asked, baseline, report = workflow.read([*FLOW, "--out", str(tmp_path), *more, "--baseline", "ppo"])
-    assert [spec.seed for spec in asked.specs if spec.label == "ppo"] == seeds
-    assert (asked.out, baseline, report) == (tmp_path / "results", "ppo", tmp_path / "report")
+    request, baseline, report = workflow.read([*FLOW, "--out", str(tmp_path), *more, "--baseline", "ppo"])
+    assert [spec.seed for spec in request.specs if spec.label == "ppo"] == seeds
+    assert (request.out, baseline, report) == (tmp_path / "results", "ppo", tmp_path / "report")
 
 
 @pytest.mark.parametrize(

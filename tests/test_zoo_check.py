@@ -276,8 +276,8 @@ def test_the_training_is_of_the_env_and_its_settings():
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "CartPole-v1, with the settings of grpo.yml: CartPole-v1" in done.stdout
-    said = re.search(r"fine    training       (learns|runs).*\d steps/s\)", done.stdout)  # which, depends on the machine
-    assert said, done.stdout
+    message = re.search(r"fine    training       (learns|runs).*\d steps/s\)", done.stdout)  # which, depends on the machine
+    assert message, done.stdout
 
 
 @pytest.mark.parametrize("last, says", [(30.0, "learns: mean return 20.5 at first, 30.5 at last"), (20.0, "no rise yet")])

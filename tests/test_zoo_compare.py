@@ -139,8 +139,8 @@ def test_what_cannot_be_paired_is_left_out_and_said_once(results, tmp_path, caps
     more = content("CartPole-v1", "a2c", 2, 505) | {"final_returns": [500.0, 505.0, 510.0]}
     write_result(results / "CartPole-v1/a2c/seed_2.json", more)
     assert compare.main([str(results), "--labels", "ppo", "a2c", "trpo", "--out", str(tmp_path)]) == 0
-    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("Not paired", "Paired"))]
-    assert said == [
+    messages = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("Not paired", "Paired"))]
+    assert messages == [
         "Not paired: CartPole-v1 ppo and trpo (no seed in common), CartPole-v1 a2c and trpo (no seed in common). "
         "Paired in part: CartPole-v1 ppo and a2c (2 of 3 and 4 runs)."
     ]
@@ -149,7 +149,7 @@ def test_what_cannot_be_paired_is_left_out_and_said_once(results, tmp_path, caps
     apart = row(paired, algorithm="a2c", other="trpo")
     assert apart["pairs"] == 0 and apart["difference":].isna().all()
     report = (tmp_path / "report.md").read_text()
-    assert "| CartPole-v1 | ppo | trpo | 0 | - | - | - | - | - | - | - | - | - |" in report and said[0] in report
+    assert "| CartPole-v1 | ppo | trpo | 0 | - | - | - | - | - | - | - | - | - |" in report and messages[0] in report
 
 
 @pytest.mark.parametrize(

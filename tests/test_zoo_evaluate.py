@@ -85,8 +85,8 @@ def test_untrusted_models_are_compared_without_unpickling(runs, tmp_path, monkey
 def test_variants_fairness_and_stability_are_reported(runs, tmp_path, capsys):
     places = [runs / "grpo" / "Pendulum-v1_1", f"best={runs / 'ppo' / 'Pendulum-v1_1' / 'best_model.zip'}"]
     assert evaluate_here(*places, "--env-kwargs-grid", "g=5.0,10.0", "--episodes", 4, "--out", tmp_path) == 0
-    said, report = capsys.readouterr().out, (tmp_path / "report.md").read_text()
-    assert said.count("mean return") == 4 and "Pendulum-v1[g=5.0]" in said
+    message, report = capsys.readouterr().out, (tmp_path / "report.md").read_text()
+    assert message.count("mean return") == 4 and "Pendulum-v1[g=5.0]" in message
     assert set(table(tmp_path, "summary")["env"]) == {"Pendulum-v1[g=5.0]", "Pendulum-v1[g=10.0]"}
     assert list(table(tmp_path, "stability")["evaluations"]) == [2, 2]
     assert len(table(tmp_path, "returns")) == 2 * 2 * 4

@@ -200,8 +200,8 @@ def test_what_a_worker_is_told_is_a_command_that_tune_takes(tmp_path, capsys):
     team = [*mine, "--launcher", "ray", "--workers", "2", "--ray-address", "HOST:6379", "--resources", "cpus=2"]
     args = tune.make_parser().parse_args(team)
     args.study_name, args.storage = "grpo_CartPole-v1_256", str(tmp_path / "tune/grpo_CartPole-v1_256/journal.log")
-    told = tune.team_arguments(team, args, load_study(args.storage, args.study_name))
-    assert tune.main(told) == 0
+    reported = tune.team_arguments(team, args, load_study(args.storage, args.study_name))
+    assert tune.main(reported) == 0
     assert [t.state.name for t in trials_of(args.storage, args.study_name)] == ["COMPLETE"] * 2
     assert tune.main([*mine, "--workers", "2"]) == 2
     assert "--workers 2 needs --launcher ray" in capsys.readouterr().err
@@ -221,8 +221,8 @@ def test_workers_of_this_machine_search_and_one_that_fails_is_named(tmp_path, mo
     done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "2 complete" in done.stdout, done.stderr
     assert sum(f"zoo.tune: worker {number} ended with code 2" in done.stderr for number in (1, 2)) == 1
-    said = done.stdout + done.stderr
-    assert said.count("zoo.tune: --gym-packages twice: no third time") == 1 and "Traceback" not in said
+    output = done.stdout + done.stderr
+    assert output.count("zoo.tune: --gym-packages twice: no third time") == 1 and "Traceback" not in output
 
 
 # ------------------------------------------------------------ bad input
@@ -283,9 +283,9 @@ def test_an_address_where_no_cluster_is(name, tmp_path, capsys):
     """Said at once, with the remedy; nothing has been made."""
     address = nobody_there()
     assert COMMANDS[name](tmp_path / "out", ["--launcher", "ray", "--ray-address", address]) == 2
-    said = capsys.readouterr().err
-    assert f"--ray-address: no Ray cluster answers at address '{address}'" in said and "ray start --head" in said
-    assert said.count("\n") == 1 and not (tmp_path / "out").exists()
+    output = capsys.readouterr().err
+    assert f"--ray-address: no Ray cluster answers at address '{address}'" in output and "ray start --head" in output
+    assert output.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -306,8 +306,8 @@ def test_an_address_where_no_cluster_is(name, tmp_path, capsys):
 def test_what_cannot_be_launched_is_one_line(more, says, tmp_path, capsys):
     with pytest.raises(SystemExit) if "slurm" in more else contextlib.nullcontext():
         assert COMMANDS["benchmark"](tmp_path / "out", more) == 2
-    said = capsys.readouterr().err
-    assert says in said and said.count("\n") == 1 and not (tmp_path / "out").exists()
+    output = capsys.readouterr().err
+    assert says in output and output.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("launcher", ["ray", "submitit"])

@@ -60,8 +60,8 @@ def push_here(client, *arguments) -> int:
 def test_models_settings_and_card_go_out_and_nothing_private(folder, capsys):
     client = Kept()
     assert push_here(client, folder, "--repo-id", "me/grpo-cartpole") == 0
-    said = capsys.readouterr().out
-    assert said.splitlines()[:-1] == [
+    output = capsys.readouterr().out
+    assert output.splitlines()[:-1] == [
         "CartPole-v1/config.yml",
         "CartPole-v1.zip",
         "README.md",

@@ -88,7 +88,7 @@ def test_the_recommended_one_is_the_robust_among_the_good_ones():
     assert robust.recommended([best, close, far]) is close
     alone = candidate(3, 0, (200,))  # nobody knows its error
     assert robust.recommended([best, alone, close]) is alone and np.isnan(robust.standard_error(alone.fresh))
-    assert robust.said(best.fresh) == "100.0 +- 5.8" and robust.said(alone.fresh) == "200.0"
+    assert robust.mean_and_error(best.fresh) == "100.0 +- 5.8" and robust.mean_and_error(alone.fresh) == "200.0"
 
 
 def test_a_grid_gives_measured_cells():
@@ -126,7 +126,7 @@ def recommend_here(*arguments: object) -> int:
 
 def test_the_command_draws_trains_again_and_recommends(logs, capsys):
     assert recommend_here("--study-name", "small", "-f", logs, "--candidates", 2, "--fresh-seeds", 2) == 0
-    folder, said = logs / "tune" / "small", capsys.readouterr().out
+    folder, message = logs / "tune" / "small", capsys.readouterr().out
     (table,) = folder.glob("surface_*.csv")
     assert len(pd.read_csv(table)) == 4 and table.with_suffix(".png").stat().st_size > 10_000
     settings = yaml.safe_load((folder / "recommended.yml").read_text())["CartPole-v1"]
@@ -134,7 +134,7 @@ def test_the_command_draws_trains_again_and_recommends(logs, capsys):
     assert (folder / "recommendation.md").read_text().count("\n| ") == 3 and "(recommended)" in (
         folder / "recommendation.md"
     ).read_text()
-    assert said.count("with fresh seeds") == 2 and "Train it:" in said
+    assert message.count("with fresh seeds") == 2 and "Train it:" in message
     study = optuna.load_study(study_name="small", storage=robust_storage(logs))
     assert len(study.trials) == 4  # what was trained again is no trial
 

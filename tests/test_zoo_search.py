@@ -69,19 +69,19 @@ def test_nothing_is_evaluated_before_the_first_update():
 def test_the_space_is_widened_to_hold_the_entry(env_id, changes):
     base = entry(env_id)
     model = Objective("grpo", env_id, base, {}, 1000, 1, 1, 1, 0).build(base, 0)[1]
-    space, start, said = widened(grpo_start(model, base))
+    space, start, messages = widened(grpo_start(model, base))
     for name, wider in changes.items():
-        assert space[name] == wider and any(line.startswith(f"{name} widened to ") for line in said)
+        assert space[name] == wider and any(line.startswith(f"{name} widened to ") for line in messages)
     assert all(space[name]._contains(space[name].to_internal_repr(value)) for name, value in start.items())
 
 
 def test_widening_by_kind():
     start = {"group_size": 64, "clip_range": 0.57, "net": ENTRY, "learning_rate": 0.0, "n_groups": None, "log2_batch_size": 4}
-    space, kept, said = widened(start)
+    space, kept, message = widened(start)
     assert space["group_size"] == CategoricalDistribution((1, 2, 4, 8, 16, 32, 64)) and ENTRY in space["net"].choices
     assert space["clip_range"] == FloatDistribution(0.1, 0.6, step=0.05) and kept["clip_range"] == 0.55  # the nearest
     assert space["log2_batch_size"] == IntDistribution(4, 9) and "n_groups" not in kept
-    assert "learning_rate" not in kept and "learning_rate 0.0 is none that can be searched" in str(said)
+    assert "learning_rate" not in kept and "learning_rate 0.0 is none that can be searched" in str(message)
     assert widened({"group_size": 8})[0] == GRPO_SPACE
 
 

@@ -119,8 +119,8 @@ def test_ctrl_c_reports_and_keeps_the_trial_for_later(tmp_path):
     )
     wait_for(lambda: storage.exists() and "training_seeds" in storage.read_text())
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[0]
-    assert process.returncode == 130 and "Interrupted: trials [0] will be tried again" in said
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130 and "Interrupted: trials [0] will be tried again" in output
     cut, waiting = trials_of(str(storage), "cut")
     assert (cut.state, waiting.state) == (TrialState.FAIL, TrialState.WAITING)
     assert waiting.system_attrs["fixed_params"] == cut.params

@@ -215,9 +215,9 @@ def test_settings_of_strangers_are_checked_too(here, capsys):
     own = {"policy": "MlpPolicy", "n_timesteps": 64, "env_wrapper": f"{EVIL}.W"}
     Path("own.yml").write_text(yaml.safe_dump({"CartPole-v1": own}))
     Path("own.py").write_text(SOURCE)
-    for file, said in (("own.yml", "env_wrapper=planted_module.W"), ("own.py", "is a program, which would run")):
+    for file, expected in (("own.yml", "env_wrapper=planted_module.W"), ("own.py", "is a program, which would run")):
         assert run("zoo.train", training.main, ["--env", "CartPole-v1", "-conf", file, "--untrusted"]) == 2
-        assert said in capsys.readouterr().err
+        assert expected in capsys.readouterr().err
     check_nothing_ran("own.yml")
 
 

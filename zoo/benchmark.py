@@ -99,7 +99,7 @@ def parse_steps(texts: Sequence[str], envs: Sequence[str], evaluations: int = 1)
     return steps
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """Parsed command line."""
 
     specs: list[Spec]
@@ -109,7 +109,7 @@ class Asked(NamedTuple):
     options: dict[str, object]  #: of the workers
 
 
-def make_specs(arguments: Sequence[str]) -> Asked:
+def make_specs(arguments: Sequence[str]) -> Request:
     """Make the cross product, seeds outermost, so that an interrupted study is balanced.
 
     :param arguments: command line
@@ -143,7 +143,7 @@ def make_specs(arguments: Sequence[str]) -> Asked:
             print(f"{env} {label}: settings of {source}")
     command = f"{call('benchmark')} {shlex.join(arguments)}"
     options = {"command": command, "keep": args.keep_models, "device": args.device, "gym_packages": packages}
-    return Asked(specs, args.out, launch, args.jobs, {"out": str(args.out), **options})
+    return Request(specs, args.out, launch, args.jobs, {"out": str(args.out), **options})
 
 
 def states_of(specs: Sequence[Spec], out: Path) -> dict[Spec, str]:
@@ -191,13 +191,13 @@ def body(arguments: Sequence[str]) -> int:
     return carry_out(make_specs(arguments))
 
 
-def carry_out(asked: Asked) -> int:
+def carry_out(request: Request) -> int:
     """Execute the remaining runs.
 
-    :param asked: of the command line
+    :param request: of the command line
     :return: 0; 1 if a run crashed, 2 if a model refused its settings, 130 if interrupted
     """
-    specs, out, launch, jobs, options = asked
+    specs, out, launch, jobs, options = request
     with only_one(out):
         for folder in out.rglob("seed_*.run"):  # of runs that were killed
             shutil.rmtree(folder, ignore_errors=True)

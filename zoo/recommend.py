@@ -96,7 +96,10 @@ def train_again(study: Study, found: Sequence[Candidate], n_seeds: int, args: An
         for seed in seeds:
             values.append(_train(objective, candidate.trial.user_attrs["settings"], seed))
         again.append(replace(candidate, fresh=tuple(values)))
-        print(f"trial {candidate.trial.number}: {candidate.mean:.1f} in the study, {robust.said(values)} with fresh seeds")
+        print(
+            f"trial {candidate.trial.number}: {candidate.mean:.1f} in the study, {robust.mean_and_error(values)} with fresh "
+            "seeds"
+        )
     objective.evaluation_envs.close()
     return again
 
@@ -134,7 +137,7 @@ def report(study: Study, again: Sequence[Candidate], chosen: Candidate, folder: 
     )
     files.write(folder / "recommendation.md", text + "\n".join(lines) + "\n")
     settings = {name: value for name, value in chosen.trial.user_attrs["settings"].items() if value is not None}
-    fresh = f"{robust.said(chosen.fresh)} over {how_many(len(chosen.fresh), 'fresh seed')}"
+    fresh = f"{robust.mean_and_error(chosen.fresh)} over {how_many(len(chosen.fresh), 'fresh seed')}"
     head = f"# Trial {chosen.trial.number} of study {study.study_name}: {fresh} ({chosen.mean:.1f} in the study)\n"
     path = files.write(folder / "recommended.yml", head + yaml.safe_dump({study.user_attrs["env"]: settings}, sort_keys=True))
     print(f"Recommended: trial {chosen.trial.number}, {fresh}")

@@ -18,11 +18,11 @@ from stable_baselines3.common.logger import Logger
 
 import sb_grpo
 from sb_grpo import GRPO, AdvantageOptions, Rollout
-from sb_grpo.policies.beside import env_part
+from sb_grpo.policies.extra_inputs import env_part
 
 from .common.command_line import BadInput, Parser, Settings, add_untrusted, known_env, run
 from .common.folders import check_place
-from .recording import policy_figures as figures
+from .recording import policy_metrics as metrics
 from .recording.document import FORMAT, VERSION, columns, episodes_of, rounded, write
 from .recording.episodes import collect
 from .recording.history import History
@@ -78,13 +78,13 @@ def train(args: Namespace, tasks: Sequence[str]) -> tuple[GRPO, History]:
 
 def document(args: Namespace, model: GRPO, rollout: Rollout, history: History, tasks: Sequence[str]) -> dict[str, Any]:
     """Make the content of the file; see docs/recordings.md."""
-    of_steps, after = figures.values(model, rollout)
+    of_steps, after = metrics.values(model, rollout)
     options = AdvantageOptions(model.gamma, model.gae_lambda, normalize="batch")
-    advantages = figures.advantages(rollout, of_steps, after, options)
+    advantages = metrics.advantages(rollout, of_steps, after, options)
     labels, names = (rollout.task, list(tasks)) if tasks else (rollout.group, [f"group {i}" for i in range(rollout.n_groups)])
     assert labels is not None
     observations = env_part(rollout.observations)
-    cosines = figures.conflicts(model.policy, rollout, advantages, labels, len(names))
+    cosines = metrics.conflicts(model.policy, rollout, advantages, labels, len(names))
     draw = next((kind for name, kind in DRAWN.items() if args.env.startswith(name)), "lines")
     return {
         "format": FORMAT,
@@ -94,7 +94,7 @@ def document(args: Namespace, model: GRPO, rollout: Rollout, history: History, t
         "sb_grpo": sb_grpo.__version__,
         "settings": {
             "seed": args.seed, "train_steps": model.num_timesteps, "group_size": args.members, "gamma": model.gamma,
-            "gae_lambda": model.gae_lambda, "clip_range": figures.CLIP,
+            "gae_lambda": model.gae_lambda, "clip_range": metrics.CLIP,
         },
         "tasks": list(tasks),
         "observation_names": NAMES.get(draw, [f"observation {i}" for i in range(observations.shape[1])]),
@@ -102,13 +102,13 @@ def document(args: Namespace, model: GRPO, rollout: Rollout, history: History, t
         "steps": {
             "reward": rounded(rollout.rewards),
             "value": rounded(of_steps),
-            "ratio": columns(figures.ratios_after_update(model.policy, rollout, advantages, args.seed))[0],
+            "ratio": columns(metrics.ratios_after_update(model.policy, rollout, advantages, args.seed))[0],
             "observation": columns(observations, len(NAMES[draw]) if draw in NAMES else 8),
             "action": columns(rollout.actions),
-            "score": columns(figures.scores(model.policy, rollout)),
+            "score": columns(metrics.scores(model.policy, rollout)),
         },
         "conflicts": {"labels": names, "cosines": [rounded(th.tensor(row)) for row in cosines]},
-        "weighting": figures.weighting(model),
+        "weighting": metrics.weighting(model),
         "history": {
             "steps": history.steps,
             "columns": {key: rounded(th.tensor([float("nan") if x is None else x for x in column]))

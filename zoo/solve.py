@@ -30,7 +30,7 @@ from .common.command_line import BadInput, Parser, add_untrusted, check_at_least
 from .common.folders import check_place
 from .common.pictures import drawn
 
-#: Envs of a training, and its settings: whole groups of attempts with the same luck.
+#: Envs of a training, and its settings: whole groups of attempts with the same noise.
 N_ENVS = 64
 TRAINING: dict[str, Any] = dict(
     group_size=8, n_groups=16, learning_rate=1e-3, batch_size=512, n_epochs=4, gamma=1.0
@@ -80,7 +80,7 @@ def read_instance(args: Namespace) -> Jobs | Cities:
     return found  # type: ignore[no-any-return]
 
 
-def luck_of(args: Namespace) -> dict[str, float]:
+def noise_of(args: Namespace) -> dict[str, float]:
     """Arguments of the env that make its data uncertain."""
     if args.problem == "jobshop":
         return {"cv": args.cv, "breakdowns": args.breakdowns, "repair": args.repair}
@@ -89,10 +89,10 @@ def luck_of(args: Namespace) -> dict[str, float]:
 
 def train(args: Namespace, given: Jobs | Cities) -> GRPO:
     """Train a model on the instance: each group draws a future of its own, which its members share."""
-    luck: dict[str, Any] = luck_of(args)
+    noise: dict[str, Any] = noise_of(args)
     if args.problem == "tsp":
-        luck["multi_start"] = True
-    env = make_problem([given] * N_ENVS, **luck)
+        noise["multi_start"] = True
+    env = make_problem([given] * N_ENVS, **noise)
     policy = SetPolicy if isinstance(env, TSP) else ItemPolicy
     model = GRPO(policy, env, advantage="outcome", seed=args.seed, device="cpu", **TRAINING)
     model.learn(args.train)
@@ -115,22 +115,22 @@ def answers(args: Namespace, given: Jobs | Cities, model: Any) -> dict[str, list
     :param model: trained; None: rules and CP-SAT alone
     :return: method -> one solution per future
     """
-    luck: dict[str, Any] = luck_of(args)
-    env: Any = make_problem([given], **luck)
+    noise: dict[str, Any] = noise_of(args)
+    env: Any = make_problem([given], **noise)
     uncertain = getattr(env, "uncertain", False)
-    futures = [given] * (args.draws if any(luck.values()) else 1)
-    found = {rule: solve(rule, futures, seed=args.seed, **luck) for rule in getattr(env, "rules", ())}
+    futures = [given] * (args.draws if any(noise.values()) else 1)
+    found = {rule: solve(rule, futures, seed=args.seed, **noise) for rule in getattr(env, "rules", ())}
     if args.seconds > 0:
-        found |= by_cp_sat(args, given, futures, uncertain, luck)
+        found |= by_cp_sat(args, given, futures, uncertain, noise)
     if model is not None:
-        found["model, greedy"] = solve(model, futures, seed=args.seed, **luck)
+        found["model, greedy"] = solve(model, futures, seed=args.seed, **noise)
         if not uncertain:
-            found["model, all starts"] = solve(model, futures, starts="all", **luck)
-            found[f"model, best of {args.samples}"] = solve(model, futures, decode="sample", samples=args.samples, **luck)
+            found["model, all starts"] = solve(model, futures, starts="all", **noise)
+            found[f"model, best of {args.samples}"] = solve(model, futures, decode="sample", samples=args.samples, **noise)
     return found
 
 
-def by_cp_sat(args: Namespace, given: Any, futures: list[Any], uncertain: bool, luck: dict[str, Any]) -> dict[str, Any]:
+def by_cp_sat(args: Namespace, given: Any, futures: list[Any], uncertain: bool, noise: dict[str, Any]) -> dict[str, Any]:
     """Solve by CP-SAT: exactly, or with expected durations once and again at every event."""
     ways = {"CP-SAT": {"resolve": False}}
     if uncertain and isinstance(given, Jobs):
@@ -141,7 +141,7 @@ def by_cp_sat(args: Namespace, given: Any, futures: list[Any], uncertain: bool, 
         print("CP-SAT is left out: it has no plan for demands that show on arrival.")
         return {}
     try:
-        return {name: cp_sat(futures, args.seconds, seed=args.seed, **way, **luck) for name, way in ways.items()}
+        return {name: cp_sat(futures, args.seconds, seed=args.seed, **way, **noise) for name, way in ways.items()}
     except ImportError as error:
         print(f"CP-SAT is left out. {error}")
         return {}

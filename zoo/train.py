@@ -21,7 +21,7 @@ from typing import Any
 
 import rl_zoo3.train
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.profiles import PROFILES
 from sb_grpo.types import Breakdown
 
@@ -267,7 +267,7 @@ def silence(arguments: Sequence[str]) -> Iterator[None]:
         heard = given.verbose != 0 or given.progress
     except argparse.ArgumentError:
         heard = True  # said by the real parser
-    if heard and ranks.announced().rank == 0:
+    if heard and distributed.announced().rank == 0:
         yield
         return
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
@@ -284,7 +284,7 @@ def main(arguments: Sequence[str]) -> int:
     experiments: list[Experiment] = []
 
     def experiment(*args: Any, **kwargs: Any) -> Experiment:
-        kind = Follower if ranks.announced().rank > 0 else Experiment
+        kind = Follower if distributed.announced().rank > 0 else Experiment
         experiments.append(kind(*args, **kwargs))
         return experiments[-1]
 
@@ -293,8 +293,8 @@ def main(arguments: Sequence[str]) -> int:
     rl_zoo3.train.ExperimentManager = experiment  # type: ignore
     sys.argv = [call("train"), *arguments]
     # nohup has SIGHUP ignored, which stays so.
-    asked = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in asked}
+    requested = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in requested}
     try:
         with silence(arguments):
             rl_zoo3.train.train()

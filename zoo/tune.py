@@ -133,9 +133,9 @@ def prepare(args: Any, grid: dict[str, list[Any]]) -> tuple[Objective, dict[str,
     if grid:
         objective.draw = partial(grid_space, grid=grid)
     elif isinstance(model, GRPO):
-        space, start, said = widened(grpo_start(model, objective.base))
+        space, start, messages = widened(grpo_start(model, objective.base))
         objective.draw = partial(grpo_space, space=space)
-        return objective, start, f"The first trial is the entry as it stands. {'; '.join(said)}".strip()
+        return objective, start, f"The first trial is the entry as it stands. {'; '.join(messages)}".strip()
     else:
         return objective, None, f"The entry's own settings are no trial: rl_zoo3's space of {args.algo} cannot say them."
     return objective, None, ""
@@ -241,8 +241,8 @@ def team_arguments(arguments: Sequence[str], args: Any, study: Study) -> list[st
     """The command line of a worker: later options win."""
     storage = args.storage if "://" in args.storage else str(Path(args.storage).absolute())
     total = args.max_total_trials or counted(study) + args.n_trials
-    told = {"launcher": "local", "ray-address": "", "resources": "", "storage": storage, "study-name": args.study_name}
-    pairs = [part for name, value in told.items() for part in (f"--{name}", value)]
+    options = {"launcher": "local", "ray-address": "", "resources": "", "storage": storage, "study-name": args.study_name}
+    pairs = [part for name, value in options.items() for part in (f"--{name}", value)]
     return [*arguments, *pairs, "--max-total-trials", str(total), "--in-team"]
 
 
@@ -262,12 +262,12 @@ class Progress:
 
     def __call__(self, study: Study, trial: FrozenTrial) -> None:
         value = f"{trial.value:.1f}" if trial.state == TrialState.COMPLETE and trial.value is not None else ""
-        said = {TrialState.COMPLETE: value, TrialState.PRUNED: "pruned"}.get(trial.state, f"FAILED: {failure(trial)}")
+        message = {TrialState.COMPLETE: value, TrialState.PRUNED: "pruned"}.get(trial.state, f"FAILED: {failure(trial)}")
         done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         best = f", best {study.best_value:.1f} in trial {study.best_trial.number}" if done else ""
         seconds = trial.duration.total_seconds() if trial.duration else 0.0
         of = f" of {self.max_total}" if self.max_total else ""
-        print(f"trial {trial.number}{of}: {said} ({seconds:.0f} s){best}", flush=True)
+        print(f"trial {trial.number}{of}: {message} ({seconds:.0f} s){best}", flush=True)
         if self.max_total is not None and counted(study) >= self.max_total:
             study.stop()
 

@@ -191,29 +191,29 @@ def run_training(spec: Spec, experiment: Experiment, model: BaseAlgorithm, keep:
 def settings_used(model: BaseAlgorithm, experiment: Experiment) -> dict[str, Any]:
     """Effective constructor arguments of the model, and the settings of its envs."""
     names = [name for name in inspect.signature(type(model).__init__).parameters if name not in NO_SETTINGS]
-    settings = {name: plain(getattr(model, name)) for name in names if hasattr(model, name)}
+    settings = {name: to_python(getattr(model, name)) for name in names if hasattr(model, name)}
     return {
         **settings,
         "policy": type(model.policy).__name__,
         "n_envs": model.n_envs,
-        "normalize": plain({"on": bool(experiment.normalize), **experiment.normalize_kwargs}),
+        "normalize": to_python({"on": bool(experiment.normalize), **experiment.normalize_kwargs}),
         "frame_stack": experiment.frame_stack,
         "torch_threads": th.get_num_threads(),
     }
 
 
-def plain(value: Any) -> Any:
+def to_python(value: Any) -> Any:
     """Convert a value to JSON: schedules by their numbers, classes and functions by their names."""
     if isinstance(value, FloatSchedule):
-        return plain(value.value_schedule)
+        return to_python(value.value_schedule)
     if isinstance(value, ConstantSchedule):
         return value.val
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):
-        return {str(key): plain(x) for key, x in value.items()}
+        return {str(key): to_python(x) for key, x in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(x) for x in value]
+        return [to_python(x) for x in value]
     name = getattr(value, "__qualname__", None) or str(value)
     return type(value).__qualname__ if " at 0x" in name else name
 

@@ -39,7 +39,7 @@ def check_spaces(env: gym.Env[Any, Any]) -> list[Finding]:
     """Check the interface and the spaces with SB3's ``check_env``, and whether GRPO supports the spaces."""
     if env.has_wrapper_attr("compute_reward"):  # of a goal env; SB3 asks the outermost wrapper, which passes nothing on
         vars(env)["compute_reward"] = env.get_wrapper_attr("compute_reward")
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             env_checker.check_env(env, skip_render_check=True)
@@ -50,7 +50,7 @@ def check_spaces(env: gym.Env[Any, Any]) -> list[Finding]:
     except ValueError as error:
         what, _, remedy = str(error).partition(". ")
         return [Finding(BROKEN, "spaces", what, remedy)]
-    known = [one_line(w.message) for w in said if "env_checker" in w.filename]
+    known = [one_line(w.message) for w in caught if "env_checker" in w.filename]
     if known:
         return [Finding(LOOK, "spaces", text) for text in dict.fromkeys(known)]
     return [Finding(FINE, "spaces", f"{_short(env.observation_space)} -> {_short(env.action_space)}")]
@@ -160,7 +160,7 @@ def check_time_limit(env: gym.Env[Any, Any], episodes: Sequence[Episode]) -> lis
     limit = limit_of(env)
     lengths = [len(episode.steps) for episode in episodes]
     ended = [episode for episode in episodes if episode.ended]
-    said = f"lengths {min(lengths):,} to {max(lengths):,}, limit {limit if limit is not None else 'unknown'}"
+    message = f"lengths {min(lengths):,} to {max(lengths):,}, limit {limit if limit is not None else 'unknown'}"
     if not ended and limit is None:
         advice = "register it with max_episode_steps=..., or evaluations will never end"
         return [Finding(BROKEN, "time limit", f"no episode ended within {max(lengths):,} steps", advice)]
@@ -170,7 +170,7 @@ def check_time_limit(env: gym.Env[Any, Any], episodes: Sequence[Episode]) -> lis
         says = f"all {len(episodes)} episodes were terminated after exactly {max(lengths)} steps"
         advice = "if the clock ends them, return truncated=True instead: what comes after would have counted"
         return [Finding(LOOK, "time limit", says, advice)]
-    return [Finding(FINE, "time limit", said)]
+    return [Finding(FINE, "time limit", message)]
 
 
 def check_spread(groups: Sequence[Sequence[Episode]]) -> list[Finding]:

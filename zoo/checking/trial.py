@@ -61,7 +61,7 @@ def check_training(model: BaseAlgorithm, seconds: float) -> list[Finding]:
     deadline = Deadline(seconds)
     health = HealthCallback(verbose=0)
     try:
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model.learn(10**9, callback=[deadline, health])
     except Exception as error:  # any error of the env or the settings
@@ -71,7 +71,7 @@ def check_training(model: BaseAlgorithm, seconds: float) -> list[Finding]:
         says = f"not one rollout in {deadline.took:.0f} s ({steps:,} steps)"
         return [Finding(LOOK, "training", says, "more --seconds, a smaller n_steps, or a faster env")]
     done = f"{deadline.took:.0f} s, {steps:,} steps, {steps / deadline.took:,.0f} steps/s"
-    advice = [str(w.message).partition(": ") for w in said if issubclass(w.category, HealthWarning)]
+    advice = [str(w.message).partition(": ") for w in caught if issubclass(w.category, HealthWarning)]
     advice = [one for one in advice if one[0] in health.broken]
     unhealthy = [Finding(BROKEN if rule in OF_THE_ENV else LOOK, "health", rule, text) for rule, _, text in advice]
     return [_progress(deadline.returns, done), *unhealthy]

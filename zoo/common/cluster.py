@@ -142,7 +142,7 @@ def check_installed(launcher: str) -> None:
         raise BadInput(f"--launcher {launcher}: {launcher} is not installed. Install it: pip install 'sb_grpo[scale]'")
 
 
-def connect_ray(launch: Launch, said: bool = False) -> Any:
+def connect_ray(launch: Launch, show_output: bool = False) -> Any:
     """Join a Ray cluster, or start one on this machine that ends with this process.
 
     :param launch: some machine of the cluster must have its resources
@@ -153,7 +153,7 @@ def connect_ray(launch: Launch, said: bool = False) -> Any:
     address = launch.address
     ray = imported(address)
     try:
-        enter(ray, address, said)
+        enter(ray, address, show_output)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise BadInput(f"--ray-address {address}: {error}; {ITS_TOKEN}.") from error
     try:
@@ -169,8 +169,10 @@ def _check_room(nodes: Sequence[dict[str, Any]], resources: Resources) -> None:
     wanted = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": resources.memory_gb * 2**30}
     if not any(all(machine.get(name, 0) >= amount for name, amount in wanted.items()) for machine in machines):
         most = ", ".join(f"{max(m.get(name, 0) for m in machines):g} {name}" for name in ("CPU", "GPU"))
-        asked = f"cpus={resources.cpus:g},gpus={resources.gpus:g}"
-        raise BadInput(f"--resources {asked}: no machine of the Ray cluster has that (the most of one: {most}); ask for less.")
+        requested = f"cpus={resources.cpus:g},gpus={resources.gpus:g}"
+        raise BadInput(
+            f"--resources {requested}: no machine of the Ray cluster has that (the most of one: {most}); ask for less."
+        )
 
 
 def room_in(ray: Any, resources: Resources) -> int:

@@ -238,8 +238,8 @@ def run(name: str, main: Callable[[Sequence[str]], int], arguments: Sequence[str
         if full is None:
             raise
         place = f"{full.filename}: " if full.filename else ""
-        said = f"{place}{full.strerror}. Files that were saved before are whole; make room, and run the command again."
-        print(f"{program(name)}: {said}", file=sys.stderr)
+        message = f"{place}{full.strerror}. Files that were saved before are whole; make room, and run the command again."
+        print(f"{program(name)}: {message}", file=sys.stderr)
         return NO_ROOM
 
 

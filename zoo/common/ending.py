@@ -62,20 +62,20 @@ class Counting:
         self.ends: Counter[int] = Counter()
 
     def __call__(self, step: dict[str, Any], _: dict[str, Any]) -> None:
-        slot = step["i"]
+        env_index = step["i"]
         done = bool(step["done"])
-        self.steps[slot] = 0 if done else self.steps[slot] + 1
-        self.ends[slot] = 0 if "episode" in step["info"] else self.ends[slot] + done
-        if step["is_monitor_wrapped"] and self.ends[slot] >= UNCOUNTED_ENDS:
+        self.steps[env_index] = 0 if done else self.steps[env_index] + 1
+        self.ends[env_index] = 0 if "episode" in step["info"] else self.ends[env_index] + done
+        if step["is_monitor_wrapped"] and self.ends[env_index] >= UNCOUNTED_ENDS:
             raise ValueError(
-                f"The evaluation cannot count: {UNCOUNTED_ENDS} episodes of env {slot} ended, and its Monitor has closed none "
-                "of them. A wrapper outside Monitor ends episodes that the env itself would go on with: put it inside Monitor "
-                "(into the env's registration), or wrap it in stable_baselines3.common.monitor.Monitor again."
+                f"The evaluation cannot count: {UNCOUNTED_ENDS} episodes of env {env_index} ended, and its Monitor has closed "
+                "none of them. A wrapper outside Monitor ends episodes that the env itself would go on with: put it inside "
+                "Monitor (into the env's registration), or wrap it in stable_baselines3.common.monitor.Monitor again."
             )
-        if self.steps[slot] >= ENDLESS_STEPS:
+        if self.steps[env_index] >= ENDLESS_STEPS:
             raise ValueError(
-                f"The evaluation cannot count: env {slot} has taken {ENDLESS_STEPS:,} steps without an end. Set a limit with "
-                "gymnasium.wrappers.TimeLimit in env_wrapper, or max_episode_steps at the env's registration."
+                f"The evaluation cannot count: env {env_index} has taken {ENDLESS_STEPS:,} steps without an end. Set a limit "
+                "with gymnasium.wrappers.TimeLimit in env_wrapper, or max_episode_steps at the env's registration."
             )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import Space
 
 from sb_grpo.collect.masks import masks_of_the_evaluated
-from sb_grpo.policies.beside import MASK, beside
+from sb_grpo.policies.extra_inputs import MASK, extra_input
 from sb_grpo.policies.masks import checked, choices_of, drawn
 
 
@@ -30,6 +30,6 @@ class RandomPolicy:
         n = len(next(iter(observations.values())) if isinstance(observations, Mapping) else observations)
         masks: Any = action_masks if action_masks is not None else masks_of_the_evaluated()
         if masks is None and choices_of(self.space):
-            masks = beside(observations, MASK)
-        rows = [None] * n if masks is None else checked(masks, self.space, n, "of env {slot}")
+            masks = extra_input(observations, MASK)
+        rows = [None] * n if masks is None else checked(masks, self.space, n, "of env {index}")
         return np.array([drawn(self.space, row) for row in rows]), None

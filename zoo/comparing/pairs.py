@@ -58,8 +58,8 @@ def _row(env: str, a: str, b: str, pairs: Sequence[tuple[Run, Run]]) -> dict[str
     test = statistics.paired(scores_x, scores_y)
     row |= {"difference": test.difference, "difference_low": test.low, "difference_high": test.high}
     row |= {"t": test.t, "p": test.p, "p_wilcoxon": test.wilcoxon}
-    row["correlation"], row["variance_saved"] = statistics.common_luck([scores_x], [scores_y])
-    row["correlation_within"], row["variance_saved_within"] = statistics.common_luck(x, y)
+    row["correlation"], row["variance_saved"] = statistics.common_noise([scores_x], [scores_y])
+    row["correlation_within"], row["variance_saved_within"] = statistics.common_noise(x, y)
     return row
 
 
@@ -76,12 +76,12 @@ def notes(c: Comparison) -> list[str]:
                 apart.append(f"{env} {a} and {b} ({_why(some, others)})")
             elif n < max(len(some), len(others)):
                 partial.append(f"{env} {a} and {b} ({n} of {len(some)} and {len(others)} runs)")
-    said = [
+    messages = [
         f"{what} {', '.join(found[:NAMED])}{f' and {len(found) - NAMED} more' * (len(found) > NAMED)}."
         for what, found in (("Not paired:", apart), ("Paired in part:", partial))
         if found
     ]
-    return [" ".join(said)] if said else []
+    return [" ".join(messages)] if messages else []
 
 
 def _why(some: Sequence[Run], others: Sequence[Run]) -> str:

@@ -310,7 +310,7 @@ def paired(x: Array, y: Array, level: float = 0.95) -> Paired:
     return Paired(difference, float(bounds.low), float(bounds.high), float(test.statistic), float(test.pvalue), signed_ranks)
 
 
-def common_luck(x: Scores, y: Scores) -> tuple[float, float]:
+def common_noise(x: Scores, y: Scores) -> tuple[float, float]:
     """Correlation of two samples, and the share of the variance of their mean difference that pairing saves.
 
     The share is 1 - Var(x - y) / (Var x + Var y) = 2 Cov / (Var x + Var y): 1 if all noise is common, 0 if none is, negative

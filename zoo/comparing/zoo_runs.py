@@ -140,11 +140,11 @@ def differences(runs: Mapping[Path, tuple[str, str]]) -> dict[Path, str]:
     for folder, key in runs.items():
         if folder.is_dir():  # result files have no settings
             groups[key].append(folder)
-    said = dict.fromkeys(runs, "")
+    messages = dict.fromkeys(runs, "")
     for folders in groups.values():
         settings = {folder: _options(folder, "config.yml") for folder in folders}
         known = {name for of in settings.values() for name in of} - {"n_timesteps"}
         varied = sorted(name for name in known if len({repr(of.get(name)) for of in settings.values()}) > 1)
         for folder, of in settings.items():
-            said[folder] = " ".join(f"{name}={of.get(name, 'default')}" for name in varied)
-    return said
+            messages[folder] = " ".join(f"{name}={of.get(name, 'default')}" for name in varied)
+    return messages

@@ -112,7 +112,7 @@ def find(texts: Sequence[str], best: bool, algo: str | None, env_id: str | None,
             except BadInput as error:
                 refused.append(error)
     say_left_out(found, refused)
-    return _told_apart(found)
+    return _with_unique_labels(found)
 
 
 def say_left_out(found: Sequence[Contestant], refused: Sequence[BadInput]) -> None:
@@ -152,7 +152,7 @@ def _contestant(
     return Contestant(Saved(algo, path, settings, env_id, trusted), label or algo, f"{algo} {name}", seed, folder)
 
 
-def _told_apart(found: list[Contestant]) -> list[Contestant]:
+def _with_unique_labels(found: list[Contestant]) -> list[Contestant]:
     """Give models with equal label and seed distinct labels, because they are different variants."""
     twice = {key for key, n in Counter((one.label, one.seed) for one in found).items() if n > 1}
     labels = {one.label for one in found if (one.label, one.seed) in twice}

@@ -48,7 +48,7 @@ def paired(models: Sequence[Contestant], played: Played) -> pd.DataFrame:
         for a, b in combinations(models, 2):
             x, y = (played.returns[variant.name, one.name] for one in (a, b))
             test = statistics.paired(x, y)
-            correlation, saved = statistics.common_luck([x], [y])
+            correlation, saved = statistics.common_noise([x], [y])
             row: dict[str, Any] = {"env": variant.name, "model": a.name, "other": b.name, "pairs": len(x)}
             row |= {"difference": test.difference, "difference_low": test.low, "difference_high": test.high, "p": test.p}
             of_variant.append({**row, "p_wilcoxon": test.wilcoxon, "correlation": correlation, "variance_saved": saved})

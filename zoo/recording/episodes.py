@@ -12,7 +12,7 @@ import torch as th
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 
 from sb_grpo import Rollout
-from sb_grpo.collect.host_steps import Beside
+from sb_grpo.collect.host_steps import ExtraInputs
 from sb_grpo.collect.masks import source_of
 from sb_grpo.policies import ActorPolicy
 from sb_grpo.types import TensorOrDict, map_obs
@@ -77,7 +77,7 @@ def task_of(info: dict[str, Any]) -> int:
 def run(env: VecEnv, policy: ActorPolicy, seed: int, max_steps: int) -> Episode:
     """One episode, as GRPO collects them.
 
-    :param env: with one slot
+    :param env: with ``num_envs=1``
     """
     env.seed(seed)
     observations = list[Any]()
@@ -86,7 +86,7 @@ def run(env: VecEnv, policy: ActorPolicy, seed: int, max_steps: int) -> Episode:
     obs: Any = env.reset()
     task = task_of(env.reset_infos[0])
     terminated = False
-    carried = Beside(source_of(env))
+    carried = ExtraInputs(source_of(env))
     carried.see(env)
     for t in range(max_steps):
         seen = carried.observe(th.as_tensor(obs), policy, np.array([t]), t)

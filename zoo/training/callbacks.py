@@ -9,7 +9,7 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import HParam
 
-from sb_grpo.figures import NOT_PRINTED, as_shown
+from sb_grpo.metrics import NOT_PRINTED, as_shown
 
 from ..common.command_line import one_line
 

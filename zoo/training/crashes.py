@@ -63,12 +63,12 @@ def is_bad_input(error: BaseException) -> bool:
         root = root.__cause__
     if not _in_a_library(root):
         return False
-    said = str(error)
+    message = str(error)
     if isinstance(error, TypeError):
-        return "argument" in said
+        return "argument" in message
     if isinstance(error, AttributeError):
-        return said.startswith("module ")
-    return isinstance(error, REFUSALS) and bool(said)
+        return message.startswith("module ")
+    return isinstance(error, REFUSALS) and bool(message)
 
 
 def _in_a_library(error: BaseException) -> bool:

@@ -18,9 +18,9 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization
 
-from sb_grpo import GRPO, files, ranks
+from sb_grpo import GRPO, distributed, files
 from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, RecoveryCallback
-from sb_grpo.figures import as_shown
+from sb_grpo.metrics import as_shown
 
 from ..common.command_line import BadInput, how_many
 from ..common.ending import Counting, close, drop_dead_outputs
@@ -69,10 +69,10 @@ class Experiment(Setup):
             self._take_back()
             if isinstance(error, BadInput) or not is_bad_input(error):
                 raise
-            said = str(error)
-            if "You must use `MultiInputPolicy`" in said:  # SB3's words for Dict observations
-                said += f": add --hyperparams policy:MultiInputPolicy, or give {self.env_name.gym_id} an entry with it."
-            raise BadInput(said) from error
+            message = str(error)
+            if "You must use `MultiInputPolicy`" in message:  # SB3's words for Dict observations
+                message += f": add --hyperparams policy:MultiInputPolicy, or give {self.env_name.gym_id} an entry with it."
+            raise BadInput(message) from error
 
     def let_go(self) -> None:
         """The run is over: its folder is free."""
@@ -141,7 +141,7 @@ class Experiment(Setup):
         if getattr(self.args, "recover", 0):
             self.callbacks.append(RecoveryCallback(self.args.recover))
 
-        if self.algo == "grpo" and ranks.announced().n == 1 and hasattr(self.args, "resume"):
+        if self.algo == "grpo" and distributed.announced().size == 1 and hasattr(self.args, "resume"):
             every = max(self.save_freq // self.n_envs, 1) if self.save_freq > 0 else 0
             self.run_saves = RunSaves(every, folder, Path(self.params_path) / RUN_FILE)
             self.callbacks.append(self.run_saves)
@@ -184,7 +184,7 @@ class Experiment(Setup):
             print("Interrupted.")
             if saves is not None:
                 saves.stopped()
-        except (Exception, ranks.RankLost):
+        except (Exception, distributed.RankLost):
             drop_dead_outputs()
             ended = f"The training ended in an error after {model.num_timesteps:,} steps; the model"
             try:

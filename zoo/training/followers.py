@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 
 from ..common.command_line import BadInput
 from .experiment import Experiment
@@ -21,7 +21,7 @@ def check_learners(given: Any) -> None:
     :param given: options; updated in place
     :raises BadInput: for another algorithm than GRPO
     """
-    rank, n = ranks.announced()
+    rank, n = distributed.announced()
     if n == 1:
         return
     if given.algo != "grpo":
@@ -29,8 +29,8 @@ def check_learners(given: Any) -> None:
     if rank > 0:
         given.track = given.progress = False
     if given.seed < 0:
-        ranks.join(given.device)
-        given.seed = ranks.gathered(int(np.random.randint(2**31)))[0]
+        distributed.join(given.device)
+        given.seed = distributed.gathered(int(np.random.randint(2**31)))[0]
 
 
 class Follower(Experiment):

@@ -14,7 +14,7 @@ from typing import Any
 from rl_zoo3.utils import StoreDict
 from stable_baselines3.common.callbacks import BaseCallback
 
-from sb_grpo import GRPO, files, ranks
+from sb_grpo import GRPO, distributed, files
 from sb_grpo.checkpoint import read_run
 
 from ..common.command_line import BadInput
@@ -44,7 +44,7 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
     :raises BadInput: if there is nothing to go on with, or options are given that the run has decided
     """
     folder = Path(given.resume)
-    if ranks.announced().n > 1:
+    if distributed.announced().size > 1:
         raise BadInput("--resume goes on with one learner: start it with python -m, not with torchrun.")
     others = [name for name, value in vars(given).items() if name not in MAY_BE_GIVEN and value != parser.get_default(name)]
     if others:
@@ -65,8 +65,8 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
         settings, options = read_run_files(config.parent, not given.untrusted)
         check_kinds(options, parser)
     except BadInput as error:
-        said = f"{str(error).rstrip('.')}. Put the file back as it was. Without it: {another_way(folder)}"
-        raise BadInput(f"--resume {folder}: {said}") from error
+        message = f"{str(error).rstrip('.')}. Put the file back as it was. Without it: {another_way(folder)}"
+        raise BadInput(f"--resume {folder}: {message}") from error
     if given.untrusted:
         options = {name: value for name, value in options.items() if name in OF_STRANGERS}
     for name, value in {**options, **settings, **(options.get("env_kwargs") or {})}.items():

@@ -16,7 +16,7 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
 
-from sb_grpo import GRPO, SeededResetWrapper, ranks
+from sb_grpo import GRPO, SeededResetWrapper, distributed
 from sb_grpo.normalization import OtherObservations
 from sb_grpo.save_util import attributes_in, check_is_grpo
 
@@ -48,13 +48,13 @@ class Setup(ExperimentManager):
         if self.resumed is not None or self.going_on or self.of_trial is not None:
             hyperparams, saved = self._whole_settings()
         else:
-            asked = self.env_name
+            requested = self.env_name
             try:
-                self.env_name = EnvironmentName(self._entry(asked.gym_id))  # rl_zoo3 looks entries up by the env's name
+                self.env_name = EnvironmentName(self._entry(requested.gym_id))  # rl_zoo3 looks entries up by the env's name
                 hyperparams, saved = super().read_hyperparameters()
                 self._drop_kwargs_of_another_estimator(hyperparams, saved)
             finally:
-                self.env_name = asked
+                self.env_name = requested
         if not self.trusted:
             check_untrusted_settings(hyperparams)
         check_settings(self.algo, hyperparams, self._where)
@@ -240,7 +240,7 @@ def share_of_envs(n_envs: int) -> int:
 
     :raises BadInput: if the envs cannot be divided equally
     """
-    n = ranks.announced().n
+    n = distributed.announced().size
     if n_envs % n:
         raise BadInput(
             f"n_envs={n_envs} cannot be shared out evenly to {n} learners: use --hyperparams n_envs:{-(-n_envs // n) * n}, or "

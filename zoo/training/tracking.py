@@ -67,13 +67,13 @@ def not_begun(error: Exception) -> BadInput:
     """Message with a remedy for an error at the start."""
     from wandb.errors import CommError  # an extra
 
-    said = one_line(error)
+    message = one_line(error)
     remedy = ""
-    if re.search(r"api.?key|log ?in|not logged|authenticat", said, re.IGNORECASE):
+    if re.search(r"api.?key|log ?in|not logged|authenticat", message, re.IGNORECASE):
         remedy = " Run wandb login first, or set WANDB_MODE=offline and wandb sync later."
     elif isinstance(error, CommError):
         remedy = " Without a network, set WANDB_MODE=offline and wandb sync later."
-    return BadInput(f"--track: {said}{remedy}")
+    return BadInput(f"--track: {message}{remedy}")
 
 
 def finish() -> None:

@@ -93,7 +93,7 @@ def standard_error(values: Sequence[float] | Array) -> float:
     return float(np.std(values, ddof=1) / np.sqrt(len(values))) if len(values) > 1 else float("nan")
 
 
-def said(values: Sequence[float] | Array) -> str:
+def mean_and_error(values: Sequence[float] | Array) -> str:
     """A mean and its standard error, where there is one."""
     error = standard_error(values)
     return f"{np.mean(values):.1f} +- {error:.1f}" if np.isfinite(error) else f"{np.mean(values):.1f}"

@@ -53,7 +53,7 @@ def widened(
     :return: the space; the start without values outside the space; one line per widened or omitted value
     """
     space = dict(GRPO_SPACE if space is None else space)
-    said = []
+    messages = []
     kept: dict[str, Any] = {}
     for name, value in start.items():
         if value is None:  # not in use
@@ -61,13 +61,13 @@ def widened(
         among = space[name]
         wider = _holding(among, value)
         if wider is None:
-            said.append(f"{name} {value} is none that can be searched: the first trial alone has it")
+            messages.append(f"{name} {value} is none that can be searched: the first trial alone has it")
             continue
         if wider != among:
-            said.append(f"{name} widened to {value}")
+            messages.append(f"{name} widened to {value}")
         space[name] = wider
         kept[name] = _nearest(wider, value)
-    return space, kept, said
+    return space, kept, messages
 
 
 def _holding(among: BaseDistribution, value: Any) -> BaseDistribution | None:

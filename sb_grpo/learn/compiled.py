@@ -1,4 +1,4 @@
-"""Captured execution: step loop, gradient step and baseline as compiled graphs, the same arithmetic as the eager path.
+"""Compiled execution: step loop, gradient step and baseline as compiled graphs, the same arithmetic as the eager path.
 
 The graphs trace the eager path's own code; there is no second implementation, except that gradient, clipping and
 Adam's step are written out as one function, because autograd's backward and an optimiser object cannot be traced together.
@@ -25,7 +25,7 @@ from sb_grpo.maths.losses import Clip
 from sb_grpo.types import Kwargs, Minibatch
 
 if TYPE_CHECKING:
-    from sb_grpo.collect.slots import TensorSlots
+    from sb_grpo.collect.groups import TensorGroups
     from sb_grpo.policies.actor import ActorPolicy
 
 #: Env steps in one graph. More of them compile longer and run hardly faster.
@@ -70,18 +70,18 @@ class Graph:
                 return self.compiled(*args)
             except self.errors as error:
                 first_line = str(error).strip().splitlines()[0]
-                warn(f"the {self.what} could not be captured and runs eagerly ({type(error).__name__}: {first_line})")
+                warn(f"the {self.what} could not be compiled and runs eagerly ({type(error).__name__}: {first_line})")
                 self.compiled = None
         return None
 
 
 def warn(message: str) -> None:
-    """Warn of a part that ``compile`` cannot capture."""
+    """Warn of a part that stays eager."""
     warnings.warn(f"compile: {message}.", UserWarning, stacklevel=2)
 
 
 def rollout_obstacle(env: object, use_sde: bool, asks_for_starts: bool = False) -> str | None:
-    """Why the step loop cannot be captured; None where it can.
+    """Why the step loop cannot be compiled; None where it can.
 
     :param use_sde: gSDE
     :param asks_for_starts: a function of the user's gives every group its start
@@ -91,9 +91,9 @@ def rollout_obstacle(env: object, use_sde: bool, asks_for_starts: bool = False) 
     if not env.capturable:
         return f"{type(env).__name__} is not made of tensor functions (capturable=False)"
     if env.grouping != "seeds":
-        return f"slots wait for the device to start groups where {type(env).__name__}.grouping={env.grouping!r}"
+        return f"envs wait for the device to start groups where {type(env).__name__}.grouping={env.grouping!r}"
     if asks_for_starts:
-        return "starts= is a function, which is called on the host (a sequence is captured)"
+        return "starts= is a function, which is called on the host (a sequence is compiled)"
     return "gSDE keeps its noise in an object (use_sde=True)" if use_sde else None
 
 
@@ -107,7 +107,7 @@ def update_obstacle(
     has_memory: bool,
     n_ranks: int = 1,
 ) -> str | None:
-    """Why the gradient step cannot be captured; None where it can."""
+    """Why the gradient step cannot be compiled; None where it can."""
     group = optimizer.param_groups[0]
     if type(optimizer) is not th.optim.Adam or group["amsgrad"] or group["maximize"] or group["weight_decay"] != 0:
         return f"{type(optimizer).__name__} with these options is not plain Adam"
@@ -126,7 +126,7 @@ def update_obstacle(
     return "gSDE's distribution is an object (use_sde=True)" if use_sde else None
 
 
-class CapturedPredict:
+class CompiledPredict:
     """``StateBaseline.predict``, in one graph for full chunks of rows (another number of rows would be another graph).
 
     An object and no closure: a copied model's baseline must not predict with the weights of the one it was copied from.
@@ -141,8 +141,8 @@ class CapturedPredict:
         return self.baseline.predict(x) if result is None else result.clone()
 
 
-class Captured:
-    """Hands out the hot functions of a training: captured where that was asked for and can be had, eager otherwise.
+class CompiledFunctions:
+    """Hands out the hot functions of a training: compiled where that was requested and can be had, eager otherwise.
 
     :param wanted: the argument ``compile``
     :param rollout_obstacle: of :func:`rollout_obstacle`
@@ -175,14 +175,14 @@ class Captured:
             return env_steps, 1
         return self._run_steps, max(k for k in range(1, MAX_STEPS + 1) if steps_per_env % k == 0)
 
-    def _run_steps(self, policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots, *args: Any) -> Rows:
+    def _run_steps(self, policy: ActorPolicy, env: TensorVecEnv, groups: TensorGroups, *args: Any) -> Rows:
         assert self._steps is not None
-        columns = self._steps(policy, env, slots, *args)
-        return env_steps(policy, env, slots, *args) if columns is None else columns
+        columns = self._steps(policy, env, groups, *args)
+        return env_steps(policy, env, groups, *args) if columns is None else columns
 
     def predict(self, baseline: StateBaseline) -> Callable[[th.Tensor], th.Tensor] | None:
-        """``StateBaseline.predict`` in one graph; None where nothing is captured."""
-        return None if self._predict is None else CapturedPredict(self._predict, baseline)
+        """``StateBaseline.predict`` in one graph; None where nothing is compiled."""
+        return None if self._predict is None else CompiledPredict(self._predict, baseline)
 
     def gradient_step(
         self,
@@ -212,13 +212,13 @@ class Captured:
             th._dynamo.mark_static_address(tensor, guard=False)
         scalars = th.tensor([*clip, group["lr"], max_grad_norm], device=objective.policy.device)
 
-        def captured(minibatch: Minibatch) -> th.Tensor | None:
+        def compiled(minibatch: Minibatch) -> th.Tensor | None:
             padded = pad(minibatch, -(-batch_size // 4))
             with th.no_grad(), objective.autocasting():
                 norms = graph(loss, parameters, moments, padded, scalars, group["betas"], group["eps"])
             return None if norms is None else norms.clone()
 
-        return captured
+        return compiled
 
 
 def adam_moments(optimizer: th.optim.Optimizer, parameters: list[nn.Parameter]) -> tuple[list[th.Tensor], ...]:

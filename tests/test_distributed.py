@@ -18,9 +18,9 @@ import torch as th
 from stable_baselines3.common.callbacks import CallbackList, CheckpointCallback, EveryNTimesteps
 from stable_baselines3.common.running_mean_std import RunningMeanStd
 
-from sb_grpo import GRPO, learners, ranks
+from sb_grpo import GRPO, distributed, distributed_training
 from sb_grpo.callbacks import HealthCallback
-from sb_grpo.ranks import Place
+from sb_grpo.distributed import World
 from tests.helpers import wait_for
 from zoo.training.checkpoints import Checkpoints
 
@@ -185,21 +185,21 @@ def test_zoo_train_saves_when_another_rank_is_killed(tmp_path):
     """Rank 0 says so and leaves the model as it is."""
     command = [*TORCHRUN, "2", "-m", "zoo.train", "--env", "CartPole-v1", "-n", "1000000", "--eval-freq", "-1"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with Path(tmp_path, "said").open("w") as said:
+    with Path(tmp_path, "said").open("w") as log:
         training = subprocess.Popen(
-            [*command, "--log-folder", str(tmp_path), "--save-freq", "2048"], cwd=ROOT, env=env, stdout=said, stderr=said
+            [*command, "--log-folder", str(tmp_path), "--save-freq", "2048"], cwd=ROOT, env=env, stdout=log, stderr=log
         )
         try:
             wait_for(lambda: any(tmp_path.rglob("rl_model_*_steps.zip")), seconds=200)
-            learners = psutil.Process(training.pid).children()
-            next(learner for learner in learners if learner.environ().get("RANK") == "1").kill()
+            processes = psutil.Process(training.pid).children()
+            next(learner for learner in processes if learner.environ().get("RANK") == "1").kill()
             assert training.wait(timeout=60) != 0
         finally:
             training.kill()
-    said_by_all = Path(tmp_path, "said").read_text()
-    assert said_by_all.count("Rank 0 of 2 stops, because another rank has ended") == 1, said_by_all[-3000:]
+    messages_of_all = Path(tmp_path, "said").read_text()
+    assert messages_of_all.count("Rank 0 of 2 stops, because another rank has ended") == 1, messages_of_all[-3000:]
     (model,) = tmp_path.rglob("CartPole-v1.zip")
-    assert GRPO.load(model).num_timesteps >= 2048 and f"the model is {model}" in said_by_all
+    assert GRPO.load(model).num_timesteps >= 2048 and f"the model is {model}" in messages_of_all
 
 
 # ---------------------------------------------------------------- without processes
@@ -207,21 +207,23 @@ def test_zoo_train_saves_when_another_rank_is_killed(tmp_path):
 
 @pytest.fixture
 def second_of_three(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_place", Place(1, 3))
+    monkeypatch.setattr(distributed, "_world", World(1, 3))
 
 
 def test_a_single_learner_reduces_nothing():
     values = th.rand(5, 2)
-    assert ranks.place() == (0, 1) and ranks.total(values) is values
-    assert ranks.count(3) == 3 and ranks.largest(0.5, 2) == [0.5, 2]
-    assert ranks.dealt(7) == ranks.own_from(7) == ranks.first_undealt(7) == 7 and ranks.gathered("x") == ["x"]
-    assert th.equal(ranks.mean(values), values.mean(0)) and ranks.every(False) is ranks.some(False) is False
+    assert distributed.world() == (0, 1) and distributed.total(values) is values
+    assert distributed.count(3) == 3 and distributed.largest(0.5, 2) == [0.5, 2]
+    assert distributed.global_group(7) == distributed.first_own_group(7) == distributed.next_global_group(
+        7
+    ) == 7 and distributed.gathered("x") == ["x"]
+    assert th.equal(distributed.mean(values), values.mean(0)) and distributed.every(False) is distributed.some(False) is False
 
 
 def test_groups_are_dealt_like_cards(second_of_three):
     """The second of three has groups 1, 4, 7, ...; with two of them begun, 6 is the first that is free for sure."""
-    assert ranks.dealt(th.arange(3)).tolist() == [1, 4, 7] and ranks.dealt(2) == 7
-    assert ranks.first_undealt(2) == 6 and [ranks.own_from(group) for group in (5, 6, 7)] == [2, 2, 3]
+    assert distributed.global_group(th.arange(3)).tolist() == [1, 4, 7] and distributed.global_group(2) == 7
+    assert distributed.next_global_group(2) == 6 and [distributed.first_own_group(group) for group in (5, 6, 7)] == [2, 2, 3]
 
 
 @pytest.mark.parametrize("variables", [("1", "1"), ("-1", "2"), ("a", "2"), ("0", "")], ids="/".join)
@@ -229,19 +231,23 @@ def test_variables_that_cannot_be_are_refused(variables, monkeypatch):
     monkeypatch.setenv("RANK", variables[0])
     monkeypatch.setenv("WORLD_SIZE", variables[1])
     with pytest.raises(ValueError, match=r"RANK=.* and WORLD_SIZE=.* torchrun --nproc-per-node N script.py"):
-        ranks.announced()
+        distributed.announced()
 
 
 def test_rank_0_alone_writes(second_of_three, tmp_path):
     writer, watcher = CheckpointCallback(1, str(tmp_path)), HealthCallback()
     for callback in (writer, Checkpoints(1, tmp_path, {}), EveryNTimesteps(5, writer)):
-        assert learners.own_callbacks(callback) is None
-    assert learners.own_callbacks(watcher) is watcher and learners.own_callbacks(None) is None
-    assert learners.own_callbacks(CallbackList([writer, watcher])) == [watcher] == learners.own_callbacks([watcher, writer])
+        assert distributed_training.own_callbacks(callback) is None
+    assert distributed_training.own_callbacks(watcher) is watcher and distributed_training.own_callbacks(None) is None
+    assert (
+        distributed_training.own_callbacks(CallbackList([writer, watcher]))
+        == [watcher]
+        == distributed_training.own_callbacks([watcher, writer])
+    )
 
 
 def test_statistics_as_sums():
     """1, 3 and 5, with VecNormalize's own beginning of almost nothing."""
     statistics = RunningMeanStd(epsilon=1e-12, shape=(1,))
     statistics.update(np.array([[1.0], [3.0], [5.0]]))
-    assert learners.sums_of(statistics).flatten().tolist() == pytest.approx([3.0, 9.0, 35.0])
+    assert distributed_training.sums_of(statistics).flatten().tolist() == pytest.approx([3.0, 9.0, 35.0])

@@ -1,4 +1,4 @@
-"""Captured execution: the same numbers as the eager path, or a warning that says why there is no graph."""
+"""Compiled execution: the same numbers as the eager path, or a warning that says why there is no graph."""
 
 import re
 import warnings
@@ -13,10 +13,10 @@ from torch import nn
 
 from sb_grpo import GRPO, RNDBonus
 from sb_grpo.collect.device_loop import env_steps
-from sb_grpo.collect.slots import TensorSlots
+from sb_grpo.collect.groups import TensorGroups
 from sb_grpo.envs import random
 from sb_grpo.envs.native import make_tensor_env
-from sb_grpo.learn.captured import Graph, adam_moments, pad, update
+from sb_grpo.learn.compiled import Graph, adam_moments, pad, update
 from sb_grpo.learn.gradients import clip_gradients
 from sb_grpo.maths.chunks import CHUNK, in_chunks
 from sb_grpo.types import Minibatch
@@ -93,35 +93,35 @@ def test_the_hash_of_graphs_is_the_hash():
 
 
 @pytest.mark.slow
-def test_captured_starts_are_the_eager_starts():
-    """Jobs are handed out and started inside the graph, step after step: the hash of their numbers must wrap there too."""
+def test_compiled_starts_are_the_eager_starts():
+    """Episodes are handed out and started inside the graph, step after step: the hash of their numbers must wrap there too."""
 
-    def starts(env, slots, done):
+    def starts(env, groups, done):
         seen = []
         for ended in done.unbind(0):
-            slots.step(env, ended)
+            groups.step(env, ended)
             seen.append(env.state)
         return th.stack(seen)
 
     def at_start():
-        env, slots = make_tensor_env("CartPoleTasks-v0", 4), TensorSlots(4, 2, 0, 0, th.device("cpu"))
-        slots.started_all(env)
-        return env, slots
+        env, groups = make_tensor_env("CartPoleTasks-v0", 4), TensorGroups(4, 2, 0, 0, th.device("cpu"))
+        groups.started_all(env)
+        return env, groups
 
     done = th.rand(3, 4, generator=th.Generator().manual_seed(0)) < 0.5
     ours = th.compile(starts, fullgraph=True, dynamic=False)(*at_start(), done)
     assert (ours == starts(*at_start(), done)).all()
 
 
-def test_the_captured_baseline_is_the_baseline():
+def test_the_compiled_baseline_is_the_baseline():
     """Full chunks of rows go through the graph, the rest does not; both say the same."""
     model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4), compile=True, **SMALL)
     baseline, x = model.estimator, th.randn(CHUNK + 100, 4)
     baseline.phi.normalizer.update(x)
     baseline.weights.normal_()
     with th.no_grad():
-        ours, eager = in_chunks(model.captured.predict(baseline), x), in_chunks(baseline.predict, x)
-    assert model.captured._predict.compiled
+        ours, eager = in_chunks(model.compiled.predict(baseline), x), in_chunks(baseline.predict, x)
+    assert model.compiled._predict.compiled
     th.testing.assert_close(ours, eager, rtol=1e-4, atol=1e-4)
 
 
@@ -134,7 +134,7 @@ def test_padding_weighs_nothing():
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.slow)])
-def test_captured_training_equals_eager_training(env_id, tmp_path):
+def test_compiled_training_equals_eager_training(env_id, tmp_path):
     """The first rollout and the weights after one update; later ones drift apart by rounding, as they must."""
 
     def trained(mode):
@@ -151,7 +151,7 @@ def test_captured_training_equals_eager_training(env_id, tmp_path):
         return model, seen[0]
 
     (eager, eager_rollout), (ours, rollout) = trained(False), trained(True)
-    assert ours.captured._steps.compiled and ours.captured._update.compiled and ours.num_timesteps == eager.num_timesteps
+    assert ours.compiled._steps.compiled and ours.compiled._update.compiled and ours.num_timesteps == eager.num_timesteps
     for name in ("t", "episode", "group", "terminated", "truncated"):
         assert (getattr(rollout, name) == getattr(eager_rollout, name)).all()
     for name in ("observations", "actions", "log_probs", "rewards", "final_observations"):
@@ -176,7 +176,7 @@ def test_captured_training_equals_eager_training(env_id, tmp_path):
         (lambda: TensorGoals(4), dict(rewards=dict(objectives={"win": 2.0, "cost": 0.5}, normalization="each"))),
     ],
 )
-def test_what_plugs_into_the_core_is_captured_too(env, options):
+def test_what_plugs_into_the_core_is_compiled_too(env, options):
     """Several rollouts with episodes that end in them."""
 
     def trained(mode):
@@ -186,8 +186,8 @@ def test_what_plugs_into_the_core_is_captured_too(env, options):
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="compile: ")
         ours = trained(True)
-    assert ours.captured._steps.compiled and ours.captured._update.compiled
-    assert ours.last_figures["group/start_mismatch"] == 0
+    assert ours.compiled._steps.compiled and ours.compiled._update.compiled
+    assert ours.last_metrics["group/start_mismatch"] == 0
     th.testing.assert_close(weights(ours), weights(trained(False)), rtol=1e-3, atol=1e-5)
 
 
@@ -238,11 +238,11 @@ class Peeking(nn.Tanh):
         (
             lambda: make_tensor_env("CartPole-v1", 4),
             dict(policy_kwargs=dict(activation_fn=Peeking)),
-            ["rollout could not be captured", "update could not be captured"],
+            ["rollout could not be compiled", "update could not be compiled"],
         ),
     ],
 )
-def test_what_cannot_be_captured_is_said_once_and_runs_eagerly(env, options, says):
+def test_what_cannot_be_compiled_is_said_once_and_runs_eagerly(env, options, says):
     def trained(mode):
         return GRPO("MlpPolicy", env(), compile=mode, **SMALL, **options).learn(160)
 
@@ -270,7 +270,7 @@ def test_graphs_do_not_hold_the_seed():
         th.compiler.reset()
         with th.no_grad():
             steps = th.compile(env_steps, backend=note, fullgraph=True, dynamic=False)
-            steps(model.policy, model.env, model.slots, (), lambda actions: actions, model.policy.noise(2, 4))
+            steps(model.policy, model.env, model.groups, (), lambda actions: actions, model.policy.noise(2, 4))
     assert len(traced) == 2 and traced[0] == traced[1]
 
 
@@ -284,12 +284,12 @@ def test_models_do_not_crowd_each_other_out_of_the_graph_cache():
 
 
 @pytest.mark.skipif(not th.cuda.is_available(), reason="needs CUDA")
-def test_captured_training_equals_eager_training_on_cuda():
+def test_compiled_training_equals_eager_training_on_cuda():
     def trained(mode):
         env = make_tensor_env("CartPole-v1", 64, device="cuda")
         model = GRPO("MlpPolicy", env, compile=mode, **{**SMALL, "device": "cuda", "batch_size": 256}).learn(64 * 16 * 3)
         return model, np.array([info["r"] for info in model.ep_info_buffer])
 
     (eager, _), (ours, _) = trained(False), trained(True)
-    assert ours.captured._steps.compiled and ours.captured._update.compiled
+    assert ours.compiled._steps.compiled and ours.compiled._update.compiled
     th.testing.assert_close(weights(ours), weights(eager), rtol=0.05, atol=0.01)

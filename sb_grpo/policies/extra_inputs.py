@@ -19,10 +19,10 @@ INSTANCE = "policy_instance"  #: [b, ...] instances (or a dict): rows i * k to (
 CODE = "policy_code"  #: [b, ...] encoded instances of an EncodingPolicy, in place of the instances
 ALONE = ""  #: key of an observation that is not a Dict
 
-BESIDE = (MASK, MEMORY, SEQUENCE, INSTANCE, CODE)
+EXTRA_INPUTS = (MASK, MEMORY, SEQUENCE, INSTANCE, CODE)
 
 
-def with_beside(obs: Obs, parts: Settings) -> Obs:
+def with_extra_inputs(obs: Obs, parts: Settings) -> Obs:
     """Add extra inputs to an observation; unchanged without any."""
     return {**(obs if isinstance(obs, Mapping) else {ALONE: obs}), **parts} if parts else obs
 
@@ -33,21 +33,23 @@ def env_part(obs: Obs) -> Obs:
         return obs
     if ALONE in obs:
         return obs[ALONE]
-    return {key: part for key, part in obs.items() if key not in BESIDE} if any(key in obs for key in BESIDE) else obs
+    return (
+        {key: part for key, part in obs.items() if key not in EXTRA_INPUTS} if any(key in obs for key in EXTRA_INPUTS) else obs
+    )
 
 
 def with_instances(obs: Obs, instances: Obs) -> Obs:
     """Add the instances that a batch belongs to; unchanged without any."""
-    return obs if instances is None else with_beside(obs, {INSTANCE: instances})
+    return obs if instances is None else with_extra_inputs(obs, {INSTANCE: instances})
 
 
-def beside(obs: Obs, key: str) -> Obs:
+def extra_input(obs: Obs, key: str) -> Obs:
     """One of the extra inputs of an observation, or None."""
     return obs.get(key) if isinstance(obs, Mapping) else None
 
 
 def space_with(space: spaces.Space, parts: Mapping[str, spaces.Space]) -> spaces.Space:
-    """Observation space of :func:`with_beside`'s result."""
+    """Observation space of :func:`with_extra_inputs`'s result."""
     if not parts:
         return space
     return spaces.Dict({**(dict(space.spaces) if isinstance(space, spaces.Dict) else {ALONE: space}), **parts})

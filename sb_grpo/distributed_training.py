@@ -20,7 +20,7 @@ from stable_baselines3.common.running_mean_std import RunningMeanStd
 from stable_baselines3.common.type_aliases import MaybeCallback
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.types import Info, Settings
 
 #: Settings that may differ: each rank has a device of its own, and only rank 0 speaks.
@@ -35,11 +35,11 @@ def check_equal(settings: Settings) -> None:
     :param settings: by name
     :raises ValueError: on every rank, naming the first setting that differs
     """
-    if ranks.place().n == 1:
+    if distributed.world().size == 1:
         return
     # An object's address is another one in every process.
     texts = {name: re.sub(r" at 0x[0-9a-f]+", "", repr(value)) for name, value in settings.items() if name not in OWN}
-    everyone = ranks.gathered(texts)
+    everyone = distributed.gathered(texts)
     for rank, others in enumerate(everyone):
         for name, text in everyone[0].items():
             if others.get(name) != text:
@@ -54,7 +54,7 @@ def own_callbacks(callback: MaybeCallback) -> Any:
 
     :param callback: a callback, a list of them, a function or None
     """
-    if ranks.place().rank == 0 or callback is None:
+    if distributed.world().rank == 0 or callback is None:
         return callback
     if isinstance(callback, list | CallbackList):
         parts = callback.callbacks if isinstance(callback, CallbackList) else callback
@@ -75,7 +75,7 @@ def seen_by_all(before: list[Info], now: deque[Info], steps: int) -> tuple[deque
     """
     known = {id(episode) for episode in before}
     own = [{"r": float(e["r"]), "l": int(e["l"]), "group": e.get("group")} for e in now if id(e) not in known]
-    parts = ranks.gathered((own, steps))
+    parts = distributed.gathered((own, steps))
     return deque([*before, *(episode for part, _ in parts for episode in part)], now.maxlen), sum(n for _, n in parts)
 
 
@@ -89,7 +89,7 @@ class SharedStatistics:
 
     def __init__(self, vec_normalize: VecNormalize | None) -> None:
         self.parts: list[RunningMeanStd] = []
-        if vec_normalize is not None and ranks.place().n > 1:
+        if vec_normalize is not None and distributed.world().size > 1:
             of_obs = getattr(vec_normalize, "obs_rms", None)
             found = [*of_obs.values()] if isinstance(of_obs, dict) else [of_obs]
             self.parts = [part for part in (*found, vec_normalize.ret_rms) if part is not None]
@@ -98,7 +98,7 @@ class SharedStatistics:
     def merge(self) -> None:
         """Give all ranks the statistics of all observations."""
         for i, (part, known) in enumerate(zip(self.parts, self.known, strict=True)):
-            new = known + ranks.total(sums_of(part) - known)
+            new = known + distributed.total(sums_of(part) - known)
             count = new[0, 0]
             mean = new[1] / new[0]
             square = new[2] / new[0]

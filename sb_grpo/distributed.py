@@ -22,11 +22,11 @@ import torch.distributed as dist
 T = TypeVar("T")
 
 
-class Place(NamedTuple):
+class World(NamedTuple):
     """Rank of this process, and the number of ranks."""
 
     rank: int
-    n: int
+    size: int
 
 
 class RankLost(SystemExit):
@@ -36,29 +36,29 @@ class RankLost(SystemExit):
     """
 
 
-_place = Place(0, 1)
+_world = World(0, 1)
 
 
-def place() -> Place:
+def world() -> World:
     """Rank of this process, and the number of ranks; 0 and 1 before :func:`join` and in a single process."""
-    return _place
+    return _world
 
 
-def announced() -> Place:
+def announced() -> World:
     """Rank and number of ranks from torchrun's environment variables, also before :func:`join`.
 
     :raises ValueError: for variables that are no rank and number
     """
     names = ("RANK", "WORLD_SIZE")
     if any(name not in os.environ for name in names):
-        return Place(0, 1)
+        return World(0, 1)
     texts = [os.environ[name] for name in names]
     if not all(text.isdecimal() for text in texts) or not int(texts[0]) < int(texts[1]):
         raise ValueError(
             f"RANK={texts[0]!r} and WORLD_SIZE={texts[1]!r} must be whole numbers with 0 <= RANK < WORLD_SIZE: start the "
             "learners with torchrun --nproc-per-node N script.py, which sets them, or unset both."
         )
-    return Place(int(texts[0]), int(texts[1]))
+    return World(int(texts[0]), int(texts[1]))
 
 
 def join(device: th.device | str) -> th.device | str:
@@ -68,9 +68,9 @@ def join(device: th.device | str) -> th.device | str:
     :return: the device to use: on CUDA this process's own GPU
     :raises ValueError: for a rank without a GPU of its own
     """
-    global _place
+    global _world
     joined = dist.is_available() and dist.is_initialized()  # by an earlier model, or by the user
-    if not joined and announced().n == 1:
+    if not joined and announced().size == 1:
         return device
     on_cuda = th.cuda.is_available() if device == "auto" else th.device(device).type == "cuda"
     if not joined:
@@ -81,8 +81,8 @@ def join(device: th.device | str) -> th.device | str:
         importlib.import_module("torch.distributed.nn.functional")
         dist.init_process_group("cpu:gloo,cuda:nccl" if on_cuda else "gloo")
         atexit.register(_leave)
-    _place = Place(dist.get_rank(), dist.get_world_size())
-    return f"cuda:{th.cuda.current_device()}" if on_cuda and _place.n > 1 else device
+    _world = World(dist.get_rank(), dist.get_world_size())
+    return f"cuda:{th.cuda.current_device()}" if on_cuda and _world.size > 1 else device
 
 
 def _own_gpu() -> str:
@@ -108,8 +108,8 @@ def _alive() -> Iterator[None]:
         yield
     except (RuntimeError, OSError) as error:
         raise RankLost(
-            f"Rank {_place.rank} of {_place.n} stops, because another rank has ended: torchrun's report says which, and that "
-            "one's messages why. What has been saved is whole; go on from the last checkpoint."
+            f"Rank {_world.rank} of {_world.size} stops, because another rank has ended: torchrun's report says which, and "
+            "that one's messages why. What has been saved is whole; go on from the last checkpoint."
         ) from error
 
 
@@ -125,12 +125,12 @@ def _reduce(values: th.Tensor, operation: dist.ReduceOp.RedOpType) -> th.Tensor:
 
 def total(values: th.Tensor) -> th.Tensor:
     """Sum over the ranks of a tensor that has the same shape on all of them."""
-    return values if _place.n == 1 else _reduce(values, dist.ReduceOp.SUM)
+    return values if _world.size == 1 else _reduce(values, dist.ReduceOp.SUM)
 
 
 def totals(*parts: th.Tensor) -> list[th.Tensor]:
     """Sums of several tensors of one type as :func:`total`, in one reduction."""
-    if _place.n == 1:
+    if _world.size == 1:
         return [*parts]
     flat = total(th.cat([part.flatten() for part in parts]))
     return [sums.view_as(part) for sums, part in zip(th.split(flat, [part.numel() for part in parts]), parts, strict=True)]
@@ -138,7 +138,7 @@ def totals(*parts: th.Tensor) -> list[th.Tensor]:
 
 def counts(*numbers: int) -> list[int]:
     """Sums over the ranks of several numbers, in one reduction."""
-    return [*numbers] if _place.n == 1 else total(th.tensor(numbers)).tolist()  # type: ignore[no-any-return]
+    return [*numbers] if _world.size == 1 else total(th.tensor(numbers)).tolist()  # type: ignore[no-any-return]
 
 
 def count(n: int) -> int:
@@ -148,14 +148,14 @@ def count(n: int) -> int:
 
 def largest(*numbers: float) -> list[float]:
     """The largest of the ranks' values for each of several numbers, in one reduction."""
-    if _place.n == 1:
+    if _world.size == 1:
         return [*numbers]
     return _reduce(th.tensor(numbers, dtype=th.float64), dist.ReduceOp.MAX).tolist()  # type: ignore[no-any-return]
 
 
 def every(flag: bool) -> bool:
     """Whether the flag is set on all ranks."""
-    return flag if _place.n == 1 else count(not flag) == 0
+    return flag if _world.size == 1 else count(not flag) == 0
 
 
 def some(flag: bool) -> bool:
@@ -168,7 +168,7 @@ def mean(rows: th.Tensor) -> th.Tensor:
 
     :param rows: ``[M, ...]``, M differing between ranks, 0 included
     """
-    if _place.n == 1:
+    if _world.size == 1:
         return rows.mean(0)
     return _summed(rows)[0].to(rows.dtype)
 
@@ -178,7 +178,7 @@ def moments(rows: th.Tensor) -> tuple[int, th.Tensor, th.Tensor]:
 
     :param rows: ``[M, ...]`` as of :func:`mean`
     """
-    if _place.n == 1:
+    if _world.size == 1:
         return len(rows), rows.mean(0), rows.var(0, unbiased=False)
     middle, n = _summed(rows)
     variance, _ = _summed((rows.double() - middle).square())
@@ -190,7 +190,7 @@ def means(*columns: th.Tensor) -> list[float]:
 
     :param columns: ``[M]``, M differing between columns and ranks
     """
-    if _place.n == 1:
+    if _world.size == 1:
         return [column.mean().item() for column in columns]
     return _means(columns).tolist()  # type: ignore[no-any-return]
 
@@ -200,7 +200,7 @@ def variances(*columns: th.Tensor, known: Sequence[float] | None = None) -> list
 
     :param known: the columns' means, if they have been asked for; saves a reduction
     """
-    if _place.n == 1:
+    if _world.size == 1:
         return [column.var(0, unbiased=False).item() for column in columns]
     middles = _means(columns).tolist() if known is None else known
     squares = [(column.double() - middle).square() for column, middle in zip(columns, middles, strict=True)]
@@ -208,7 +208,7 @@ def variances(*columns: th.Tensor, known: Sequence[float] | None = None) -> list
 
 
 def _means(columns: Sequence[th.Tensor]) -> th.Tensor:
-    """In double precision, on the CPU: for figures."""
+    """In double precision, on the CPU: for metrics."""
     sums = [column.sum(dtype=th.float64).cpu() for column in columns]
     counts = th.tensor([len(column) for column in columns], dtype=th.float64)
     sum_of_all, count_of_all = total(th.stack([th.stack(sums), counts])).unbind(0)
@@ -217,7 +217,7 @@ def _means(columns: Sequence[th.Tensor]) -> th.Tensor:
 
 def spread(rows: th.Tensor) -> th.Tensor:
     """Population standard deviation over the rows of all ranks; arguments as of :func:`mean`."""
-    return rows.std(0, unbiased=False) if _place.n == 1 else moments(rows)[2].sqrt()
+    return rows.std(0, unbiased=False) if _world.size == 1 else moments(rows)[2].sqrt()
 
 
 def _summed(rows: th.Tensor) -> tuple[th.Tensor, int]:
@@ -235,7 +235,7 @@ def average_gradients(parameters: list[th.nn.Parameter], rows: int) -> None:
     :param parameters: the same on all ranks; ``.grad`` is None where a rank has no rows
     :param rows: that this rank's gradients are the means of
     """
-    if _place.n == 1:
+    if _world.size == 1:
         return
     parts = [(th.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters]
     flat = total(th.cat([*parts, parts[0].new_ones(1)]) * rows)
@@ -247,7 +247,7 @@ def average_gradients(parameters: list[th.nn.Parameter], rows: int) -> None:
 @th.no_grad()
 def broadcast(tensors: Iterable[th.Tensor]) -> None:
     """Give every rank the tensors of rank 0."""
-    if _place.n == 1:
+    if _world.size == 1:
         return
     for tensor in tensors:
         whole = tensor.contiguous()
@@ -258,9 +258,9 @@ def broadcast(tensors: Iterable[th.Tensor]) -> None:
 
 def gathered(value: T) -> list[T]:
     """Picklable values of all ranks, in the order of the ranks."""
-    if _place.n == 1:
+    if _world.size == 1:
         return [value]
-    values: list[Any] = [None] * _place.n
+    values: list[Any] = [None] * _world.size
     with _alive():
         dist.all_gather_object(values, value)
     return values
@@ -269,26 +269,26 @@ def gathered(value: T) -> list[T]:
 # ---------------------------------------------------------------- groups
 
 
-def dealt(group: T) -> T:
+def global_group(group: T) -> T:
     """Number in the stream of all groups of a rank's own k-th: they are dealt out in turn, as cards are.
 
     :param group: a number or a tensor of them
     """
     every: Any = group
-    return group if _place.n == 1 else every * _place.n + _place.rank  # type: ignore[no-any-return]
+    return group if _world.size == 1 else every * _world.size + _world.rank  # type: ignore[no-any-return]
 
 
-def first_undealt(group: int) -> int:
+def next_global_group(group: int) -> int:
     """Number of the first of all groups that no rank has begun when it is known which of its own this rank has not.
 
     :param group: number of the first of the rank's own
     """
-    return group * _place.n
+    return group * _world.size
 
 
-def own_from(group: int) -> int:
+def first_own_group(group: int) -> int:
     """Number of a rank's own first group, of those from ``group`` on in the stream of all."""
-    return -(-group // _place.n)
+    return -(-group // _world.size)
 
 
 def episodes_before(key: th.Tensor, lengths: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
@@ -298,7 +298,7 @@ def episodes_before(key: th.Tensor, lengths: th.Tensor) -> tuple[th.Tensor, th.T
     :param lengths: ``[E]`` steps of each episode
     :return: ``[E]`` numbers of episodes, and ``[E]`` of their steps, that come before
     """
-    if _place.n == 1:
+    if _world.size == 1:
         return th.arange(len(key), device=key.device), lengths.cumsum(0) - lengths
     everyone = gathered((key.cpu().numpy(), lengths.cpu().numpy()))  # a tensor takes fifteen times as long to pickle
     keys, steps = (th.from_numpy(np.concatenate([part[i] for part in everyone])) for i in range(2))
@@ -307,6 +307,6 @@ def episodes_before(key: th.Tensor, lengths: th.Tensor) -> tuple[th.Tensor, th.T
     before = th.empty_like(steps)
     number[order] = th.arange(len(order))
     before[order] = steps[order].cumsum(0) - steps[order]
-    first = sum(len(part[0]) for part in everyone[: _place.rank])
+    first = sum(len(part[0]) for part in everyone[: _world.rank])
     own = slice(first, first + len(key))
     return number[own].to(key.device), before[own].to(key.device)

@@ -1,6 +1,6 @@
-"""The schema of the columns that a rollout may have beside observations, actions and rewards.
+"""The schema of the fields that a rollout may have beside observations, actions and rewards.
 
-A column is one entry here: its name, the form of a value, whether steps or episodes have it, and where it comes from, on the
+A field is one entry here: its name, the form of a value, whether steps or episodes have it, and where it comes from, on the
 host and on the device. Buffers, packing, rollouts and minibatches carry whatever the schema lists.
 """
 
@@ -25,7 +25,7 @@ REWARDS_KEY = "rewards"
 
 
 class HostStep(NamedTuple):
-    """One step of every slot of host envs, as a column sees it."""
+    """One step of every host env, as a field sees it."""
 
     raw_obs: Obs  #: [n_envs, ...] that the step was taken from, before any normalisation
     infos: list[Info]
@@ -33,8 +33,8 @@ class HostStep(NamedTuple):
     t: np.ndarray  #: [n_envs] number of the step in its episode
 
 
-class Wanted(NamedTuple):
-    """Settings that decide which columns there are."""
+class FieldSettings(NamedTuple):
+    """Settings that decide which fields there are."""
 
     multitask: Multitask
     rewards: Rewards
@@ -44,55 +44,55 @@ class Wanted(NamedTuple):
     seeds: bool  #: instances are found again by their seeds
 
 
-class Column(NamedTuple):
+class FieldSpec(NamedTuple):
     """One entry of the schema."""
 
     name: str
     shape: tuple[int, ...]  #: of one value
     dtype: th.dtype
     of_episodes: bool  #: one value per episode, that of its last step; False: one per step
-    #: From one step of every slot to ``[n_envs, *shape]``.
+    #: From one step of every env to ``[n_envs, *shape]``.
     host: Callable[[HostStep], np.ndarray]
-    #: From a tensor env after a step, and the returns of the slots' episodes so far ``[n_envs]``, to ``[n_envs, *shape]``;
+    #: From a tensor env after a step, and the returns of the envs' episodes so far ``[n_envs]``, to ``[n_envs, *shape]``;
     #: None where the env does not say.
     tensor: Callable[[TensorVecEnv, th.Tensor], th.Tensor | None]
 
 
-def task_column(wanted: Wanted) -> Column | None:
+def task_field(settings: FieldSettings) -> FieldSpec | None:
     """The task that each episode belongs to."""
-    if wanted.multitask.tasks is None:
+    if settings.multitask.tasks is None:
         return None
-    read = TaskReader(wanted.multitask, wanted.observation_space)
-    return Column("task", (), th.int64, True, read, lambda env, returns: env.tasks)
+    read = TaskReader(settings.multitask, settings.observation_space)
+    return FieldSpec("task", (), th.int64, True, read, lambda env, returns: env.tasks)
 
 
-def objectives_column(wanted: Wanted) -> Column | None:
+def objectives_field(settings: FieldSettings) -> FieldSpec | None:
     """The reward of each step by objective."""
-    objectives = wanted.rewards.objectives
+    objectives = settings.rewards.objectives
     if objectives is None:
         return None
     shape = (len(objectives),)
-    read = ObjectiveReader(objectives, LARGEST_REWARD if wanted.rewards.scaling == "none" else math.inf)
-    return Column("objectives", shape, th.float32, False, read, lambda env, returns: env.objectives)
+    read = ObjectiveReader(objectives, LARGEST_REWARD if settings.rewards.scaling == "none" else math.inf)
+    return FieldSpec("objectives", shape, th.float32, False, read, lambda env, returns: env.objectives)
 
 
-def return_column(wanted: Wanted) -> Column | None:
+def return_field(settings: FieldSettings) -> FieldSpec | None:
     """The return of each episode so far, of the env's own reward."""
-    if wanted.multitask.tasks is None and wanted.multitask.weights is None:
+    if settings.multitask.tasks is None and settings.multitask.weights is None:
         return None
-    return Column("episode_return", (), th.float32, True, ReturnsSoFar(wanted.n_envs), lambda env, returns: returns)
+    return FieldSpec("episode_return", (), th.float32, True, ReturnsSoFar(settings.n_envs), lambda env, returns: returns)
 
 
-def turn_column(wanted: Wanted) -> Column | None:
+def turn_field(settings: FieldSettings) -> FieldSpec | None:
     """The turn of its episode that each step belongs to."""
-    return Column(TURN, (), th.int64, False, read_turns, lambda env, returns: None) if wanted.turns else None
+    return FieldSpec(TURN, (), th.int64, False, read_turns, lambda env, returns: None) if settings.turns else None
 
 
-def seed_column(wanted: Wanted) -> Column | None:
+def seed_field(settings: FieldSettings) -> FieldSpec | None:
     """The seed of each episode's problem instance, which a rollout has in the place of its row until it is packed."""
-    if not wanted.seeds:
+    if not settings.seeds:
         return None
-    return Column("instance", (), th.int64, True, of_no_host_env, seed_of_instance)
+    return FieldSpec("instance", (), th.int64, True, of_no_host_env, seed_of_instance)
 
 
 def of_no_host_env(step: HostStep) -> np.ndarray:
@@ -104,29 +104,29 @@ def seed_of_instance(env: TensorVecEnv, returns: th.Tensor) -> th.Tensor:
     return env.seeds
 
 
-#: Makers of the columns, in this order; each returns None where nothing asks for it.
-SCHEMA: list[Callable[[Wanted], Column | None]] = [
-    task_column, objectives_column, return_column, turn_column, seed_column,
+#: Makers of the fields, in this order; each returns None where nothing asks for it.
+SCHEMA: list[Callable[[FieldSettings], FieldSpec | None]] = [
+    task_field, objectives_field, return_field, turn_field, seed_field,
 ]  # fmt: skip
 
 
-def make_columns(wanted: Wanted) -> tuple[Column, ...]:
-    """The columns that a model's arguments ask for; none with the default ones."""
-    return tuple(column for make in SCHEMA if (column := make(wanted)) is not None)
+def make_extra_fields(settings: FieldSettings) -> tuple[FieldSpec, ...]:
+    """The fields that a model's arguments ask for; none with the default ones."""
+    return tuple(field for make in SCHEMA if (field := make(settings)) is not None)
 
 
-def read_host(columns: Sequence[Column], step: HostStep) -> Mapping[str, np.ndarray]:
-    """The values of one step of every slot, by name.
+def read_host(fields: Sequence[FieldSpec], step: HostStep) -> Mapping[str, np.ndarray]:
+    """The values of one step of every env, by name.
 
     :raises ValueError: for a task or an objective that is missing, unknown or not finite
     """
-    return {column.name: column.host(step) for column in columns}
+    return {field.name: field.host(step) for field in fields}
 
 
 class ReturnsSoFar:
-    """Adds up the rewards of each slot's episode.
+    """Adds up the rewards of each env's episode.
 
-    :param n_envs: number of slots
+    :param n_envs: number of envs
     """
 
     def __init__(self, n_envs: int) -> None:
@@ -138,16 +138,16 @@ class ReturnsSoFar:
 
 
 def read_turns(step: HostStep) -> np.ndarray:
-    """Read the turn of every slot's step from ``info["turn"]``.
+    """Read the turn of every env's step from ``info["turn"]``.
 
     :return: ``[n_envs]`` int64
     :raises ValueError: where that is missing, or no integer
     """
-    for slot, info in enumerate(step.infos):
+    for env_index, info in enumerate(step.infos):
         turn = info.get(TURN)
         if not isinstance(turn, int | np.integer):
             raise ValueError(
-                f"loss_kwargs: importance_level='turn' needs the turn of every step, but info[{TURN!r}] of env {slot} is "
+                f"loss_kwargs: importance_level='turn' needs the turn of every step, but info[{TURN!r}] of env {env_index} is "
                 f"{turn!r}. Report it as an integer that counts up within an episode, or use 'step' or 'episode'."
             )
     return np.array([info[TURN] for info in step.infos], dtype=np.int64)
@@ -172,12 +172,12 @@ class TaskReader:
     def __call__(self, step: HostStep) -> np.ndarray:
         if self.in_observation:
             return self._from_observation(np.asarray(step.raw_obs[self.key]))
-        return self._ids([self._of_info(slot, info) for slot, info in enumerate(step.infos)])
+        return self._ids([self._of_info(env_index, info) for env_index, info in enumerate(step.infos)])
 
-    def _of_info(self, slot: int, info: Info) -> object:
+    def _of_info(self, env_index: int, info: Info) -> object:
         if self.key not in info:
             raise ValueError(
-                f"tasks={list(self.names)} are declared, but the info of env {slot} has no {self.key!r} (it has "
+                f"tasks={list(self.names)} are declared, but the info of env {env_index} has no {self.key!r} (it has "
                 f"{sorted(map(str, info))}). Report the task in the info of every step, or name the key with task_key=, of "
                 "the info or of a Dict observation."
             )
@@ -188,10 +188,10 @@ class TaskReader:
             return np.array([self.ids[task] for task in tasks])
         except (KeyError, TypeError):  # TypeError: not hashable, so surely no id
             known = {name for name in self.ids if isinstance(name, str)}
-            slot = next(i for i, t in enumerate(tasks) if not isinstance(t, str | int | np.integer) or t not in self.ids)
+            env_index = next(i for i, t in enumerate(tasks) if not isinstance(t, str | int | np.integer) or t not in self.ids)
             raise ValueError(
-                f"Task {tasks[slot]!r} of env {slot} is not declared: there are {len(known)}, {sorted(known)} (ids 0 to "
-                f"{len(known) - 1}). Declare all of them with tasks=, as a number or a list of names."
+                f"Task {tasks[env_index]!r} of env {env_index} is not declared: there are {len(known)}, {sorted(known)} (ids "
+                f"0 to {len(known) - 1}). Declare all of them with tasks=, as a number or a list of names."
             ) from None
 
     def _from_observation(self, tasks: np.ndarray) -> np.ndarray:
@@ -206,10 +206,11 @@ class TaskReader:
             ids = values[:, 0].astype(np.int64)
             fine = (values[:, 0] == ids) & (ids >= 0) & (ids < n) & (values.shape[1] == 1)
         if not fine.all():
-            slot = int(np.flatnonzero(~fine)[0])
+            env_index = int(np.flatnonzero(~fine)[0])
             raise ValueError(
-                f"Task {values[slot].tolist()} in observation[{self.key!r}] of env {slot} is not declared: there are {n} "
-                f"tasks, given as an integer from 0 to {n - 1} or as a one-hot vector. Declare all of them with tasks=."
+                f"Task {values[env_index].tolist()} in observation[{self.key!r}] of env {env_index} is not declared: there "
+                f"are {n} tasks, given as an integer from 0 to {n - 1} or as a one-hot vector. Declare all of them with "
+                "tasks=."
             )
         return ids
 
@@ -226,28 +227,28 @@ class ObjectiveReader:
         self.largest = largest
 
     def __call__(self, step: HostStep) -> np.ndarray:
-        values = np.array([self._rewards(slot, info) for slot, info in enumerate(step.infos)], dtype=np.float32)
+        values = np.array([self._rewards(env_index, info) for env_index, info in enumerate(step.infos)], dtype=np.float32)
         self._check_finite(values)
         return values
 
-    def _rewards(self, slot: int, info: Info) -> object:
+    def _rewards(self, env_index: int, info: Info) -> object:
         if REWARDS_KEY not in info:
             raise ValueError(
-                f"objectives={self.objectives} are declared, but the info of env {slot} has no {REWARDS_KEY!r}. Report the "
-                f"reward of every step by objective: info[{REWARDS_KEY!r}] = {{name: value}}, or a vector."
+                f"objectives={self.objectives} are declared, but the info of env {env_index} has no {REWARDS_KEY!r}. Report "
+                f"the reward of every step by objective: info[{REWARDS_KEY!r}] = {{name: value}}, or a vector."
             )
         rewards = info[REWARDS_KEY]
         if isinstance(rewards, dict):
             unknown = [name for name in self.objectives if name not in rewards]
             if unknown:
                 raise ValueError(
-                    f"objectives has weights for {unknown}, but info[{REWARDS_KEY!r}] of env {slot} holds {sorted(rewards)}. "
-                    "Use its names."
+                    f"objectives has weights for {unknown}, but info[{REWARDS_KEY!r}] of env {env_index} holds "
+                    f"{sorted(rewards)}. Use its names."
                 )
             return [rewards[name] for name in self.objectives]
         if np.shape(rewards) != (len(self.objectives),):
             raise ValueError(
-                f"info[{REWARDS_KEY!r}] of env {slot} has shape {np.shape(rewards)}, but objectives has "
+                f"info[{REWARDS_KEY!r}] of env {env_index} has shape {np.shape(rewards)}, but objectives has "
                 f"{len(self.objectives)} weights: {self.objectives}. Give one weight for each entry, in its order."
             )
         return rewards
@@ -255,10 +256,10 @@ class ObjectiveReader:
     def _check_finite(self, values: np.ndarray) -> None:
         bad = ~(np.isfinite(values) & (np.abs(values) <= self.largest))
         if bad.any():
-            slot, k = np.argwhere(bad)[0].tolist()
+            env_index, k = np.argwhere(bad)[0].tolist()
             raise Breakdown(
-                f"The reward of env {slot} for the objective {self.objectives[k]!r} is {values[slot, k]}. The policy has not "
-                "been updated with it; fix the env, or bound this reward with a wrapper."
+                f"The reward of env {env_index} for the objective {self.objectives[k]!r} is {values[env_index, k]}. The "
+                "policy has not been updated with it; fix the env, or bound this reward with a wrapper."
             )
 
 

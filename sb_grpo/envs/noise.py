@@ -1,7 +1,7 @@
 """Counter-based noise: the random numbers of a step are a pure function of (reset seed, step number).
 
 Episodes with one seed then meet the same arrivals, demands or prices at the same step, whatever the actions; groups with a
-shared seed need this. :func:`luck` is for tensor envs, :class:`EpisodeLuck` for a ``gymnasium.Env``; for one seed their
+shared seed need this. :func:`step_noise` is for tensor envs, :class:`EpisodeNoise` for a ``gymnasium.Env``; for one seed their
 numbers are bitwise equal.
 """
 
@@ -26,8 +26,8 @@ P = ParamSpec("P")
 Transform = Callable[[th.Tensor, th.Tensor], th.Tensor]
 
 
-def luck(seeds: th.Tensor, t: th.Tensor | int, k: int, dtype: th.dtype = th.float32) -> th.Tensor:
-    """Uniform numbers of a step; only tensor arithmetic, so that graphs can capture it.
+def step_noise(seeds: th.Tensor, t: th.Tensor | int, k: int, dtype: th.dtype = th.float32) -> th.Tensor:
+    """Uniform numbers of a step; only tensor arithmetic, so that it can be compiled.
 
     :param seeds: ``[n]`` int64 reset seeds
     :param t: ``[n]`` int64 or one number, the step, from 0
@@ -67,7 +67,9 @@ def pareto(u: th.Tensor, shape: float, smallest: float = 1.0) -> th.Tensor:
 
 @_of_arrays_too
 def normal(u: th.Tensor, deviation: float = 1.0) -> th.Tensor:
-    """Normal numbers of mean 0 from uniform ones in [0, 1). 0 counts as 2^-25, half of the smallest step of :func:`luck`."""
+    """Normal numbers of mean 0 from uniform ones in [0, 1). 0 counts as 2^-25, half of the smallest step of
+    :func:`step_noise`.
+    """
     standard: th.Tensor = th.special.ndtri(u.clamp(min=2.0**-25))
     return deviation * standard
 
@@ -82,7 +84,7 @@ def geometric(u: th.Tensor, mean: float | th.Tensor) -> th.Tensor:
 # ------------------------------------------------------------ a gymnasium.Env
 
 
-class EpisodeLuck:
+class EpisodeNoise:
     """Noise of a ``gymnasium.Env``, step by step.
 
     Call :meth:`begin` in ``reset`` after ``super().reset(seed=seed)``, and :meth:`at` in ``step``. The reset seed determines
@@ -134,12 +136,12 @@ class EpisodeLuck:
 
     def _draw(self, first: int) -> None:
         if self._seed is None:
-            raise ValueError("The luck of a step was asked for before the first episode: call begin in reset.")
+            raise ValueError("The noise of a step was asked for before the first episode: call begin in reset.")
         if self.env.np_random is not self._generator:
             self._generator = self.env.np_random
             self._seed = int(self._generator.integers(2**31))
         t = th.arange(first, first + self.block)
-        u = luck(_as_tensor(self._seed), t, self.k, th.float64)
+        u = step_noise(_as_tensor(self._seed), t, self.k, th.float64)
         self._first = first
         self._rows = (u if self.transform is None else self.transform(u, t.double())).tolist()
 
@@ -166,7 +168,7 @@ def read_clock(columns: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
     return (high << 16) | low, t
 
 
-class LuckyTensorEnv(FunctionalTensorEnv):
+class NoisyTensorEnv(FunctionalTensorEnv):
     """FunctionalTensorEnv with noise in its steps; the state is a body and the clock for the noise.
 
     Subclasses define ``body_start``, ``noise``, ``advance`` and ``look`` instead of the three functions. Only the time limit
@@ -198,7 +200,7 @@ class LuckyTensorEnv(FunctionalTensorEnv):
 
     def transition(self, state: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         seeds, t = read_clock(state[:, -3:])
-        noise = self.noise(luck(seeds, t, self.k, self.dtype), t.to(self.dtype))
+        noise = self.noise(step_noise(seeds, t, self.k, self.dtype), t.to(self.dtype))
         body, reward = self.advance(state[:, :-3], actions, noise)
         after = th.cat([body, state[:, -3:-1], state[:, -1:] + 1], 1)
         return after, reward, th.zeros_like(reward, dtype=th.bool)

@@ -10,20 +10,20 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.logger import HParam, HumanOutputFormat, Logger, TensorBoardOutputFormat
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.collect.host_steps import unseen
 from sb_grpo.config import shown
 from sb_grpo.learn.losses import Objective
-from sb_grpo.learn.minibatches import some_instances, stretches
+from sb_grpo.learn.minibatches import sequence_numbers, some_instances
 from sb_grpo.logged_keys import DescribedTensorBoard
 from sb_grpo.maths.chunks import evenly_spaced, in_chunks
 from sb_grpo.maths.losses import Clip, kl_k3
 from sb_grpo.maths.returns import episode_returns
 from sb_grpo.maths.segments import segment_mean, segment_sum
-from sb_grpo.policies.beside import SEQUENCE, with_beside, with_instances
+from sb_grpo.policies.extra_inputs import SEQUENCE, with_extra_inputs, with_instances
 from sb_grpo.types import Estimate, Kwargs, Minibatch, Rollout, Settings, UpdateResult
 
-Figures = dict[str, float]
+Metrics = dict[str, float]
 
 #: For what only TensorBoard can show: those of SB3's writers that are to leave it out.
 NOT_PRINTED = ("stdout", "log", "json", "csv")
@@ -31,7 +31,7 @@ NOT_PRINTED = ("stdout", "log", "json", "csv")
 #: Characters of a setting that are shown whole.
 LONGEST_SETTING = 2000
 
-#: Rows that are enough for the figures of an update.
+#: Rows that are enough for the metrics of an update.
 SAMPLE = 2048
 
 
@@ -72,23 +72,23 @@ def make_room(logger: Logger, keys: Iterable[str]) -> None:
             output.max_length = max(output.max_length, longest)
 
 
-def record(logger: Logger, figures: Figures) -> None:
-    """Log figures."""
-    make_room(logger, figures)
-    for key, value in figures.items():
+def record(logger: Logger, metrics: Metrics) -> None:
+    """Log metrics."""
+    make_room(logger, metrics)
+    for key, value in metrics.items():
         logger.record(key, value)
 
 
-def of_episodes(episodes: Iterable[Settings] | None, successes: Iterable[float] | None) -> Figures:
-    """The figures of the last episodes, which SB3 logs when it prints."""
+def of_episodes(episodes: Iterable[Settings] | None, successes: Iterable[float] | None) -> Metrics:
+    """The metrics of the last episodes, which SB3 logs when it prints."""
     found = {
         "rollout/ep_rew_mean": [episode["r"] for episode in episodes or () if "r" in episode],
         "rollout/ep_len_mean": [episode["l"] for episode in episodes or () if "l" in episode],
         "rollout/success_rate": list(successes or ()),
     }
-    figures = {key: float(np.mean(values)) for key, values in found.items() if values}
+    metrics = {key: float(np.mean(values)) for key, values in found.items() if values}
     groups = {episode["group"] for episode in episodes or () if episode.get("group") is not None}
-    return {**figures, "rollout/n_starts": len(groups)} if groups else figures
+    return {**metrics, "rollout/n_starts": len(groups)} if groups else metrics
 
 
 class Counts(NamedTuple):
@@ -125,7 +125,7 @@ def hparams(settings: Settings) -> HParam:
     )
 
 
-def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, counts: Counts) -> Figures:
+def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, counts: Counts) -> Metrics:
     """Group health of a rollout; those of several learners are one.
 
     :param estimate: its advantages, and further metrics of the estimator
@@ -134,17 +134,19 @@ def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, coun
     returns = episode_returns(rollout, 1.0)
     advantages = estimate.advantages
     numbers = th.tensor([*counts[:-1], len(advantages), rollout.n_groups])
-    trained, dropped, pending, interruptions, mismatches, lost, n_starts, n_steps, n_groups = ranks.total(numbers).tolist()
+    trained, dropped, pending, interruptions, mismatches, lost, n_starts, n_steps, n_groups = distributed.total(
+        numbers
+    ).tolist()
     counts = Counts(trained, dropped, pending, interruptions, mismatches, lost, n_starts, counts.age)
     of_groups = segment_mean(returns, rollout.group, rollout.n_groups)
     of_episodes = segment_mean(advantages, rollout.episode, len(rollout.group))
-    baseline, mean_return, reward, advantage, of_episode, age, alive = ranks.means(
+    baseline, mean_return, reward, advantage, of_episode, age, alive = distributed.means(
         of_groups, returns, rollout.rewards, advantages, of_episodes, counts.age.float(), has_signal.float()
     )
-    variances = ranks.variances(returns, rollout.rewards, advantages, known=(mean_return, reward, advantage))
+    variances = distributed.variances(returns, rollout.rewards, advantages, known=(mean_return, reward, advantage))
     spreads = [math.sqrt(variance) for variance in variances]
-    age_max, reward_max = ranks.largest(float(counts.age.max()), rollout.rewards.abs().max().item())
-    figures = {
+    age_max, reward_max = distributed.largest(float(counts.age.max()), rollout.rewards.abs().max().item())
+    metrics = {
         "rollout/useful_fraction": counts.trained / (counts.trained + counts.dropped),
         "rollout/pending_steps": counts.pending,
         "rollout/n_steps": n_steps,
@@ -166,30 +168,30 @@ def of_rollout(rollout: Rollout, estimate: Estimate, has_signal: th.Tensor, coun
         "group/episode_advantage": of_episode,
     }
     if estimate.explained is not None:
-        figures["train/explained_variance"] = estimate.explained
-    return {**figures, **estimate.figures}
+        metrics["train/explained_variance"] = estimate.explained
+    return {**metrics, **estimate.metrics}
 
 
-def of_parts(rollout: Rollout, tasks: Sequence[str], objectives: Sequence[str]) -> Figures:
+def of_parts(rollout: Rollout, tasks: Sequence[str], objectives: Sequence[str]) -> Metrics:
     """Returns by task, of the episodes that ended in this rollout, and rewards by objective.
 
     :param tasks: names
     :param objectives: names
     """
-    figures = {}
+    metrics = {}
     if rollout.task is not None and rollout.episode_return is not None:
         ended = rollout.terminated | rollout.truncated
         for label, name in enumerate(tasks):
             returns = rollout.episode_return[ended & (rollout.task == label)]
-            if ranks.count(len(returns)):
-                figures[f"task/{name}"] = ranks.mean(returns).item()
+            if distributed.count(len(returns)):
+                metrics[f"task/{name}"] = distributed.mean(returns).item()
     if rollout.objectives is not None:
-        for name, mean in zip(objectives, ranks.mean(rollout.objectives).tolist(), strict=False):
-            figures[f"objective/{name}"] = mean
-    return figures
+        for name, mean in zip(objectives, distributed.mean(rollout.objectives).tolist(), strict=False):
+            metrics[f"objective/{name}"] = mean
+    return metrics
 
 
-def of_bonus(bonus: th.Tensor, rollout: Rollout) -> Figures:
+def of_bonus(bonus: th.Tensor, rollout: Rollout) -> Metrics:
     """Metrics of an exploration bonus.
 
     :param bonus: ``[M]``
@@ -199,7 +201,7 @@ def of_bonus(bonus: th.Tensor, rollout: Rollout) -> Figures:
     return {f"rollout/bonus_{name}": value.item() for name, value in values}
 
 
-def of_weights(shares: th.Tensor, weights: th.Tensor, row_label: th.Tensor, names: Sequence[str]) -> Figures:
+def of_weights(shares: th.Tensor, weights: th.Tensor, row_label: th.Tensor, names: Sequence[str]) -> Metrics:
     """Metrics of the group weights.
 
     :param shares: ``[n]`` of the loss
@@ -225,7 +227,7 @@ def of_update(
     norms: list[th.Tensor],
     n_epochs: int,
     stopped_early: bool,
-    rollout: Figures,
+    rollout: Metrics,
     sequence_length: int | None = None,
 ) -> UpdateResult:
     """Evaluate the rollout under the updated policy: one pass, none inside the minibatch loop.
@@ -235,15 +237,15 @@ def of_update(
     :param norms: ``[P]`` gradient norms before clipping, one tensor per gradient step
     :param n_epochs: begun
     :param stopped_early: by the KL
-    :param rollout: figures of the rollout
-    :param sequence_length: of a policy with a memory: all rows are looked at, in stretches as the update saw them. A row by
+    :param rollout: metrics of the rollout
+    :param sequence_length: of a policy with a memory: all rows are looked at, in sequences as the update saw them. A row by
         itself begins from the memory before the update, and hides the change of the memory since
     """
     if batch.instance is not None:
         batch = some_instances(batch, SAMPLE)
     elif sequence_length is not None:
-        sequence = {SEQUENCE: stretches(batch.episode, sequence_length)}
-        batch = batch._replace(observations=with_beside(batch.observations, sequence))
+        sequence = {SEQUENCE: sequence_numbers(batch.episode, sequence_length)}
+        batch = batch._replace(observations=with_extra_inputs(batch.observations, sequence))
     elif objective.loss.importance_level == "step":  # other ratios need all rows of an episode
         rows = evenly_spaced(len(batch.advantages), SAMPLE, batch.advantages.device)
         batch = batch.map(lambda x: x[rows])
@@ -270,7 +272,7 @@ def of_update(
         columns.append(batch.weights * objective.loss.kl(log_prob, ratio, ref_log_prob))
     if batch.instances is not None:
         columns = [column[batch.episode >= 0] for column in columns]  # the others fill up the rows of an instance
-    policy_loss, weighted_entropy, mean_entropy, approx_kl, low, high, *reference_kl = ranks.means(*columns)
+    policy_loss, weighted_entropy, mean_entropy, approx_kl, low, high, *reference_kl = distributed.means(*columns)
     entropy_loss = -weighted_entropy
     kl_loss = sum(reference_kl)
     return UpdateResult(
@@ -291,14 +293,14 @@ def of_update(
     )
 
 
-def nothing_to_learn(rollout: Figures) -> UpdateResult:
+def nothing_to_learn(rollout: Metrics) -> UpdateResult:
     """The result of an update whose rollout had no signal."""
     return UpdateResult(**of_the_rollout(rollout))
 
 
-def of_the_rollout(figures: Figures) -> Kwargs:
+def of_the_rollout(metrics: Metrics) -> Kwargs:
     """Those fields of an :class:`UpdateResult` that tell of its rollout."""
-    return {name: figures.get(key, math.nan) for name, key in OF_THE_ROLLOUT.items()}
+    return {name: metrics.get(key, math.nan) for name, key in OF_THE_ROLLOUT.items()}
 
 
 #: Fields of an :class:`UpdateResult` that tell of its rollout, and their logger keys.
@@ -324,9 +326,9 @@ OF_THE_UPDATE = {
 }
 
 
-def by_key(result: UpdateResult) -> Figures:
+def by_key(result: UpdateResult) -> Metrics:
     """Metrics of an update; a gradient norm only where there was a step."""
-    figures = {key: getattr(result, name) for name, key in OF_THE_UPDATE.items()}
+    metrics = {key: getattr(result, name) for name, key in OF_THE_UPDATE.items()}
     if result.n_gradient_steps == 0:
-        del figures["train/grad_norm"]
-    return figures
+        del metrics["train/grad_norm"]
+    return metrics

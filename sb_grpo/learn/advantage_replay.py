@@ -1,4 +1,4 @@
-"""Learners as they were before a rollout: an estimator that judges it again must not have seen it."""
+"""Trainable parts as they were before a rollout: an estimator that judges it again must not have seen it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from sb_grpo.learn.last_good import Snapshot
 from sb_grpo.types import Rollout, State
 
 
-class Known:
-    """Learners beside the policy, as they were before each rollout that somebody still holds.
+class AdvantageReplay:
+    """Trainable parts besides the policy, as they were before each rollout that somebody still holds.
 
-    A baseline that has been fitted to a rollout explains its luck as well, so that its residuals are too small. Rollouts are
+    A baseline that has been fitted to a rollout explains its noise as well, so that its residuals are too small. Rollouts are
     known by their column ``t``, which changed ones (``rollout._replace(rewards=...)``) have in common with the original.
     """
 
@@ -36,13 +36,13 @@ class Known:
         self._before = [*alive, (ref(rollout.t), ref(rollout.rewards), before)]
 
     @contextmanager
-    def judging(
-        self, rollout: Rollout | None, space: spaces.Space, learners: Sequence[object]
+    def replay(
+        self, rollout: Rollout | None, space: spaces.Space, trainable_parts: Sequence[object]
     ) -> Iterator[tuple[Rollout, bool]]:
-        """Judge a rollout again, by the learners as they were before it.
+        """Judge a rollout again, by the trainable parts as they were before it.
 
         The newest one is then learnt from in place of the first time; an older one leaves everything as later rollouts have
-        made it. A rollout that nobody collected is judged by the learners as they are now.
+        made it. A rollout that nobody collected is judged by the trainable parts as they are now.
 
         :param space: of actions
         :return: the rollout with columns of their own types; whether it has been judged before
@@ -55,7 +55,7 @@ class Known:
             return
         _, rewards, before = self._before[found]
         check_made_of(rollout, rewards())
-        now = Snapshot(learners)
+        now = Snapshot(trainable_parts)
         before.put_back()
         try:
             yield rollout, True

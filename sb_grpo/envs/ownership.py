@@ -23,20 +23,20 @@ PROTOCOL = ("set_next_seed", "withdraw_seed", "count_calls", "seeded_reset_facts
 T = TypeVar("T")
 
 
-class Holder(Protocol):
-    """Interface: a trainer that may hold a VecEnv."""
+class EnvOwner(Protocol):
+    """Interface: a trainer that may own a VecEnv."""
 
     def seeds_for_others(self) -> Sequence[int]:
-        """One seed per slot for whoever comes next: other ones every time, and none that the holder uses."""
+        """One seed per env for whoever comes next: other ones every time, and none that the owner uses."""
 
 
 class Seat(Protocol):
     """An env whose resets the trainer chooses: :class:`sb_grpo.envs.seeded_reset.SeededEnv`."""
 
-    def watch(self, hold: Hold) -> None:
-        """Tell a hold when somebody else resets or steps the env."""
+    def watch(self, ownership: EnvOwnership) -> None:
+        """Tell an ownership when somebody else resets or steps the env."""
 
-    def leave(self, hold: Hold, seed: int) -> None:
+    def leave(self, ownership: EnvOwnership, seed: int) -> None:
         """Tell it nothing any more, and forget its queued seeds."""
 
     def set_next_seed(self, seed: int, noise_seed: int | None = None, options: Kwargs | None = None) -> bool | int:
@@ -49,15 +49,15 @@ class Seat(Protocol):
         """Id and time limit of the env."""
 
 
-class Hold:
+class EnvOwnership:
     """Lets one trainer at a time queue seeds in a VecEnv, and withdraws them when somebody else takes the envs.
 
-    Only the holder's own steps and resets may consume a seed that it queued: those that it announces by ``actor``.
-    Whatever else calls the VecEnv (a callback's evaluation, another model, the user) first ends the hold, and finds the envs
-    as random as SB3 leaves them. The holder sees that it has lost them and starts over.
+    Only the owner's own steps and resets may consume a seed that it queued: those that it announces by ``actor``.
+    Whatever else calls the VecEnv (a callback's evaluation, another model, the user) first ends the ownership, and finds the
+    envs as random as SB3 leaves them. The owner sees that it has lost them and starts over.
 
     It listens to the VecEnv (:mod:`sb_grpo.envs.listening`). Envs of this process are called through their seats, which stand
-    in ``DummyVecEnv.envs`` only while that steps or resets them for the holder.
+    in ``DummyVecEnv.envs`` only while that steps or resets them for the owner.
 
     :param base: the VecEnv without its wrappers
     :param ours: the envs have this package's resets, and not only ``set_next_seed``
@@ -70,10 +70,10 @@ class Hold:
         self.ours = ours
         self.near = near
         self.takes_noise = takes_noise
-        self.holder: Holder | None = None
-        self.actor: Holder | None = None  #: who is stepping or resetting the envs right now, if that is a trainer
-        self._queued: dict[int, tuple[Any, ...]] = {}  #: by slot, what the holder has queued last
-        self.seats: list[Seat] = []  #: of envs that are near, by slot; DummyVecEnv.envs now and then
+        self.owner: EnvOwner | None = None
+        self.actor: EnvOwner | None = None  #: who is stepping or resetting the envs right now, if that is a trainer
+        self._queued: dict[int, tuple[Any, ...]] = {}  #: by env, what the owner has queued last
+        self.seats: list[Seat] = []  #: of envs that are near, by env; DummyVecEnv.envs now and then
         self._seats: tuple[Seat, ...] = ()  #: the same, which nobody changes
         self._envs: tuple[object, ...] = ()  #: that they were made for
         names = ["reset", "env_method", "step_wait" if near else "step_async", *([] if ours else ["seed"])]
@@ -97,7 +97,7 @@ class Hold:
 
     @property
     def base(self) -> VecEnv:
-        """The VecEnv without its wrappers; it is not kept alive by being held."""
+        """The VecEnv without its wrappers; it is not kept alive by being owned."""
         base = self._base()
         assert base is not None
         return base
@@ -119,36 +119,36 @@ class Hold:
 
     @property
     def has_its_envs(self) -> bool:
-        """Nobody has put another env into a slot."""
+        """Nobody has put another env in the place of one."""
         return not self.near or all(map(is_, self._envs, self.base.envs))  # type: ignore[attr-defined]
 
-    def take(self, holder: Holder) -> None:
-        """From now on the envs are the holder's, which is :func:`resetting` them.
+    def take(self, owner: EnvOwner) -> None:
+        """From now on the envs are the owner's, which is :func:`resetting` them.
 
         The wrappers around the VecEnv may step it in their ``reset()``, or reset it more than once.
         """
-        self.holder = self.actor = holder
+        self.owner = self.actor = owner
         self._queued = {}
 
     def notice(self) -> None:
-        """The envs are being reset or stepped: end the hold unless it is the holder that does."""
-        if self.holder is not None and self.actor is not self.holder:
-            seeds = self.holder.seeds_for_others()
-            self.holder = None
-            for slot, seed in enumerate(seeds):
+        """The envs are being reset or stepped: end the ownership unless it is the owner that does."""
+        if self.owner is not None and self.actor is not self.owner:
+            seeds = self.owner.seeds_for_others()
+            self.owner = None
+            for env_index, seed in enumerate(seeds):
                 if self.near:
-                    self._seats[slot].withdraw_seed(seed)
+                    self._seats[env_index].withdraw_seed(seed)
                 elif self.ours:
-                    self.base.env_method("withdraw_seed", seed, indices=[slot])
+                    self.base.env_method("withdraw_seed", seed, indices=[env_index])
                 else:
-                    self.queue(slot, seed)
+                    self.queue(env_index, seed)
 
-    def queue(self, slot: int, seed: int, options: Kwargs | None = None, noise_seed: int | None = None) -> bool | int:
-        """Let the next reset of a slot start from a seed.
+    def queue(self, env_index: int, seed: int, options: Kwargs | None = None, noise_seed: int | None = None) -> bool | int:
+        """Let the next reset of an env start from a seed.
 
         :param options: of that reset; None: none
         :param noise_seed: of the draws in ``step()`` afterwards; None: as ``seed`` leaves it
-        :return: True where the slot has not been reset since a seed was queued before; else its steps since, as far as known
+        :return: True where the env has not been reset since a seed was queued before; else its steps since, as far as known
         :raises ValueError: if the envs do not take the options or the noise seed
         """
         if options is not None and not self.ours:
@@ -162,16 +162,16 @@ class Hold:
                 f"shared_noise=False seeds the noise of every episode, but set_next_seed of {type(self.base).__name__} takes "
                 "only the seed of the start: give it a second argument noise_seed, or leave shared_noise=True."
             )
-        self._queued[slot] = (seed, noise_seed) if self.takes_noise else (seed,)
+        self._queued[env_index] = (seed, noise_seed) if self.takes_noise else (seed,)
         if options is not None:
-            self._queued[slot] = (seed, noise_seed, options)
-        return self._send(slot)
+            self._queued[env_index] = (seed, noise_seed, options)
+        return self._send(env_index)
 
-    def _send(self, slot: int) -> bool | int:
-        seeds = self._queued[slot]
+    def _send(self, env_index: int) -> bool | int:
+        seeds = self._queued[env_index]
         if self.near:
-            return self._seats[slot].set_next_seed(*seeds)
-        answers = self.base.env_method("set_next_seed", *seeds, indices=[slot])
+            return self._seats[env_index].set_next_seed(*seeds)
+        answers = self.base.env_method("set_next_seed", *seeds, indices=[env_index])
         return answers[0] or 0 if self.ours else 0
 
     def facts(self) -> tuple[str | None, int | None]:
@@ -182,8 +182,8 @@ class Hold:
         return answer
 
     def _through_seats(self, function: Callable[..., T], base: Any, *args: object, **kwargs: object) -> T:
-        """Call the VecEnv's function; it finds the seats in its list of envs, if it is called for the holder."""
-        if not self.near or self.actor is None or self.actor is not self.holder or not self.has_its_envs:
+        """Call the VecEnv's function; it finds the seats in its list of envs, if it is called for the owner."""
+        if not self.near or self.actor is None or self.actor is not self.owner or not self.has_its_envs:
             return function(base, *args, **kwargs)
         envs = base.envs
         base.envs = self.seats
@@ -191,15 +191,15 @@ class Hold:
             return function(base, *args, **kwargs)
         finally:
             base.envs = envs
-            if not all(map(is_, self.seats, self._seats)):  # its own code has put another env into a slot
-                for slot, seat in enumerate(self._seats):
-                    envs[slot] = envs[slot] if self.seats[slot] is seat else self.seats[slot]
+            if not all(map(is_, self.seats, self._seats)):  # its own code has put another env in the place of one
+                for env_index, seat in enumerate(self._seats):
+                    envs[env_index] = envs[env_index] if self.seats[env_index] is seat else self.seats[env_index]
                 self.seats = list(self._seats)
 
     # ------------------------------------------------------------ the VecEnv's own methods
 
     def step_wait(self, function: Callable[..., T], base: VecEnv, *args: object, **kwargs: object) -> T:
-        if self.actor is not self.holder:
+        if self.actor is not self.owner:
             self.notice()
         return self._through_seats(function, base, *args, **kwargs)
 
@@ -207,9 +207,9 @@ class Hold:
 
     def reset(self, function: Callable[..., T], base: VecEnv) -> T:
         self.notice()
-        if self.holder is not None:  # it is the holder's, and perhaps the second in a row: every one begins what was queued
-            for slot in self._queued:
-                self._send(slot)
+        if self.owner is not None:  # it is the owner's, and perhaps the second in a row: every one begins what was queued
+            for env_index in self._queued:
+                self._send(env_index)
         return self._through_seats(function, base)
 
     def env_method(
@@ -217,9 +217,9 @@ class Hold:
     ) -> list[object]:
         if method_name in ("reset", "step"):
             self.notice()
-        if method_name == "reset" and self.holder is not None:  # by a wrapper that ends an episode in the holder's step
+        if method_name == "reset" and self.owner is not None:  # by a wrapper that ends an episode in the owner's step
             return self._reset_some(function, base, *args, **kwargs)
-        if self.near or not self.ours or self.holder is None or method_name in PROTOCOL:
+        if self.near or not self.ours or self.owner is None or method_name in PROTOCOL:
             return function(base, method_name, *args, **kwargs)
         before = function(base, "count_calls")
         answers = function(base, method_name, *args, **kwargs)
@@ -234,9 +234,9 @@ class Hold:
         answers = self._through_seats(function, base, "reset", *args, indices=indices, **kwargs)
         infos = list(getattr(base, "reset_infos", ()))
         if infos:
-            slots = range(len(infos)) if indices is None else np.atleast_1d(indices)
-            for slot, (_, info) in zip(slots, answers, strict=True):
-                infos[slot] = info
+            env_indices = range(len(infos)) if indices is None else np.atleast_1d(indices)
+            for env_index, (_, info) in zip(env_indices, answers, strict=True):
+                infos[env_index] = info
             base.reset_infos = infos
         return answers
 
@@ -248,39 +248,39 @@ class Hold:
             return function(base, *args, **kwargs)
         self.notice()
         seeds = function(base, *args, **kwargs)
-        for slot, one in enumerate(seeds or ()):
+        for env_index, one in enumerate(seeds or ()):
             if one is not None:
-                self.queue(slot, one)
+                self.queue(env_index, one)
         return seeds
 
 
 def reset_is_over(env: VecEnv | None) -> None:
-    """The holder's reset of a VecEnv is done, if there was one: who resets or steps it from here on is somebody else."""
-    hold = None if env is None else _found(env)
-    if hold is not None:
-        hold.actor = None
+    """The owner's reset of a VecEnv is done, if there was one: who resets or steps it from here on is somebody else."""
+    ownership = None if env is None else _found(env)
+    if ownership is not None:
+        ownership.actor = None
 
 
 @contextmanager
 def resetting(env: VecEnv) -> Iterator[None]:
-    """Around the reset for which a holder has taken a VecEnv: it is over afterwards, also where it has failed."""
+    """Around the reset for which an owner has taken a VecEnv: it is over afterwards, also where it has failed."""
     try:
         yield
     finally:
         reset_is_over(env)
 
 
-def hold_of(env: VecEnv) -> Hold:
-    """The hold on a VecEnv in which :func:`~sb_grpo.envs.installing.install_seeded_reset` has put one."""
-    hold = _found(env)
-    if hold is None:
+def ownership_of(env: VecEnv) -> EnvOwnership:
+    """The ownership of a VecEnv in which :func:`~sb_grpo.envs.installing.install_seeded_reset` has put one."""
+    ownership = _found(env)
+    if ownership is None:
         raise ValueError(f"{type(env.unwrapped).__name__} takes no seeds yet: call install_seeded_reset(env) first.")
-    return hold
+    return ownership
 
 
-def _found(env: VecEnv) -> Hold | None:
-    hold = listener_of(env.unwrapped)
-    return hold if isinstance(hold, Hold) else None
+def _found(env: VecEnv) -> EnvOwnership | None:
+    ownership = listener_of(env.unwrapped)
+    return ownership if isinstance(ownership, EnvOwnership) else None
 
 
 #: Immutable types, which need no copy.
