@@ -237,6 +237,8 @@ def test_settings_that_a_model_refuses_fail_alone(tmp_path, capsys):
         (["--variants", "type.yml"], "hyperparams must be a mapping"),
         (["--variants", "algo.yml"], "unknown algorithm 'pppo'"),
         (["--variants", "label.yml"], "cannot name a folder"),
+        (["--variants", "value.yml"], "variant a: n_steps='many' is str, but must be an integer."),
+        (["--variants", "conf.yml"], "conf_file=5 must be the path of a yaml file, or sb3-defaults"),
         (["--gym-packages", "no_such_package"], "no_such_package"),
     ],
 )
@@ -251,6 +253,8 @@ def test_bad_input_is_one_line_and_exit_code_2(more, says, tmp_path, monkeypatch
         "type": "a: {algo: ppo, hyperparams: 3}",
         "algo": "a: {algo: pppo}",
         "label": "a/b: {algo: ppo}",
+        "value": "a: {algo: ppo, hyperparams: {n_steps: many}}",
+        "conf": "a: {algo: ppo, conf_file: 5}",
     }
     for name, text in texts.items():
         Path(f"{name}.yml").write_text(text)

@@ -18,7 +18,7 @@ from rich.console import Console
 from .benchmarking.launchers import open_launcher
 from .benchmarking.results import LINES, read_all
 from .benchmarking.scheduler import table, work
-from .benchmarking.specs import Spec, read_variants, settings_for, swept
+from .benchmarking.specs import RunOptions, Spec, read_variants, settings_for, swept
 from .benchmarking.worker import BAD_SETTINGS
 from .benchmarking.workers import DONE, LEFT
 from .common.cluster import Launch, add_launcher, read_launch
@@ -106,7 +106,7 @@ class Asked(NamedTuple):
     out: Path  #: output folder
     launch: Launch
     jobs: int | None  #: runs at a time
-    options: dict[str, object]  #: of the workers
+    options: RunOptions
 
 
 def make_specs(arguments: Sequence[str]) -> Asked:
@@ -142,8 +142,8 @@ def make_specs(arguments: Sequence[str]) -> Asked:
         if ": " in source and not source.endswith(f": {env}"):
             print(f"{env} {label}: settings of {source}")
     command = f"{call('benchmark')} {shlex.join(arguments)}"
-    options = {"command": command, "keep": args.keep_models, "device": args.device, "gym_packages": packages}
-    return Asked(specs, args.out, launch, args.jobs, {"out": str(args.out), **options})
+    options = RunOptions(str(args.out), command, args.keep_models, args.device, packages)
+    return Asked(specs, args.out, launch, args.jobs, options)
 
 
 def states_of(specs: Sequence[Spec], out: Path) -> dict[Spec, str]:

@@ -12,12 +12,13 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gymnasium as gym
 import torch as th
 from stable_baselines3.common.base_class import BaseAlgorithm
 
+from sb_grpo.envs.alignment import Play
 from sb_grpo.envs.valid_actions import ValidActions
 
 from .checking import probes
@@ -25,7 +26,7 @@ from .checking.episodes import Episode, play_groups
 from .checking.findings import BROKEN, LOOK, Finding
 from .checking.trial import acting, check_training, fitting_policy
 from .common.command_line import BadInput, Parser, Settings, check_seed, default_threads, known_env, one_line, run
-from .common.yaml_files import HYPERPARAMS, read_sections
+from .common.yaml_files import HYPERPARAMS, Hyperparams, read_sections
 from .training.checks import check_settings
 from .training.entries import entry_name
 from .training.experiment import register
@@ -50,12 +51,12 @@ def make_parser() -> Parser:
 class Subject(NamedTuple):
     """Env to check, as in training."""
 
-    make: Callable[[], gym.Env[Any, Any]]  #: a new instance, with the wrappers of its settings
-    entry: dict[str, Any]  #: its settings
+    make: Callable[[], gym.Env]  #: a new instance, with the wrappers of its settings
+    entry: Hyperparams  #: its settings
     name: str  #: of the entry in the file
-    args: Any
+    args: Namespace
 
-    def model(self, env: gym.Env[Any, Any]) -> BaseAlgorithm:
+    def model(self, env: gym.Env) -> BaseAlgorithm:
         """A new model with the settings of the env.
 
         :param env: with the wrappers, for its spaces
@@ -67,14 +68,14 @@ class Subject(NamedTuple):
         return made[0]
 
 
-def _run(args: Any, settings: dict[str, Any]) -> TrialRun:
+def _run(args: Namespace, settings: Hyperparams) -> TrialRun:
     return TrialRun(
         Namespace(), "grpo", args.env, "", eval_freq=-1, hyperparams=dict(settings), env_kwargs=dict(args.env_kwargs),
         seed=args.seed, verbose=0, device=args.device, log_interval=-2,
     )  # fmt: skip
 
 
-def subject(args: Any) -> Subject:
+def subject(args: Namespace) -> Subject:
     """Read the env and settings to check.
 
     :raises BadInput: for invalid settings
@@ -90,7 +91,7 @@ def subject(args: Any) -> Subject:
     except (ValueError, TypeError, ImportError, AttributeError) as error:
         raise BadInput(str(error)) from error
 
-    def make() -> gym.Env[Any, Any]:
+    def make() -> gym.Env:
         env = gym.make(args.env, **run.env_kwargs)
         return wrapper(env) if wrapper else env
 
@@ -164,7 +165,7 @@ def check(it: Subject, seconds: float, say: Callable[[Finding], object]) -> list
     return found
 
 
-def _trained(it: Subject, env: gym.Env[Any, Any], seconds: float, models: list[BaseAlgorithm]) -> list[Finding]:
+def _trained(it: Subject, env: gym.Env, seconds: float, models: list[BaseAlgorithm]) -> list[Finding]:
     """Train, append the model to ``models``, and return findings; none with 0 seconds."""
     if seconds == 0:
         return []
@@ -172,7 +173,7 @@ def _trained(it: Subject, env: gym.Env[Any, Any], seconds: float, models: list[B
     return check_training(models[0], seconds)
 
 
-def _policy(env: ValidActions, models: list[BaseAlgorithm]) -> Callable[[Any], Any] | None:
+def _policy(env: ValidActions, models: list[BaseAlgorithm]) -> Play | None:
     """Trained policy to measure the noise with; None for random valid actions."""
     return None if env.is_masked else acting(models)
 

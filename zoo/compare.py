@@ -132,9 +132,16 @@ def read_references(path: Path | None) -> dict[str, tuple[float, float]]:
         return {}
     table = read_mapping(path, "CartPole-v1: [20, 500]")
     try:
-        return {str(env): (float(low), float(high)) for env, (low, high) in table.items()}
+        return {str(env): _reference(values) for env, values in table.items()}
     except (TypeError, ValueError) as error:
         raise BadInput(f"{path} must hold lines such as 'CartPole-v1: [20, 500]'") from error
+
+
+def _reference(values: object) -> tuple[float, float]:
+    if not isinstance(values, list):
+        raise TypeError(values)
+    low, high = values
+    return float(low), float(high)
 
 
 def write(comparison: Comparison, broken: Sequence[str], out: Path, with_figures: bool = True) -> Path:

@@ -9,11 +9,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from .common.command_line import BadInput, Parser, run
 from .dashboards.page import title_of, write_page
-from .dashboards.runs import add_place, read_runs
+from .dashboards.runs import PageData, add_place, read_runs
 from .dashboards.server import make_server
 
 
@@ -30,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     if not args.serve:
         return write_page(args.place, args.out or args.place / "dashboard.html", args.tensorboard, not args.untrusted)
 
-    def read() -> dict[str, Any]:
+    def read() -> PageData:
         return read_runs(args.place, args.tensorboard, trusted=not args.untrusted)
 
     read()  # faults are reported now, not in the browser

@@ -10,9 +10,10 @@ import importlib.util
 import os
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import rl_zoo3
@@ -79,7 +80,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def check(args: Any) -> None:
+def check(args: Namespace) -> None:
     """Check the options before anything is loaded.
 
     :raises BadInput: for options that cannot work
@@ -128,7 +129,7 @@ def find_run(folder: Path, algo: str, env_name: str, exp_id: int) -> Path:
     return max(chosen)[2]
 
 
-def find_model(folder: Path, env_name: str, args: Any) -> Path:
+def find_model(folder: Path, env_name: str, args: Namespace) -> Path:
     """Find the requested model file.
 
     :raises BadInput: if it is missing, naming the existing ones
@@ -148,8 +149,16 @@ def find_model(folder: Path, env_name: str, args: Any) -> Path:
     return model
 
 
-def writer(path: Path, fps: float) -> Any:
-    """Open a video writer with ``append_data`` and ``close``."""
+class Writer(Protocol):
+    """Interface of imageio's writers."""
+
+    def append_data(self, picture: np.ndarray, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def writer(path: Path, fps: float) -> Writer:
+    """Open a writer of a video or GIF."""
     if path.suffix == ".gif":
         return GifWriter(path, fps)
     import imageio.v2 as imageio  # an extra
@@ -162,16 +171,14 @@ class Recorder:
 
     def __init__(self, env: VecEnv, path: Path | None) -> None:
         self.env = env
-        self.writer = None
+        self.writer: Writer | None = None
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.unfinished = path.with_name(f".{path.stem}.part{path.suffix}")
-        fps: Any = env.unwrapped.get_attr("metadata", indices=[0])[0].get(
-            "render_fps", 30
-        )  # a VecEnv's own metadata have none
-        self.writer = writer(self.unfinished, fps)
+        metadata = env.unwrapped.get_attr("metadata", indices=[0])[0]  # a VecEnv's own have no render_fps
+        self.writer = writer(self.unfinished, metadata.get("render_fps", 30))
 
     def frame(self) -> None:
         if self.writer is None:
@@ -190,7 +197,7 @@ class Recorder:
             files.move(self.unfinished, self.path)
 
 
-def play(model: BaseAlgorithm, env: VecEnv, deterministic: bool, args: Any) -> list[tuple[float, int]]:
+def play(model: BaseAlgorithm, env: VecEnv, deterministic: bool, args: Namespace) -> list[tuple[float, int]]:
     """Run the agent.
 
     :return: return and length of every episode that ended
@@ -235,7 +242,7 @@ def _known_of(path: Path) -> str:
     return "" if known is None else f" (saved after {known['env_steps']:,} steps)"
 
 
-def restored(saved: Saved, args: Any) -> tuple[VecEnv, BaseAlgorithm]:
+def restored(saved: Saved, args: Namespace) -> tuple[VecEnv, BaseAlgorithm]:
     """Make the env as in training, with the requested rendering, and load the model."""
     kwargs = dict(args.env_kwargs)
     if args.record is not None:

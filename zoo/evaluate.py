@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -67,7 +67,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def evaluate(models: Sequence[Contestant], args: Any) -> Played:
+def evaluate(models: Sequence[Contestant], args: Namespace) -> Played:
     """Play all models.
 
     :param args: of the command line

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import shlex
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch as th
@@ -24,6 +24,7 @@ from sb_grpo import files
 
 from .common.command_line import BadInput, Parser, call, default_threads, did_you_mean, how_many, known_env, run
 from .common.ending import close
+from .common.yaml_files import Hyperparams
 from .comparing import figures
 from .training.experiment import register
 from .tuning import robust, surface
@@ -52,7 +53,12 @@ def make_parser() -> Parser:
 
 
 def draw_surfaces(
-    study: Study, trials: Sequence[FrozenTrial], surrogate: Surrogate, at: FrozenTrial, pairs: Sequence[Any], folder: Path
+    study: Study,
+    trials: Sequence[FrozenTrial],
+    surrogate: Surrogate,
+    at: FrozenTrial,
+    pairs: Sequence[Sequence[str]],
+    folder: Path,
 ) -> list[Path]:
     """Write one picture and one table per pair of parameters.
 
@@ -78,7 +84,7 @@ def draw_surfaces(
     return drawn
 
 
-def train_again(study: Study, found: Sequence[Candidate], n_seeds: int, args: Any) -> list[Candidate]:
+def train_again(study: Study, found: Sequence[Candidate], n_seeds: int, args: Namespace) -> list[Candidate]:
     """Train candidates again with fresh seeds, the same for all.
 
     :param n_seeds: trainings of each
@@ -101,7 +107,7 @@ def train_again(study: Study, found: Sequence[Candidate], n_seeds: int, args: An
     return again
 
 
-def _train(objective: Objective, settings: dict[str, Any], seed: int) -> float:
+def _train(objective: Objective, settings: Hyperparams, seed: int) -> float:
     """Train once as in the study, and return the objective at the end."""
     run_, model = objective.build(settings, seed)
     env = model.get_env()

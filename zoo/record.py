@@ -9,7 +9,6 @@ import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import torch as th
@@ -23,7 +22,7 @@ from sb_grpo.policies.beside import env_part
 from .common.command_line import BadInput, Parser, Settings, add_untrusted, known_env, run
 from .common.folders import check_place
 from .recording import policy_figures as figures
-from .recording.document import FORMAT, VERSION, columns, episodes_of, rounded, write
+from .recording.document import FORMAT, VERSION, Document, columns, episodes_of, rounded, write
 from .recording.episodes import collect
 from .recording.history import History
 
@@ -76,7 +75,7 @@ def train(args: Namespace, tasks: Sequence[str]) -> tuple[GRPO, History]:
     return model, history
 
 
-def document(args: Namespace, model: GRPO, rollout: Rollout, history: History, tasks: Sequence[str]) -> dict[str, Any]:
+def document(args: Namespace, model: GRPO, rollout: Rollout, history: History, tasks: Sequence[str]) -> Document:
     """Make the content of the file; see docs/recordings.md."""
     of_steps, after = figures.values(model, rollout)
     options = AdvantageOptions(model.gamma, model.gae_lambda, normalize="batch")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from rl_zoo3.utils import SimpleLinearSchedule
 from stable_baselines3.common.type_aliases import Schedule
 
 from sb_grpo.maths.schedules import SYNTAX, linear, named
 from sb_grpo.plain import FORMS, attributes
+
+from .common.yaml_files import Hyperparams
 
 FORMS["SimpleLinearSchedule"] = attributes(SimpleLinearSchedule, "initial_value")
 
@@ -19,15 +20,15 @@ __all__ = ["SCHEDULED", "SYNTAX", "make_schedule"]
 SCHEDULED = ("learning_rate", "clip_range", "clip_range_vf", "delta_std")
 
 
-def with_schedules(settings: dict[str, Any]) -> dict[str, Any]:
+def with_schedules(settings: Hyperparams) -> Hyperparams:
     """Settings in which the names of schedules have become functions, those within ``loss_kwargs`` too.
 
     :raises ValueError: for text that is none
     """
-    made: dict[str, Any] = {k: make_schedule(v) if k in SCHEDULED and isinstance(v, str) else v for k, v in settings.items()}
-    high = (made.get("loss_kwargs") or {}).get("clip_range_high")
-    if isinstance(high, str):
-        made["loss_kwargs"] = {**made["loss_kwargs"], "clip_range_high": make_schedule(high)}
+    made: Hyperparams = {k: make_schedule(v) if k in SCHEDULED and isinstance(v, str) else v for k, v in settings.items()}
+    of_loss = made.get("loss_kwargs")
+    if isinstance(of_loss, dict) and isinstance(high := of_loss.get("clip_range_high"), str):
+        made["loss_kwargs"] = {**of_loss, "clip_range_high": make_schedule(high)}
     return made
 
 

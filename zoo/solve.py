@@ -25,6 +25,7 @@ from sb_grpo.tasks.instances import PUBLIC, Cities, Jobs, public, read_cities, r
 from sb_grpo.tasks.item_policy import ItemPolicy
 from sb_grpo.tasks.routing import TSP
 from sb_grpo.tasks.solving import Solution, cp_sat, make_problem, solve
+from sb_grpo.types import Kwargs
 
 from .common.command_line import BadInput, Parser, add_untrusted, check_at_least_1, check_seed, default_threads, run
 from .common.folders import check_place
@@ -32,9 +33,7 @@ from .common.pictures import drawn
 
 #: Envs of a training, and its settings: whole groups of attempts with the same luck.
 N_ENVS = 64
-TRAINING: dict[str, Any] = dict(
-    group_size=8, n_groups=16, learning_rate=1e-3, batch_size=512, n_epochs=4, gamma=1.0
-)
+TRAINING: Kwargs = dict(group_size=8, n_groups=16, learning_rate=1e-3, batch_size=512, n_epochs=4, gamma=1.0)
 
 
 def make_parser() -> Parser:
@@ -71,16 +70,16 @@ def read_instance(args: Namespace) -> Jobs | Cities:
     if name is None or getattr(args, other) is not None:
         raise BadInput(f"--problem {args.problem} takes --{option} FILE, and not --{other}.")
     try:
-        found: Any = public(name) if name in PUBLIC else (read_jobs if option == "jobs" else read_cities)(name)
+        found = public(name) if name in PUBLIC else (read_jobs if option == "jobs" else read_cities)(name)
     except (ValueError, OSError) as error:
         raise BadInput(f"--{option} {name}: {error}") from error
     kind = "jobshop" if isinstance(found, Jobs) else "tsp" if found.demand is None else "cvrp"
     if kind != args.problem:
         raise BadInput(f"--{option} {name} is an instance of {kind}: pass --problem {kind}.")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
-def luck_of(args: Namespace) -> dict[str, float]:
+def luck_of(args: Namespace) -> Kwargs:
     """Arguments of the env that make its data uncertain."""
     if args.problem == "jobshop":
         return {"cv": args.cv, "breakdowns": args.breakdowns, "repair": args.repair}
@@ -89,7 +88,7 @@ def luck_of(args: Namespace) -> dict[str, float]:
 
 def train(args: Namespace, given: Jobs | Cities) -> GRPO:
     """Train a model on the instance: each group draws a future of its own, which its members share."""
-    luck: dict[str, Any] = luck_of(args)
+    luck: Kwargs = luck_of(args)
     if args.problem == "tsp":
         luck["multi_start"] = True
     env = make_problem([given] * N_ENVS, **luck)
@@ -109,13 +108,13 @@ def load(args: Namespace) -> GRPO:
         raise BadInput(f"--model {args.model} cannot be loaded as a GRPO model: {error}") from error
 
 
-def answers(args: Namespace, given: Jobs | Cities, model: Any) -> dict[str, list[Solution]]:
+def answers(args: Namespace, given: Jobs | Cities, model: GRPO | None) -> dict[str, list[Solution]]:
     """Solve by every method, each under the same futures.
 
     :param model: trained; None: rules and CP-SAT alone
     :return: method -> one solution per future
     """
-    luck: dict[str, Any] = luck_of(args)
+    luck: Kwargs = luck_of(args)
     env: Any = make_problem([given], **luck)
     uncertain = getattr(env, "uncertain", False)
     futures = [given] * (args.draws if any(luck.values()) else 1)
@@ -130,7 +129,9 @@ def answers(args: Namespace, given: Jobs | Cities, model: Any) -> dict[str, list
     return found
 
 
-def by_cp_sat(args: Namespace, given: Any, futures: list[Any], uncertain: bool, luck: dict[str, Any]) -> dict[str, Any]:
+def by_cp_sat(
+    args: Namespace, given: Jobs | Cities, futures: list[Jobs | Cities], uncertain: bool, luck: Kwargs
+) -> dict[str, list[Solution]]:
     """Solve by CP-SAT: exactly, or with expected durations once and again at every event."""
     ways = {"CP-SAT": {"resolve": False}}
     if uncertain and isinstance(given, Jobs):
@@ -171,15 +172,16 @@ def write_schedule(folder: Path, solution: Solution) -> Path:
 
 def draw(folder: Path, given: Jobs | Cities, solution: Solution, method: str) -> Path:
     """Draw a Gantt chart with one row per machine, or the tour."""
+    import matplotlib.pyplot as plt
+
     from .comparing import figures
 
-    plt: Any = figures.plt  # type: ignore[attr-defined]
     if isinstance(given, Jobs):
         figure, axes = plt.subplots(figsize=(9, 1 + 0.5 * len(given.machine_names)), layout="constrained")
-        colours = plt.get_cmap("tab20").colors
+        colours = plt.get_cmap("tab20")
         for row in solution.schedule:
             y = given.machine_names.index(row.machine)
-            colour = colours[given.job_names.index(row.job) % len(colours)]
+            colour = colours(given.job_names.index(row.job) % colours.N)
             axes.barh(y, row.end - row.start, left=row.start, color=colour, edgecolor="white")
             axes.text((row.start + row.end) / 2, y, row.job, ha="center", va="center", fontsize=7, clip_on=True)
         axes.set_yticks(range(len(given.machine_names)), given.machine_names)

@@ -14,9 +14,10 @@ import math
 import os
 import signal
 import sys
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import rl_zoo3.train
@@ -70,7 +71,7 @@ class TrainParser(Parser):
     """rl_zoo3's parser with further options, other defaults, and checks before the start."""
 
     def __init__(self) -> None:
-        self.of_a_search: dict[str, tuple[str, Any]] = {}  #: by destination: option, and rl_zoo3's default
+        self.of_a_search: dict[str, tuple[str, object]] = {}  #: by destination: option, and rl_zoo3's default
         super().__init__("zoo.train", __doc__)
         self.add_argument(
             "--profile",
@@ -101,7 +102,7 @@ class TrainParser(Parser):
         )
         add_untrusted(self)
 
-    def add_argument(self, *names: Any, **options: Any) -> Any:
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         """Options of a search are known, so that they can be refused, but not shown."""
         if not SEARCH.intersection(names):
             return super().add_argument(*names, **options)
@@ -135,7 +136,7 @@ class TrainParser(Parser):
         return given
 
 
-def _check_options(given: Any) -> None:
+def _check_options(given: Namespace) -> None:
     """Refuse options that rl_zoo3 would answer with a traceback, or silently ignore.
 
     :raises BadInput: naming the remedy
@@ -161,7 +162,7 @@ def _check_options(given: Any) -> None:
     _check_tracking(given)
 
 
-def _check_untrusted(given: Any) -> None:
+def _check_untrusted(given: Namespace) -> None:
     """See that there is something that can be read without running any of it.
 
     :raises BadInput: for other algorithms, and for settings that are a program
@@ -174,7 +175,7 @@ def _check_untrusted(given: Any) -> None:
         raise BadInput(f"--untrusted: --conf-file {given.conf_file} is a program, which would run: pass a .yml file.")
 
 
-def _check_tracking(given: Any) -> None:
+def _check_tracking(given: Namespace) -> None:
     """Check that the package for tracking is installed.
 
     :raises BadInput: naming the missing package
@@ -188,7 +189,7 @@ def _check_tracking(given: Any) -> None:
             go_on_in(given.wandb_run)
 
 
-def go_on(given: Any, parser: Parser) -> None:
+def go_on(given: Namespace, parser: Parser) -> None:
     """Fill missing options from the run to continue.
 
     :param given: options; updated in place
@@ -213,7 +214,7 @@ def go_on(given: Any, parser: Parser) -> None:
         given.n_timesteps = options.get("n_timesteps", -1)
 
 
-def take_up_trial(given: Any) -> None:
+def take_up_trial(given: Namespace) -> None:
     """Take settings, and the env's arguments if they are not given, from a trial of ``zoo.tune``.
 
     :param given: options; changed
@@ -243,7 +244,7 @@ def take_up_trial(given: Any) -> None:
 UNHEALTHY = 3
 
 
-def stop(signum: int, frame: Any) -> None:
+def stop(signum: int, frame: FrameType | None) -> None:
     """Do as Ctrl-C does: SIGTERM comes from a queue or ``kill``, SIGHUP from a terminal that was closed; the second one ends
     the process at once."""
     signal.signal(signum, signal.SIG_DFL)

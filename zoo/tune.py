@@ -11,10 +11,10 @@ import argparse
 import json
 import socket
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import optuna
 import torch as th
@@ -30,7 +30,7 @@ from .common.cluster import add_launcher, read_launch
 from .common.command_line import INTERRUPTED, BadInput, Parser, Settings, default_threads, known_env, run
 from .common.ending import close
 from .common.folders import make_folder
-from .common.grids import parse_grid
+from .common.grids import Grid, parse_grid
 from .common.provenance import command, without_passwords
 from .common.yaml_files import HYPERPARAMS
 from .training.checks import check_settings
@@ -101,7 +101,7 @@ def make_parser() -> Parser:
     return parser
 
 
-def prepare(args: Any, grid: dict[str, list[Any]]) -> tuple[Objective, dict[str, Any] | None, str]:
+def prepare(args: Namespace, grid: Grid) -> tuple[Objective, dict[str, object] | None, str]:
     """Make the objective, and try it once without training, so that general faults are reported before the first trial.
 
     :param grid: values by name, if a grid is searched
@@ -121,7 +121,9 @@ def prepare(args: Any, grid: dict[str, list[Any]]) -> tuple[Objective, dict[str,
             raise BadInput(f"--grid searches {name}, which --hyperparams fixes.")
         for value in values:
             check_settings(args.algo, {**base, name: value}, lambda name: "--grid" if name in grid else str(config))
-    n_timesteps = args.n_timesteps if args.n_timesteps > 0 else int(base["n_timesteps"])
+    of_entry = base["n_timesteps"]
+    assert isinstance(of_entry, int | float)  # read_hyperparameters has checked it
+    n_timesteps = args.n_timesteps if args.n_timesteps > 0 else int(of_entry)
     objective = Objective(
         args.algo, args.env, dict(base), args.hyperparams, n_timesteps, args.n_seeds, args.n_evaluations, args.eval_episodes,
         args.seed, options,
@@ -141,7 +143,7 @@ def prepare(args: Any, grid: dict[str, list[Any]]) -> tuple[Objective, dict[str,
     return objective, None, ""
 
 
-def sampler_of(args: Any, grid: dict[str, list[Any]]) -> SeededByTrial:
+def sampler_of(args: Namespace, grid: Grid) -> SeededByTrial:
     """Make the sampler.
 
     :raises BadInput: for a grid without a grid sampler, or the reverse
@@ -157,7 +159,7 @@ def sampler_of(args: Any, grid: dict[str, list[Any]]) -> SeededByTrial:
     return SeededByTrial(lambda seed: SAMPLERS[name](seed, args.n_startup_trials), args.seed)
 
 
-def train_options(args: Any) -> list[str]:
+def train_options(args: Namespace) -> list[str]:
     """Options of ``zoo.train`` for a training like the trials', without their settings."""
     options = ["--algo", args.algo, "--env", args.env]
     for name in ("env_kwargs", "eval_env_kwargs"):
@@ -171,9 +173,7 @@ def train_options(args: Any) -> list[str]:
     return options
 
 
-def open_study(
-    args: Any, objective: Objective, start: dict[str, Any] | None, of_start: str, grid: dict[str, list[Any]]
-) -> Study:
+def open_study(args: Namespace, objective: Objective, start: dict[str, object] | None, of_start: str, grid: Grid) -> Study:
     """Create the study, or continue it.
 
     :param start: parameters of a new study's first trial
@@ -223,7 +223,7 @@ def open_study(
     return study
 
 
-def _load_study(args: Any, storage: BaseStorage, sampler: SeededByTrial, pruner: BasePruner) -> Study:
+def _load_study(args: Namespace, storage: BaseStorage, sampler: SeededByTrial, pruner: BasePruner) -> Study:
     """The study that the command has begun, as one of its workers finds it.
 
     :raises BadInput: where the storage is another one on this machine
@@ -237,7 +237,7 @@ def _load_study(args: Any, storage: BaseStorage, sampler: SeededByTrial, pruner:
         ) from None
 
 
-def team_arguments(arguments: Sequence[str], args: Any, study: Study) -> list[str]:
+def team_arguments(arguments: Sequence[str], args: Namespace, study: Study) -> list[str]:
     """The command line of a worker: later options win."""
     storage = args.storage if "://" in args.storage else str(Path(args.storage).absolute())
     total = args.max_total_trials or counted(study) + args.n_trials
@@ -246,7 +246,7 @@ def team_arguments(arguments: Sequence[str], args: Any, study: Study) -> list[st
     return [*arguments, *pairs, "--max-total-trials", str(total), "--in-team"]
 
 
-def difference(name: str, there: Any, here: Any) -> str:
+def difference(name: str, there: object, here: object) -> str:
     """Describe the difference of a study's attribute; for a mapping, the differing entries."""
     if isinstance(there, dict) and isinstance(here, dict):
         names = [k for k in {**there, **here} if there.get(k) != here.get(k)]
@@ -272,7 +272,7 @@ class Progress:
             study.stop()
 
 
-def search(study: Study, objective: Objective, args: Any) -> bool:
+def search(study: Study, objective: Objective, args: Namespace) -> bool:
     """Run trials; a crash is recorded as FAILED with its traceback and the study goes on.
 
     :return: False if the user has interrupted it

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from . import benchmark, compare, plot
-from .benchmarking.results import RANDOM, find_results, read_all
+from .benchmarking.results import RANDOM, Run, find_results, read_all
+from .benchmarking.specs import Spec
 from .benchmarking.worker import BAD_SETTINGS
 from .common.command_line import BadInput, Parser, did_you_mean, run
 
@@ -59,7 +59,7 @@ def read(arguments: Sequence[str]) -> tuple[benchmark.Asked, str | None, Path]:
 
 def _check_labels(asked: benchmark.Asked, baseline: str | None) -> None:
     """See that there will be something to compare, and that the baseline is among it."""
-    runs: list[Any] = [*asked.specs, *read_all(find_results([asked.out]))[0]]
+    runs: list[Spec | Run] = [*asked.specs, *read_all(find_results([asked.out]))[0]]
     labels = sorted({run.label for run in runs if run.algo != RANDOM})
     if not labels:
         raise BadInput("only runs of the random policy: nothing to compare. Name an algorithm in --algos too.")

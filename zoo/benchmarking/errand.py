@@ -11,14 +11,13 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from json import dumps
 from pathlib import Path
-from typing import Any
 
 from sb_grpo import files
 
-from ..benchmarking.specs import Spec
+from ..benchmarking.specs import RunOptions, Spec
 from ..common.command_line import PACKAGE
 
 #: Small networks are many times slower with more threads, and a machine runs as many runs as it has cores.
@@ -41,17 +40,16 @@ class Brought:
     folder: bytes = b""
 
 
-def start(spec: dict[str, Any], options: dict[str, object], folder: Path) -> subprocess.Popen[bytes]:
+def start(spec: Spec, options: RunOptions, folder: Path) -> subprocess.Popen[bytes]:
     """Start a run in a new process, which ends when its standard input is closed.
 
-    :param spec: fields of the run's spec
-    :param options: ``{out, keep, device, gym_packages, command}``
+    :param spec: the run
     :param folder: for its log and other files
     """
-    command = [sys.executable, "-m", f"{PACKAGE}.common.lifeline", "benchmarking.worker", dumps(spec)]
+    command = [sys.executable, "-m", f"{PACKAGE}.common.lifeline", "benchmarking.worker", dumps(asdict(spec))]
     with (folder / "log.txt").open("w") as log:
         return subprocess.Popen(
-            [*command, dumps({**options, "folder": str(folder)})],
+            [*command, dumps({**asdict(options), "folder": str(folder)})],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -59,27 +57,27 @@ def start(spec: dict[str, Any], options: dict[str, object], folder: Path) -> sub
         )
 
 
-def run(spec: dict[str, Any], options: dict[str, object]) -> Brought:
+def run(spec: Spec, options: RunOptions) -> Brought:
     """Execute a run here. It ends with this process, also if that is killed.
 
-    :param spec: fields of the run's spec
-    :param options: ``{keep, device, gym_packages, command}``
+    :param spec: the run
+    :param options: ``out`` is ignored
     """
     with tempfile.TemporaryDirectory(prefix="sb_grpo_") as scratch:
         out = Path(scratch, "out")
         folder = Path(scratch, "run")
         folder.mkdir()
-        process = start(spec, {**options, "out": str(out)}, folder)
+        process = start(spec, replace(options, out=str(out)), folder)
         try:
             code = process.wait()
         finally:
             process.kill()
             process.communicate()
-        result = Spec(**spec).file(out)
+        result = spec.file(out)
         log = (folder / "log.txt").read_text()
         if code != 0:
             return Brought(code, log)
-        return Brought(code, log, result.read_bytes(), _packed(folder) if options["keep"] else b"")
+        return Brought(code, log, result.read_bytes(), _packed(folder) if options.keep else b"")
 
 
 def _packed(folder: Path) -> bytes:
@@ -104,14 +102,14 @@ def deliver(brought: Brought, result: Path) -> None:
     files.write(result, brought.result)  # last: a run with a result file is done
 
 
-def run_and_deliver(spec: dict[str, Any], options: dict[str, object]) -> Brought:
+def run_and_deliver(spec: Spec, options: RunOptions) -> Brought:
     """Execute a run here, on a machine with access to the output folder: the result is written even without the caller.
 
-    :param spec: fields of the run's spec
-    :param options: ``{out, keep, device, gym_packages, command}``, ``out`` absolute
+    :param spec: the run
+    :param options: with an absolute path as ``out``
     :return: exit code and log without the files
     """
     brought = run(spec, options)
     if brought.code == 0:
-        deliver(brought, Spec(**spec).file(Path(str(options["out"]))))
+        deliver(brought, spec.file(Path(options.out)))
     return Brought(brought.code, brought.log)

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 from abc import ABC, abstractmethod
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from ..benchmarking import errand
-from ..benchmarking.specs import Spec
-from ..benchmarking.workers import LocalWorker, MachineGone, RemoteWorker, Worker
+from ..benchmarking.errand import Brought
+from ..benchmarking.specs import RunOptions, Spec
+from ..benchmarking.workers import LocalWorker, MachineGone, Promise, RemoteWorker, Worker
 from ..common.cluster import Launch, Resources, connect_ray, room_in
 from ..common.command_line import BadInput, one_line
+
+if TYPE_CHECKING:
+    from submitit import Job
 
 #: Jobs in a SLURM queue at a time, by default: schedulers limit the jobs of one user.
 MOST_SUBMITTED = 100
@@ -27,7 +32,7 @@ class Launcher(ABC):
         """Runs at a time."""
 
     @abstractmethod
-    def start(self, spec: Spec, options: dict[str, object]) -> Worker:
+    def start(self, spec: Spec, options: RunOptions) -> Worker:
         """Begin a run."""
 
     @abstractmethod
@@ -47,7 +52,7 @@ class LocalLauncher(Launcher):
     def room(self) -> int:
         return self.jobs
 
-    def start(self, spec: Spec, options: dict[str, object]) -> Worker:
+    def start(self, spec: Spec, options: RunOptions) -> Worker:
         return LocalWorker(spec, options)
 
     def close(self) -> None:
@@ -60,14 +65,14 @@ class RemoteLauncher(Launcher):
     def __init__(self) -> None:
         self._started: dict[Spec, RemoteWorker] = {}
 
-    def start(self, spec: Spec, options: dict[str, object]) -> Worker:
+    def start(self, spec: Spec, options: RunOptions) -> Worker:
         before = self._started.get(spec)
         worker = RemoteWorker(spec, options, self.send(spec, options), before.losses if before else 0)
         self._started[spec] = worker
         return worker
 
     @abstractmethod
-    def send(self, spec: Spec, options: dict[str, object]) -> Any:
+    def send(self, spec: Spec, options: RunOptions) -> Promise:
         """Submit a run, and return its future result."""
 
 
@@ -90,8 +95,8 @@ class RayLauncher(RemoteLauncher):
     def room(self) -> int:
         return self.jobs or room_in(self.ray, self.resources)
 
-    def send(self, spec: Spec, options: dict[str, object]) -> Any:
-        return RayPromise(self.ray, self._task.remote(asdict(spec), options))
+    def send(self, spec: Spec, options: RunOptions) -> Promise:
+        return RayPromise(self.ray, self._task.remote(spec, options))
 
     def close(self) -> None:
         self.ray.shutdown()
@@ -100,16 +105,17 @@ class RayLauncher(RemoteLauncher):
 class RayPromise:
     """Future result of a Ray task."""
 
-    def __init__(self, ray: Any, reference: Any) -> None:
+    def __init__(self, ray: ModuleType, reference: object) -> None:
         self._ray = ray
         self._reference = reference
 
     def done(self) -> bool:
         return bool(self._ray.wait([self._reference], timeout=0)[0])
 
-    def result(self) -> Any:
+    def result(self) -> Brought:
         try:
-            return self._ray.get(self._reference)
+            brought: Brought = self._ray.get(self._reference)
+            return brought
         except self._ray.exceptions.RayTaskError:
             raise  # an error of the run itself
         except self._ray.exceptions.RayError as error:
@@ -145,9 +151,9 @@ class SubmititLauncher(RemoteLauncher):
     def room(self) -> int:
         return self.jobs
 
-    def send(self, spec: Spec, options: dict[str, object]) -> Any:
-        there = {**options, "out": str(Path(str(options["out"])).absolute())}
-        return SubmititPromise(self.executor.submit(errand.run_and_deliver, asdict(spec), there), self.gone)
+    def send(self, spec: Spec, options: RunOptions) -> Promise:
+        there = replace(options, out=str(Path(options.out).absolute()))
+        return SubmititPromise(self.executor.submit(errand.run_and_deliver, spec, there), self.gone)
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -156,14 +162,14 @@ class SubmititLauncher(RemoteLauncher):
 class SubmititPromise:
     """Future result of a submitit job."""
 
-    def __init__(self, job: Any, gone: type[Exception]) -> None:
+    def __init__(self, job: Job[Brought], gone: type[Exception]) -> None:
         self._job = job
         self._gone = gone
 
     def done(self) -> bool:
         return bool(self._job.done())
 
-    def result(self) -> Any:
+    def result(self) -> Brought:
         try:
             return self._job.result()
         except self._gone as error:

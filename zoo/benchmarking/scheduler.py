@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 
 from ..benchmarking.launchers import Launcher
-from ..benchmarking.specs import Spec
+from ..benchmarking.specs import RunOptions, Spec
 from ..benchmarking.workers import DONE, FAILED, LEFT, RUNNING, Worker
 
 POLL_S = 0.2
@@ -35,7 +35,7 @@ def table(states: dict[Spec, str]) -> Table:
     return view
 
 
-def work(states: dict[Spec, str], launcher: Launcher, options: dict[str, object]) -> list[Worker]:
+def work(states: dict[Spec, str], launcher: Launcher, options: RunOptions) -> list[Worker]:
     """Run the remaining runs. If the machine of a run dies, the run is queued again.
 
     :param states: of every run; updated in place

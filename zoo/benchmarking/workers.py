@@ -5,13 +5,12 @@ from __future__ import annotations
 import shutil
 import time
 from abc import ABC, abstractmethod
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from ..benchmarking.errand import Brought, deliver, start
 from ..benchmarking.results import read_run
-from ..benchmarking.specs import Spec
+from ..benchmarking.specs import RunOptions, Spec
 
 DONE = "done"
 RUNNING = "running"
@@ -25,15 +24,14 @@ class Worker(ABC):
     """Base of running runs.
 
     :param spec: the run
-    :param options: ``{out, keep, device, gym_packages, command}``
     """
 
-    def __init__(self, spec: Spec, options: dict[str, object]) -> None:
+    def __init__(self, spec: Spec, options: RunOptions) -> None:
         self.spec = spec
         self.started = time.perf_counter()
         self.took = 0.0
         self.complaint = ""
-        self.result = spec.file(Path(str(options["out"])))
+        self.result = spec.file(Path(options.out))
         self.log = self.result.with_suffix(".failed.log")
         self.log.unlink(missing_ok=True)
         self.code: int | None = None  #: exit code, once the run has ended
@@ -73,12 +71,12 @@ class Worker(ABC):
 class LocalWorker(Worker):
     """Run in a local process, which ends when its standard input is closed."""
 
-    def __init__(self, spec: Spec, options: dict[str, object]) -> None:
+    def __init__(self, spec: Spec, options: RunOptions) -> None:
         super().__init__(spec, options)
         self.folder = self.result.with_suffix(".run")
-        self.keep = bool(options["keep"])
+        self.keep = options.keep
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.process = start(asdict(spec), options, self.folder)
+        self.process = start(spec, options, self.folder)
 
     def has_ended(self) -> bool:
         return self.process.poll() is not None
@@ -115,8 +113,8 @@ class Promise(Protocol):
     def done(self) -> bool:
         """Whether :meth:`result` would return at once."""
 
-    def result(self) -> Any:
-        """Wait for the result, a :class:`~zoo.benchmarking.errand.Brought`.
+    def result(self) -> Brought:
+        """Wait for the result.
 
         :raises MachineGone: if there will be none
         """
@@ -132,7 +130,7 @@ class RemoteWorker(Worker):
     :param losses: number of machines that have died during this run
     """
 
-    def __init__(self, spec: Spec, options: dict[str, object], promise: Promise, losses: int) -> None:
+    def __init__(self, spec: Spec, options: RunOptions, promise: Promise, losses: int) -> None:
         super().__init__(spec, options)
         self.promise = promise
         self.losses = losses
@@ -141,7 +139,7 @@ class RemoteWorker(Worker):
         return self.promise.done()
 
     def bring(self) -> str:
-        brought: Brought = self.promise.result()
+        brought = self.promise.result()
         self.code = brought.code
         if brought.result:
             deliver(brought, self.result)

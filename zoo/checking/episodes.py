@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -37,7 +37,7 @@ class Episode:
 
     seed: int  #: of its reset
     start: str  #: digest of the first observation
-    actions: list[Any] = field(default_factory=list)
+    actions: list[object] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
     problem: str = ""  #: description of the first invalid observation or reward
     largest: float = 0.0  #: size of the largest number in an observation; images and dicts aside
@@ -53,7 +53,7 @@ class Episode:
         return bool(self.steps) and (self.steps[-1].terminated or self.steps[-1].truncated)
 
 
-def play(env: gym.Env[Any, Any], seed: int, actions: Iterable[Any], longest: int = LONGEST) -> Episode:
+def play(env: gym.Env, seed: int, actions: Iterable[object], longest: int = LONGEST) -> Episode:
     """Play one episode.
 
     :param seed: of its reset
@@ -77,13 +77,13 @@ def play(env: gym.Env[Any, Any], seed: int, actions: Iterable[Any], longest: int
     return episode
 
 
-def random_actions(env: gym.Env[Any, Any]) -> Iterator[Any]:
+def random_actions(env: gym.Env) -> Iterator[object]:
     """Draw uniform actions without end."""
     while True:
         yield env.action_space.sample()
 
 
-def play_groups(env: gym.Env[Any, Any], seconds: float, seed: int = 0) -> list[list[Episode]]:
+def play_groups(env: gym.Env, seconds: float, seed: int = 0) -> list[list[Episode]]:
     """Groups of episodes: members share the reset seed, not the actions.
 
     :param seconds: no group is begun after this time, except the first two
@@ -98,7 +98,7 @@ def play_groups(env: gym.Env[Any, Any], seconds: float, seed: int = 0) -> list[l
     return groups
 
 
-def observation_problem(space: spaces.Space, obs: Any, when: str) -> str:
+def observation_problem(space: spaces.Space, obs: object, when: str) -> str:
     """Describe the fault of an observation in a few words; empty if there is none.
 
     :param space: declared by the env

@@ -5,19 +5,18 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 from stable_baselines3.common import env_checker
 
-from sb_grpo.envs.alignment import REMEDIES, noise_alignment
+from sb_grpo.envs.alignment import REMEDIES, Play, noise_alignment
 from sb_grpo.envs.time_limits import limit_of
 from sb_grpo.validation import check_env
 
 from ..common.command_line import one_line
-from .episodes import Episode, play
+from .episodes import Episode, Step, play
 from .findings import BROKEN, FINE, LOOK, Finding
 
 #: Larger rewards, or rewards that are all below the inverse, are reported.
@@ -35,7 +34,7 @@ PAIR_STEPS = 200
 ALIGNMENT = {"ignores its seed": BROKEN, "out of step": LOOK, "falls out of step": LOOK}
 
 
-def check_spaces(env: gym.Env[Any, Any]) -> list[Finding]:
+def check_spaces(env: gym.Env) -> list[Finding]:
     """Check the interface and the spaces with SB3's ``check_env``, and whether GRPO supports the spaces."""
     if env.has_wrapper_attr("compute_reward"):  # of a goal env; SB3 asks the outermost wrapper, which passes nothing on
         vars(env)["compute_reward"] = env.get_wrapper_attr("compute_reward")
@@ -86,7 +85,7 @@ def check_seeds(groups: Sequence[Sequence[Episode]]) -> list[Finding]:
     ]
 
 
-def check_determinism(env: gym.Env[Any, Any], other: gym.Env[Any, Any], groups: Sequence[Sequence[Episode]]) -> list[Finding]:
+def check_determinism(env: gym.Env, other: gym.Env, groups: Sequence[Sequence[Episode]]) -> list[Finding]:
     """Check that equal seeds and actions give equal episodes, in this env and in another instance.
 
     :param other: a fresh instance
@@ -104,10 +103,10 @@ def check_determinism(env: gym.Env[Any, Any], other: gym.Env[Any, Any], groups: 
 
 
 def check_alignment(
-    make: Callable[[], gym.Env[Any, Any]],
+    make: Callable[[], gym.Env],
     steps_per_second: float,
     seconds: float,
-    policy: Callable[[Any], Any] | None = None,
+    policy: Play | None = None,
 ) -> list[Finding]:
     """Check whether members of a group meet the same noise at the same step.
 
@@ -155,7 +154,7 @@ def check_rewards(episodes: Sequence[Episode]) -> list[Finding]:
     return [Finding(FINE, "reward", f"{says}; a step pays up to {largest:.3g}")]
 
 
-def check_time_limit(env: gym.Env[Any, Any], episodes: Sequence[Episode]) -> list[Finding]:
+def check_time_limit(env: gym.Env, episodes: Sequence[Episode]) -> list[Finding]:
     """Check that episodes end, and that the time limit truncates instead of terminating them."""
     limit = limit_of(env)
     lengths = [len(episode.steps) for episode in episodes]
@@ -186,7 +185,7 @@ def check_spread(groups: Sequence[Sequence[Episode]]) -> list[Finding]:
     return [Finding(FINE, "group spread", says)]
 
 
-def measure_speed(env: gym.Env[Any, Any], seconds: float = 1.0) -> float:
+def measure_speed(env: gym.Env, seconds: float = 1.0) -> float:
     """Steps per second of one env under random actions, resets included.
 
     :param seconds: to measure for
@@ -220,7 +219,7 @@ def _first_difference(a: Episode, b: Episode) -> str | None:
     return None if step is None else f"step {step}"
 
 
-def _differ(one: Any, other: Any) -> bool:
+def _differ(one: Step, other: Step) -> bool:
     """Whether values differ; NaN equals NaN, because another check reports it."""
     return one._replace(reward=0.0) != other._replace(reward=0.0) or not np.array_equal(
         one.reward, other.reward, equal_nan=True

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from gymnasium import spaces
@@ -14,6 +13,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.preprocessing import is_image_space
 
 from sb_grpo.callbacks import HealthCallback, HealthWarning
+from sb_grpo.envs.alignment import Play
+from sb_grpo.types import Action, Obs
 
 from ..common.command_line import one_line
 from .findings import BROKEN, FINE, LOOK, Finding
@@ -89,7 +90,7 @@ def _progress(returns: Sequence[float], done: str) -> Finding:
     return Finding(FINE, "training", f"runs, no rise yet, which proves nothing after so short a time: {says}")
 
 
-def acting(models: Sequence[BaseAlgorithm]) -> Callable[[Any], Any] | None:
+def acting(models: Sequence[BaseAlgorithm]) -> Play | None:
     """Function from an observation of the env to an action of a trained policy, with its noise.
 
     :param models: the model trained on the env, possibly with VecNormalize; may be empty
@@ -104,7 +105,7 @@ def acting(models: Sequence[BaseAlgorithm]) -> Callable[[Any], Any] | None:
     if stacked or getattr(model.policy, "memory", None) is not None:
         return None
 
-    def act(obs: Any) -> Any:
+    def act(obs: Obs) -> Action:
         seen = obs if normalized is None else normalized.normalize_obs(obs)
         return model.predict(seen, deterministic=False)[0]
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import gymnasium as gym
 from rl_zoo3.utils import StoreDict
@@ -89,10 +89,16 @@ def add_untrusted(parser: argparse.ArgumentParser) -> None:
 class Settings(StoreDict):
     """Action for ``name:value`` pairs. Values are Python, as in rl_zoo3; other plain words are text."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        settings: dict[str, Any] = dict(getattr(namespace, self.dest, None) or {})  # of the same option before
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        settings: dict[str, object] = dict(getattr(namespace, self.dest, None) or {})  # of the same option before
         example = "render_mode:rgb_array" if self.dest.endswith("env_kwargs") else "learning_rate:3e-4"
-        for pair in values:
+        for pair in map(str, values or ()):
             name, colon, value = pair.partition(":")
             if not colon or not name:
                 raise argparse.ArgumentError(self, f"{pair!r} must be name:value, for example {example}")
@@ -151,7 +157,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(by_lower[n] for n in nearest)}?" if nearest else ""
 
 
-def check_at_least_1(given: Any, *names: str) -> None:
+def check_at_least_1(given: argparse.Namespace, *names: str) -> None:
     """Check that options are counts of at least 1, or None if not given.
 
     :param given: options

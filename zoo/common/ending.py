@@ -16,7 +16,10 @@ from typing import Any
 import gymnasium as gym
 from gymnasium.wrappers import TimeLimit
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv
 
+#: Local variables of SB3's loops, as its callbacks get them.
+Locals = dict[str, Any]
 #: Limit of consecutive ends of one env that Monitor has not counted; an Atari game has fewer lives.
 UNCOUNTED_ENDS = 100
 #: Limit of steps of one env without an end; Atari cuts at 27,000.
@@ -61,7 +64,7 @@ class Counting:
         self.steps: Counter[int] = Counter()
         self.ends: Counter[int] = Counter()
 
-    def __call__(self, step: dict[str, Any], _: dict[str, Any]) -> None:
+    def __call__(self, step: Locals, _: Locals) -> None:
         slot = step["i"]
         done = bool(step["done"])
         self.steps[slot] = 0 if done else self.steps[slot] + 1
@@ -90,13 +93,14 @@ def drop_dead_outputs() -> None:
             os.close(nothing)
 
 
-def close(env: Any) -> None:
+def close(env: gym.Env | VecEnv | None) -> None:
     """Close an env; print an error to stderr instead of raising it.
 
-    :param env: an env or a VecEnv
+    :param env: None: nothing to close
     """
     try:
-        env.close()
+        if env is not None:
+            env.close()
     except (EOFError, ConnectionError) as error:
         print(f"A worker of the env had died before it was closed: {error!r}", file=sys.stderr)
     except Exception as error:

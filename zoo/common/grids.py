@@ -8,15 +8,18 @@ from typing import Any
 
 from ..common.command_line import BadInput
 
+#: Values of settings by name.
+Grid = dict[str, list[Any]]
 
-def parse_grid(option: str, texts: Sequence[str]) -> dict[str, list[Any]]:
+
+def parse_grid(option: str, texts: Sequence[str]) -> Grid:
     """Parse values by name. They are literals, or plain words: ``net_arch=[64],[64,64]``, ``advantage=state,step``.
 
     :param option: such as ``--grid``, for messages
     :param texts: of the command line
     :raises BadInput: for text that is not ``name=value,value``, and for a repeated name or value
     """
-    grid: dict[str, list[Any]] = {}
+    grid: Grid = {}
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not name.isidentifier() or not values.strip(", "):
@@ -32,7 +35,7 @@ def parse_grid(option: str, texts: Sequence[str]) -> dict[str, list[Any]]:
     return grid
 
 
-def _word(text: str) -> Any:
+def _word(text: str) -> object:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

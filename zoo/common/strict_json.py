@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any
 
 
-def finite(value: Any) -> Any:
+def finite(value: object) -> object:
     """Replace numbers that are not finite by None, at any depth.
 
     :param value: of lists, tuples, dicts and plain values
@@ -19,9 +18,6 @@ def finite(value: Any) -> Any:
     return [finite(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def to_json(value: Any, **options: Any) -> str:
-    """Write standard JSON.
-
-    :param options: of :func:`json.dumps`
-    """
-    return json.dumps(finite(value), allow_nan=False, **options)
+def to_json(value: object, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
+    """Write standard JSON; arguments as in :func:`json.dumps`."""
+    return json.dumps(finite(value), allow_nan=False, indent=indent, separators=separators)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from ..common.command_line import BadInput, one_line
 
+#: Settings of a run, as an entry of a YAML file has them.
+Hyperparams = dict[str, object]
 #: Settings of GRPO by env.
 HYPERPARAMS = Path(__file__).parents[1] / "hyperparams" / "grpo.yml"
 #: Largest number of values in a file with expanded aliases.
@@ -47,7 +49,7 @@ def _written_out(node: yaml.Node, known: dict[int, float]) -> float:
 class EachOnce(Loader):
     """Loader that refuses repeated keys, of which YAML would silently keep only the last."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         names = [self.construct_object(key, deep=True) for key in own]  # type: ignore[no-untyped-call]
         for i, name in enumerate(names):
@@ -58,7 +60,7 @@ class EachOnce(Loader):
         return super().construct_mapping(node, deep)
 
 
-def read_mapping(path: str | Path, example: str, loader: type[Loader] = EachOnce) -> dict[str, Any]:
+def read_mapping(path: str | Path, example: str, loader: type[Loader] = EachOnce) -> dict[str, object]:
     """Read a YAML file that holds a mapping.
 
     :param example: of a line, for the message
@@ -81,11 +83,12 @@ def read_mapping(path: str | Path, example: str, loader: type[Loader] = EachOnce
     return table
 
 
-def read_sections(path: str | Path, example: str = "CartPole-v1: {n_envs: 8}") -> dict[str, dict[str, Any]]:
+def read_sections(path: str | Path, example: str = "CartPole-v1: {n_envs: 8}") -> dict[str, Hyperparams]:
     """Read a mapping of names to mappings; see :func:`read_mapping`."""
-    table = read_mapping(path, example)
-    for name, section in table.items():
+    sections = {}
+    for name, section in read_mapping(path, example).items():
         if not isinstance(section, dict):
             kind = type(section).__name__
             raise BadInput(f"{path}: {name} must be a mapping, as in '{example}', but is {kind}: {section!r}")
-    return table
+        sections[name] = section
+    return sections

@@ -6,7 +6,6 @@ Tasks have different units, so scores are normalised: 0 is the return of random 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,7 +40,7 @@ def worst_over_best(scores: Array) -> Array:
     return np.asarray(np.divide(x.min(axis=-1), best, out=np.full_like(best, np.nan), where=best > 0))
 
 
-def row(tasks: Sequence[str], scores: Array) -> dict[str, Any]:
+def row(tasks: Sequence[str], scores: Array) -> dict[str, str | float]:
     """One line of a table.
 
     :param tasks: names
@@ -68,9 +67,9 @@ def fairness(c: Comparison) -> pd.DataFrame:
         line = {"algorithm": label, **row(c.common_envs, np.array([s.mean() for s in scores]))}
         for name, measure in (("worst_over_best", worst_over_best), ("gini", gini)):
 
-            def of_means(scores: Any, measure: Callable[..., Any] = measure) -> Any:
+            def of_means(scores: statistics.Scores, measure: Callable[[Array], Array] = measure) -> Array:
                 return measure(np.stack([s.mean(axis=-1) for s in scores], axis=-1))
 
-            line |= statistics.with_interval(name, line[name], *statistics.interval(of_means, scores))
+            line |= statistics.with_interval(name, float(line[name]), *statistics.interval(of_means, scores))
         rows.append(line)
     return pd.DataFrame(rows)

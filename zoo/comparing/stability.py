@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 from scipy.integrate import trapezoid
@@ -40,7 +38,7 @@ def stability(c: Comparison) -> pd.DataFrame:
         steps = c.runs[env, label][0].checkpoint_steps
         drops = np.array([drop_from_best(curve) for curve in curves])
         areas = np.array([area_under_curve(curve, steps) for curve in curves])
-        row: dict[str, Any] = {"env": env, "algorithm": label, "seeds": len(curves)}
+        row: dict[str, str | float] = {"env": env, "algorithm": label, "seeds": len(curves)}
         for name, values in (("drop_from_best", drops), ("area_under_curve", areas)):
             row |= statistics.with_interval(name, values.mean(), *statistics.interval(statistics.mean, [values]))
         rows.append({**row, "largest_drop": drops.max()})

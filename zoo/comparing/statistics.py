@@ -15,7 +15,7 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
@@ -181,7 +181,7 @@ def _sizes(n: int, most: int) -> Iterator[int]:
     yield from (min(most, n - start) for start in range(0, n, most))
 
 
-def with_interval(name: str, value: float, low: Any, high: Any) -> dict[str, float]:
+def with_interval(name: str, value: float | Array, low: float | Array, high: float | Array) -> dict[str, float]:
     """Make three cells of a table's row: the value and its bounds."""
     return {name: float(value), f"{name}_low": float(low), f"{name}_high": float(high)}
 

@@ -6,7 +6,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -90,7 +89,7 @@ def threshold(c: Comparison) -> pd.DataFrame:
 
 def aggregate(c: Comparison) -> pd.DataFrame:
     """Per algorithm: normalised scores over the common envs, with stratified bootstrap intervals."""
-    measures: dict[str, Callable[..., Any]] = {
+    measures: dict[str, Callable[..., statistics.Array]] = {
         "iqm": statistics.iqm,
         "mean": statistics.mean,
         "median": statistics.median,
@@ -99,7 +98,7 @@ def aggregate(c: Comparison) -> pd.DataFrame:
     rows = []
     for label in c.labels if c.common_envs else []:
         scores = c.normalised(label)
-        row = dict[str, Any](algorithm=label)
+        row: dict[str, str | float] = {"algorithm": label}
         for name, measure in measures.items():
             row |= statistics.with_interval(name, float(measure(scores)), *statistics.interval(measure, scores))
         rows.append({**row, "envs": len(scores), "runs": sum(map(len, scores))})
@@ -213,7 +212,7 @@ def speed(c: Comparison) -> pd.DataFrame:
         both = [env for env in c.envs if {label, c.baseline} <= set(c.on(env))]
         timed = {env: pair for env in both if (pair := _timed_together(c.runs[env, c.baseline], c.runs[env, label]))}
         for name, envs in [*((env, [env]) for env in timed), ("all", list(timed))] if timed else []:
-            row: dict[str, Any] = {"algorithm": label, "over": c.baseline, "env": name}
+            row: dict[str, str | float] = {"algorithm": label, "over": c.baseline, "env": name}
             for column, field in (("speedup", "train_wall_s"), ("cpu_speedup", "train_cpu_s")):
                 times = [[np.array([getattr(run, field) for run in timed[env][side]]) for env in envs] for side in (0, 1)]
                 known = all((t > 0).all() for side in times for t in side)  # later evaluations have no times
@@ -334,7 +333,7 @@ def to_markdown(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def _text(value: Any) -> str:
+def _text(value: str | float) -> str:
     if isinstance(value, str):
         return value
     if np.isnan(value):
@@ -346,7 +345,7 @@ def _text(value: Any) -> str:
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
 
 
-def _speedup(bar: Any, mine: Any) -> Any:
+def _speedup(bar: statistics.Scores, mine: statistics.Scores) -> statistics.Array:
     """Geometric mean over envs of the ratio of the median times."""
     logs = [np.log(np.median(b, axis=-1)) - np.log(np.median(m, axis=-1)) for b, m in zip(bar, mine, strict=True)]
-    return np.exp(np.mean(logs, axis=0))
+    return np.asarray(np.exp(np.mean(logs, axis=0)))

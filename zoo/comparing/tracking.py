@@ -6,7 +6,6 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -23,7 +22,7 @@ def check_wandb() -> None:
         raise BadInput("--track needs Weights & Biases: pip install -e '.[track]'.")
 
 
-def log_report(out: Path, project: str, about: Mapping[str, Any]) -> None:
+def log_report(out: Path, project: str, about: Mapping[str, object]) -> None:
     """Log the files of a comparison.
 
     :param out: folder of the report, with ``tables`` and ``figures``; wandb's files go beside them

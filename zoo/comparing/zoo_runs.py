@@ -6,7 +6,6 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -21,7 +20,7 @@ RETURN = "return"
 COLUMNS = {RETURN: ("r", "results"), "length": ("l", "ep_lengths"), "success": ("is_success", "successes")}
 
 
-def _options(folder: Path, name: str = "args.yml") -> dict[str, Any]:
+def _options(folder: Path, name: str = "args.yml") -> dict[str, object]:
     file = next(iter(folder.glob(f"*/{name}")), None)
     try:
         return {} if file is None else read_values(file)

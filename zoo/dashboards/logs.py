@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict, TypeVar
 
 from ..common.command_line import read_or_note
 
@@ -20,11 +21,20 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 APART = 60.0
 
 Column = dict[str, list[float]]
+T = TypeVar("T")
+
+
+class Quantiles(TypedDict):
+    """Quantiles of a logged histogram over time; ``values`` are columns by quantile."""
+
+    steps: list[int]
+    quantiles: list[float]
+    values: list[list[float]]
 
 
 def read_log(
     folder: Path, tensorboard: Path | None, started: float | None, broken: list[str]
-) -> tuple[dict[str, Column], dict[str, Any] | None]:
+) -> tuple[dict[str, Column], Quantiles | None]:
     """Read logged numbers by key, and quantiles of the advantages over time if logged.
 
     :param folder: of the run
@@ -56,10 +66,10 @@ def from_csv(path: Path) -> dict[str, Column]:
     return {key: thinned(column) for key, column in found.items()}
 
 
-def number(text: Any) -> float | None:
+def number(text: object) -> float | None:
     """A finite number, or None."""
     try:
-        value = float(text)
+        value = float(text)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
     return value if math.isfinite(value) else None
@@ -95,7 +105,7 @@ def began(events: Path) -> float | None:
     return float(second) if second.isdigit() else None
 
 
-def from_tensorboard(files: list[Path]) -> tuple[dict[str, Column], dict[str, Any] | None]:
+def from_tensorboard(files: list[Path]) -> tuple[dict[str, Column], Quantiles | None]:
     """Scalars by key, and quantiles of ``group/advantages``.
 
     :param files: of one run, oldest first; a later file replaces the steps of earlier ones from its first step on
@@ -124,7 +134,7 @@ def from_tensorboard(files: list[Path]) -> tuple[dict[str, Column], dict[str, An
     return columns, {"steps": list(histograms), "quantiles": list(QUANTILES), "values": by_quantile}
 
 
-def go_on(points: dict[int, Any], later: dict[int, Any]) -> None:
+def go_on(points: dict[int, T], later: dict[int, T]) -> None:
     """Continue values by step with those of a later file."""
     start = min(later, default=math.inf)
     for step in [step for step in points if step >= start]:
@@ -132,7 +142,7 @@ def go_on(points: dict[int, Any], later: dict[int, Any]) -> None:
     points.update(later)
 
 
-def quantiles(limits: Any, counts: Any) -> list[float]:
+def quantiles(limits: Sequence[float], counts: Sequence[float]) -> list[float]:
     """Upper limits of the buckets with the quantiles; an infinite limit counts as the previous one."""
     total = sum(counts)
     bounded = [limit for limit in limits if abs(limit) < 1e300]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING
 
 from sb_grpo.callbacks import RULES, STRICT_RULES
 
 from ..common.command_line import how_many
 from ..dashboards.logs import Column
+
+if TYPE_CHECKING:
+    from .runs import RunData
 
 ADVICE = {rule.name: rule for rule in (*STRICT_RULES, *RULES)}
 
@@ -54,7 +57,7 @@ def stretches(name: str, log: dict[str, Column]) -> list[str]:
     return found
 
 
-def summary(run: dict[str, Any]) -> str:
+def summary(run: RunData) -> str:
     """Summarise a run in a few lines of text.
 
     :param run: of :func:`~zoo.dashboards.runs.page_of`

@@ -6,7 +6,6 @@ import html
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import plotly
 
@@ -14,7 +13,7 @@ from sb_grpo import files
 
 from ..common.folders import check_place
 from ..common.strict_json import to_json
-from ..dashboards.runs import read_runs
+from ..dashboards.runs import PageData, read_runs
 
 ASSETS = Path(__file__).parent / "assets"
 #: Plotly's own build for browsers, from its Python package: pages need no network.
@@ -44,7 +43,7 @@ def title_of(place: Path) -> str:
     return f"{place.resolve().name} - sb_grpo"
 
 
-def page(data: dict[str, Any], title: str, live: bool = False) -> str:
+def page(data: PageData, title: str, live: bool = False) -> str:
     """Make the page of some runs.
 
     :param data: of :func:`~zoo.dashboards.runs.read_runs`
@@ -63,7 +62,7 @@ def page(data: dict[str, Any], title: str, live: bool = False) -> str:
     return re.sub(r"@@([A-Z]+)@@", lambda match: parts[match[1]], text)
 
 
-def as_script(data: dict[str, Any]) -> str:
+def as_script(data: PageData) -> str:
     """Write JSON that is safe within a script: it contains no tag or comment of HTML."""
     return to_json(data, separators=(",", ":")).replace("<", "\\u003c")
 

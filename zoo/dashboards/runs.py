@@ -6,15 +6,17 @@ import csv
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
 from ..common.command_line import BadInput, Parser, add_untrusted, read_or_note, say_once
 from ..common.yaml_files import TooLarge
-from ..dashboards.logs import Column, number, read_log
+from ..dashboards.logs import Column, Quantiles, number, read_log
 from ..dashboards.messages import health_messages, watched
+from ..training.card import Metrics
 from ..training.run_files import RunFiles, read_run_files, read_values, settings_folder_of
 
 #: Largest number of points of a curve over episodes, and of runs on one page.
@@ -32,6 +34,45 @@ NO_HEALTH = "No health messages: the run had no HealthCallback (docs/health.md).
 ALL_HELD = "All {n} health rules held throughout."
 #: Numbers of ``metrics.json`` on the page.
 FINAL = ("env_steps", "planned_steps", "mean_return", "std_return", "wall_time_s")
+
+
+class Episodes(TypedDict):
+    """Training episodes of a run, averaged over parts; see :func:`curve`."""
+
+    n: int
+    steps: list[float]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    length: list[float]
+    seconds: list[float]
+
+
+class RunData(TypedDict):
+    """Data of one run on a page."""
+
+    name: str
+    env: str
+    algo: str
+    state: str
+    final: dict[str, float | None]
+    planned: float | None
+    episodes: Episodes
+    evaluations: dict[str, list[float]] | None
+    log: dict[str, Column]
+    advantages: Quantiles | None
+    settings: dict[str, str]
+    files: list[str]
+    messages: list[str]
+    notes: list[str]
+
+
+class PageData(TypedDict):
+    """Data of a page."""
+
+    format: str
+    version: int
+    runs: list[RunData]
 
 
 def add_place(parser: Parser) -> None:
@@ -61,7 +102,7 @@ def last_change(folder: Path) -> float:
     return max(path.stat().st_mtime for path in folder.glob("*monitor.csv") if path.is_file())
 
 
-def read_runs(place: Path, tensorboard: Path | None, page_folder: Path | None = None, trusted: bool = True) -> dict[str, Any]:
+def read_runs(place: Path, tensorboard: Path | None, page_folder: Path | None = None, trusted: bool = True) -> PageData:
     """Read the data of a page.
 
     :param place: folder of a run, or one above several
@@ -86,12 +127,12 @@ def read_runs(place: Path, tensorboard: Path | None, page_folder: Path | None = 
     return {"format": "sb_grpo.dashboard", "version": 1, "runs": runs}
 
 
-def page_of(folder: Path, place: Path, tensorboard: Path | None, page_folder: Path, trusted: bool = True) -> dict[str, Any]:
+def page_of(folder: Path, place: Path, tensorboard: Path | None, page_folder: Path, trusted: bool = True) -> RunData:
     """Read the data of one run; arguments as in :func:`read_runs`."""
     broken: list[str] = []
     settings, arguments = read_settings(folder, trusted, broken)
     episodes, started = read_episodes(folder, broken)
-    final = read_or_note(folder / "metrics.json", read_final, broken) or {}
+    final = read_or_note(folder / "metrics.json", read_final, broken) or Metrics()
     places = tensorboard or (tensorboard_of(arguments) if trusted else None)
     log, advantages = read_log(folder, places, started, broken)
     algo = str(arguments.get("algo", folder.parent.name))
@@ -104,7 +145,13 @@ def page_of(folder: Path, place: Path, tensorboard: Path | None, page_folder: Pa
         "env": str(arguments.get("env", "")),
         "algo": algo,
         "state": "ended" if final else "running" if time.time() - last_change(folder) < SILENT else "stopped",
-        "final": {key: final.get(key) for key in FINAL},
+        "final": {
+            "env_steps": final.get("env_steps"),
+            "planned_steps": final.get("planned_steps"),
+            "mean_return": final.get("mean_return"),
+            "std_return": final.get("std_return"),
+            "wall_time_s": final.get("wall_time_s"),
+        },
         "planned": next((steps for steps in planned if steps is not None and steps > 0), None),
         "episodes": curve(episodes),
         "evaluations": read_or_note(folder / "evaluations.npz", read_evaluations, broken),
@@ -161,7 +208,7 @@ def read_monitor(path: Path) -> tuple[float, list[tuple[float, float, float]]]:
     return started, rows
 
 
-def curve(episodes: np.ndarray) -> dict[str, Any]:
+def curve(episodes: np.ndarray) -> Episodes:
     """Compute mean and middle 80 % of returns, mean lengths and steps per second over env steps."""
     if not len(episodes):
         return {"n": 0, "steps": [], "mean": [], "low": [], "high": [], "length": [], "seconds": []}
@@ -179,7 +226,7 @@ def curve(episodes: np.ndarray) -> dict[str, Any]:
     }
 
 
-def read_evaluations(path: Path) -> dict[str, Any]:
+def read_evaluations(path: Path) -> dict[str, list[float]]:
     """Read mean and range of the evaluations.
 
     :raises ValueError: if their number differs from that of the steps
@@ -193,17 +240,18 @@ def read_evaluations(path: Path) -> dict[str, Any]:
     return {"steps": steps.tolist(), **{name: column.tolist() for name, column in columns.items()}}
 
 
-def read_final(path: Path) -> dict[str, Any]:
+def read_final(path: Path) -> Metrics:
     """Read ``metrics.json`` of a run that has ended.
 
     :raises ValueError: for another format than that of ``zoo.train``
     """
-    found = json.loads(path.read_text())
+    found: Metrics = json.loads(path.read_text())
     if not isinstance(found, dict) or not isinstance(found.get("settings") or {}, dict):
         raise ValueError("it must be a JSON object, whose settings are one too")
+    values: Mapping[str, object] = found
     for name in FINAL:
-        if not isinstance(found.get(name), int | float | None):
-            raise ValueError(f"{name}={found[name]!r:.80} is no number")
+        if not isinstance(values.get(name), int | float | None):
+            raise ValueError(f"{name}={values[name]!r:.80} is no number")
     return found
 
 
@@ -230,7 +278,7 @@ def read_settings(folder: Path, trusted: bool, broken: list[str]) -> RunFiles:
     return RunFiles(*found)
 
 
-def tensorboard_of(arguments: dict[str, Any]) -> Path | None:
+def tensorboard_of(arguments: Mapping[str, object]) -> Path | None:
     """Folder of TensorBoard's files in the run's command line."""
     named = arguments.get("tensorboard_log")
     return Path(named) if isinstance(named, str) and named and Path(named).is_dir() else None

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 from ..dashboards.page import as_script, page
+from ..dashboards.runs import PageData
 
 
-def make_server(read: Callable[[], dict[str, Any]], title: str, port: int) -> ThreadingHTTPServer:
+def make_server(read: Callable[[], PageData], title: str, port: int) -> ThreadingHTTPServer:
     """Make a server that is only reachable from this machine.
 
     :param read: returns the newest data
@@ -37,7 +37,7 @@ def make_server(read: Callable[[], dict[str, Any]], title: str, port: int) -> Th
             self.end_headers()
             self.wfile.write(body)
 
-        def log_message(self, *args: Any) -> None:
+        def log_message(self, *args: object) -> None:
             """Do not log requests."""
 
     return ThreadingHTTPServer(("127.0.0.1", port), Handler)

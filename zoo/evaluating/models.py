@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import rl_zoo3
@@ -17,6 +16,7 @@ import rl_zoo3
 from sb_grpo.save_util import read_entry
 
 from ..common.command_line import BadInput, one_line, read_or_note
+from ..training.card import Metrics
 from ..training.run_files import is_run_folder, read_run_files, settings_folder_of
 from ..training.saved import Saved, check_untrusted
 
@@ -47,9 +47,9 @@ class Contestant:
         return []
 
     @cached_property
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> Metrics:
         """``metrics.json`` of the run; empty if it cannot be read, for example after a kill."""
-        return read_or_note(self.folder / "metrics.json", _read_metrics, self.broken) or {}
+        return read_or_note(self.folder / "metrics.json", _read_metrics, self.broken) or Metrics()
 
     @cached_property
     def curve(self) -> tuple[np.ndarray, np.ndarray] | None:
@@ -57,8 +57,10 @@ class Contestant:
         return read_or_note(self.folder / "evaluations.npz", _read_evaluations, self.broken)
 
 
-def _read_metrics(path: Path) -> dict[str, Any]:
-    metrics = dict(json.loads(path.read_text()))
+def _read_metrics(path: Path) -> Metrics:
+    metrics: Metrics = json.loads(path.read_text())
+    if not isinstance(metrics, dict):
+        raise ValueError("it must be a JSON object")
     for name in NUMBERS:
         value = metrics.get(name)
         if value is not None and not (isinstance(value, int | float) and 0 <= value < np.inf):
@@ -131,25 +133,25 @@ def _contestant(
 ) -> Contestant:
     settings = settings_folder_of(folder)
     args = read_run_files(settings, trusted).options
-    algo = algo or args.get("algo")
-    env_id = env_id or args.get("env")
+    of_run = algo or args.get("algo")
+    its_env = env_id or args.get("env")
     seed = args.get("seed") or 0
     path = model or folder / ("best_model.zip" if best else f"{settings.name}.zip")
-    if algo is None or env_id is None:
+    if of_run is None or its_env is None:
         raise BadInput(f"{path}: no run stands beside it, so say --algo and --env.")
-    if algo not in list(rl_zoo3.ALGOS):
-        raise BadInput(f"{path}: unknown algorithm {algo!r}.")
-    if not isinstance(env_id, str) or not isinstance(seed, int):
-        raise BadInput(f"{settings / 'args.yml'}: env={env_id!r:.80} must be text, and seed={seed!r:.80} a whole number.")
+    if not isinstance(of_run, str) or of_run not in rl_zoo3.ALGOS:
+        raise BadInput(f"{path}: unknown algorithm {of_run!r}.")
+    if not isinstance(its_env, str) or not isinstance(seed, int):
+        raise BadInput(f"{settings / 'args.yml'}: env={its_env!r:.80} must be text, and seed={seed!r:.80} a whole number.")
     if not path.exists():
         raise BadInput(f"{folder} holds no {path.name}; there are {sorted(file.name for file in folder.glob('*.zip'))}.")
     try:
         read_entry(path, "data")
     except ValueError as error:
         raise BadInput(f"cannot load {path}: {error}") from error
-    check_untrusted(algo, trusted)
+    check_untrusted(of_run, trusted)
     name = folder.name if model is None and not best else f"{folder.name}/{path.stem}"
-    return Contestant(Saved(algo, path, settings, env_id, trusted), label or algo, f"{algo} {name}", seed, folder)
+    return Contestant(Saved(of_run, path, settings, its_env, trusted), label or of_run, f"{of_run} {name}", seed, folder)
 
 
 def _told_apart(found: list[Contestant]) -> list[Contestant]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.collect.given_starts import GivenStart
-from sb_grpo.collect.seeded_episodes import Episodes, actor, frozen_statistics, held, play
+from sb_grpo.collect.seeded_episodes import Episodes, Policy, actor, frozen_statistics, held, play
 from sb_grpo.envs.installing import install_seeded_reset
 
 from ..common.command_line import BadInput
 from ..common.ending import close
+from ..common.grids import Grid
 from ..common.random_policy import RandomPolicy
 from .models import Contestant
 
@@ -24,7 +25,7 @@ class Variant(NamedTuple):
     """Variant of the env."""
 
     name: str  #: ``CartPole-v1``, or ``CartPole-v1[masscart=2]``
-    kwargs: dict[str, Any]
+    kwargs: dict[str, object]
 
 
 class Played(NamedTuple):
@@ -38,7 +39,7 @@ class Played(NamedTuple):
     notes: list[str]
 
 
-def variants_of(env_id: str, grid: dict[str, list[Any]]) -> list[Variant]:
+def variants_of(env_id: str, grid: Grid) -> list[Variant]:
     """Make a variant per combination of a grid.
 
     :param grid: values by name; empty: the env as in training
@@ -100,11 +101,13 @@ def play_all(
 
 def random_reference(env: VecEnv, seeds: list[int]) -> float:
     """Mean return of random actions, reproducible."""
-    return float(_episodes(env, RandomPolicy(env.action_space, 0), seeds, False).returns.mean())
+    policy = RandomPolicy(env.action_space, 0)
+    return float(_episodes(env, policy, seeds, False).returns.mean())
 
 
-def _episodes(env: VecEnv, policy: Any, seeds: list[int], deterministic: bool) -> Episodes:
+def _episodes(env: VecEnv, policy: Policy | RandomPolicy, seeds: list[int], deterministic: bool) -> Episodes:
     install_seeded_reset(env)
     th.manual_seed(seeds[0])
     with held(env), frozen_statistics(env):
-        return play(actor(policy, None, deterministic), env, [GivenStart(seed) for seed in seeds])
+        act = actor(policy, None, deterministic)  # type: ignore[arg-type]  # RandomPolicy has predict, too
+        return play(act, env, [GivenStart(seed) for seed in seeds])

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from sb_grpo import files
 
-from ..benchmarking.results import EVALUATED, LINES
+from ..benchmarking.results import EVALUATED, LINES, Point, Record
 from .models import Contestant
 from .playing import Played
 
@@ -32,7 +31,7 @@ def write(models: Sequence[Contestant], played: Played, out: Path) -> list[Path]
     return [files.write(out / f"{label}{LINES}", "\n".join(of) + "\n") for label, of in lines.items()]
 
 
-def _record(one: Contestant, env: str, earned: list[float], size: tuple[int, int]) -> dict[str, Any]:
+def _record(one: Contestant, env: str, earned: list[float], size: tuple[int, int]) -> Record:
     """Make a record. Times include evaluations, if the run has them; processor times are unknown."""
     metrics = one.metrics
     curve = one.curve
@@ -40,7 +39,7 @@ def _record(one: Contestant, env: str, earned: list[float], size: tuple[int, int
     steps = int(metrics.get("planned_steps") or metrics.get("env_steps") or last)
     wall = float(metrics.get("wall_time_s") or 0.0)
     if curve is None:
-        points = [{"steps": steps, "env_steps": steps, "train_wall_s": wall, "returns": earned}]
+        points: list[Point] = [{"steps": steps, "env_steps": steps, "train_wall_s": wall, "returns": earned}]
     else:
         points = [
             {

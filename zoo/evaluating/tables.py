@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -42,14 +41,14 @@ def summary(models: Sequence[Contestant], played: Played) -> pd.DataFrame:
 
 def paired(models: Sequence[Contestant], played: Played) -> pd.DataFrame:
     """Per variant and pair of models: difference seed by seed, paired t-test, Holm's correction over the variant's pairs."""
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, str | float]] = []
     for variant in played.variants:
-        of_variant: list[dict[str, Any]] = []
+        of_variant: list[dict[str, str | float]] = []
         for a, b in combinations(models, 2):
             x, y = (played.returns[variant.name, one.name] for one in (a, b))
             test = statistics.paired(x, y)
             correlation, saved = statistics.common_luck([x], [y])
-            row: dict[str, Any] = {"env": variant.name, "model": a.name, "other": b.name, "pairs": len(x)}
+            row: dict[str, str | float] = {"env": variant.name, "model": a.name, "other": b.name, "pairs": len(x)}
             row |= {"difference": test.difference, "difference_low": test.low, "difference_high": test.high, "p": test.p}
             of_variant.append({**row, "p_wilcoxon": test.wilcoxon, "correlation": correlation, "variance_saved": saved})
         corrected = statistics.holm(np.array([row["p"] for row in of_variant]))

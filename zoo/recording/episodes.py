@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -15,7 +15,7 @@ from sb_grpo import Rollout
 from sb_grpo.collect.host_steps import Beside
 from sb_grpo.collect.masks import source_of
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.types import TensorOrDict, map_obs
+from sb_grpo.types import Info, Obs, TensorOrDict, map_obs
 
 from ..common.command_line import BadInput
 
@@ -26,7 +26,8 @@ TRIES = 50
 class Episode(NamedTuple):
     """One member of a group."""
 
-    observations: list[Any]  #: T + 1 as the policy sees them, with valid actions and memory; the last one after the last step
+    #: T + 1 as the policy sees them, with valid actions and memory; the last one after the last step
+    observations: list[TensorOrDict]
     actions: list[th.Tensor]
     rewards: list[float]
     terminated: bool
@@ -69,7 +70,7 @@ def group_seeds(env: gym.Env, n_groups: int, n_tasks: int) -> list[int]:
     return found
 
 
-def task_of(info: dict[str, Any]) -> int:
+def task_of(info: Info) -> int:
     """Number of the episode's task; 0 where the env names none."""
     return int(info.get("task", 0))
 
@@ -80,10 +81,10 @@ def run(env: VecEnv, policy: ActorPolicy, seed: int, max_steps: int) -> Episode:
     :param env: with one slot
     """
     env.seed(seed)
-    observations = list[Any]()
+    observations = list[TensorOrDict]()
     actions = list[th.Tensor]()
     rewards = list[float]()
-    obs: Any = env.reset()
+    obs: Obs = env.reset()
     task = task_of(env.reset_infos[0])
     terminated = False
     carried = Beside(source_of(env))
@@ -155,7 +156,7 @@ def as_rollout(groups: list[list[Episode]]) -> Rollout:
     )
 
 
-def stacked(observations: list[Any]) -> TensorOrDict:
+def stacked(observations: list[TensorOrDict]) -> TensorOrDict:
     """Observations of single steps as one batch."""
     found: TensorOrDict = map_obs(lambda *parts: th.stack(parts), *observations)
     return found

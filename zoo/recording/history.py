@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from stable_baselines3.common.logger import KVWriter
 
 #: First parts of the keys that the explorer draws.
@@ -17,7 +15,7 @@ class History(KVWriter):
         self.steps: list[int] = []
         self.columns: dict[str, list[float | None]] = {}
 
-    def write(self, key_values: dict[str, Any], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
+    def write(self, key_values: dict[str, object], key_excluded: dict[str, tuple[str, ...]], step: int = 0) -> None:
         for key, value in key_values.items():
             if key.startswith(KEPT) and isinstance(value, int | float):
                 self.columns.setdefault(key, [None] * len(self.steps)).append(float(value))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import torch as th
 
@@ -14,9 +13,9 @@ from sb_grpo.learn.losses import Clipped
 from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.returns import gae
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.types import map_obs
+from sb_grpo.types import TensorOrDict, map_obs
 
-from ..recording.document import rounded
+from ..recording.document import Number, rounded
 from ..recording.episodes import chunks
 
 #: Rows of a minibatch, passes, and the learning rate of the update whose ratios are recorded.
@@ -34,11 +33,11 @@ def values(model: GRPO, rollout: Rollout) -> tuple[th.Tensor, th.Tensor]:
     :param model: trained with ``advantage="state"``
     """
     assert rollout.task is not None and model.estimator is not None
-    baseline: Any = model.estimator
+    baseline = model.estimator
     single = isinstance(baseline, StateBaseline)
     parts = [baseline] if single else list(baseline)
 
-    def of(observations: Any, task: th.Tensor) -> th.Tensor:
+    def of(observations: TensorOrDict, task: th.Tensor) -> th.Tensor:
         features = model.policy.features(observations)
         by_part = th.stack([part.predict(features)[:, 1] for part in parts], dim=1)
         return by_part[:, 0] if single else by_part.gather(1, task.unsqueeze(1)).squeeze(1)
@@ -103,7 +102,7 @@ def conflicts(policy: ActorPolicy, rollout: Rollout, advantage: th.Tensor, label
     return [[float(x) for x in row] for row in matrix @ matrix.T]
 
 
-def weighting(model: GRPO) -> dict[str, list[Any]] | None:
+def weighting(model: GRPO) -> dict[str, list[Number]] | None:
     """Averages of the group weights over the training, by task, or None."""
     followed = getattr(model, "group_weighting", None)
     if followed is None or followed.n_labels == 0 or model.options.multitask.grouping not in ("task", "hierarchical"):

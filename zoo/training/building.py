@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from typing import Any
 
 from ..common.yaml_files import HYPERPARAMS
 from .experiment import Experiment, register
@@ -17,7 +16,7 @@ def build(
     n_timesteps: int = -1,
     config: str | None = None,
     device: str = "auto",
-    **hyperparams: Any,
+    **hyperparams: object,
 ) -> Experiment:
     """A run from Python.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.logger import HParam
@@ -12,6 +11,7 @@ from stable_baselines3.common.logger import HParam
 from sb_grpo.figures import NOT_PRINTED, as_shown
 
 from ..common.command_line import one_line
+from ..common.yaml_files import Hyperparams
 
 #: Scalars that the HParams tab shows beside the settings.
 METRICS = ("eval/mean_reward", "rollout/ep_rew_mean")
@@ -23,7 +23,7 @@ class HParamsCallback(BaseCallback):
     :param settings: of the run
     """
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: Hyperparams) -> None:
         super().__init__()
         self.settings = settings
 

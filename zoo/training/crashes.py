@@ -8,7 +8,6 @@ from __future__ import annotations
 import sysconfig
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 from rl_zoo3.utils import get_wrapper_class
@@ -26,7 +25,7 @@ LIBRARIES = (
 REFUSALS = (ValueError, AssertionError, OSError, ImportError, gym.error.Error)
 
 
-def naming(key: str, setting: Any, where: str) -> Callable[[Any], Any] | None:
+def naming(key: str, setting: object, where: str) -> Callable | None:
     """Make a function that applies the wrappers of a setting, and names the one that fails.
 
     :param key: ``env_wrapper`` or ``vec_env_wrapper``
@@ -38,7 +37,7 @@ def naming(key: str, setting: Any, where: str) -> Callable[[Any], Any] | None:
         return None
     parts = [(entry, get_wrapper_class({key: entry}, key)) for entry in (setting if isinstance(setting, list) else [setting])]
 
-    def wrap(env: Any) -> Any:
+    def wrap(env: gym.Env) -> gym.Env:
         for entry, part in parts:
             try:
                 env = env if part is None else part(env)

@@ -8,12 +8,11 @@ import re
 import runpy
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from rl_zoo3.exp_manager import ExperimentManager
 
 from ..common.command_line import BadInput
-from ..common.yaml_files import read_sections
+from ..common.yaml_files import Hyperparams, read_sections
 
 MINIGRID = "MiniGrid-"
 
@@ -40,7 +39,7 @@ def entry_name(names: Collection[str], env_id: str, path: str | Path) -> str:
     raise BadInput(f"{path} has neither an entry for {env_id} nor a default")
 
 
-def read_entries(path: str) -> dict[str, Any]:
+def read_entries(path: str) -> dict[str, Hyperparams]:
     """All entries of a settings file.
 
     :param path: YAML, a ``.py`` file or the name of a module; the latter two define ``hyperparams``

@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import rl_zoo3
@@ -21,6 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization
 from sb_grpo import GRPO, files, ranks
 from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, RecoveryCallback
 from sb_grpo.figures import as_shown
+from sb_grpo.types import Kwargs
 
 from ..common.command_line import BadInput, how_many
 from ..common.ending import Counting, close, drop_dead_outputs
@@ -28,15 +28,16 @@ from ..common.folders import alone_in, make_folder, new_folder
 from ..common.pictures import drawn
 from ..common.provenance import command, commit, versions
 from ..common.strict_json import to_json
+from ..common.yaml_files import Hyperparams
 from ..training.callbacks import HParamsCallback, end_all
-from ..training.card import write_card
-from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, read_facts, save
+from ..training.card import Metrics, write_card
+from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, Keep, facts, read_facts, save
 from ..training.crashes import is_bad_input
 from ..training.resuming import FILE as RUN_FILE
 from ..training.resuming import RunSaves, set_monitors_aside
 from ..training.run_files import write_values
 from ..training.setup import Setup
-from ..training.tracking import Keep, artifact_name, define_metrics, keeper
+from ..training.tracking import artifact_name, define_metrics, keeper
 
 FINAL_EPISODES = 20
 #: Rules of ``--health``.
@@ -61,7 +62,7 @@ class Experiment(Setup):
     _own_folder: Path | None = None  #: the run's, once it has made one
     _above: tuple[Path, ...] = ()  #: further folders that were not there before
 
-    def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
+    def setup_experiment(self) -> tuple[BaseAlgorithm, Hyperparams] | None:
         """rl_zoo3's, with everything that a user can have asked for wrongly as :class:`BadInput`; a crash stays a crash."""
         try:
             return super().setup_experiment()
@@ -122,7 +123,7 @@ class Experiment(Setup):
         if self.eval_freq > 0:
             evaluations = Evaluations(
                 self.create_envs(self.n_eval_envs, eval_env=True), folder,
-                callback_on_new_best=BestModel(folder, settings, self._keeper("best")),
+                best=BestModel(folder, settings, self._keeper("best")),
                 n_eval_episodes=self.n_eval_episodes, eval_freq=max(self.eval_freq // self.n_envs, 1),
                 deterministic=self.deterministic_eval,
             )  # fmt: skip
@@ -134,6 +135,7 @@ class Experiment(Setup):
             from wandb.integration.sb3 import WandbCallback
 
             self.callbacks.append(WandbCallback())
+            assert wandb.run is not None
             define_metrics(wandb.run)
         if getattr(self.args, "health", None):
             self.health = HealthCallback(HEALTH[self.args.health])
@@ -152,15 +154,17 @@ class Experiment(Setup):
             return None
         import wandb  # an extra
 
+        assert wandb.run is not None
         return keeper(wandb.run, artifact_name(self.algo, self.env_name, f"seed-{self.seed}"), alias)
 
     @property
     def tensorboard_name(self) -> str:
         """Name of this run in TensorBoard, without its number; a continued run is named after the previous one."""
-        before = (read_facts(Path(self.trained_agent)) or {}).get("tensorboard") if self.going_on else None
+        known = read_facts(Path(self.trained_agent)) if self.going_on else None
+        before = None if known is None else known.get("tensorboard")
         return f"{before}_continued" if before else self.algo.upper()
 
-    def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
+    def _save_config(self, saved_hyperparams: Hyperparams) -> None:
         """Settings, options and command, as plain values."""
         if self.resumed is not None:
             print(f"Log path: {self.save_path}")
@@ -208,7 +212,7 @@ class Experiment(Setup):
         if self.tensorboard_log is not None and (self.resumed is None or not self.trusted):
             folder = new_folder(Path(self.tensorboard_log), self.tensorboard_name)
             model.set_logger(configure(str(folder), ["stdout", "tensorboard"] if model.verbose else ["tensorboard"]))
-        options: dict[str, Any] = {}
+        options: Kwargs = {}
         if self.log_interval != -1:
             options["log_interval"] = self.log_interval if self.log_interval >= 0 else None
         steps = self.n_timesteps
@@ -284,7 +288,7 @@ class Experiment(Setup):
         self.save_model(model)
         returns = self.evaluate(model)
         folder = Path(self.save_path)
-        metrics = {
+        metrics: Metrics = {
             "algo": self.algo,
             "env": self.env_name.gym_id,
             "seed": self.seed,

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -15,7 +15,7 @@ from ..common.command_line import BadInput
 from .experiment import Experiment
 
 
-def check_learners(given: Any) -> None:
+def check_learners(given: Namespace) -> None:
     """Check that the run supports several learners, and give all of them one seed.
 
     :param given: options; updated in place

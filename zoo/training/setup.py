@@ -19,10 +19,12 @@ from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
 from sb_grpo import GRPO, SeededResetWrapper, ranks
 from sb_grpo.normalization import OtherObservations
 from sb_grpo.save_util import attributes_in, check_is_grpo
+from sb_grpo.types import Kwargs
 
 from ..common.command_line import BadInput, one_line
 from ..common.ending import with_monitor_outside
 from ..common.literals import check_named_classes, without_texts
+from ..common.yaml_files import Hyperparams
 from ..schedules import with_schedules
 from ..training.checkpoints import statistics_of
 from ..training.checks import check_env_kwargs, check_normalize, check_settings
@@ -36,7 +38,7 @@ from ..training.tracking import take_note
 class Setup(ExperimentManager):
     """An rl_zoo3 run up to its training."""
 
-    settings: dict[str, Any]
+    settings: Hyperparams
 
     def __init__(self, args: Namespace, *given: Any, **named: Any) -> None:
         super().__init__(args, *given, **named)
@@ -44,7 +46,7 @@ class Setup(ExperimentManager):
             take_note(args)
             self.tensorboard_log = str(Path(args.tensorboard_log, self.env_name))
 
-    def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def read_hyperparameters(self) -> tuple[Hyperparams, Hyperparams]:
         if self.resumed is not None or self.going_on or self.of_trial is not None:
             hyperparams, saved = self._whole_settings()
         else:
@@ -58,14 +60,16 @@ class Setup(ExperimentManager):
         if not self.trusted:
             check_untrusted_settings(hyperparams)
         check_settings(self.algo, hyperparams, self._where)
-        share_of_envs(int(hyperparams.get("n_envs", 1)))
+        n_envs = hyperparams.get("n_envs", 1)
+        assert isinstance(n_envs, int)  # checked above
+        share_of_envs(n_envs)
         self.settings = saved
         read = without_texts(hyperparams, self._where)
         check_normalize(read.get("normalize"), self._where("normalize"))
         check_named_classes(read, self._where)
         return read, saved
 
-    def _drop_kwargs_of_another_estimator(self, *settings: dict[str, Any]) -> None:
+    def _drop_kwargs_of_another_estimator(self, *settings: Hyperparams) -> None:
         """Drop the entry's ``advantage_kwargs`` where ``advantage`` is overridden: they belong to the entry's estimator."""
         given = self.custom_hyperparams or {}
         if self.algo != "grpo" or "advantage" not in given or "advantage_kwargs" in given:
@@ -75,7 +79,7 @@ class Setup(ExperimentManager):
             for found in settings:
                 found.pop("advantage_kwargs", None)
 
-    def _whole_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _whole_settings(self) -> tuple[Hyperparams, Hyperparams]:
         """Those of the run that goes on, or of a trial, and none of an entry, which it never had or has been edited since."""
         found = dict(sorted((self.custom_hyperparams or {}).items()))
         if "env_kwargs" in found and self.env_kwargs:
@@ -92,15 +96,15 @@ class Setup(ExperimentManager):
         return "--hyperparams" if name in (self.custom_hyperparams or {}) else self.config
 
     def _preprocess_hyperparams(
-        self, hyperparams: dict[str, Any]
-    ) -> tuple[dict[str, Any], Callable | None, list[BaseCallback], Callable | None]:
+        self, hyperparams: Hyperparams
+    ) -> tuple[Hyperparams, Callable | None, list[BaseCallback], Callable | None]:
         """rl_zoo3's, with wrappers that are named where they refuse the env, and a look at the env's arguments."""
         for option, kwargs in (
             ("--env-kwargs", self.env_kwargs),
             ("--eval-env-kwargs", self._eval_env_kwargs_args),
             (f"{self._where('env_kwargs')}: env_kwargs", hyperparams.get("env_kwargs")),
         ):
-            check_env_kwargs(option, self.env_name.gym_id, kwargs or {})
+            check_env_kwargs(option, self.env_name.gym_id, kwargs if isinstance(kwargs, dict) else {})
         keys = ("env_wrapper", "vec_env_wrapper")
         inner, outer = (naming(key, hyperparams.get(key), self._where(key)) for key in keys)
         others, _, callbacks, _ = super()._preprocess_hyperparams(hyperparams)
@@ -117,7 +121,7 @@ class Setup(ExperimentManager):
         return name
 
     @staticmethod
-    def _preprocess_schedules(hyperparams: dict[str, Any]) -> dict[str, Any]:
+    def _preprocess_schedules(hyperparams: Hyperparams) -> Hyperparams:
         """Make schedules of their names; rl_zoo3 takes every name for a linear one, and knows none for clip_range_high."""
         made = with_schedules(hyperparams)
         named = {k: v for k, v in made.items() if v is not hyperparams[k]}
@@ -169,7 +173,7 @@ class Setup(ExperimentManager):
             raise BadInput(f"{model} was trained without VecNormalize, but these settings normalise: add normalize:False.")
         return env
 
-    def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
+    def _load_pretrained_agent(self, hyperparams: Hyperparams, env: VecEnv) -> BaseAlgorithm:
         if self.resumed is not None:
             return GRPO.load_run(
                 self.trained_agent, env, self.device, trusted=self.trusted, verbose=self.verbose,
@@ -201,8 +205,8 @@ class Setup(ExperimentManager):
                 "model's spaces, or begin without -i."
             ) from error
 
-    def _load_untrusted(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
-        kept = {name: value for name, value in hyperparams.items() if name not in ("policy", "policy_kwargs")}
+    def _load_untrusted(self, hyperparams: Hyperparams, env: VecEnv) -> BaseAlgorithm:
+        kept: Kwargs = {name: value for name, value in hyperparams.items() if name not in ("policy", "policy_kwargs")}
         try:
             return GRPO.load(
                 self.trained_agent, env, self.device, trusted=False, seed=self.seed, tensorboard_log=self.tensorboard_log,

@@ -6,19 +6,19 @@ import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..common.command_line import BadInput, one_line
+from .checkpoints import Facts, Keep
+
+if TYPE_CHECKING:
+    from wandb.sdk.wandb_run import Run  # an extra
 
 #: Step of all charts, as in TensorBoard's scalars.
 STEP = "global_step"
 #: Scalars whose summary is the best value and not the last.
 BEST = ("eval/mean_reward", "rollout/ep_rew_mean")
-
-#: Function of the path of a model and its facts.
-Keep = Callable[[Path, dict[str, Any]], None]
 
 
 def go_on_in(run: dict[str, str]) -> None:
@@ -46,7 +46,7 @@ def take_note(given: Namespace) -> None:
     given.tensorboard_log = str(Path(given.log_folder, "runs", given.wandb_run["name"]))
 
 
-def define_metrics(run: Any) -> None:
+def define_metrics(run: Run) -> None:
     """Draw everything over env steps, and summarise returns by their maximum.
 
     :param run: of wandb
@@ -91,7 +91,7 @@ def artifact_name(*parts: object) -> str:
     return "-".join(re.sub(r"[^A-Za-z0-9._-]+", "-", str(part)) for part in parts)
 
 
-def keeper(run: Any, name: str, alias: str) -> Keep:
+def keeper(run: Run, name: str, alias: str) -> Keep:
     """Make a function that logs a model file as a version of an artifact, with its facts as metadata.
 
     :param run: of wandb
@@ -100,8 +100,8 @@ def keeper(run: Any, name: str, alias: str) -> Keep:
     """
     import wandb  # an extra
 
-    def keep(path: Path, known: dict[str, Any]) -> None:
-        artifact = wandb.Artifact(name, type="model", metadata=known)
+    def keep(path: Path, known: Facts) -> None:
+        artifact = wandb.Artifact(name, type="model", metadata=dict(known))
         artifact.add_file(str(path), name=path.name)
         run.log_artifact(artifact, aliases=[alias, "latest"])
 

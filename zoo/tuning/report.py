@@ -6,7 +6,6 @@ import shlex
 import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 
@@ -29,6 +28,7 @@ from optuna.visualization import (
 from plotly.offline import get_plotlyjs
 
 from sb_grpo import files
+from sb_grpo.types import Kwargs
 
 from ..common.command_line import call, how_many
 from ..common.provenance import without_passwords
@@ -95,7 +95,7 @@ def draw(study: Study, folder: Path) -> None:
     importance = list(get_param_importances(study))
     shown = importance[:SHOWN]
     contour = importance[:SHOWN_IN_CONTOUR]
-    figures: dict[str, tuple[Callable, Callable, dict[str, Any]]] = {
+    figures: dict[str, tuple[Callable, Callable, Kwargs]] = {
         "importance": (plot_param_importances, drawn.plot_param_importances, {}),
         "history": (plot_optimization_history, drawn.plot_optimization_history, {"target_name": VALUE}),
         "slice": (plot_slice, drawn.plot_slice, {"params": shown, "target_name": VALUE}),

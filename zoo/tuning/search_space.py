@@ -11,10 +11,14 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
 
+from ..common.grids import Grid
 from ..common.literals import parse, to_text
+from ..common.yaml_files import Hyperparams
 
 #: Function from a trial, the env's entry and the fixed settings to drawn settings.
-Draw = Callable[[optuna.Trial, dict[str, Any], dict[str, Any]], dict[str, Any]]
+Draw = Callable[[optuna.Trial, Hyperparams, Hyperparams], Hyperparams]
+#: Function from the name of a distribution to a drawn value.
+DrawFrom = Callable[[str], Any]
 
 NETS = {"tiny": [64], "small": [64, 64], "medium": [256, 256]}
 ENTRY = "entry"  #: the net of the env's entry, where it is none of these
@@ -59,10 +63,10 @@ def suggest(trial: optuna.Trial, space: dict[str, BaseDistribution], name: str) 
 
 def grpo_space(
     trial: optuna.Trial,
-    base: dict[str, Any],
-    fixed: dict[str, Any],
+    base: Hyperparams,
+    fixed: Hyperparams,
     space: dict[str, BaseDistribution] = GRPO_SPACE,
-) -> dict[str, Any]:
+) -> Hyperparams:
     """Settings of GRPO for one trial.
 
     :param trial: draws the numbers
@@ -71,10 +75,11 @@ def grpo_space(
     :param space: distributions by name
     :return: the searched settings
     """
-    drawn: dict[str, Any] = {}
+    drawn: Hyperparams = {}
+    n_envs = _whole(base, "n_envs")
     draw_from = partial(suggest, trial, space)
 
-    def search(name: str, draw: Callable[[], Any] | None = None) -> Any:
+    def search(name: str, draw: Callable[[], object] | None = None) -> Any:
         if name not in fixed:
             drawn[name] = draw() if draw is not None else draw_from(name)
         return fixed.get(name, drawn.get(name))
@@ -84,7 +89,8 @@ def grpo_space(
         search(name)
     paired = False
     if advantage == "state":
-        kwargs = search("advantage_kwargs", lambda: {**(base.get("advantage_kwargs") or {}), "paired": draw_from("paired")})
+        before = read_kwargs(base.get("advantage_kwargs"))
+        kwargs = search("advantage_kwargs", lambda: {**before, "paired": draw_from("paired")})
         paired = (kwargs or {}).get("paired", False) is not False
     elif base.get("advantage_kwargs"):
         drawn["advantage_kwargs"] = None  # they belong to "state", and are refused elsewhere
@@ -93,7 +99,7 @@ def grpo_space(
     search("group_size", lambda: max(draw_from("group_size"), fewest))
     search("learning_rate", lambda: _learning_rate(draw_from))
     search("gamma", lambda: rounded(1.0 - draw_from("one_minus_gamma")))
-    rows = fixed["n_steps"] * base.get("n_envs", 1) if fixed.get("n_steps") else math.inf
+    rows = _whole(fixed, "n_steps") * n_envs if fixed.get("n_steps") else math.inf
     search("batch_size", lambda: min(2 ** draw_from("log2_batch_size"), rows))
     low = search("clip_range")
     if isinstance(low, float):  # a schedule has no fixed distance to it
@@ -101,40 +107,40 @@ def grpo_space(
     if advantage == "state":
         search("gae_lambda", lambda: rounded(1.0 - draw_from("one_minus_lambda")))
     if not fixed.keys() & {"n_steps", "n_groups"}:
-        drawn.update(_rollout(draw_from, advantage, base.get("n_envs", 1), fixed.get("batch_size", 1)))
+        drawn.update(_rollout(draw_from, advantage, n_envs, _whole(fixed, "batch_size")))
     if "policy_kwargs" not in fixed:
         drawn["policy_kwargs"] = with_net(base.get("policy_kwargs"), draw_from("net"))
     return drawn
 
 
-def with_clip_range_high(base: dict[str, Any], high: float) -> dict[str, Any]:
+def with_clip_range_high(base: Hyperparams, high: float) -> dict[str, object]:
     """The entry's arguments of the loss with another upper clip range."""
-    return {**(base.get("loss_kwargs") or {}), "clip_range_high": high}
+    return {**read_kwargs(base.get("loss_kwargs")), "clip_range_high": high}
 
 
-def _learning_rate(draw_from: Callable[[str], Any]) -> float | str:
+def _learning_rate(draw_from: DrawFrom) -> float | str:
     peak = draw_from("learning_rate")
     schedule = draw_from("schedule")
     return float(peak) if schedule == "constant" else SCHEDULES[schedule].format(peak)
 
 
-def _rollout(draw_from: Callable[[str], Any], advantage: Any, n_envs: int, at_least: int) -> dict[str, int | None]:
+def _rollout(draw_from: DrawFrom, advantage: object, n_envs: int, at_least: int) -> dict[str, int | None]:
     """The rollout's size: steps where episodes can be cut, groups where they must be complete. One excludes the other."""
     if advantage == "state":
         return {"n_steps": math.ceil(max(2 ** draw_from("log2_rollout"), at_least) / n_envs), "n_groups": None}
     return {"n_steps": None, "n_groups": draw_from("n_groups")}
 
 
-def with_net(policy_kwargs: dict[str, Any] | str | None, net: str) -> dict[str, Any] | str:
+def with_net(policy_kwargs: object, net: str) -> object:
     """The entry's policy arguments with another net; where they are text, text again."""
     if net == ENTRY:
         return policy_kwargs or {}
     if isinstance(policy_kwargs, str):
-        return to_text({**parse(policy_kwargs), "net_arch": NETS[net]})
-    return {**(policy_kwargs or {}), "net_arch": list(NETS[net])}
+        return to_text({**read_kwargs(policy_kwargs), "net_arch": NETS[net]})
+    return {**read_kwargs(policy_kwargs), "net_arch": list(NETS[net])}
 
 
-def rl_zoo3_space(trial: optuna.Trial, base: dict[str, Any], fixed: dict[str, Any], algo: str) -> dict[str, Any]:
+def rl_zoo3_space(trial: optuna.Trial, base: Hyperparams, fixed: Hyperparams, algo: str) -> Hyperparams:
     """rl_zoo3's own space of an algorithm, its values as a YAML can hold them.
 
     :param trial: draws the numbers
@@ -146,7 +152,7 @@ def rl_zoo3_space(trial: optuna.Trial, base: dict[str, Any], fixed: dict[str, An
         "using_her_replay_buffer": "replay_buffer_class" in base,
         "her_kwargs": read_kwargs(base.get("replay_buffer_kwargs")),
     }
-    drawn = HYPERPARAMS_SAMPLER[algo](trial, 1, base.get("n_envs", 1), her)
+    drawn = HYPERPARAMS_SAMPLER[algo](trial, 1, _whole(base, "n_envs"), her)
     if "noise_type" in trial.params:  # rl_zoo3 makes an object of them
         drawn = {name: value for name, value in drawn.items() if name != "action_noise"}
         drawn |= {"noise_type": trial.params["noise_type"], "noise_std": trial.params["noise_std"]}
@@ -157,13 +163,25 @@ def rl_zoo3_space(trial: optuna.Trial, base: dict[str, Any], fixed: dict[str, An
     return {k: rounded(v) if isinstance(v, float) else v for k, v in drawn.items() if k not in fixed}
 
 
-def read_kwargs(value: dict[str, Any] | str | None) -> dict[str, Any]:
-    """Arguments that a YAML writes as a mapping, as text, or not at all."""
-    found: dict[str, Any] = parse(value) if isinstance(value, str) else value or {}
+def read_kwargs(value: object) -> dict[str, object]:
+    """Arguments that a YAML writes as a mapping, as text, or not at all.
+
+    :raises ValueError: for anything else
+    """
+    found = parse(value) if isinstance(value, str) else value or {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{value!r} must be a mapping of arguments, such as {{net_arch: [64]}}")
     return found
 
 
-def grid_space(trial: optuna.Trial, base: dict[str, Any], fixed: dict[str, Any], grid: dict[str, list[Any]]) -> dict[str, Any]:
+def _whole(settings: Hyperparams, name: str) -> int:
+    """A checked setting; 1 if it is not given."""
+    value = settings.get(name, 1)
+    assert isinstance(value, int)
+    return value
+
+
+def grid_space(trial: optuna.Trial, base: Hyperparams, fixed: Hyperparams, grid: Grid) -> Hyperparams:
     """A point of a grid; everything else is the entry's.
 
     :param trial: of a study with a grid sampler

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Mapping
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from stable_baselines3.common.utils import FloatSchedule
 
 from sb_grpo import GRPO
 
+from ..common.yaml_files import Hyperparams
 from ..tuning.search_space import ENTRY, GRPO_SPACE, NETS, rounded
 
 #: User attribute of the trial whose settings are the entry's, whatever its parameters round them to.
 AS_IT_STANDS = "entry"
 
 
-def grpo_start(model: GRPO, base: dict[str, Any]) -> dict[str, Any]:
+def grpo_start(model: GRPO, base: Hyperparams) -> dict[str, object]:
     """The entry's own settings in the terms of the space.
 
     :param model: built with ``base``
@@ -44,8 +45,8 @@ def grpo_start(model: GRPO, base: dict[str, Any]) -> dict[str, Any]:
 
 
 def widened(
-    start: dict[str, Any], space: dict[str, BaseDistribution] | None = None
-) -> tuple[dict[str, BaseDistribution], dict[str, Any], list[str]]:
+    start: Mapping[str, object], space: dict[str, BaseDistribution] | None = None
+) -> tuple[dict[str, BaseDistribution], dict[str, object], list[str]]:
     """Widen a space to contain a start, and express the start in it.
 
     :param start: value by name
@@ -54,7 +55,7 @@ def widened(
     """
     space = dict(GRPO_SPACE if space is None else space)
     said = []
-    kept: dict[str, Any] = {}
+    kept: dict[str, object] = {}
     for name, value in start.items():
         if value is None:  # not in use
             continue
@@ -70,14 +71,15 @@ def widened(
     return space, kept, said
 
 
-def _holding(among: BaseDistribution, value: Any) -> BaseDistribution | None:
+def _holding(among: BaseDistribution, value: object) -> BaseDistribution | None:
     """The distribution, as much wider as the value asks; None where no distribution of its kind holds it."""
     if isinstance(among, CategoricalDistribution):
         if not isinstance(value, bool | int | float | str):
             return None
         return among if value in among.choices else CategoricalDistribution((*among.choices, value))
+    assert isinstance(value, int | float)
     if isinstance(among, IntDistribution):
-        return IntDistribution(min(among.low, value), max(among.high, value))
+        return IntDistribution(min(among.low, int(value)), max(among.high, int(value)))
     assert isinstance(among, FloatDistribution)
     if not math.isfinite(value) or (among.log and value <= 0.0):
         return None
@@ -89,8 +91,8 @@ def _holding(among: BaseDistribution, value: Any) -> BaseDistribution | None:
     return FloatDistribution(rounded(low), rounded(high), log=among.log, step=among.step)
 
 
-def _nearest(among: BaseDistribution, value: Any) -> Any:
+def _nearest(among: BaseDistribution, value: object) -> object:
     """The value, on the grid if there is one."""
-    if isinstance(among, FloatDistribution) and among.step is not None:
+    if isinstance(among, FloatDistribution) and among.step is not None and isinstance(value, int | float):
         return rounded(among.low + round((value - among.low) / among.step) * among.step)
     return value

@@ -9,7 +9,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optuna
@@ -28,6 +27,7 @@ from sb_grpo import files
 
 from ..common.command_line import BadInput, did_you_mean
 from ..common.provenance import without_passwords
+from ..common.yaml_files import Hyperparams
 from ..tuning.journal import mend
 from ..tuning.start import AS_IT_STANDS
 
@@ -86,12 +86,14 @@ class SeededByTrial(BaseSampler):
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return self._sampler(trial).infer_relative_search_space(study, trial)
 
-    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, object]:
         return self._sampler(trial).sample_relative(study, trial, search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
+    ) -> object:
         return self._sampler(trial).sample_independent(study, trial, param_name, param_distribution)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
@@ -166,7 +168,7 @@ def _open_database(url: str) -> RDBStorage:
             time.sleep(patience.pop(0))
 
 
-def worker() -> list[Any]:
+def worker() -> list[str | float]:
     """Identity of this worker: host, process id and start time, because ids are reused."""
     return [socket.gethostname(), os.getpid(), psutil.Process().create_time()]
 
@@ -313,7 +315,7 @@ def _source(folder: Path, storage: str) -> str:
     return f"{scheme}{whole.relative_to(home) if whole.is_relative_to(home) else whole}"
 
 
-def settings_of_trial(study: Study, number: int) -> dict[str, Any]:
+def settings_of_trial(study: Study, number: int) -> Hyperparams:
     """All settings of a trial of ``zoo.tune``, in the form of an entry.
 
     :raises BadInput: if there are none
@@ -322,7 +324,7 @@ def settings_of_trial(study: Study, number: int) -> dict[str, Any]:
     name = study.study_name
     if not 0 <= number < len(trials) or "settings" not in trials[number].user_attrs:
         raise BadInput(f"--trial-id {number}: {name} has no such trial with settings of zoo.tune.")
-    settings: dict[str, Any] = trials[number].user_attrs["settings"]
+    settings: Hyperparams = trials[number].user_attrs["settings"]
     if not isinstance(settings, dict):
         raise BadInput(f"--trial-id {number}: the settings of {name} are {type(settings).__name__}, not a mapping.")
     return settings

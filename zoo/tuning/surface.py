@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -23,7 +22,7 @@ def measured(trials: Sequence[FrozenTrial], names: tuple[str, str]) -> pd.DataFr
     :param trials: of a grid, completed
     :param names: of two of its parameters
     """
-    cells: dict[tuple[Any, Any], list[float]] = {}
+    cells: dict[tuple[object, object], list[float]] = {}
     for trial in trials:
         cells.setdefault((trial.params[names[0]], trial.params[names[1]]), []).extend(trial.user_attrs["values"])
     rows = [(*cell, np.mean(v), standard_error(v), len(v)) for cell, v in cells.items()]
@@ -69,7 +68,7 @@ def draw(table: pd.DataFrame, names: tuple[str, str], surrogate: Surrogate, tria
     return figure
 
 
-def _ticks(axes: Axes, which: str, name: str, shown: Sequence[Any]) -> None:
+def _ticks(axes: Axes, which: str, name: str, shown: Sequence[object]) -> None:
     """A few labels along an axis whose cells are numbered."""
     some = range(len(shown)) if len(shown) <= 6 else np.linspace(0, len(shown) - 1, 5).round().astype(int).tolist()
     texts = [f"{shown[i]:.3g}" if isinstance(shown[i], float) else str(shown[i]) for i in some]

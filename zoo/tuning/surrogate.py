@@ -17,6 +17,8 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from ..comparing.statistics import Array
 
+#: Parameters of a trial, as Optuna has them.
+Params = Mapping[str, Any]
 #: Share of a numeric parameter's range by which a neighbour differs.
 STEP = 0.1
 #: Added to the variance of every trial, so that equal settings leave the matrix invertible.
@@ -44,7 +46,7 @@ class Encoding:
         assert isinstance(among, CategoricalDistribution)
         return sorted(among.choices) if is_ordered(among) else list(among.choices)  # type: ignore[type-var]
 
-    def __call__(self, params: Mapping[str, Any]) -> Array:
+    def __call__(self, params: Params) -> Array:
         """``[D]`` of one setting."""
         return np.concatenate([self.column(among, params[name]) for name, among in self.space.items()])
 
@@ -74,12 +76,12 @@ class Encoding:
         value = low + share * (high - low)
         return float(np.exp(value) if among.log else value)
 
-    def neighbours(self, params: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def neighbours(self, params: Params) -> list[Params]:
         """Settings that differ in one ordered parameter by a tenth of its range, or by one choice.
 
         :param params: of a trial
         """
-        found = []
+        found: list[Params] = []
         for name, among in self.space.items():
             if isinstance(among, CategoricalDistribution):
                 choices = self._choices(among)
@@ -102,7 +104,7 @@ class Surrogate:
     :param noise: ``[n]`` variance of those means
     """
 
-    def __init__(self, encoding: Encoding, params: Sequence[Mapping[str, Any]], values: Array, noise: Array) -> None:
+    def __init__(self, encoding: Encoding, params: Sequence[Params], values: Array, noise: Array) -> None:
         self.encoding = encoding
         self.x = np.array([encoding(p) for p in params])
         self.mean = float(np.mean(values))
@@ -116,7 +118,7 @@ class Surrogate:
             warnings.simplefilter("ignore", ConvergenceWarning)
             self.process.fit(self.x, (np.asarray(values) - self.mean) / self.scale)
 
-    def predict(self, params: Sequence[Mapping[str, Any]]) -> tuple[Array, Array]:
+    def predict(self, params: Sequence[Params]) -> tuple[Array, Array]:
         """Expected value of settings over seeds, and how uncertain that is.
 
         :return: ``[m]`` means and standard deviations

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from ..benchmarking.errand import ONE_THREAD
 from ..common.cluster import Launch, connect_ray, room_in
@@ -45,7 +44,7 @@ def search_together(launch: Launch, n_workers: int | None, arguments: Sequence[s
     :param arguments: command line of a worker
     :return: exit code: that of the first worker that failed, 130 if the user has interrupted it
     """
-    ray: Any = connect_ray(launch, said=True)
+    ray = connect_ray(launch, said=True)
     task = ray.remote(worker).options(max_retries=0, **launch.resources.for_ray())
     number = {task.remote(arguments, os.getcwd()): n + 1 for n in range(n_workers or room_in(ray, launch.resources))}
     running = list(number)

@@ -27,7 +27,7 @@ def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
     if folder is None:
         return []
     entries = read_sections(folder / "ablations.yml", "groups: {section: Ablations, title: Groups, labels: [defaults]}")
-    where = {name: folder / entry.get("folder", name) for name, entry in entries.items()}
+    where = {name: folder / str(entry.get("folder", name)) for name, entry in entries.items()}
     loaded = {path: load([path]) for path in set(where.values()) if path.exists()}  # once, however many entries share it
     return [{**entry, "name": name, "loaded": loaded[where[name]]} for name, entry in entries.items() if where[name] in loaded]
 
