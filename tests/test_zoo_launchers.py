@@ -330,14 +330,14 @@ def test_resources_that_no_machine_has(tmp_path):
 
 
 def test_a_result_says_which_command_made_it(tmp_path):
-    """Errands on this very machine: what they bring is what a run here leaves, and nothing else stays behind."""
-    from zoo.benchmarking import errand
+    """Runs on this very machine: what they bring is what a run here leaves, and nothing else stays behind."""
+    from zoo.benchmarking.launchers import deliver, run_here
     from zoo.benchmarking.specs import RunOptions, Spec
 
     spec = Spec("CartPole-v1", "random", "random", 3, 10, 1, 1, 2, {}, "none")
-    brought = errand.run(spec, RunOptions("", "the command", keep=True, device="cpu", gym_packages=[]))
+    brought = run_here(spec, RunOptions("", "the command", keep=True, device="cpu", gym_packages=[]))
     assert brought.code == 0, brought.log
-    errand.deliver(brought, spec.file(tmp_path))
+    deliver(brought, spec.file(tmp_path))
     content = json.loads(spec.file(tmp_path).read_text())
     assert content["command"] == "the command" and content["settings"] == {} and len(content["final_returns"]) == 2
     assert (spec.folder(tmp_path) / "seed_3" / "log.txt").exists()

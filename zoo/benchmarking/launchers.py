@@ -1,24 +1,282 @@
-"""Launchers of runs: local processes, a Ray cluster, or the queue of a SLURM cluster by submitit."""
+"""Launchers of a benchmark's runs: local processes, a Ray cluster, or the queue of a SLURM cluster by submitit.
+
+A run on another machine leaves no files there: its results return as bytes. The machines need the same packages, and no common
+file system.
+"""
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zipfile
 from abc import ABC, abstractmethod
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from json import dumps
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from ..benchmarking import errand
-from ..benchmarking.errand import Brought
-from ..benchmarking.specs import RunOptions, Spec
-from ..benchmarking.workers import LocalWorker, MachineGone, Promise, RemoteWorker, Worker
+from sb_grpo import files
+
 from ..common.cluster import Launch, Resources, connect_ray, room_in
-from ..common.command_line import BadInput, one_line
+from ..common.command_line import PACKAGE, BadInput, one_line
+from .results import read_run
+from .specs import RunOptions, Spec
 
 if TYPE_CHECKING:
     from submitit import Job
+
+#: Small networks are many times slower with more threads, and a machine runs as many runs as it has cores.
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
+
+@dataclass(frozen=True)
+class Brought:
+    """Files and exit code of a remote run.
+
+    :param code: exit code of the run
+    :param log: its output
+    :param result: its result file; empty: none
+    :param folder: its folder as a zip, if it is to be kept; else empty
+    """
+
+    code: int
+    log: str
+    result: bytes = b""
+    folder: bytes = b""
+
+
+def start_process(spec: Spec, options: RunOptions, folder: Path) -> subprocess.Popen[bytes]:
+    """Start a run in a new process, which ends when its standard input is closed.
+
+    :param spec: the run
+    :param folder: for its log and other files
+    """
+    command = [sys.executable, "-m", f"{PACKAGE}.common.lifeline", "benchmarking.worker", dumps(asdict(spec))]
+    with (folder / "log.txt").open("w") as log:
+        return subprocess.Popen(
+            [*command, dumps({**asdict(options), "folder": str(folder)})],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **ONE_THREAD},
+        )
+
+
+def run_here(spec: Spec, options: RunOptions) -> Brought:
+    """Execute a run here. It ends with this process, also if that is killed.
+
+    :param spec: the run
+    :param options: ``out`` is ignored
+    """
+    with tempfile.TemporaryDirectory(prefix="sb_grpo_") as scratch:
+        out = Path(scratch, "out")
+        folder = Path(scratch, "run")
+        folder.mkdir()
+        process = start_process(spec, replace(options, out=str(out)), folder)
+        try:
+            code = process.wait()
+        finally:
+            process.kill()
+            process.communicate()
+        result = spec.file(out)
+        log = (folder / "log.txt").read_text()
+        if code != 0:
+            return Brought(code, log)
+        return Brought(code, log, result.read_bytes(), _packed(folder) if options.keep else b"")
+
+
+def _packed(folder: Path) -> bytes:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w", strict_timestamps=False) as packed:
+        for path in sorted(folder.rglob("*")):
+            packed.write(path, path.relative_to(folder))
+    return archive.getvalue()
+
+
+def deliver(brought: Brought, result: Path) -> None:
+    """Write the files of a remote run to the places of a local run.
+
+    :param result: path of the result file; the kept folder is written beside it
+    """
+    if brought.folder:
+        folder = result.with_suffix("")
+        folder.mkdir(parents=True, exist_ok=True)
+        with zipfile.ZipFile(io.BytesIO(brought.folder)) as packed:  # unlike tarfile's, safe on every Python
+            packed.extractall(folder)
+    result.parent.mkdir(parents=True, exist_ok=True)
+    files.write(result, brought.result)  # last: a run with a result file is done
+
+
+def run_here_and_deliver(spec: Spec, options: RunOptions) -> Brought:
+    """Execute a run here, on a machine with access to the output folder: the result is written even without the caller.
+
+    :param spec: the run
+    :param options: with an absolute path as ``out``
+    :return: exit code and log without the files
+    """
+    brought = run_here(spec, options)
+    if brought.code == 0:
+        deliver(brought, spec.file(Path(options.out)))
+    return Brought(brought.code, brought.log)
+
+
+# ---------------------------------------------------------------- running runs
+
+DONE = "done"
+RUNNING = "running"
+FAILED = "failed"
+LEFT = "left"
+#: A run is not retried after this many dead machines, because it may kill them.
+MAX_LOSSES = 3
+
+
+class Worker(ABC):
+    """Base of running runs.
+
+    :param spec: the run
+    """
+
+    def __init__(self, spec: Spec, options: RunOptions) -> None:
+        self.spec = spec
+        self.started = time.perf_counter()
+        self.took = 0.0
+        self.complaint = ""
+        self.result = spec.file(Path(options.out))
+        self.log = self.result.with_suffix(".failed.log")
+        self.log.unlink(missing_ok=True)
+        self.code: int | None = None  #: exit code, once the run has ended
+
+    @property
+    def name(self) -> str:
+        return f"{self.spec.env} {self.spec.label} seed {self.spec.seed}"
+
+    @abstractmethod
+    def has_ended(self) -> bool:
+        """Whether :meth:`outcome` is available."""
+
+    @abstractmethod
+    def bring(self) -> str:
+        """Put the files of the ended run in their places, and set ``code``.
+
+        :return: its output
+        """
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End the run and leave nothing behind."""
+
+    def outcome(self) -> tuple[str, str]:
+        """State after the run has ended, and a line for the log."""
+        self.took = time.perf_counter() - self.started
+        printed = self.bring()
+        if self.code == 0:
+            return DONE, f"{self.name}: mean return {read_run(self.result).score:.1f} in {self.took:.0f} s"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self.log.write_text(printed)
+        last = (printed.strip().splitlines() or ["no output"])[-1]
+        self.complaint = f"{self.name} failed with code {self.code}: {last} (log: {self.log})"
+        return FAILED, self.complaint
+
+
+class LocalWorker(Worker):
+    """Run in a local process, which ends when its standard input is closed."""
+
+    def __init__(self, spec: Spec, options: RunOptions) -> None:
+        super().__init__(spec, options)
+        self.folder = self.result.with_suffix(".run")
+        self.keep = options.keep
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.process = start_process(spec, options, self.folder)
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def bring(self) -> str:
+        self.code = self.process.returncode
+        printed = (self.folder / "log.txt").read_text()
+        self._tidy()
+        return printed
+
+    def stop(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        if self.keep and self.process.returncode == 0:
+            kept = self.folder.with_suffix("")
+            shutil.rmtree(kept, ignore_errors=True)
+            self.folder.rename(kept)
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class MachineGone(Exception):
+    """Error: the machine or the process died without a result."""
+
+
+class Promise(Protocol):
+    """Interface: future result of a submitted run."""
+
+    def done(self) -> bool:
+        """Whether :meth:`result` would return at once."""
+
+    def result(self) -> Brought:
+        """Wait for the result.
+
+        :raises MachineGone: if there will be none
+        """
+
+    def cancel(self) -> None:
+        """End it."""
+
+
+class RemoteWorker(Worker):
+    """Run on another machine, or in a launcher's process.
+
+    :param promise: its future result
+    :param losses: number of machines that have died during this run
+    """
+
+    def __init__(self, spec: Spec, options: RunOptions, promise: Promise, losses: int) -> None:
+        super().__init__(spec, options)
+        self.promise = promise
+        self.losses = losses
+
+    def has_ended(self) -> bool:
+        return self.promise.done()
+
+    def bring(self) -> str:
+        brought = self.promise.result()
+        self.code = brought.code
+        if brought.result:
+            deliver(brought, self.result)
+        return brought.log
+
+    def outcome(self) -> tuple[str, str]:
+        try:
+            return super().outcome()
+        except MachineGone as gone:
+            self.losses += 1
+            if self.losses < MAX_LOSSES:
+                return LEFT, f"{self.name}: its machine is gone ({gone}), so it begins anew"
+            self.code = 1
+            self.complaint = f"{self.name} failed: {self.losses} machines have died under it, the last with: {gone}"
+            return FAILED, self.complaint
+
+    def stop(self) -> None:
+        self.promise.cancel()
+
+
+# ---------------------------------------------------------------- launchers
 
 #: Jobs in a SLURM queue at a time, by default: schedulers limit the jobs of one user.
 MOST_SUBMITTED = 100
@@ -90,7 +348,7 @@ class RayLauncher(RemoteLauncher):
         self.resources = launch.resources
         self.jobs = jobs
         # Retries by Ray would be invisible here: the benchmark restarts lost runs itself.
-        self._task = self.ray.remote(errand.run).options(max_retries=0, **self.resources.for_ray())
+        self._task = self.ray.remote(run_here).options(max_retries=0, **self.resources.for_ray())
 
     def room(self) -> int:
         return self.jobs or room_in(self.ray, self.resources)
@@ -153,7 +411,7 @@ class SubmititLauncher(RemoteLauncher):
 
     def send(self, spec: Spec, options: RunOptions) -> Promise:
         there = replace(options, out=str(Path(options.out).absolute()))
-        return SubmititPromise(self.executor.submit(errand.run_and_deliver, spec, there), self.gone)
+        return SubmititPromise(self.executor.submit(run_here_and_deliver, spec, there), self.gone)
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,6 +1,6 @@
 """One run of a benchmark in a process of its own: train to the budget, evaluate at fixed steps, write one result file.
 
-Started by :mod:`zoo.benchmarking.errand` through :mod:`zoo.common.lifeline`.
+Started by :mod:`zoo.benchmarking.launchers` through :mod:`zoo.common.lifeline`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..benchmarking.errand import ONE_THREAD
+from ..benchmarking.launchers import ONE_THREAD
 from ..common.cluster import Launch, connect_ray, room_in
 from ..common.command_line import INTERRUPTED, PACKAGE, program
 
