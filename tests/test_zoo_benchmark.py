@@ -29,7 +29,7 @@ from zoo.benchmarking.results import read_content, read_run
 from zoo.benchmarking.specs import Spec, Variant, read_variants, settings_for
 from zoo.benchmarking.worker import evaluate, evaluation_seed
 from zoo.common.command_line import BadInput
-from zoo.common.random_policy import RandomPolicy
+from zoo.common.episodes import RandomPolicy
 
 ROOT = Path(__file__).parents[1]
 TINY = {

@@ -23,7 +23,7 @@ from zoo.checking import probes, trial
 from zoo.checking.episodes import observation_problem
 from zoo.checking.findings import BROKEN, FINE, LOOK
 from zoo.common.command_line import run
-from zoo.common.random_policy import RandomPolicy
+from zoo.common.episodes import RandomPolicy
 from zoo.evaluating.playing import random_reference
 
 

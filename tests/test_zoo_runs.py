@@ -22,7 +22,7 @@ from tests.helpers import ProbeEnv, run_command
 from zoo import enjoy, plot, workflow
 from zoo.benchmarking.results import find_results
 from zoo.common.command_line import BadInput, known_env, run
-from zoo.common.strict_json import to_json
+from zoo.common.plain_files import to_json
 from zoo.comparing import curves as reading
 from zoo.comparing import zoo_runs
 from zoo.train import main

@@ -12,7 +12,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 
 from tests.test_zoo_tune import ROOT, TINY, trials_of, tune_here
-from zoo.common.grids import parse_grid
+from zoo.common.command_line import parse_grid
 from zoo.tuning.journal import mend
 from zoo.tuning.objective import Objective, ReportCallback
 from zoo.tuning.search_space import ENTRY, GRPO_SPACE, SPACES

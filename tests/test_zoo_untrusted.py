@@ -18,7 +18,7 @@ from tests.test_zoo_resume import stopped_after
 from zoo import compare, dashboard, enjoy, evaluate, export, plot, push, report
 from zoo import train as training
 from zoo.common.command_line import BadInput, run
-from zoo.common.yaml_files import read_mapping
+from zoo.common.plain_files import read_mapping
 from zoo.training.resuming import RunSaves
 from zoo.training.run_files import read_values
 

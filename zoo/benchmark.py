@@ -24,9 +24,8 @@ from .benchmarking.results import LINES, read_all
 from .benchmarking.specs import RunOptions, Spec, read_variants, settings_for, swept
 from .benchmarking.worker import BAD_SETTINGS
 from .common.cluster import Launch, add_launcher, read_launch
-from .common.command_line import INTERRUPTED, BadInput, Parser, call, known_env, run
+from .common.command_line import INTERRUPTED, BadInput, Parser, call, known_env, parse_grid, run
 from .common.folders import LOCK, alone_in
-from .common.grids import parse_grid
 
 POLL_S = 0.2
 

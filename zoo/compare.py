@@ -16,10 +16,10 @@ from sb_grpo import files
 from .benchmarking.results import find_results
 from .common.command_line import BadInput, Parser, add_untrusted, check_has_runs, run
 from .common.folders import check_place
-from .common.yaml_files import read_mapping
+from .common.plain_files import read_mapping
+from .common.tracking import check_wandb, log_report
 from .comparing import figures, pairs, tables
 from .comparing.comparison import Comparison, compare_runs, load
-from .comparing.tracking import check_wandb, log_report
 
 #: Section -> (description, tables in the text, figures). Curves, profile and single runs are only in their CSV files.
 SECTIONS: dict[str, tuple[str, list[str], list[str]]] = {

@@ -19,6 +19,7 @@ import numpy as np
 import rl_zoo3
 import torch as th
 from huggingface_sb3 import EnvironmentName
+from PIL import Image
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
@@ -41,10 +42,43 @@ from .common.command_line import (
     run,
 )
 from .common.folders import check_place
-from .common.pictures import GifWriter
 from .training.checkpoints import read_facts
 from .training.experiment import register
 from .training.saved import Saved, check_untrusted
+
+SHORTEST = 2  # hundredths of a second that browsers keep to
+
+
+class GifWriter:
+    """GIF writer that drops frames if there are too many; each is shown until the next one's time, so errors do not add up.
+
+    :param path: of the file, written by :meth:`close`
+    :param fps: frames per second of the env
+    """
+
+    def __init__(self, path: Path, fps: float) -> None:
+        self.path = path
+        self.fps = fps
+        self.n_frames = 0
+        self.shown: list[tuple[int, Image.Image]] = []  #: hundredths of a second, picture
+
+    def append_data(self, picture: np.ndarray) -> None:
+        moment = self._moment()
+        self.n_frames += 1
+        if not self.shown or moment - self.shown[-1][0] >= SHORTEST:
+            self.shown.append((moment, Image.fromarray(picture)))
+
+    def close(self) -> None:
+        if not self.shown:
+            return
+        moments, pictures = zip(*self.shown, strict=True)
+        end = max(self._moment(), moments[-1] + SHORTEST)
+        durations = [10 * int(step) for step in np.diff([*moments, end])]
+        pictures[0].save(self.path, save_all=True, append_images=pictures[1:], duration=durations, loop=0)
+
+    def _moment(self) -> int:
+        return round(100 * self.n_frames / self.fps)
+
 
 VIDEOS = (".gif", ".mp4")
 

@@ -25,10 +25,9 @@ from matplotlib.figure import Figure
 from sb_grpo import files
 from sb_grpo.evaluation import FIRST_SEED
 
-from .common.command_line import BadInput, Parser, add_untrusted, default_threads, how_many, known_env, run
-from .common.ending import close
+from .common.command_line import BadInput, Parser, add_untrusted, default_threads, how_many, known_env, parse_grid, run
+from .common.episodes import close
 from .common.folders import check_place
-from .common.grids import parse_grid
 from .comparing import figures
 from .comparing.tables import to_markdown
 from .evaluating import records, tables

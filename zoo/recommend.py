@@ -23,8 +23,8 @@ from optuna.trial import FrozenTrial
 from sb_grpo import files
 
 from .common.command_line import BadInput, Parser, call, default_threads, did_you_mean, how_many, known_env, run
-from .common.ending import close
-from .common.yaml_files import Hyperparams
+from .common.episodes import close
+from .common.plain_files import Hyperparams
 from .comparing import figures
 from .training.experiment import register
 from .tuning import robust, surface

@@ -10,7 +10,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from sb_grpo.maths.schedules import SYNTAX, linear, named
 from sb_grpo.plain import FORMS, attributes
 
-from .common.yaml_files import Hyperparams
+from .common.plain_files import Hyperparams
 
 FORMS["SimpleLinearSchedule"] = attributes(SimpleLinearSchedule, "initial_value")
 

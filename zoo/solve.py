@@ -27,9 +27,8 @@ from sb_grpo.tasks.routing import TSP
 from sb_grpo.tasks.solving import Solution, cp_sat, make_problem, solve
 from sb_grpo.types import Kwargs
 
-from .common.command_line import BadInput, Parser, add_untrusted, check_at_least_1, check_seed, default_threads, run
+from .common.command_line import BadInput, Parser, add_untrusted, check_at_least_1, check_seed, default_threads, drawn, run
 from .common.folders import check_place
-from .common.pictures import drawn
 
 #: Envs of a training, and its settings: whole groups of attempts with the same luck.
 N_ENVS = 64

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import math
 import os
 import signal
@@ -36,19 +35,19 @@ from .common.command_line import (
     check_at_least_1,
     check_seed,
     default_threads,
+    drop_dead_outputs,
     known_env,
     one_line,
     run,
 )
-from .common.ending import drop_dead_outputs
+from .common.plain_files import HYPERPARAMS
 from .common.provenance import without_passwords
-from .common.yaml_files import HYPERPARAMS
+from .common.tracking import check_wandb, go_on_in, is_of_wandb, not_begun
+from .common.tracking import finish as finish_tracking
 from .training.experiment import HEALTH, Experiment, register
 from .training.followers import Follower, check_learners
 from .training.resuming import check_kinds, take_up_run
 from .training.run_files import Unreadable, read_run_files
-from .training.tracking import finish as finish_tracking
-from .training.tracking import go_on_in, is_of_wandb, not_begun
 
 #: Options of rl_zoo3's search, which zoo.tune has in their place.
 SEARCH = frozenset(
@@ -181,8 +180,7 @@ def _check_tracking(given: Namespace) -> None:
     :raises BadInput: naming the missing package
     """
     if given.track:
-        if importlib.util.find_spec("wandb") is None:
-            raise BadInput("--track needs Weights & Biases: pip install -e '.[track]'.")
+        check_wandb()
         os.environ.setdefault("WANDB_DIR", given.log_folder)  # beside the runs, not in the working directory
         Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
         if getattr(given, "wandb_run", None):  # of --resume

@@ -27,12 +27,11 @@ from optuna.trial import FrozenTrial, TrialState
 from sb_grpo import GRPO
 
 from .common.cluster import add_launcher, read_launch
-from .common.command_line import INTERRUPTED, BadInput, Parser, Settings, default_threads, known_env, run
-from .common.ending import close
+from .common.command_line import INTERRUPTED, BadInput, Grid, Parser, Settings, default_threads, known_env, parse_grid, run
+from .common.episodes import close
 from .common.folders import make_folder
-from .common.grids import Grid, parse_grid
+from .common.plain_files import HYPERPARAMS
 from .common.provenance import command, without_passwords
-from .common.yaml_files import HYPERPARAMS
 from .training.checks import check_settings
 from .training.experiment import Experiment, register
 from .tuning.objective import Objective

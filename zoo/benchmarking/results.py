@@ -17,7 +17,7 @@ import numpy as np
 
 from sb_grpo import files
 
-from ..common.strict_json import finite
+from ..common.plain_files import finite
 
 LINES = ".jsonl"  # one run per line, in the place of folders of files
 EVALUATED = "evaluated: "  # prefix of models in results of zoo.evaluate

@@ -13,9 +13,8 @@ from pathlib import Path
 import rl_zoo3
 
 from ..benchmarking.results import RANDOM, env_folder, seed_file
-from ..common.command_line import BadInput, did_you_mean
-from ..common.grids import Grid
-from ..common.yaml_files import HYPERPARAMS, Hyperparams, read_sections
+from ..common.command_line import BadInput, Grid, did_you_mean
+from ..common.plain_files import HYPERPARAMS, Hyperparams, read_sections
 from ..training.checks import check_settings
 from ..training.entries import entry_name
 from ..training.experiment import register

@@ -27,8 +27,7 @@ from sb_grpo import files
 from ..benchmarking.results import RANDOM, Point, Record, Results, write_result
 from ..benchmarking.specs import RunOptions, Spec
 from ..common import provenance
-from ..common.ending import Counting, Locals, close
-from ..common.random_policy import RandomPolicy
+from ..common.episodes import Counting, Locals, RandomPolicy, close
 from ..training.building import build
 from ..training.experiment import Experiment, sync
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
 import errno
 import importlib
 import os
 import re
+import select
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import gymnasium as gym
 from rl_zoo3.utils import StoreDict
@@ -254,3 +256,62 @@ def full_disk(error: BaseException | None) -> OSError | None:
     while error is not None and not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
         error = error.__cause__ or error.__context__
     return error
+
+
+def drop_dead_outputs() -> None:
+    """Drop a closed terminal or pipe, because an error of ``print`` would prevent saving."""
+    for descriptor in (1, 2):
+        poll = select.poll()
+        poll.register(descriptor, 0)  # reports only errors
+        if poll.poll(0):
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, descriptor)
+            os.close(nothing)
+
+
+def drawn(what: str, draw: Callable[[], Path]) -> Path | None:
+    """Draw a picture; a failure must not lose the results.
+
+    :param what: name of the picture, for the message
+    :param draw: draws it and returns its path
+    :return: the path; None after a failure, which stderr reports
+    """
+    try:
+        return draw()
+    except Exception as error:  # fonts, backends, full disks and others
+        print(f"The {what} could not be drawn: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
+        return None
+
+
+#: Values of settings by name.
+Grid = dict[str, list[Any]]
+
+
+def parse_grid(option: str, texts: Sequence[str]) -> Grid:
+    """Parse values by name. They are literals, or plain words: ``net_arch=[64],[64,64]``, ``advantage=state,step``.
+
+    :param option: such as ``--grid``, for messages
+    :param texts: of the command line
+    :raises BadInput: for text that is not ``name=value,value``, and for a repeated name or value
+    """
+    grid: Grid = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not name.isidentifier() or not values.strip(", "):
+            raise BadInput(f"{option} {text!r} must be name=value,value,..., for example learning_rate=3e-4,1e-3")
+        if name in grid:
+            raise BadInput(f"{option} names {name} twice")
+        try:
+            grid[name] = list(ast.literal_eval(f"[{values}]"))
+        except (ValueError, SyntaxError):
+            grid[name] = [_word(word.strip()) for word in values.split(",")]
+        if len({repr(value) for value in grid[name]}) < len(grid[name]):
+            raise BadInput(f"{option} {text!r} has a value twice")
+    return grid
+
+
+def _word(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -22,7 +22,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from ..common.command_line import BadInput, did_you_mean, one_line
-from .yaml_files import Hyperparams
+from .plain_files import Hyperparams
 
 #: Settings that rl_zoo3 evaluates if they are text.
 TEXTS = ("policy_kwargs", "replay_buffer_class", "replay_buffer_kwargs", "normalize", "monitor_kwargs")

@@ -12,7 +12,7 @@ import plotly
 from sb_grpo import files
 
 from ..common.folders import check_place
-from ..common.strict_json import to_json
+from ..common.plain_files import to_json
 from ..dashboards.runs import PageData, read_runs
 
 ASSETS = Path(__file__).parent / "assets"

@@ -13,7 +13,7 @@ from typing import TypedDict
 import numpy as np
 
 from ..common.command_line import BadInput, Parser, add_untrusted, read_or_note, say_once
-from ..common.yaml_files import TooLarge
+from ..common.plain_files import TooLarge
 from ..dashboards.logs import Column, Quantiles, number, read_log
 from ..dashboards.messages import health_messages, watched
 from ..training.card import Metrics

@@ -14,10 +14,8 @@ from sb_grpo.collect.given_starts import GivenStart
 from sb_grpo.collect.seeded_episodes import Episodes, Policy, actor, frozen_statistics, held, play
 from sb_grpo.envs.installing import install_seeded_reset
 
-from ..common.command_line import BadInput
-from ..common.ending import close
-from ..common.grids import Grid
-from ..common.random_policy import RandomPolicy
+from ..common.command_line import BadInput, Grid
+from ..common.episodes import RandomPolicy, close
 from .models import Contestant
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import Namespace
 
-from ..common.yaml_files import HYPERPARAMS
+from ..common.plain_files import HYPERPARAMS
 from .experiment import Experiment, register
 
 

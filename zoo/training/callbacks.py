@@ -11,7 +11,7 @@ from stable_baselines3.common.logger import HParam
 from sb_grpo.figures import NOT_PRINTED, as_shown
 
 from ..common.command_line import one_line
-from ..common.yaml_files import Hyperparams
+from ..common.plain_files import Hyperparams
 
 #: Scalars that the HParams tab shows beside the settings.
 METRICS = ("eval/mean_reward", "rollout/ep_rew_mean")

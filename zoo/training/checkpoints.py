@@ -24,10 +24,9 @@ from sb_grpo.normalization import statistics_to_bytes, with_statistics
 from sb_grpo.save_util import PLAIN, STATISTICS, read_entry, with_entries, write_zip
 
 from ..common.command_line import BadInput
-from ..common.ending import Counting, Locals
+from ..common.episodes import Counting, Locals
+from ..common.plain_files import Hyperparams, to_json
 from ..common.provenance import commit, versions
-from ..common.strict_json import to_json
-from ..common.yaml_files import Hyperparams
 
 FACTS = "checkpoint.json"
 LAST_STATISTICS = "vecnormalize.pkl"

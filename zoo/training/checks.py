@@ -17,7 +17,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb_grpo.validation import OF_OTHERS
 
 from ..common.command_line import BadInput, did_you_mean
-from ..common.yaml_files import Hyperparams
+from ..common.plain_files import Hyperparams
 from ..schedules import SCHEDULED, SYNTAX, make_schedule
 
 #: Settings of a run that are none of the algorithm's.

@@ -12,7 +12,7 @@ from pathlib import Path
 from rl_zoo3.exp_manager import ExperimentManager
 
 from ..common.command_line import BadInput
-from ..common.yaml_files import Hyperparams, read_sections
+from ..common.plain_files import Hyperparams, read_sections
 
 MINIGRID = "MiniGrid-"
 

@@ -22,13 +22,12 @@ from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, RecoveryCallb
 from sb_grpo.figures import as_shown
 from sb_grpo.types import Kwargs
 
-from ..common.command_line import BadInput, how_many
-from ..common.ending import Counting, close, drop_dead_outputs
+from ..common.command_line import BadInput, drawn, drop_dead_outputs, how_many
+from ..common.episodes import Counting, close
 from ..common.folders import alone_in, make_folder, new_folder
-from ..common.pictures import drawn
+from ..common.plain_files import Hyperparams, to_json
 from ..common.provenance import command, commit, versions
-from ..common.strict_json import to_json
-from ..common.yaml_files import Hyperparams
+from ..common.tracking import artifact_name, define_metrics, keeper
 from ..training.callbacks import HParamsCallback, end_all
 from ..training.card import Metrics, write_card
 from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, Keep, facts, read_facts, save
@@ -37,7 +36,6 @@ from ..training.resuming import FILE as RUN_FILE
 from ..training.resuming import RunSaves, set_monitors_aside
 from ..training.run_files import write_values
 from ..training.setup import Setup
-from ..training.tracking import artifact_name, define_metrics, keeper
 
 FINAL_EPISODES = 20
 #: Rules of ``--health``.

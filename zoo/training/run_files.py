@@ -23,7 +23,7 @@ from sb_grpo import GRPO, files
 
 from ..common.command_line import BadInput
 from ..common.literals import TEXTS, named_classes, read_text
-from ..common.yaml_files import Hyperparams, Loader, read_mapping
+from ..common.plain_files import Hyperparams, Loader, read_mapping
 
 #: Wrappers of Gymnasium that an untrusted file may name; others write files, open windows or import modules.
 OF_GYMNASIUM = frozenset(

@@ -20,7 +20,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 from sb_grpo.types import Kwargs
 
 from ..common.command_line import BadInput
-from ..common.yaml_files import Hyperparams
+from ..common.plain_files import Hyperparams
 from .checkpoints import statistics_of
 from .run_files import RunFiles, env_kwargs, read_run_files
 

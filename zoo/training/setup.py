@@ -22,9 +22,10 @@ from sb_grpo.save_util import attributes_in, check_is_grpo
 from sb_grpo.types import Kwargs
 
 from ..common.command_line import BadInput, one_line
-from ..common.ending import with_monitor_outside
+from ..common.episodes import with_monitor_outside
 from ..common.literals import check_named_classes, without_texts
-from ..common.yaml_files import Hyperparams
+from ..common.plain_files import Hyperparams
+from ..common.tracking import take_note
 from ..schedules import with_schedules
 from ..training.checkpoints import statistics_of
 from ..training.checks import check_env_kwargs, check_normalize, check_settings
@@ -32,7 +33,6 @@ from ..training.crashes import naming
 from ..training.entries import entry_name, read_entries
 from ..training.run_files import check_settings as check_untrusted_settings
 from ..training.run_files import read_run_files, settings_folder_of
-from ..training.tracking import take_note
 
 
 class Setup(ExperimentManager):

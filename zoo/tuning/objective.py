@@ -18,9 +18,9 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from sb_grpo.types import Kwargs
 
-from ..common.ending import close
+from ..common.episodes import close
 from ..common.literals import check_named_classes, without_texts
-from ..common.yaml_files import Hyperparams
+from ..common.plain_files import Hyperparams
 from ..training.experiment import Experiment, register
 from ..tuning.search_space import SPACES, Draw
 from ..tuning.start import AS_IT_STANDS

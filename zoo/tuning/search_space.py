@@ -11,9 +11,9 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from rl_zoo3.hyperparams_opt import HYPERPARAMS_SAMPLER
 
-from ..common.grids import Grid
+from ..common.command_line import Grid
 from ..common.literals import parse, to_text
-from ..common.yaml_files import Hyperparams
+from ..common.plain_files import Hyperparams
 
 #: Function from a trial, the env's entry and the fixed settings to drawn settings.
 Draw = Callable[[optuna.Trial, Hyperparams, Hyperparams], Hyperparams]

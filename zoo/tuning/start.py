@@ -10,7 +10,7 @@ from stable_baselines3.common.utils import FloatSchedule
 
 from sb_grpo import GRPO
 
-from ..common.yaml_files import Hyperparams
+from ..common.plain_files import Hyperparams
 from ..tuning.search_space import ENTRY, GRPO_SPACE, NETS, rounded
 
 #: User attribute of the trial whose settings are the entry's, whatever its parameters round them to.

@@ -26,8 +26,8 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError
 from sb_grpo import files
 
 from ..common.command_line import BadInput, did_you_mean
+from ..common.plain_files import Hyperparams
 from ..common.provenance import without_passwords
-from ..common.yaml_files import Hyperparams
 from ..tuning.journal import mend
 from ..tuning.start import AS_IT_STANDS
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from scripts.studies.results.cells import estimate, left_out, shown_pictures, steps_text
 from zoo.benchmarking.results import Run
-from zoo.common.yaml_files import read_sections
+from zoo.common.plain_files import read_sections
 from zoo.comparing import figures, tables
 from zoo.comparing.comparison import Comparison, compare_runs, load
 

@@ -1,13 +1,18 @@
-"""YAML files: read as plain values, or refused in one line. Reading never runs code."""
+"""Plain values in files: YAML is read, or refused in one line; JSON is written with null for numbers that are not finite.
+
+Reading never runs code.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Hashable
 from pathlib import Path
 
 import yaml
 
-from ..common.command_line import BadInput, one_line
+from .command_line import BadInput, one_line
 
 #: Settings of a run, as an entry of a YAML file has them.
 Hyperparams = dict[str, object]
@@ -92,3 +97,20 @@ def read_sections(path: str | Path, example: str = "CartPole-v1: {n_envs: 8}") -
             raise BadInput(f"{path}: {name} must be a mapping, as in '{example}', but is {kind}: {section!r}")
         sections[name] = section
     return sections
+
+
+def finite(value: object) -> object:
+    """Replace numbers that are not finite by None, at any depth.
+
+    :param value: of lists, tuples, dicts and plain values
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def to_json(value: object, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
+    """Write standard JSON; arguments as in :func:`json.dumps`."""
+    return json.dumps(finite(value), allow_nan=False, indent=indent, separators=separators)
