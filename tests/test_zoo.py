@@ -27,11 +27,9 @@ from zoo.__main__ import COMMANDS
 from zoo.common.command_line import run
 from zoo.common.episodes import Counting, with_monitor_outside
 from zoo.common.provenance import command, without_passwords
-from zoo.schedules import make_schedule
 from zoo.train import main
-from zoo.training.building import build
-from zoo.training.checks import check_settings
-from zoo.training.experiment import register
+from zoo.training.experiment import build, register
+from zoo.training.settings import check_settings, make_schedule
 
 ROOT = Path(__file__).parents[1]
 

@@ -26,8 +26,8 @@ from zoo import enjoy
 from zoo.common.command_line import BadInput, drawn, run
 from zoo.common.folders import new_folder
 from zoo.train import main
-from zoo.training.callbacks import end_all
 from zoo.training.checkpoints import FACTS, read_facts, statistics_of
+from zoo.training.experiment import end_all
 from zoo.training.run_files import Unreadable, check_settings, env_kwargs, read_run_files, read_values, write_values
 
 ROOT = Path(__file__).parents[1]

@@ -26,9 +26,9 @@ from zoo.common.plain_files import to_json
 from zoo.comparing import curves as reading
 from zoo.comparing import zoo_runs
 from zoo.train import main
-from zoo.training.crashes import is_bad_input
-from zoo.training.entries import entry_name, read_entries
 from zoo.training.run_files import write_values
+from zoo.training.settings import entry_name, read_entries
+from zoo.training.setup import is_bad_input
 
 ROOT = Path(__file__).parents[1]
 

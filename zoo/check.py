@@ -27,9 +27,8 @@ from .checking.findings import BROKEN, LOOK, Finding
 from .checking.trial import acting, check_training, fitting_policy
 from .common.command_line import BadInput, Parser, Settings, check_seed, default_threads, known_env, one_line, run
 from .common.plain_files import HYPERPARAMS, Hyperparams, read_sections
-from .training.checks import check_settings
-from .training.entries import entry_name
 from .training.experiment import register
+from .training.settings import check_settings, entry_name
 from .tuning.objective import TrialRun
 
 

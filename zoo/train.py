@@ -13,13 +13,16 @@ import math
 import os
 import signal
 import sys
+import tempfile
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import rl_zoo3.train
+from stable_baselines3.common.base_class import BaseAlgorithm
 
 from sb_grpo import ranks
 from sb_grpo.profiles import PROFILES
@@ -45,9 +48,46 @@ from .common.provenance import without_passwords
 from .common.tracking import check_wandb, go_on_in, is_of_wandb, not_begun
 from .common.tracking import finish as finish_tracking
 from .training.experiment import HEALTH, Experiment, register
-from .training.followers import Follower, check_learners
 from .training.resuming import check_kinds, take_up_run
 from .training.run_files import Unreadable, read_run_files
+
+
+def check_learners(given: Namespace) -> None:
+    """Check that the run supports several learners, and give all of them one seed.
+
+    :param given: options; updated in place
+    :raises BadInput: for another algorithm than GRPO
+    """
+    rank, n = ranks.announced()
+    if n == 1:
+        return
+    if given.algo != "grpo":
+        raise BadInput(f"--algo {given.algo} has one learner, but torchrun has started {n}: start it with python -m.")
+    if rank > 0:
+        given.track = given.progress = False
+    if given.seed < 0:
+        ranks.join(given.device)
+        given.seed = ranks.gathered(int(np.random.randint(2**31)))[0]
+
+
+class Follower(Experiment):
+    """The run of a rank that neither logs nor saves nor evaluates; whatever needs a folder has one that goes with it."""
+
+    def create_log_folder(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.save_path = self._folder.name
+        self.params_path = f"{self.save_path}/{self.env_name}"
+        Path(self.params_path).mkdir()
+
+    def create_callbacks(self) -> None:
+        self.save_freq = self.eval_freq = -1
+        self.show_progress = False
+        self.tensorboard_log = None
+        super().create_callbacks()
+
+    def save_trained_model(self, model: BaseAlgorithm) -> None:
+        """Rank 0 has done it."""
+
 
 #: Options of rl_zoo3's search, which zoo.tune has in their place.
 SEARCH = frozenset(

@@ -32,8 +32,8 @@ from .common.episodes import close
 from .common.folders import make_folder
 from .common.plain_files import HYPERPARAMS
 from .common.provenance import command, without_passwords
-from .training.checks import check_settings
 from .training.experiment import Experiment, register
+from .training.settings import check_settings
 from .tuning.objective import Objective
 from .tuning.report import write_report
 from .tuning.search_space import SPACES, grid_space, grpo_space

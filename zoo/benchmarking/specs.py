@@ -15,9 +15,8 @@ import rl_zoo3
 from ..benchmarking.results import RANDOM, env_folder, seed_file
 from ..common.command_line import BadInput, Grid, did_you_mean
 from ..common.plain_files import HYPERPARAMS, Hyperparams, read_sections
-from ..training.checks import check_settings
-from ..training.entries import entry_name
 from ..training.experiment import register
+from ..training.settings import check_settings, entry_name
 
 CONSTRUCTOR_DEFAULTS = ("defaults", "sb3-defaults")
 VARIANT_KEYS = ("algo", "conf_file", "hyperparams")

@@ -28,8 +28,7 @@ from ..benchmarking.results import RANDOM, Point, Record, Results, write_result
 from ..benchmarking.specs import RunOptions, Spec
 from ..common import provenance
 from ..common.episodes import Counting, Locals, RandomPolicy, close
-from ..training.building import build
-from ..training.experiment import Experiment, sync
+from ..training.experiment import Experiment, build, sync
 
 BAD_SETTINGS = 2
 NO_SETTINGS = ("self", "env", "policy", "tensorboard_log", "verbose", "_init_setup_model", "monitor_wrapper")

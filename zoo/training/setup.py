@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import sysconfig
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from pprint import pprint
 from typing import Any
 
+import gymnasium as gym
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import get_wrapper_class
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
 
+import sb_grpo
 from sb_grpo import GRPO, SeededResetWrapper, ranks
 from sb_grpo.normalization import OtherObservations
 from sb_grpo.save_util import attributes_in, check_is_grpo
@@ -26,13 +30,74 @@ from ..common.episodes import with_monitor_outside
 from ..common.literals import check_named_classes, without_texts
 from ..common.plain_files import Hyperparams
 from ..common.tracking import take_note
-from ..schedules import with_schedules
-from ..training.checkpoints import statistics_of
-from ..training.checks import check_env_kwargs, check_normalize, check_settings
-from ..training.crashes import naming
-from ..training.entries import entry_name, read_entries
-from ..training.run_files import check_settings as check_untrusted_settings
-from ..training.run_files import read_run_files, settings_folder_of
+from .checkpoints import statistics_of
+from .run_files import check_settings as check_untrusted_settings
+from .run_files import read_run_files, settings_folder_of
+from .settings import check_env_kwargs, check_normalize, check_settings, entry_name, read_entries, with_schedules
+
+#: Packages whose code checks its arguments.
+LIBRARIES = (
+    *(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")),
+    Path(sb_grpo.__file__).resolve().parent,
+    Path(__file__).resolve().parents[1],
+)
+REFUSALS = (ValueError, AssertionError, OSError, ImportError, gym.error.Error)
+
+
+def naming(key: str, setting: object, where: str) -> Callable | None:
+    """Make a function that applies the wrappers of a setting, and names the one that fails.
+
+    :param key: ``env_wrapper`` or ``vec_env_wrapper``
+    :param setting: in rl_zoo3's form
+    :param where: place of the setting in the user's input
+    :return: None without wrappers
+    """
+    if not setting:
+        return None
+    parts = [(entry, get_wrapper_class({key: entry}, key)) for entry in (setting if isinstance(setting, list) else [setting])]
+
+    def wrap(env: gym.Env) -> gym.Env:
+        for entry, part in parts:
+            try:
+                env = env if part is None else part(env)
+            except Exception as error:
+                if not _in_a_library(error):  # the user's own code has crashed
+                    raise
+                name = next(iter(entry)) if isinstance(entry, dict) else entry
+                raise BadInput(f"{where}: {key}: {name} does not fit the env: {error}. Take it out, or change what it is "
+                               "given.") from error  # fmt: skip
+        return env
+
+    return wrap
+
+
+def is_bad_input(error: BaseException) -> bool:
+    """Whether an error is a library's answer to wrong arguments, wrong names or missing files.
+
+    A TypeError or AttributeError is one only where it speaks of an argument, or of a name that a module lacks.
+    """
+    root: BaseException = error
+    while root.__cause__ is not None:  # gymnasium wraps errors of an env's constructor
+        root = root.__cause__
+    if not _in_a_library(root):
+        return False
+    said = str(error)
+    if isinstance(error, TypeError):
+        return "argument" in said
+    if isinstance(error, AttributeError):
+        return said.startswith("module ")
+    return isinstance(error, REFUSALS) and bool(said)
+
+
+def _in_a_library(error: BaseException) -> bool:
+    """Whether it was raised there, and not in a user's own code."""
+    trace = error.__traceback__
+    if trace is None:
+        return True
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    name = trace.tb_frame.f_code.co_filename
+    return name.startswith("<frozen") or any(Path(name).resolve().is_relative_to(folder) for folder in LIBRARIES)
 
 
 class Setup(ExperimentManager):

@@ -1,24 +1,104 @@
-"""Names and types of the settings in a YAML entry or on the command line, held against the algorithm's constructor."""
+"""Settings of a run: the entry that an env gets, schedules by name, and checks against the algorithm's constructor."""
 
 from __future__ import annotations
 
+import difflib
+import importlib
 import inspect
 import math
+import re
+import runpy
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from functools import partial
+from pathlib import Path
 
 import gymnasium as gym
 import rl_zoo3
 from gymnasium.envs.registration import load_env_creator
+from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import SimpleLinearSchedule
+from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.vec_env import VecNormalize
 
+from sb_grpo.maths.schedules import SYNTAX, linear, named
+from sb_grpo.plain import FORMS, attributes
 from sb_grpo.validation import OF_OTHERS
 
 from ..common.command_line import BadInput, did_you_mean
-from ..common.plain_files import Hyperparams
-from ..schedules import SCHEDULED, SYNTAX, make_schedule
+from ..common.plain_files import Hyperparams, read_sections
+
+MINIGRID = "MiniGrid-"
+
+
+def entry_name(names: Collection[str], env_id: str, path: str | Path) -> str:
+    """The env's own entry, that of another version of it (rl_zoo3 has Hopper-v4, not v5), for MiniGrid the one whose id is
+    spelt most alike, "atari", or "default".
+
+    :param names: of the file's entries
+    :param env_id: registered id
+    :param path: of the file, for the message
+    :raises BadInput: if the file has none of them
+    """
+    base, _, _ = env_id.rpartition("-v")
+    versions = [name for name in names if base and re.fullmatch(re.escape(base) + r"-v\d+", name)]
+    versions.sort(key=lambda name: int(name.rpartition("-v")[2]), reverse=True)
+    relatives: list[str] = []
+    if ExperimentManager.is_minigrid(env_id):
+        relatives = difflib.get_close_matches(env_id, [name for name in names if name.startswith(MINIGRID)], n=1, cutoff=0.0)
+    family = ["atari"] if ExperimentManager.is_atari(env_id) else []
+    for name in [env_id, *versions, *relatives, *family, "default"]:
+        if name in names:
+            return name
+    raise BadInput(f"{path} has neither an entry for {env_id} nor a default")
+
+
+def read_entries(path: str) -> dict[str, Hyperparams]:
+    """All entries of a settings file.
+
+    :param path: YAML, a ``.py`` file or the name of a module; the latter two define ``hyperparams``
+    :raises BadInput: if it holds none
+    """
+    if path.endswith((".yml", ".yaml")):
+        return read_sections(path)
+    try:
+        found = runpy.run_path(path) if path.endswith(".py") else vars(importlib.import_module(path))
+    except (ImportError, OSError) as error:
+        raise BadInput(f"--conf-file {path}: {error}. Pass a .yml or .py file, or the name of a module.") from error
+    if not isinstance(found.get("hyperparams"), dict):
+        raise BadInput(f"{path} must define hyperparams, a dict of entries such as {{'CartPole-v1': {{...}}}}.")
+    return dict(found["hyperparams"])
+
+
+FORMS["SimpleLinearSchedule"] = attributes(SimpleLinearSchedule, "initial_value")
+
+#: Hyperparameters that may be a schedule, such as ``lin_3e-4``, ``cos_3e-4`` or ``cos_3e-4_0.05``.
+SCHEDULED = ("learning_rate", "clip_range", "clip_range_vf", "delta_std")
+
+
+def with_schedules(settings: Hyperparams) -> Hyperparams:
+    """Settings in which the names of schedules have become functions, those within ``loss_kwargs`` too.
+
+    :raises ValueError: for text that is none
+    """
+    made: Hyperparams = {k: make_schedule(v) if k in SCHEDULED and isinstance(v, str) else v for k, v in settings.items()}
+    of_loss = made.get("loss_kwargs")
+    if isinstance(of_loss, dict) and isinstance(high := of_loss.get("clip_range_high"), str):
+        made["loss_kwargs"] = {**of_loss, "clip_range_high": make_schedule(high)}
+    return made
+
+
+def make_schedule(text: str) -> Schedule:
+    """The function that a schedule's name stands for; linear ones are rl_zoo3's own.
+
+    :raises ValueError: if the text is none
+    """
+    made = named(text)
+    is_linear = isinstance(made, partial) and made.func is linear
+    return SimpleLinearSchedule(made.keywords["initial"]) if is_linear else made  # type: ignore[attr-defined]
+
 
 #: Settings of a run that are none of the algorithm's.
 RUN_SETTINGS: dict[str, object] = {
