@@ -22,8 +22,7 @@ from zoo.common.command_line import run
 from zoo.common.literals import parse
 from zoo.training.run_files import read_values
 from zoo.tuning.objective import Objective
-from zoo.tuning.search_space import grpo_space, with_net
-from zoo.tuning.start import grpo_start, widened
+from zoo.tuning.search_space import grpo_space, grpo_start, widened, with_net
 from zoo.tuning.study import SAMPLERS, check_source, load_study, note_source, open_storage, settings_of_trial
 
 ROOT = Path(__file__).parents[1]

@@ -10,7 +10,6 @@ import io
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import zipfile
@@ -23,16 +22,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from sb_grpo import files
 
-from ..common.cluster import Launch, Resources, connect_ray, room_in
-from ..common.command_line import PACKAGE, BadInput, one_line
+from ..common.cluster import Launch, Resources, connect_ray, room_in, start_part, wait_for
+from ..common.command_line import BadInput, one_line
 from .results import read_run
 from .specs import RunOptions, Spec
 
 if TYPE_CHECKING:
     from submitit import Job
-
-#: Small networks are many times slower with more threads, and a machine runs as many runs as it has cores.
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True)
@@ -57,15 +53,9 @@ def start_process(spec: Spec, options: RunOptions, folder: Path) -> subprocess.P
     :param spec: the run
     :param folder: for its log and other files
     """
-    command = [sys.executable, "-m", f"{PACKAGE}.common.lifeline", "benchmarking.worker", dumps(asdict(spec))]
+    given = dumps({**asdict(options), "folder": str(folder)})
     with (folder / "log.txt").open("w") as log:
-        return subprocess.Popen(
-            [*command, dumps({**asdict(options), "folder": str(folder)})],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **ONE_THREAD},
-        )
+        return start_part("benchmarking.worker", dumps(asdict(spec)), given, log=log)
 
 
 def run_here(spec: Spec, options: RunOptions) -> Brought:
@@ -78,12 +68,7 @@ def run_here(spec: Spec, options: RunOptions) -> Brought:
         out = Path(scratch, "out")
         folder = Path(scratch, "run")
         folder.mkdir()
-        process = start_process(spec, replace(options, out=str(out)), folder)
-        try:
-            code = process.wait()
-        finally:
-            process.kill()
-            process.communicate()
+        code = wait_for(start_process(spec, replace(options, out=str(out)), folder))
         result = spec.file(out)
         log = (folder / "log.txt").read_text()
         if code != 0:

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
-from typing import TypedDict
+from typing import TextIO, TypedDict
 
 from sb_grpo.envs.ray_vec_env import ITS_TOKEN, check_answers, enter, imported
 from sb_grpo.types import Kwargs
 
-from ..common.command_line import BadInput, Parser, did_you_mean
+from ..common.command_line import PACKAGE, BadInput, Parser, did_you_mean
 
+#: Small networks are many times slower with more threads, and a machine runs as many runs as it has cores.
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 #: Launcher -> its name in messages.
 ENGINES = {"local": "processes of this machine", "ray": "a Ray cluster", "submitit": "SLURM"}
 PACKAGES = {"ray": "ray", "submitit": "submitit"}
@@ -193,3 +198,39 @@ def room_in(ray: ModuleType, resources: Resources) -> int:
     machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     rooms = [min((int(m.get(name, 0) / x) for name, x in wanted.items() if x > 0), default=1) for m in machines]
     return max(sum(rooms), 1)
+
+
+def search_here(arguments: Sequence[str], folder: str) -> int:
+    """Search here, in a process that ends with this one.
+
+    :param arguments: command line of ``zoo.tune``
+    :param folder: where the command was given; paths count from there, if this machine has it
+    :return: exit code
+    """
+    return wait_for(start_part("tune", *arguments, folder=folder if Path(folder).is_dir() else None))
+
+
+def start_part(module: str, *arguments: str, log: TextIO | None = None, folder: str | None = None) -> subprocess.Popen[bytes]:
+    """Start a module's ``main`` in a process that ends when its standard input is closed.
+
+    :param module: within this package
+    :param log: for its output
+    :param folder: working directory
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", f"{PACKAGE}.common.lifeline", module, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=None if log is None else subprocess.STDOUT,
+        cwd=folder,
+        env={**os.environ, **ONE_THREAD},
+    )
+
+
+def wait_for(process: subprocess.Popen[bytes]) -> int:
+    """Exit code of a process, which ends with this one at the latest."""
+    try:
+        return process.wait()
+    finally:
+        process.kill()
+        process.communicate()

@@ -23,8 +23,8 @@ from ..common.literals import check_named_classes, without_texts
 from ..common.plain_files import Hyperparams
 from ..training.experiment import Experiment, register
 from ..tuning.search_space import SPACES, Draw
-from ..tuning.start import AS_IT_STANDS
 from ..tuning.study import derived_seed, worker
+from .search_space import AS_IT_STANDS
 
 #: SB3 trains on whole rollouts, so beyond the budget. Some rollouts of whole episodes are larger than the budget itself:
 #: steps this far beyond are not trained, or the study would find that more steps are better.
