@@ -19,9 +19,7 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from sb_grpo.envs.valid_actions import ValidActions
 from zoo import check
 from zoo.benchmarking.worker import evaluate
-from zoo.checking import probes, trial
-from zoo.checking.episodes import observation_problem
-from zoo.checking.findings import BROKEN, FINE, LOOK
+from zoo.check import BROKEN, FINE, LOOK, observation_problem
 from zoo.common.command_line import run
 from zoo.common.episodes import RandomPolicy
 from zoo.evaluating.playing import random_reference
@@ -284,14 +282,14 @@ def test_the_training_is_of_the_env_and_its_settings():
 def test_a_rise_is_one_beyond_chance(last, says):
     """Ten episodes of 20 and 21 in turn at first, and as many at last."""
     returns = [20.0 + i % 2 for i in range(50)] + [last + i % 2 for i in range(50)]
-    assert says in trial._progress(returns, "2 s").says
+    assert says in check._progress(returns, "2 s").says
 
 
 def test_a_goal_env_is_asked_through_its_wrappers():
     env = ValidActions(gym.wrappers.TimeLimit(BitFlippingEnv(4), 20))
-    assert [finding.level for finding in probes.check_spaces(env)] == [FINE]
+    assert [finding.level for finding in check.check_spaces(env)] == [FINE]
     env.unwrapped.compute_reward = lambda *_: np.float32(7.0)
-    assert "not computed with `compute_reward()`" in probes.check_spaces(env)[0].says
+    assert "not computed with `compute_reward()`" in check.check_spaces(env)[0].says
 
 
 @pytest.mark.parametrize(
