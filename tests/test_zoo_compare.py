@@ -18,7 +18,7 @@ from tests.helpers import run_command
 from zoo import compare, plot
 from zoo.benchmarking.results import BrokenResult, read_run, write_result
 from zoo.comparing import curves as curves_of
-from zoo.comparing import figures, pairs
+from zoo.comparing import figures, tables
 from zoo.comparing.comparison import compare_runs, load
 from zoo.training.run_files import write_values
 
@@ -116,19 +116,19 @@ def test_tables_of_known_runs(results, tmp_path):
 def test_differences_pair_by_pair(results):
     """Per seed 180, 90 and 0: mean 90, standard error 90 / sqrt(3). The variances are 100 and 10000, the differences' 8100."""
     comparison = compare_runs(load([results])[0])
-    it = row(pairs.paired(comparison), env="CartPole-v1")
+    it = row(tables.paired(comparison), env="CartPole-v1")
     assert (it["algorithm"], it["other"], it["pairs"], it["difference"]) == ("grpo", "ppo", 3, 90)
     assert it["t"] == pytest.approx(np.sqrt(3)) and it["p"] == pytest.approx(1 - np.sqrt(3 / 5))
     assert it["difference_high"] == pytest.approx(90 + 4.302653 * 90 / np.sqrt(3), rel=1e-5)
     assert it["correlation"] == pytest.approx(1) and it["variance_saved"] == pytest.approx(1 - 8100 / 10100)
     # Both episodes of every run are 10 from its mean.
     assert it[["correlation_within", "variance_saved_within"]].tolist() == pytest.approx([1, 1])
-    assert np.isnan(it["p_wilcoxon"]) and pairs.notes(comparison) == []
+    assert np.isnan(it["p_wilcoxon"]) and tables.pairing_notes(comparison) == []
 
 
 def test_holm_is_over_the_pairs_of_the_env(results):
     write_runs(results, "CartPole-v1", "trpo", [100, 250, 130])
-    of_env = pairs.paired(compare_runs(load([results])[0])).query("env == 'CartPole-v1'")
+    of_env = tables.paired(compare_runs(load([results])[0])).query("env == 'CartPole-v1'")
     assert len(of_env) == 3 and of_env["p_holm"].min() == pytest.approx(3 * of_env["p"].min())
 
 
@@ -167,8 +167,8 @@ def test_without_any_pair_there_is_no_table(seeds, finals, why, tmp_path):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_result(file, content("CartPole-v1", "grpo", seed, 480) | finals)
     comparison = compare_runs(load([tmp_path])[0])
-    assert len(pairs.paired(comparison)) == 0
-    assert pairs.notes(comparison) == [f"Not paired: CartPole-v1 grpo and ppo ({why})."]
+    assert len(tables.paired(comparison)) == 0
+    assert tables.pairing_notes(comparison) == [f"Not paired: CartPole-v1 grpo and ppo ({why})."]
 
 
 def test_seconds_of_different_processors_are_not_compared(results, tmp_path):

@@ -20,8 +20,7 @@ from tests.test_zoo_compare import write_runs
 from zoo import compare, evaluate
 from zoo.benchmarking.results import find_results, read_all
 from zoo.common.command_line import run
-from zoo.comparing.fairness import gini, worst_over_best
-from zoo.comparing.stability import area_under_curve, drop_from_best
+from zoo.comparing.statistics import area_under_curve, drop_from_best, gini, worst_over_best
 from zoo.evaluating.playing import variants_of
 from zoo.train import main as train
 

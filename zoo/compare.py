@@ -18,7 +18,7 @@ from .common.command_line import BadInput, Parser, add_untrusted, check_has_runs
 from .common.folders import check_place
 from .common.plain_files import read_mapping
 from .common.tracking import check_wandb, log_report
-from .comparing import figures, pairs, tables
+from .comparing import figures, tables
 from .comparing.comparison import Comparison, compare_runs, load
 
 #: Section -> (description, tables in the text, figures). Curves, profile and single runs are only in their CSV files.
@@ -228,7 +228,7 @@ def body(arguments: Sequence[str]) -> int:
     check_has_runs("--envs", args.envs, {run.env for run in runs})
     runs = [run for run in runs if run.env in (args.envs or [run.env])]
     comparison = compare_runs(runs, args.labels, args.baseline, thresholds, references, args.allow_unequal)
-    comparison.notes += pairs.notes(comparison)
+    comparison.notes += tables.pairing_notes(comparison)
     for note in comparison.notes:
         print(note)
     print(f"Report: {write(comparison, broken, args.out, not args.no_figures)}")

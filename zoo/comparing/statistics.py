@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
+from scipy.integrate import trapezoid
 
 Array = np.ndarray
 Scores = Sequence[Array]
@@ -387,3 +388,69 @@ def ranks(table: Array) -> Array:
     :param table: ``[algorithms, tasks]``
     """
     return np.asarray(stats.rankdata(-np.asarray(table), axis=0))
+
+
+# ---------------------------------------------------------------- fairness over tasks, stability of runs
+
+
+def gini(scores: Array) -> Array:
+    """Gini coefficient over the last axis: 0 if all tasks have equal scores, near 1 if one has everything.
+
+    Half the mean absolute difference of two tasks, over their mean. Scores below 0, worse than random, count as 0.
+
+    :param scores: ``[..., tasks]`` normalised
+    :return: ``[...]``; NaN where no task has more than 0
+    """
+    x = np.clip(scores, 0.0, None)
+    differences = np.abs(x[..., :, None] - x[..., None, :]).mean(axis=(-2, -1))
+    mean = x.mean(axis=-1)
+    return np.asarray(np.divide(differences, 2.0 * mean, out=np.full_like(mean, np.nan), where=mean > 0))
+
+
+def worst_over_best(scores: Array) -> Array:
+    """Worst task's score as a share of the best one's; scores below 0 count as 0.
+
+    :param scores: ``[..., tasks]`` normalised
+    :return: ``[...]``; NaN where no task has more than 0
+    """
+    x = np.clip(scores, 0.0, None)
+    best = x.max(axis=-1)
+    return np.asarray(np.divide(x.min(axis=-1), best, out=np.full_like(best, np.nan), where=best > 0))
+
+
+def fairness_row(tasks: Sequence[str], scores: Array) -> dict[str, str | float]:
+    """One line of a table.
+
+    :param tasks: names
+    :param scores: ``[tasks]`` normalised
+    """
+    worst = int(np.argmin(scores))
+    best = int(np.argmax(scores))
+    return {
+        "tasks": len(tasks),
+        "worst_task": tasks[worst],
+        "worst": float(scores[worst]),
+        "best_task": tasks[best],
+        "best": float(scores[best]),
+        "worst_over_best": float(worst_over_best(scores)),
+        "gini": float(gini(scores)),
+    }
+
+
+def drop_from_best(curve: Array) -> float:
+    """Difference between the best and the last checkpoint; 0 if the last is the best.
+
+    :param curve: ``[C]`` mean return of each checkpoint
+    """
+    return float(curve.max() - curve[-1])
+
+
+def area_under_curve(curve: Array, steps: Array) -> float:
+    """Mean height of the curve over the steps that it covers (trapezoids): a return, comparable between budgets.
+
+    :param curve: ``[C]``
+    :param steps: ``[C]`` increasing; where there is one checkpoint, its value
+    """
+    if len(curve) == 1:
+        return float(curve[0])
+    return float(trapezoid(curve, steps) / (steps[-1] - steps[0]))

@@ -8,8 +8,6 @@ from itertools import combinations
 import numpy as np
 import pandas as pd
 
-from ..comparing import fairness as fair
-from ..comparing import stability as steady
 from ..comparing import statistics
 from .models import Contestant
 from .playing import Played
@@ -65,8 +63,8 @@ def stability(models: Sequence[Contestant], played: Played) -> pd.DataFrame:
         steps, results = one.curve
         curve = results.mean(axis=1)
         row = {"model": one.name, "evaluations": len(curve), "best": curve.max(), "best_at": int(steps[curve.argmax()])}
-        row |= {"last": curve[-1], "drop_from_best": steady.drop_from_best(curve)}
-        rows.append({**row, "area_under_curve": steady.area_under_curve(curve, steps)})
+        row |= {"last": curve[-1], "drop_from_best": statistics.drop_from_best(curve)}
+        rows.append({**row, "area_under_curve": statistics.area_under_curve(curve, steps)})
     return pd.DataFrame(rows)
 
 
@@ -91,7 +89,7 @@ def fairness(models: Sequence[Contestant], played: Played) -> pd.DataFrame:
     usable, scores = normalised(models, played)
     if len(usable) < 2:
         return pd.DataFrame()
-    return pd.DataFrame({"model": one.name, **fair.row(usable, scores[one.name])} for one in models)
+    return pd.DataFrame({"model": one.name, **statistics.fairness_row(usable, scores[one.name])} for one in models)
 
 
 ALL: dict[str, Callable[[Sequence[Contestant], Played], pd.DataFrame]] = {
