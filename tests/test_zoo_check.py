@@ -22,7 +22,7 @@ from zoo.benchmarking.worker import evaluate
 from zoo.check import BROKEN, FINE, LOOK, observation_problem
 from zoo.common.command_line import run
 from zoo.common.episodes import RandomPolicy
-from zoo.evaluating.playing import random_reference
+from zoo.evaluate import random_reference
 
 
 class Sound(gym.Env[Any, Any]):

@@ -17,7 +17,6 @@ from torch.utils.tensorboard import SummaryWriter
 from tests.helpers import run_command
 from zoo import compare, plot
 from zoo.benchmarking.results import BrokenResult, read_run, write_result
-from zoo.comparing import curves as curves_of
 from zoo.comparing import figures, tables
 from zoo.comparing.comparison import compare_runs, load
 from zoo.training.run_files import write_values
@@ -70,10 +69,10 @@ def test_the_kept_folders_of_a_benchmark_belong_to_its_lines(results):
             run = results / f"CartPole-v1/{label}/seed_{seed}/grpo/CartPole-v1_1"
             write_values(run / "CartPole-v1" / "config.yml", {"gamma": 0.9} if label == "ppo" else {})
             (run / "0.monitor.csv").write_text('#{"t_start": 0, "env_id": "CartPole-v1"}\nr,l,t\n9,9,1\n8,8,2\n')
-    curves, broken = curves_of.from_folder(results / "CartPole-v1")
+    curves, broken = plot.from_folder(results / "CartPole-v1")
     assert not broken and len(curves) == 12
     for by in ("setting", "env"):
-        lines = [(c.label, c.kind) for c in curves_of.labelled(curves, by)]
+        lines = [(c.label, c.kind) for c in plot.labelled(curves, by)]
         wanted = [(label, kind) for label in ("grpo", "ppo") for kind in ("evaluation", "training")]
         assert sorted(set(lines)) == wanted and all(lines.count(line) == 3 for line in wanted)
 

@@ -21,7 +21,7 @@ from zoo import compare, evaluate
 from zoo.benchmarking.results import find_results, read_all
 from zoo.common.command_line import run
 from zoo.comparing.statistics import area_under_curve, drop_from_best, gini, worst_over_best
-from zoo.evaluating.playing import variants_of
+from zoo.evaluate import variants_of
 from zoo.train import main as train
 
 SMALL = ["--env", "Pendulum-v1", "-n", "256", "--eval-freq", "128", "-tb", "", "--verbose", "0"]

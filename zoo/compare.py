@@ -194,7 +194,7 @@ def results_of(places: Sequence[str], episodes: int, out: Path, untrusted: bool 
     unknown = [place for place in places if place.endswith(".zip") or not _has_results(Path(place))]
     if not unknown:
         return [Path(place) for place in places]
-    from .evaluating.models import is_saved  # imports rl_zoo3, which results do not need
+    from .evaluate import is_saved  # imports rl_zoo3, which results do not need
 
     saved = [place for place in unknown if is_saved(place)]
     plain = [Path(place) for place in places if place not in saved]
