@@ -247,7 +247,7 @@ def test_a_known_fault_is_found_and_named(env):
 
 @pytest.mark.parametrize(("env", "code", "last"), [(Sound, 0, "0 broken, "), (KeepsState, 1, " broken, ")])
 def test_exit_code_and_last_line(env, code, last, capsys):
-    assert run("zoo.check", check.body, ["--env", f"{env.__name__}-v7", "--seconds", "0"]) == code
+    assert run("zoo.check", check.main, ["--env", f"{env.__name__}-v7", "--seconds", "0"]) == code
     assert last in capsys.readouterr().out.splitlines()[-1]
 
 
@@ -262,7 +262,7 @@ def test_exit_code_and_last_line(env, code, last, capsys):
     ],
 )
 def test_bad_input_is_one_line(arguments, says, capsys):
-    assert run("zoo.check", check.body, arguments) == 2
+    assert run("zoo.check", check.main, arguments) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
 

@@ -196,14 +196,14 @@ SEARCH = ["-n", "256", "--n-seeds", "1", "--n-evaluations", "1", "--eval-episode
 def test_what_a_worker_is_told_is_a_command_that_tune_takes(tmp_path, capsys):
     """It finds the study, whatever the team's own options were, and searches in a process of its own."""
     mine = [*SEARCH, "--n-trials", "1", "--log-folder", str(tmp_path), "--no-optim-plots"]
-    assert tune.main(mine) == 0
+    assert run("zoo.tune", tune.main, mine) == 0
     team = [*mine, "--launcher", "ray", "--workers", "2", "--ray-address", "HOST:6379", "--resources", "cpus=2"]
     args = tune.make_parser().parse_args(team)
     args.study_name, args.storage = "grpo_CartPole-v1_256", str(tmp_path / "tune/grpo_CartPole-v1_256/journal.log")
     told = tune.team_arguments(team, args, load_study(args.storage, args.study_name))
-    assert tune.main(told) == 0
+    assert run("zoo.tune", tune.main, told) == 0
     assert [t.state.name for t in trials_of(args.storage, args.study_name)] == ["COMPLETE"] * 2
-    assert tune.main([*mine, "--workers", "2"]) == 2
+    assert run("zoo.tune", tune.main, [*mine, "--workers", "2"]) == 2
     assert "--workers 2 needs --launcher ray" in capsys.readouterr().err
 
 

@@ -119,7 +119,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recommend_here(*arguments: object) -> int:
-    return run("zoo.recommend", recommend.body, list(map(str, arguments)))
+    return run("zoo.recommend", recommend.main, list(map(str, arguments)))
 
 
 def test_the_command_draws_trains_again_and_recommends(logs, capsys):

@@ -263,7 +263,7 @@ def test_a_run_that_fails_does_not_keep_the_workflow_from_its_report(tmp_path, c
         "--out",
         str(tmp_path / "study"),
     ]
-    code = workflow.main(arguments)
+    code = run("zoo.workflow", workflow.main, arguments)
     assert code != 0 and "the report is without the runs that failed" in capfd.readouterr().err
     assert "good" in (tmp_path / "study/report/report.md").read_text() and len(find_results([tmp_path / "study/results"])) == 2
     assert (tmp_path / "study/report/figures/curves.png").exists() and np.isfinite(code)
@@ -375,7 +375,7 @@ def test_length_and_success_may_be_drawn(tmp_path, capsys):
     assert plot.from_folder(tmp_path, "length")[0][0].values.tolist() == [7, 7, 7]
     assert plot.from_folder(tmp_path, "success")[0][0].values.tolist() == [0.5, 0.5, 0.5]
     plain_run(tmp_path / "other" / "ALE-Pong-v5_1", 1e-3)
-    assert plot.main([str(tmp_path / "other"), "--y", "success"]) == 2
+    assert run("zoo.plot", plot.main, [str(tmp_path / "other"), "--y", "success"]) == 2
     assert "--y success: no run in" in capsys.readouterr().err
 
 
@@ -441,7 +441,7 @@ def test_markers_stand_where_something_was_measured():
 def test_one_format_where_the_name_says_so(suffix, tmp_path):
     plain_run(tmp_path / "grpo" / "ALE-Pong-v5_1", 1e-3)
     for name in ("a", "b"):
-        assert plot.main([str(tmp_path), "--out", str(tmp_path / f"{name}{suffix}")]) == 0
+        assert run("zoo.plot", plot.main, [str(tmp_path), "--out", str(tmp_path / f"{name}{suffix}")]) == 0
     made = sorted(file.name for file in tmp_path.glob("[ab].*"))
     assert made == [f"a{suffix}", f"b{suffix}"]
     start = {".pdf": b"%PDF", ".png": b"\x89PNG", ".svg": b"<?xml"}[suffix]
@@ -454,7 +454,7 @@ def test_several_tags_have_a_panel_each(tmp_path):
             for tag in ("train/loss", "eval/mean_reward"):
                 writer.add_scalar(tag, step, step)
     arguments = ["--tensorboard", str(tmp_path / "tb"), "--tag", "train/loss", "eval/mean_reward"]
-    assert plot.main([*arguments, "--out", str(tmp_path / "two.svg")]) == 0
+    assert run("zoo.plot", plot.main, [*arguments, "--out", str(tmp_path / "two.svg")]) == 0
     svg = (tmp_path / "two.svg").read_text()
     assert "CartPole-v1: train/loss" in svg and "CartPole-v1: eval/mean_reward" in svg
     assert "GRPO, training (one run)" in svg and "GRPO, evaluation (one run)" in svg

@@ -10,8 +10,8 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,8 +24,8 @@ from .benchmarking.results import LINES, read_all
 from .benchmarking.specs import RunOptions, Spec, read_variants, settings_for, swept
 from .benchmarking.worker import BAD_SETTINGS
 from .common.cluster import Launch, add_launcher, read_launch
-from .common.command_line import INTERRUPTED, BadInput, Parser, call, known_env, parse_grid, run
-from .common.folders import LOCK, alone_in
+from .common.command_line import INTERRUPTED, BadInput, Parser, call, check_at_least, known_env, parse_grid, run
+from .common.folders import alone_in, check_place, make_folder
 
 POLL_S = 0.2
 
@@ -182,9 +182,7 @@ def make_specs(arguments: Sequence[str]) -> Asked:
     :param arguments: command line
     """
     args = parser().parse_args(arguments)
-    for name in ("jobs", "evaluations", "eval_episodes", "final_episodes"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise BadInput(f"--{name.replace('_', '-')} must be at least 1")
+    check_at_least(args, jobs=1, evaluations=1, eval_episodes=1, final_episodes=1)
     launch = read_launch(args)
     if args.sweep and not args.algos and args.variants is None:
         args.algos = ["grpo"]
@@ -233,23 +231,7 @@ def states_of(specs: Sequence[Spec], out: Path) -> dict[Spec, str]:
     return {spec: DONE if spec.file(out) in found else LEFT for spec in specs}
 
 
-@contextmanager
-def only_one(out: Path) -> Iterator[None]:
-    """Lock the output folder; two benchmarks in one folder would run everything twice.
-
-    :param out: output folder, created if missing
-    :raises BadInput: if another process has the lock
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / LOCK).touch()
-    except OSError as error:
-        raise BadInput(f"cannot write to {out}: {error.strerror}") from error
-    with alone_in(out, f"another benchmark is writing to {out}"):
-        yield
-
-
-def body(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Execute the command.
 
     :param arguments: command line
@@ -265,7 +247,9 @@ def carry_out(asked: Asked) -> int:
     :return: 0; 1 if a run crashed, 2 if a model refused its settings, 130 if interrupted
     """
     specs, out, launch, jobs, options = asked
-    with only_one(out):
+    check_place("--out", out, is_folder=True)
+    make_folder("--out", out)
+    with alone_in(out, f"another benchmark is writing to {out}"):  # two would run everything twice
         for folder in out.rglob("seed_*.run"):  # of runs that were killed
             shutil.rmtree(folder, ignore_errors=True)
         states = states_of(specs, out)
@@ -283,10 +267,5 @@ def carry_out(asked: Asked) -> int:
     return max((BAD_SETTINGS if worker.code == BAD_SETTINGS else 1 for worker in failed), default=0)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.benchmark``."""
-    return run("zoo.benchmark", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.benchmark", main, sys.argv[1:]))

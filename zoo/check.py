@@ -20,7 +20,6 @@ from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
-import torch as th
 from gymnasium import spaces
 from stable_baselines3.common import env_checker
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -36,7 +35,18 @@ from sb_grpo.envs.valid_actions import ValidActions
 from sb_grpo.types import Action, Obs
 from sb_grpo.validation import check_env
 
-from .common.command_line import BadInput, Parser, Settings, check_seed, default_threads, known_env, one_line, run
+from .common.command_line import (
+    BadInput,
+    Parser,
+    Settings,
+    add_gym_packages,
+    add_torch,
+    check_seed,
+    known_env,
+    one_line,
+    run,
+    use_threads,
+)
 from .common.plain_files import HYPERPARAMS, Hyperparams, read_sections
 from .training.experiment import register
 from .training.settings import check_settings, entry_name
@@ -484,13 +494,12 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add("--env", required=True, help="env id, or package:env_id")
     add("--env-kwargs", nargs="+", action=Settings, default={}, help="arguments of the env")
-    add("--gym-packages", nargs="+", default=[], help="packages to import that register envs")
+    add_gym_packages(parser)
     add("-conf", "--conf-file", default=str(HYPERPARAMS), help="YAML with the settings of the training")
     add("-params", "--hyperparams", nargs="+", action=Settings, default={}, help="settings of the training: name:value")
     add("--seconds", type=float, default=20.0, help="of the training; 0: none. The other checks take about as long")
     add("--seed", type=int, default=0, help="of the training")
-    add("--device", default="auto", help="of torch")
-    add("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
+    add_torch(parser)
     return parser
 
 
@@ -630,7 +639,7 @@ def _silently(make: Callable[[], BaseAlgorithm]) -> BaseAlgorithm:
         return make()
 
 
-def body(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Execute the command.
 
     :param arguments: command line
@@ -641,8 +650,7 @@ def body(arguments: Sequence[str]) -> int:
     if args.seconds < 0:
         raise BadInput(f"--seconds {args.seconds}: 0, or more.")
     args.env, args.gym_packages = known_env(args.env, args.gym_packages)
-    if args.num_threads > 0:
-        th.set_num_threads(args.num_threads)
+    use_threads(args)
     it = subject(args)
     print(f"{args.env}, with the settings of {Path(args.conf_file).name}: {it.name}")
     found = check(it, args.seconds, lambda finding: print(finding.line(), flush=True))
@@ -651,10 +659,5 @@ def body(arguments: Sequence[str]) -> int:
     return int(broken > 0)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.check``."""
-    return run("zoo.check", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.check", main, sys.argv[1:]))

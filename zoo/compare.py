@@ -200,7 +200,7 @@ def results_of(places: Sequence[str], episodes: int, out: Path, untrusted: bool 
     plain = [Path(place) for place in places if place not in saved]
     if not saved:
         return plain
-    from .evaluate import body as evaluate
+    from .evaluate import main as evaluate
 
     evaluate([*saved, "--episodes", str(episodes), "--out", str(out / "evaluation"), *["--untrusted"] * untrusted])
     return [*plain, out / "evaluation" / "results"]
@@ -210,7 +210,7 @@ def _has_results(path: Path) -> bool:
     return path.exists() and bool(find_results([path]))
 
 
-def body(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Execute the command.
 
     :param arguments: command line
@@ -238,10 +238,5 @@ def body(arguments: Sequence[str]) -> int:
     return 0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.compare``."""
-    return run("zoo.compare", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.compare", main, sys.argv[1:]))

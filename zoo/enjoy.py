@@ -17,7 +17,6 @@ from typing import Protocol
 
 import numpy as np
 import rl_zoo3
-import torch as th
 from huggingface_sb3 import EnvironmentName
 from PIL import Image
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -32,14 +31,16 @@ from .common.command_line import (
     BadInput,
     Parser,
     Settings,
+    add_gym_packages,
+    add_torch,
     add_untrusted,
-    check_at_least_1,
+    check_at_least,
     check_seed,
-    default_threads,
     did_you_mean,
     how_many,
     known_env,
     run,
+    use_threads,
 )
 from .common.folders import check_place
 from .training.checkpoints import read_facts
@@ -105,10 +106,9 @@ def make_parser() -> Parser:
     add("--record", type=Path, metavar="FILE", help="write a .gif or .mp4 in place of a window; needs no display")
     add("--seed", type=int, default=0, help="of the env")
     add("--env-kwargs", nargs="+", action=Settings, default={}, help="arguments of the env")
-    add("--gym-packages", nargs="+", default=[], help="packages to import that register envs")
+    add_gym_packages(parser)
     add("--reward-log", default="", help="folder for a monitor file of the episodes")
-    add("--device", default="auto", help="of torch")
-    add("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
+    add_torch(parser)
     add("--verbose", type=int, default=1, help="0: only the mean; 1: every episode")
     add("-P", "--progress", action="store_true", help="progress bar")
     return parser
@@ -121,7 +121,7 @@ def check(args: Namespace) -> None:
     """
     args.env, args.gym_packages = known_env(args.env, args.gym_packages)
     check_untrusted(args.algo, not args.untrusted)
-    check_at_least_1(args, "n_timesteps", "n_episodes")
+    check_at_least(args, n_timesteps=1, n_episodes=1)
     check_seed(args.seed)
     if args.record is not None:
         if args.record.suffix not in VIDEOS:
@@ -308,8 +308,7 @@ def main(arguments: Sequence[str]) -> int:
     _ = saved.run  # report refused files before one is opened
     print(f"Loading {path}{_known_of(path)}")
     set_random_seed(args.seed)
-    if args.num_threads > 0:
-        th.set_num_threads(args.num_threads)
+    use_threads(args)
     env, model = restored(saved, args)
     deterministic = args.deterministic or not (args.stochastic or saved.draws_actions)
     episodes = play(model, env, deterministic, args)

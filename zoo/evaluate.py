@@ -42,14 +42,17 @@ from .common.command_line import (
     BadInput,
     Grid,
     Parser,
+    add_gym_packages,
+    add_torch,
     add_untrusted,
-    default_threads,
+    check_at_least,
     how_many,
     known_env,
     one_line,
     parse_grid,
     read_or_note,
     run,
+    use_threads,
 )
 from .common.episodes import RandomPolicy, close
 from .common.folders import check_place
@@ -464,15 +467,14 @@ def make_parser() -> Parser:
     add("--load-best", action="store_true", help="of run folders: the best model instead of the last")
     add("--algo", help="of zips that stand alone")
     add("--env", help="env id, in place of the runs' own; package:Id too")
-    add("--gym-packages", nargs="+", default=[], help="packages to import that register envs")
+    add_gym_packages(parser)
     add("--env-kwargs-grid", nargs="+", default=[], metavar="NAME=V,V", help="variants of the env: all combinations")
     add("--episodes", type=int, default=100, help="per model and variant")
     add("--first-seed", type=int, default=FIRST_SEED, help="reset seeds count on from here; no training starts there")
     add("--stochastic", action="store_true", help="draw actions (default for Atari and MiniGrid, as in rl_zoo3)")
     add("--n-envs", type=int, default=8, help="envs side by side; changes the time that it takes only")
     add_untrusted(parser)
-    add("--device", default="auto", help="of torch")
-    add("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
+    add_torch(parser)
     add("--out", type=Path, default=Path("evaluation"), metavar="FOLDER", help="report.md, tables/, figures/, results/")
     return parser
 
@@ -566,7 +568,7 @@ def draw(summary: pd.DataFrame) -> Figure:
     return figure
 
 
-def body(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Execute the command.
 
     :param arguments: command line
@@ -574,14 +576,11 @@ def body(arguments: Sequence[str]) -> int:
     """
     args = make_parser().parse_args(arguments)
     check_place("--out", args.out, is_folder=True)
-    for name, least in (("episodes", 2), ("n_envs", 1), ("first_seed", 0)):
-        if getattr(args, name) < least:
-            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least {least}.")
+    check_at_least(args, episodes=2, n_envs=1, first_seed=0)
     register()
     if args.env is not None:
         args.env, args.gym_packages = known_env(args.env, args.gym_packages)
-    if args.num_threads > 0:
-        th.set_num_threads(args.num_threads)
+    use_threads(args)
     models = find(args.models, args.load_best, args.algo, args.env, trusted=not args.untrusted)
     models = loadable(models, args.device) if len(models) > 1 else models
     played = evaluate(models, args)
@@ -595,10 +594,5 @@ def body(arguments: Sequence[str]) -> int:
     return 0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.evaluate``."""
-    return run("zoo.evaluate", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.evaluate", main, sys.argv[1:]))

@@ -513,7 +513,7 @@ def parser() -> Parser:
     return it
 
 
-def body(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Execute the command.
 
     :param arguments: command line
@@ -543,10 +543,5 @@ def body(arguments: Sequence[str]) -> int:
     return 0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.plot``."""
-    return run("zoo.plot", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.plot", main, sys.argv[1:]))

@@ -110,7 +110,7 @@ def push(folder: Path, client: Client, args: Namespace) -> list[Path]:
     return chosen
 
 
-def body(arguments: Sequence[str], client: Client | None = None) -> int:
+def main(arguments: Sequence[str], client: Client | None = None) -> int:
     """Execute the command.
 
     :param arguments: command line
@@ -132,10 +132,5 @@ def body(arguments: Sequence[str], client: Client | None = None) -> int:
     return 0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.push``."""
-    return run("zoo.push", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.push", main, sys.argv[1:]))

@@ -18,7 +18,6 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import torch as th
 import yaml
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -33,7 +32,19 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern, WhiteKernel
 
 from sb_grpo import files
 
-from .common.command_line import BadInput, Parser, call, default_threads, did_you_mean, how_many, known_env, run
+from .common.command_line import (
+    BadInput,
+    Parser,
+    add_gym_packages,
+    add_torch,
+    call,
+    check_at_least,
+    did_you_mean,
+    how_many,
+    known_env,
+    run,
+    use_threads,
+)
 from .common.episodes import close
 from .common.plain_files import Hyperparams
 from .comparing import figures
@@ -345,9 +356,8 @@ def make_parser() -> Parser:
     add("--surface", nargs=2, action="append", default=[], metavar=("X", "Y"), help="two parameters; may be given again")
     add("--candidates", type=int, default=3, help="trials to train again")
     add("--fresh-seeds", type=int, default=5, help="trainings of each; 0: none, and no recommendation")
-    add("--gym-packages", nargs="+", default=[], help="packages to import that register envs")
-    add("--device", default="auto", help="of torch")
-    add("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
+    add_gym_packages(parser)
+    add_torch(parser)
     return parser
 
 
@@ -446,15 +456,14 @@ def report(study: Study, again: Sequence[Candidate], chosen: Candidate, folder: 
     print(f"Train it:    {call('train')} {shlex.join([*study.user_attrs['train_options'], '--conf-file', str(path)])}")
 
 
-def body(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Execute the command.
 
     :param arguments: command line
     :return: 0
     """
     args = make_parser().parse_args(arguments)
-    if args.candidates < 1 or args.fresh_seeds < 0:
-        raise BadInput("--candidates must be at least 1, --fresh-seeds at least 0.")
+    check_at_least(args, candidates=1, fresh_seeds=0)
     folder = Path(args.log_folder, "tune", args.study_name)
     storage = args.storage or str(folder / "journal.log")
     check_source(folder, storage)
@@ -464,8 +473,7 @@ def body(arguments: Sequence[str]) -> int:
         raise BadInput(f"{args.study_name} has {len(trials)} completed trial(s); {FEWEST} are the fewest to fit.")
     register()
     known_env(study.user_attrs["env"], args.gym_packages)
-    if args.num_threads > 0:
-        th.set_num_threads(args.num_threads)
+    use_threads(args)
     surrogate = fit(trials)
     found = candidates(trials, surrogate, args.candidates)
     for path in draw_surfaces(study, trials, surrogate, found[0].trial, args.surface, folder):
@@ -476,10 +484,5 @@ def body(arguments: Sequence[str]) -> int:
     return 0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.recommend``."""
-    return run("zoo.recommend", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.recommend", main, sys.argv[1:]))

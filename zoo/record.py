@@ -35,7 +35,7 @@ from sb_grpo.policies import ActorPolicy
 from sb_grpo.policies.beside import env_part
 from sb_grpo.types import Info, Obs, TensorOrDict, map_obs
 
-from .common.command_line import BadInput, Parser, Settings, add_untrusted, known_env, run
+from .common.command_line import BadInput, Parser, Settings, add_untrusted, check_at_least, known_env, run
 from .common.folders import check_place
 
 #: Seeds tried per group before giving up on having every task equally often.
@@ -417,9 +417,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
     args = parser.parse_args(arguments)
     check_place("--out", args.out)
     args.env, _ = known_env(args.env)
-    for name, least in (("steps", 0), ("groups", 2), ("members", 2), ("max_steps", 2)):
-        if getattr(args, name) < least:
-            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least {least}.")
+    check_at_least(args, steps=0, groups=2, members=2, max_steps=2)
     return args
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch as th
 
 from sb_grpo import GRPO, files
 from sb_grpo.policies.encoding import SetPolicy
@@ -27,7 +26,17 @@ from sb_grpo.tasks.routing import TSP
 from sb_grpo.tasks.solving import Solution, cp_sat, make_problem, solve
 from sb_grpo.types import Kwargs
 
-from .common.command_line import BadInput, Parser, add_untrusted, check_at_least_1, check_seed, default_threads, drawn, run
+from .common.command_line import (
+    BadInput,
+    Parser,
+    add_torch,
+    add_untrusted,
+    check_at_least,
+    check_seed,
+    drawn,
+    run,
+    use_threads,
+)
 from .common.folders import check_place
 
 #: Envs of a training, and its settings: whole groups of attempts with the same luck.
@@ -55,7 +64,7 @@ def make_parser() -> Parser:
     add("--seed", type=int, default=0, help="of luck and training")
     add("--out", type=Path, default=Path("solution"), metavar="FOLDER", help="place for the files")
     add_untrusted(parser)
-    add("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
+    add_torch(parser, with_device=False)
     return parser
 
 
@@ -224,22 +233,21 @@ def write(args: Namespace, given: Jobs | Cities, found: dict[str, list[Solution]
         print(f"Picture: {picture}")
 
 
-def body(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Execute the command.
 
     :param arguments: command line
     :return: 0
     """
     args = make_parser().parse_args(arguments)
-    check_at_least_1(args, "draws", "samples", "train")
+    check_at_least(args, draws=1, samples=1, train=1)
     check_seed(args.seed)
     if args.model is not None and args.train is not None:
         raise BadInput("--model has been trained: leave out --train, or the model.")
     if args.save is not None:
         check_place("--save", args.save)
     check_place("--out", args.out, is_folder=True)
-    if args.num_threads > 0:
-        th.set_num_threads(args.num_threads)
+    use_threads(args)
     given = read_instance(args)
     try:
         model = load(args) if args.model is not None else train(args, given) if args.train is not None else None
@@ -256,10 +264,5 @@ def body(arguments: Sequence[str]) -> int:
     return 0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.solve``."""
-    return run("zoo.solve", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.solve", main, sys.argv[1:]))

@@ -35,7 +35,7 @@ from .common.command_line import (
     Settings,
     add_untrusted,
     call,
-    check_at_least_1,
+    check_at_least,
     check_seed,
     default_threads,
     drop_dead_outputs,
@@ -45,7 +45,7 @@ from .common.command_line import (
 )
 from .common.plain_files import HYPERPARAMS
 from .common.provenance import without_passwords
-from .common.tracking import check_wandb, go_on_in, is_of_wandb, not_begun
+from .common.tracking import check_wandb, is_of_wandb, not_begun
 from .common.tracking import finish as finish_tracking
 from .training.experiment import HEALTH, Experiment, register
 from .training.resuming import check_kinds, take_up_run
@@ -184,7 +184,7 @@ def _check_options(given: Namespace) -> None:
         raise BadInput(f"--n-timesteps {given.n_timesteps}: at least 1; without it, the settings' own number.")
     if given.log_interval == 0 or given.log_interval < -2:
         raise BadInput(f"--log-interval {given.log_interval}: at least 1; -1: the algorithm's own; -2: no tables.")
-    check_at_least_1(given, "n_eval_envs", "eval_episodes")
+    check_at_least(given, n_eval_envs=1, eval_episodes=1)
     check_seed(given.seed, least=-math.inf)
     if given.trained_agent and not (given.trained_agent.endswith(".zip") and Path(given.trained_agent).is_file()):
         raise BadInput(f"--trained-agent {given.trained_agent}: there is no such .zip file.")
@@ -224,7 +224,7 @@ def _check_tracking(given: Namespace) -> None:
         os.environ.setdefault("WANDB_DIR", given.log_folder)  # beside the runs, not in the working directory
         Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
         if getattr(given, "wandb_run", None):  # of --resume
-            go_on_in(given.wandb_run)
+            os.environ.update(WANDB_RUN_ID=given.wandb_run["id"], WANDB_RESUME="allow")
 
 
 def go_on(given: Namespace, parser: Parser) -> None:

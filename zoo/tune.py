@@ -25,7 +25,6 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 import optuna
-import torch as th
 import yaml
 from matplotlib.ticker import LogLocator, NullFormatter
 from optuna.importance import get_param_importances
@@ -54,13 +53,17 @@ from .common.command_line import (
     Grid,
     Parser,
     Settings,
+    add_gym_packages,
+    add_torch,
     call,
+    check_at_least,
     default_threads,
     how_many,
     known_env,
     parse_grid,
     program,
     run,
+    use_threads,
 )
 from .common.episodes import close
 from .common.folders import make_folder
@@ -264,10 +267,9 @@ def make_parser() -> Parser:
     add(
         "--eval-env-kwargs", nargs="+", action=Settings, help="arguments of the env in evaluations; default: those of training"
     )
-    add("--gym-packages", nargs="+", default=[], help="packages to import that register envs")
+    add_gym_packages(parser)
     add("--vec-env", default="dummy", choices=["dummy", "subproc"], help="envs in this process or in their own")
-    add("--device", default="auto", help="of torch")
-    add("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
+    add_torch(parser)
     add("--no-optim-plots", action="store_true", help="no plots")
     add_launcher(parser, "local", "ray")
     add(
@@ -478,23 +480,20 @@ def search(study: Study, objective: Objective, args: Namespace) -> bool:
     return True
 
 
-def body(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Search, then report.
 
     :param arguments: command line without the program's name
     :return: exit code: 1 if no trial has completed, 130 after Ctrl-C; that of a worker which has failed
     """
     args = make_parser().parse_args(arguments)
-    for name in ("n_trials", "n_jobs", "n_seeds", "n_evaluations", "eval_episodes", "max_total_trials", "workers"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise BadInput(f"--{name.replace('_', '-')} {getattr(args, name)} must be at least 1.")
+    check_at_least(args, n_trials=1, n_jobs=1, n_seeds=1, n_evaluations=1, eval_episodes=1, max_total_trials=1, workers=1)
     launch = read_launch(args)
     if args.workers is not None and launch.launcher != "ray" and not args.in_team:  # of whom the command line speaks there
         raise BadInput(f"--workers {args.workers} needs --launcher ray; on one machine start the command several times.")
     register()
     args.env, args.gym_packages = known_env(args.env, args.gym_packages)
-    if args.num_threads > 0:
-        th.set_num_threads(args.num_threads)
+    use_threads(args)
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # Progress speaks
     grid = parse_grid("--grid", args.grid)
     objective, start, of_start = prepare(args, grid)
@@ -520,10 +519,5 @@ def body(arguments: Sequence[str]) -> int:
     return code or (0 if completed else 1)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.tune``."""
-    return run("zoo.tune", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.tune", main, sys.argv[1:]))

@@ -69,7 +69,7 @@ def _check_labels(asked: benchmark.Asked, baseline: str | None) -> None:
         )
 
 
-def body(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """The command.
 
     :param arguments: command line
@@ -79,17 +79,12 @@ def body(arguments: Sequence[str]) -> int:
     failed = benchmark.carry_out(asked)
     if failed not in FINISHED or not find_results([asked.out]):
         return failed
-    compare.body([str(asked.out), "--out", str(report), *(["--baseline", baseline] if baseline else [])])
-    plot.body([str(asked.out), "--out", str(report / "figures" / "curves")])
+    compare.main([str(asked.out), "--out", str(report), *(["--baseline", baseline] if baseline else [])])
+    plot.main([str(asked.out), "--out", str(report / "figures" / "curves")])
     if failed:
         print("zoo.workflow: the report is without the runs that failed", file=sys.stderr)
     return failed
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.workflow``."""
-    return run("zoo.workflow", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.workflow", main, sys.argv[1:]))

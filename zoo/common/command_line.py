@@ -159,17 +159,37 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(by_lower[n] for n in nearest)}?" if nearest else ""
 
 
-def check_at_least_1(given: argparse.Namespace, *names: str) -> None:
-    """Check that options are counts of at least 1, or None if not given.
+def check_at_least(given: argparse.Namespace, **least: int) -> None:
+    """Check that options are numbers from a least one on, or None if not given.
 
     :param given: options
-    :param names: of the options, as attributes
-    :raises BadInput: naming the first that is not
+    :param least: by name of the option
+    :raises BadInput: naming the first that is less
     """
-    for name in names:
+    for name, lowest in least.items():
         value = getattr(given, name)
-        if value is not None and value < 1:
-            raise BadInput(f"--{name.replace('_', '-')} {value} must be at least 1.")
+        if value is not None and value < lowest:
+            raise BadInput(f"--{name.replace('_', '-')} {value} must be at least {lowest}.")
+
+
+def add_torch(parser: argparse.ArgumentParser, with_device: bool = True) -> None:
+    """Add the options of torch; see :func:`use_threads`."""
+    if with_device:
+        parser.add_argument("--device", default="auto", help="of torch")
+    parser.add_argument("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
+
+
+def use_threads(args: argparse.Namespace) -> None:
+    """Set the number of torch's threads, unless torch shall choose it."""
+    if args.num_threads > 0:
+        import torch
+
+        torch.set_num_threads(args.num_threads)
+
+
+def add_gym_packages(parser: argparse.ArgumentParser) -> None:
+    """Add ``--gym-packages``; see :func:`known_env`."""
+    parser.add_argument("--gym-packages", nargs="+", default=[], help="packages to import that register envs")
 
 
 #: Largest seed of NumPy's generators.

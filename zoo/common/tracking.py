@@ -24,14 +24,6 @@ STEP = "global_step"
 BEST = ("eval/mean_reward", "rollout/ep_rew_mean")
 
 
-def go_on_in(run: dict[str, str]) -> None:
-    """Let the run that rl_zoo3 is about to begin be the one of before.
-
-    :param run: as :func:`take_note` has kept it
-    """
-    os.environ.update(WANDB_RUN_ID=run["id"], WANDB_RESUME="allow")
-
-
 def take_note(given: Namespace) -> None:
     """Keep with the options which run of wandb this is, and put TensorBoard's files below the log folder.
 

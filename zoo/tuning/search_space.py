@@ -106,7 +106,8 @@ def grpo_space(
     search("batch_size", lambda: min(2 ** draw_from("log2_batch_size"), rows))
     low = search("clip_range")
     if isinstance(low, float):  # a schedule has no fixed distance to it
-        search("loss_kwargs", lambda: with_clip_range_high(base, rounded(low + draw_from("clip_range_extra"))))
+        of_loss = read_kwargs(base.get("loss_kwargs"))
+        search("loss_kwargs", lambda: {**of_loss, "clip_range_high": rounded(low + draw_from("clip_range_extra"))})
     if advantage == "state":
         search("gae_lambda", lambda: rounded(1.0 - draw_from("one_minus_lambda")))
     if not fixed.keys() & {"n_steps", "n_groups"}:
@@ -114,11 +115,6 @@ def grpo_space(
     if "policy_kwargs" not in fixed:
         drawn["policy_kwargs"] = with_net(base.get("policy_kwargs"), draw_from("net"))
     return drawn
-
-
-def with_clip_range_high(base: Hyperparams, high: float) -> dict[str, object]:
-    """The entry's arguments of the loss with another upper clip range."""
-    return {**read_kwargs(base.get("loss_kwargs")), "clip_range_high": high}
 
 
 def _learning_rate(draw_from: DrawFrom) -> float | str:
