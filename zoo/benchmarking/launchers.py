@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from json import dumps
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from sb_grpo import files
 
@@ -208,39 +208,25 @@ class MachineGone(Exception):
     """Error: the machine or the process died without a result."""
 
 
-class Promise(Protocol):
-    """Interface: future result of a submitted run."""
+class RemoteWorker(Worker):
+    """Base of runs on other machines, or in a launcher's process.
 
-    def done(self) -> bool:
-        """Whether :meth:`result` would return at once."""
+    :param losses: number of machines that have died during this run
+    """
 
-    def result(self) -> Brought:
-        """Wait for the result.
+    def __init__(self, spec: Spec, options: RunOptions, losses: int) -> None:
+        super().__init__(spec, options)
+        self.losses = losses
+
+    @abstractmethod
+    def brought(self) -> Brought:
+        """Wait for the files of the run.
 
         :raises MachineGone: if there will be none
         """
 
-    def cancel(self) -> None:
-        """End it."""
-
-
-class RemoteWorker(Worker):
-    """Run on another machine, or in a launcher's process.
-
-    :param promise: its future result
-    :param losses: number of machines that have died during this run
-    """
-
-    def __init__(self, spec: Spec, options: RunOptions, promise: Promise, losses: int) -> None:
-        super().__init__(spec, options)
-        self.promise = promise
-        self.losses = losses
-
-    def has_ended(self) -> bool:
-        return self.promise.done()
-
     def bring(self) -> str:
-        brought = self.promise.result()
+        brought = self.brought()
         self.code = brought.code
         if brought.result:
             deliver(brought, self.result)
@@ -257,8 +243,56 @@ class RemoteWorker(Worker):
             self.complaint = f"{self.name} failed: {self.losses} machines have died under it, the last with: {gone}"
             return FAILED, self.complaint
 
+
+class RayWorker(RemoteWorker):
+    """Task of a Ray cluster.
+
+    :param reference: Ray's, to the result
+    """
+
+    def __init__(self, spec: Spec, options: RunOptions, losses: int, ray: ModuleType, reference: object) -> None:
+        super().__init__(spec, options, losses)
+        self.ray = ray
+        self.reference = reference
+
+    def has_ended(self) -> bool:
+        return bool(self.ray.wait([self.reference], timeout=0)[0])
+
+    def brought(self) -> Brought:
+        try:
+            brought: Brought = self.ray.get(self.reference)
+            return brought
+        except self.ray.exceptions.RayTaskError:
+            raise  # an error of the run itself
+        except self.ray.exceptions.RayError as error:
+            raise MachineGone(type(error).__name__) from error
+
     def stop(self) -> None:
-        self.promise.cancel()
+        self.ray.cancel(self.reference, force=True)
+
+
+class SubmititWorker(RemoteWorker):
+    """Job of submitit.
+
+    :param gone: type of the error of a job without a result
+    """
+
+    def __init__(self, spec: Spec, options: RunOptions, losses: int, job: Job[Brought], gone: type[Exception]) -> None:
+        super().__init__(spec, options, losses)
+        self.job = job
+        self.gone = gone
+
+    def has_ended(self) -> bool:
+        return bool(self.job.done())
+
+    def brought(self) -> Brought:
+        try:
+            return self.job.result()
+        except self.gone as error:
+            raise MachineGone(f"job {self.job.job_id}, {self.job.state}") from error
+
+    def stop(self) -> None:
+        self.job.cancel()
 
 
 # ---------------------------------------------------------------- launchers
@@ -268,11 +302,17 @@ MOST_SUBMITTED = 100
 
 
 class Launcher(ABC):
-    """Starts runs, up to a number at a time."""
+    """Starts runs, up to a number at a time.
 
-    @abstractmethod
+    :param jobs: that number; None: as many as there is room for
+    """
+
+    def __init__(self, jobs: int | None) -> None:
+        self.jobs = jobs or os.cpu_count() or 1
+
     def room(self) -> int:
         """Runs at a time."""
+        return self.jobs
 
     @abstractmethod
     def start(self, spec: Spec, options: RunOptions) -> Worker:
@@ -284,16 +324,7 @@ class Launcher(ABC):
 
 
 class LocalLauncher(Launcher):
-    """Processes of this machine.
-
-    :param jobs: runs at a time
-    """
-
-    def __init__(self, jobs: int) -> None:
-        self.jobs = jobs
-
-    def room(self) -> int:
-        return self.jobs
+    """Processes of this machine."""
 
     def start(self, spec: Spec, options: RunOptions) -> Worker:
         return LocalWorker(spec, options)
@@ -305,18 +336,18 @@ class LocalLauncher(Launcher):
 class RemoteLauncher(Launcher):
     """Base of launchers on other machines, which counts machines that died by run."""
 
-    def __init__(self) -> None:
+    def __init__(self, jobs: int | None) -> None:
+        super().__init__(jobs)
         self._started: dict[Spec, RemoteWorker] = {}
 
     def start(self, spec: Spec, options: RunOptions) -> Worker:
         before = self._started.get(spec)
-        worker = RemoteWorker(spec, options, self.send(spec, options), before.losses if before else 0)
-        self._started[spec] = worker
-        return worker
+        self._started[spec] = self.send(spec, options, before.losses if before else 0)
+        return self._started[spec]
 
     @abstractmethod
-    def send(self, spec: Spec, options: RunOptions) -> Promise:
-        """Submit a run, and return its future result."""
+    def send(self, spec: Spec, options: RunOptions, losses: int) -> RemoteWorker:
+        """Submit a run."""
 
 
 class RayLauncher(RemoteLauncher):
@@ -328,44 +359,21 @@ class RayLauncher(RemoteLauncher):
     """
 
     def __init__(self, launch: Launch, jobs: int | None) -> None:
-        super().__init__()
+        super().__init__(jobs)
+        self.limit = jobs
         self.ray = connect_ray(launch)
         self.resources = launch.resources
-        self.jobs = jobs
         # Retries by Ray would be invisible here: the benchmark restarts lost runs itself.
         self._task = self.ray.remote(run_here).options(max_retries=0, **self.resources.for_ray())
 
     def room(self) -> int:
-        return self.jobs or room_in(self.ray, self.resources)
+        return self.limit or room_in(self.ray, self.resources)
 
-    def send(self, spec: Spec, options: RunOptions) -> Promise:
-        return RayPromise(self.ray, self._task.remote(spec, options))
+    def send(self, spec: Spec, options: RunOptions, losses: int) -> RemoteWorker:
+        return RayWorker(spec, options, losses, self.ray, self._task.remote(spec, options))
 
     def close(self) -> None:
         self.ray.shutdown()
-
-
-class RayPromise:
-    """Future result of a Ray task."""
-
-    def __init__(self, ray: ModuleType, reference: object) -> None:
-        self._ray = ray
-        self._reference = reference
-
-    def done(self) -> bool:
-        return bool(self._ray.wait([self._reference], timeout=0)[0])
-
-    def result(self) -> Brought:
-        try:
-            brought: Brought = self._ray.get(self._reference)
-            return brought
-        except self._ray.exceptions.RayTaskError:
-            raise  # an error of the run itself
-        except self._ray.exceptions.RayError as error:
-            raise MachineGone(type(error).__name__) from error
-
-    def cancel(self) -> None:
-        self._ray.cancel(self._reference, force=True)
 
 
 class SubmititLauncher(RemoteLauncher):
@@ -378,7 +386,7 @@ class SubmititLauncher(RemoteLauncher):
     """
 
     def __init__(self, folder: Path, resources: Resources, jobs: int | None) -> None:
-        super().__init__()
+        super().__init__(jobs)
         wanted = resources.for_submitit()
         import submitit
 
@@ -389,37 +397,16 @@ class SubmititLauncher(RemoteLauncher):
         except (RuntimeError, ValueError, OSError) as error:
             raise BadInput(f"--launcher submitit: {one_line(error)}") from error
         self.gone = submitit.core.utils.UncompletedJobError
-        self.jobs = jobs or (MOST_SUBMITTED if self.executor.cluster == "slurm" else os.cpu_count() or 1)
+        if jobs is None and self.executor.cluster == "slurm":
+            self.jobs = MOST_SUBMITTED
 
-    def room(self) -> int:
-        return self.jobs
-
-    def send(self, spec: Spec, options: RunOptions) -> Promise:
+    def send(self, spec: Spec, options: RunOptions, losses: int) -> RemoteWorker:
         there = replace(options, out=str(Path(options.out).absolute()))
-        return SubmititPromise(self.executor.submit(run_here_and_deliver, spec, there), self.gone)
+        job = self.executor.submit(run_here_and_deliver, spec, there)
+        return SubmititWorker(spec, options, losses, job, self.gone)
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-class SubmititPromise:
-    """Future result of a submitit job."""
-
-    def __init__(self, job: Job[Brought], gone: type[Exception]) -> None:
-        self._job = job
-        self._gone = gone
-
-    def done(self) -> bool:
-        return bool(self._job.done())
-
-    def result(self) -> Brought:
-        try:
-            return self._job.result()
-        except self._gone as error:
-            raise MachineGone(f"job {self._job.job_id}, {self._job.state}") from error
-
-    def cancel(self) -> None:
-        self._job.cancel()
 
 
 def open_launcher(launch: Launch, jobs: int | None, out: Path) -> Launcher:
@@ -432,4 +419,4 @@ def open_launcher(launch: Launch, jobs: int | None, out: Path) -> Launcher:
         return RayLauncher(launch, jobs)
     if launch.launcher == "submitit":
         return SubmititLauncher(out / ".submitit", launch.resources, jobs)
-    return LocalLauncher(jobs or os.cpu_count() or 1)
+    return LocalLauncher(jobs)
