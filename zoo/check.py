@@ -614,7 +614,8 @@ def check(it: Subject, seconds: float, say: Callable[[Finding], object]) -> list
     models: list[BaseAlgorithm] = []
     note("training", lambda: _trained(it, env, seconds if sound else 0.0, models))
     if seeded:  # after the training, because random actions may hide the shared noise
-        note("luck", lambda: check_alignment(it.make, speed, seconds / 4, _policy(env, models)))
+        policy = None if env.is_masked else acting(models)  # None: random valid actions
+        note("luck", lambda: check_alignment(it.make, speed, seconds / 4, policy))
     for one in envs:
         one.close()
     return found
@@ -624,19 +625,9 @@ def _trained(it: Subject, env: gym.Env, seconds: float, models: list[BaseAlgorit
     """Train, append the model to ``models``, and return findings; none with 0 seconds."""
     if seconds == 0:
         return []
-    models.append(_silently(lambda: it.model(env)))
+    with contextlib.redirect_stdout(io.StringIO()):  # rl_zoo3 prints the settings, whatever "verbose" says
+        models.append(it.model(env))
     return check_training(models[0], seconds)
-
-
-def _policy(env: ValidActions, models: list[BaseAlgorithm]) -> Play | None:
-    """Trained policy to measure the noise with; None for random valid actions."""
-    return None if env.is_masked else acting(models)
-
-
-def _silently(make: Callable[[], BaseAlgorithm]) -> BaseAlgorithm:
-    """Make a model without rl_zoo3's print of the settings, which ignores ``verbose``."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        return make()
 
 
 def main(arguments: Sequence[str]) -> int:

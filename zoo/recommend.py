@@ -45,12 +45,10 @@ from .common.command_line import (
     run,
     use_threads,
 )
-from .common.episodes import close
-from .common.plain_files import Hyperparams
 from .comparing import figures
 from .comparing.statistics import Array
 from .training.experiment import register
-from .tuning.objective import Objective, ReportCallback
+from .tuning.objective import Objective
 from .tuning.study import check_source, derived_seed, load_study
 
 #: Parameters of a trial, as Optuna has them.
@@ -409,25 +407,11 @@ def train_again(study: Study, found: Sequence[Candidate], n_seeds: int, args: Na
     for candidate in found:
         values = []
         for seed in seeds:
-            values.append(_train(objective, candidate.trial.user_attrs["settings"], seed))
+            values.append(objective.train(candidate.trial.user_attrs["settings"], seed, lambda number, value: None))
         again.append(replace(candidate, fresh=tuple(values)))
         print(f"trial {candidate.trial.number}: {candidate.mean:.1f} in the study, {said(values)} with fresh seeds")
     objective.evaluation_envs.close()
     return again
-
-
-def _train(objective: Objective, settings: Hyperparams, seed: int) -> float:
-    """Train once as in the study, and return the objective at the end."""
-    run_, model = objective.build(settings, seed)
-    env = model.get_env()
-    assert env is not None
-    try:
-        model.learn(
-            objective.n_timesteps, callback=[*run_.callbacks, ReportCallback(objective.n_timesteps, 1, lambda n: None)]
-        )
-        return float(np.mean(objective.evaluation_envs.returns(run_, model, objective.eval_episodes)))
-    finally:
-        close(env)
 
 
 def report(study: Study, again: Sequence[Candidate], chosen: Candidate, folder: Path) -> None:

@@ -267,11 +267,6 @@ def episodes_of(rollout: Rollout, final_values: th.Tensor) -> Episodes:
     }
 
 
-def write_recording(document: Document, path: Path) -> None:
-    """Save a recording."""
-    files.write(path, json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
-
-
 #: First parts of the keys that the explorer draws.
 KEPT = ("task/", "share/", "group/", "train/conflict_rate", "train/explained_variance", "train/clip_fraction", "rollout/ep_")
 
@@ -491,7 +486,8 @@ def main(arguments: Sequence[str]) -> int:
     model, history = train(args, tasks)
     th.manual_seed(args.seed)
     rollout = collect(env, model.policy, args.groups, args.members, args.max_steps, len(tasks))
-    write_recording(document(args, model, rollout, history, tasks), args.out)
+    content = document(args, model, rollout, history, tasks)
+    files.write(args.out, json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n")
     size = args.out.stat().st_size / 1024
     print(f"{args.out}: {args.groups} groups of {args.members}, {len(rollout.rewards):,} steps, {size:.0f} KB")
     return 0

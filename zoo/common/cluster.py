@@ -183,10 +183,15 @@ def connect_ray(launch: Launch, said: bool = False) -> ModuleType:
     return ray
 
 
+def _jobs_of(machine: dict[str, float], resources: Resources) -> int:
+    """Number of jobs that fit on a machine."""
+    wanted = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": resources.memory_gb * 2**30}
+    return min((int(machine.get(name, 0) / amount) for name, amount in wanted.items() if amount > 0), default=1)
+
+
 def _check_room(nodes: Sequence[Node], resources: Resources) -> None:
     machines = [node["Resources"] for node in nodes if node["Alive"]]
-    wanted = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": resources.memory_gb * 2**30}
-    if not any(all(machine.get(name, 0) >= amount for name, amount in wanted.items()) for machine in machines):
+    if not any(_jobs_of(machine, resources) for machine in machines):
         most = ", ".join(f"{max(m.get(name, 0) for m in machines):g} {name}" for name in ("CPU", "GPU"))
         asked = f"cpus={resources.cpus:g},gpus={resources.gpus:g}"
         raise BadInput(f"--resources {asked}: no machine of the Ray cluster has that (the most of one: {most}); ask for less.")
@@ -194,10 +199,7 @@ def _check_room(nodes: Sequence[Node], resources: Resources) -> None:
 
 def room_in(ray: ModuleType, resources: Resources) -> int:
     """Number of jobs that fit on the machines of a Ray cluster, including machines that have joined later."""
-    wanted = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": resources.memory_gb * 2**30}
-    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    rooms = [min((int(m.get(name, 0) / x) for name, x in wanted.items() if x > 0), default=1) for m in machines]
-    return max(sum(rooms), 1)
+    return max(sum(_jobs_of(node["Resources"], resources) for node in ray.nodes() if node["Alive"]), 1)
 
 
 def search_here(arguments: Sequence[str], folder: str) -> int:

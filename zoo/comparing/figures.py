@@ -57,20 +57,17 @@ def save(figure: Figure, path: Path) -> list[Path]:
     :param figure: closed afterwards
     :param path: without suffix: both; ``.png``, ``.svg`` or ``.pdf``: that one
     """
-    if path.suffix in (".png", ".svg", ".pdf"):
-        date: Kwargs = (
-            {} if path.suffix == ".png" else {"metadata": {"CreationDate" if path.suffix == ".pdf" else "Date": None}}
-        )
-        with matplotlib.rc_context({"svg.hashsalt": path.stem}), files.replacing(path) as unfinished:
-            figure.savefig(unfinished, dpi=120, format=path.suffix[1:], **date)
-        plt.close(figure)
-        return [path]
-    png, svg = (path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg"))
-    with matplotlib.rc_context({"svg.hashsalt": path.name}), files.replacing(png) as first, files.replacing(svg) as second:
-        figure.savefig(first, dpi=120)
-        figure.savefig(second, metadata={"Date": None})
+    one = path.suffix in (".png", ".svg", ".pdf")
+    places = [path] if one else [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
+    undated: dict[str, Kwargs] = {".svg": {"metadata": {"Date": None}}, ".pdf": {"metadata": {"CreationDate": None}}}
+    for place in places:
+        with (
+            matplotlib.rc_context({"svg.hashsalt": path.stem if one else path.name}),
+            files.replacing(place) as unfinished,
+        ):
+            figure.savefig(unfinished, dpi=120, format=place.suffix[1:], **undated.get(place.suffix, {}))
     plt.close(figure)
-    return [png, svg]
+    return places
 
 
 def band(

@@ -162,7 +162,7 @@ def cost(c: Comparison) -> pd.DataFrame:
     """Per env and algorithm: cost of a run (medians)."""
     rows = []
     for env, label, group in c.groups:
-        processor, timed = _timed(group)
+        processor, timed = max(_by_processor(group).items(), key=lambda entry: len(entry[1]))
         row = {
             "env": env,
             "algorithm": label,
@@ -184,11 +184,6 @@ def _by_processor(runs: Iterable[Run]) -> dict[str, list[Run]]:
     for run in runs:
         found.setdefault(run.origin["machine"].split(",")[0].removeprefix("processor "), []).append(run)
     return dict(sorted(found.items()))
-
-
-def _timed(runs: Iterable[Run]) -> tuple[str, list[Run]]:
-    """Most frequent processor of the runs, and the runs on it."""
-    return max(_by_processor(runs).items(), key=lambda entry: len(entry[1]))
 
 
 def _timed_together(some: Iterable[Run], others: Iterable[Run]) -> tuple[list[Run], list[Run]] | None:

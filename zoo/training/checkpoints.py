@@ -113,6 +113,12 @@ def read_facts(path: Path) -> Facts | None:
     return known
 
 
+def _save_and_keep(model: BaseAlgorithm, path: Path, known: Facts, keep: Keep | None) -> None:
+    save(model, path, known)
+    if keep is not None:
+        keep(path, known)
+
+
 class Checkpoints(BaseCallback):
     """Save a complete checkpoint every ``every`` vector steps, as ``rl_model_<env steps>_steps.zip``.
 
@@ -134,10 +140,7 @@ class Checkpoints(BaseCallback):
     def _on_step(self) -> bool:
         if self.n_calls % self.every == 0:
             path = self.folder / f"rl_model_{self.num_timesteps}_steps.zip"
-            known = facts(self.model, self.settings)
-            save(self.model, path, known)
-            if self.keep is not None:
-                self.keep(path, known)
+            _save_and_keep(self.model, path, facts(self.model, self.settings), self.keep)
         return True
 
 
@@ -158,9 +161,7 @@ class BestModel(BaseCallback):
     def _on_step(self) -> bool:
         assert isinstance(self.parent, EvalCallback)
         known = facts(self.model, self.settings, evaluated=float(self.parent.best_mean_reward))
-        save(self.model, self.folder / "best_model.zip", known)
-        if self.keep is not None:
-            self.keep(self.folder / "best_model.zip", known)
+        _save_and_keep(self.model, self.folder / "best_model.zip", known, self.keep)
         return True
 
 

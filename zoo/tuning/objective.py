@@ -162,22 +162,34 @@ class Objective:
         :param earlier: results of its trainings with other seeds
         :return: mean return at the end
         """
-        run, model = self.build(settings, seed)
         before = len(earlier) * self.n_evaluations
+
+        def report(number: int, value: float) -> None:
+            step = before + number
+            trial.report(float(np.mean([*earlier, value])), step)
+            if step < self.n_seeds * self.n_evaluations and trial.should_prune():
+                raise optuna.TrialPruned
+
+        return self.train(settings, seed, report)
+
+    def train(self, settings: Hyperparams, seed: int, report: Callable[[int, float], object]) -> float:
+        """Train once.
+
+        :param report: called with the number and the mean return of each evaluation
+        :return: mean return at the end
+        """
+        run, model = self.build(settings, seed)
 
         def evaluate(number: int) -> float:
             value = float(np.mean(self.evaluation_envs.returns(run, model, self.eval_episodes)))
             if not np.isfinite(value):
                 raise ValueError(f"evaluation {number} of {self.n_evaluations} with seed {seed}: the mean return is {value}")
-            step = before + number
-            trial.report(float(np.mean([*earlier, value])), step)
-            if step < self.n_seeds * self.n_evaluations and trial.should_prune():
-                raise optuna.TrialPruned
+            report(number, value)
             return value
 
-        report = ReportCallback(self.n_timesteps, self.n_evaluations, evaluate)
+        evaluations = ReportCallback(self.n_timesteps, self.n_evaluations, evaluate)
         try:
-            model.learn(self.n_timesteps, callback=[*run.callbacks, report])
+            model.learn(self.n_timesteps, callback=[*run.callbacks, evaluations])
             return evaluate(self.n_evaluations)
         finally:
             env = model.get_env()
