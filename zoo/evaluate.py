@@ -7,10 +7,6 @@ algorithms the training seed is the unit: ``zoo.compare`` on the same folders, o
 
 from __future__ import annotations
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import json
 import sys
 import textwrap
@@ -22,6 +18,10 @@ from functools import cached_property
 from itertools import combinations, product
 from pathlib import Path
 from typing import NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")
 
 import numpy as np
 import pandas as pd

@@ -7,10 +7,6 @@ The same command once more adds 30 trials; ``--max-total-trials 30`` stops at 30
 
 from __future__ import annotations
 
-import matplotlib
-
-matplotlib.use("Agg")
-
 import argparse
 import json
 import os
@@ -22,6 +18,10 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt
 import optuna
