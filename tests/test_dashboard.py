@@ -18,12 +18,21 @@ from torch.utils.tensorboard import SummaryWriter
 from sb_grpo import GRPO
 from tests.browser import WIDTHS, browser, complaints, faults, requests, resize, wait_until
 from zoo.common.command_line import BadInput
-from zoo.dashboard import main
-from zoo.dashboards.logs import from_csv, quantiles, read_log, thinned
-from zoo.dashboards.messages import health_messages
-from zoo.dashboards.page import as_script
-from zoo.dashboards.runs import ALL_HELD, NO_GROUPS, NO_LOG, curve, notes, page_of, read_runs
-from zoo.dashboards.server import make_server
+from zoo.dashboard import as_script, main, make_server
+from zoo.dashboards.runs import (
+    ALL_HELD,
+    NO_GROUPS,
+    NO_LOG,
+    curve,
+    from_csv,
+    health_messages,
+    notes,
+    page_of,
+    quantiles,
+    read_log,
+    read_runs,
+    thinned,
+)
 from zoo.report import main as report
 
 

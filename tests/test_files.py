@@ -29,7 +29,7 @@ from sb_grpo import GRPO, CountBonus, MlpPolicy, files
 from sb_grpo.normalization import statistics_to_bytes, with_statistics
 from sb_grpo.plain import NotPlain, from_plain, to_plain
 from sb_grpo.save_util import MADE_ANEW, PLAIN, STATE, STATISTICS, read_entry, with_entries
-from zoo.schedules import make_schedule
+from zoo.training.settings import make_schedule
 
 ROOT = Path(__file__).parents[1]
 

@@ -56,7 +56,7 @@ def test_the_zoo_imports_itself_by_relative_names_only():
 
 
 def test_every_command_is_a_module_and_every_module_a_command():
-    plain = {"__init__", "__main__", "plugin", "schedules"}
+    plain = {"__init__", "__main__", "plugin"}
     assert set(COMMANDS) == {path.stem for path in (ROOT / "zoo").glob("*.py")} - plain
 
 

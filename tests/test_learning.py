@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb_grpo import GRPO
 from tests.helpers import ProbeEnv
-from zoo.training.building import build
+from zoo.training.experiment import build
 
 ESTIMATORS = ["outcome", "process", "step", "anchor", "state"]
 #: A late reward asks more of them, and all are asked for it.

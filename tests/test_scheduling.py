@@ -493,7 +493,7 @@ def test_maskable_ppo_runs_on_the_host_version() -> None:
 
 
 def command(*arguments: Any) -> int:
-    return run("zoo.solve", zoo_solve.body, [*map(str, arguments), "--num-threads", "-1"])
+    return run("zoo.solve", zoo_solve.main, [*map(str, arguments), "--num-threads", "-1"])
 
 
 def test_a_job_list_becomes_a_schedule_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

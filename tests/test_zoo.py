@@ -25,13 +25,11 @@ from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, run_command, wait_for
 from zoo.__main__ import COMMANDS
 from zoo.common.command_line import run
-from zoo.common.ending import Counting, with_monitor_outside
+from zoo.common.episodes import Counting, with_monitor_outside
 from zoo.common.provenance import command, without_passwords
-from zoo.schedules import make_schedule
 from zoo.train import main
-from zoo.training.building import build
-from zoo.training.checks import check_settings
-from zoo.training.experiment import register
+from zoo.training.experiment import build, register
+from zoo.training.settings import check_settings, make_schedule
 
 ROOT = Path(__file__).parents[1]
 
@@ -452,7 +450,7 @@ class Endless(gym.Wrapper):
     [(Life, "100 episodes of env 0 ended, and its Monitor has closed none"), (Endless, "20 steps without an end")],
 )
 def test_an_evaluation_that_cannot_count_says_why(wrapper, says, monkeypatch):
-    monkeypatch.setattr("zoo.common.ending.ENDLESS_STEPS", 20)
+    monkeypatch.setattr("zoo.common.episodes.ENDLESS_STEPS", 20)
     env = DummyVecEnv([lambda: wrapper(Monitor(gym.make("CartPole-v1")))])
     with pytest.raises(ValueError, match=f"cannot count: .*{says}"):
         evaluate_policy(GRPO("MlpPolicy", "CartPole-v1", device="cpu"), env, 1, callback=Counting())

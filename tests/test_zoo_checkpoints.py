@@ -23,12 +23,11 @@ from sb_grpo.normalization import with_statistics
 from sb_grpo.save_util import PLAIN, STATISTICS, read_entry, with_entries
 from tests.helpers import run_command, wait_for
 from zoo import enjoy
-from zoo.common.command_line import BadInput, run
+from zoo.common.command_line import BadInput, drawn, run
 from zoo.common.folders import new_folder
-from zoo.common.pictures import drawn
 from zoo.train import main
-from zoo.training.callbacks import end_all
 from zoo.training.checkpoints import FACTS, read_facts, statistics_of
+from zoo.training.experiment import end_all
 from zoo.training.run_files import Unreadable, check_settings, env_kwargs, read_run_files, read_values, write_values
 
 ROOT = Path(__file__).parents[1]
@@ -162,7 +161,7 @@ def test_a_full_disk_is_one_line_and_what_was_saved_stays(tmp_path):
 def test_outputs_that_nobody_reads_are_dropped():
     """A process whose pipe has no reader any more can go on printing."""
     code = "import os, sys; r, w = os.pipe(); os.dup2(w, 1); os.close(r); os.close(w)\n"
-    code += "from zoo.common.ending import drop_dead_outputs; drop_dead_outputs(); print('x' * 10**6, flush=True)"
+    code += "from zoo.common.command_line import drop_dead_outputs; drop_dead_outputs(); print('x' * 10**6, flush=True)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0 and result.stderr == ""
 

@@ -196,14 +196,14 @@ SEARCH = ["-n", "256", "--n-seeds", "1", "--n-evaluations", "1", "--eval-episode
 def test_what_a_worker_is_told_is_a_command_that_tune_takes(tmp_path, capsys):
     """It finds the study, whatever the team's own options were, and searches in a process of its own."""
     mine = [*SEARCH, "--n-trials", "1", "--log-folder", str(tmp_path), "--no-optim-plots"]
-    assert tune.main(mine) == 0
+    assert run("zoo.tune", tune.main, mine) == 0
     team = [*mine, "--launcher", "ray", "--workers", "2", "--ray-address", "HOST:6379", "--resources", "cpus=2"]
     args = tune.make_parser().parse_args(team)
     args.study_name, args.storage = "grpo_CartPole-v1_256", str(tmp_path / "tune/grpo_CartPole-v1_256/journal.log")
     reported = tune.team_arguments(team, args, load_study(args.storage, args.study_name))
-    assert tune.main(reported) == 0
+    assert run("zoo.tune", tune.main, reported) == 0
     assert [t.state.name for t in trials_of(args.storage, args.study_name)] == ["COMPLETE"] * 2
-    assert tune.main([*mine, "--workers", "2"]) == 2
+    assert run("zoo.tune", tune.main, [*mine, "--workers", "2"]) == 2
     assert "--workers 2 needs --launcher ray" in capsys.readouterr().err
 
 
@@ -330,16 +330,14 @@ def test_resources_that_no_machine_has(tmp_path):
 
 
 def test_a_result_says_which_command_made_it(tmp_path):
-    """Errands on this very machine: what they bring is what a run here leaves, and nothing else stays behind."""
-    from dataclasses import asdict
-
-    from zoo.benchmarking import errand
-    from zoo.benchmarking.specs import Spec
+    """Runs on this very machine: what they bring is what a run here leaves, and nothing else stays behind."""
+    from zoo.benchmarking.launchers import deliver, run_here
+    from zoo.benchmarking.specs import RunOptions, Spec
 
     spec = Spec("CartPole-v1", "random", "random", 3, 10, 1, 1, 2, {}, "none")
-    brought = errand.run(asdict(spec), {"keep": True, "device": "cpu", "gym_packages": [], "command": "the command"})
+    brought = run_here(spec, RunOptions("", "the command", keep=True, device="cpu", gym_packages=[]))
     assert brought.code == 0, brought.log
-    errand.deliver(brought, spec.file(tmp_path))
+    deliver(brought, spec.file(tmp_path))
     content = json.loads(spec.file(tmp_path).read_text())
     assert content["command"] == "the command" and content["settings"] == {} and len(content["final_returns"]) == 2
     assert (spec.folder(tmp_path) / "seed_3" / "log.txt").exists()

@@ -54,7 +54,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def push_here(client, *arguments) -> int:
-    return run("zoo.push", lambda given: push.body(given, client), list(map(str, arguments)))
+    return run("zoo.push", lambda given: push.main(given, client), list(map(str, arguments)))
 
 
 def test_models_settings_and_card_go_out_and_nothing_private(folder, capsys):

@@ -12,12 +12,10 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 
 from tests.test_zoo_tune import ROOT, TINY, trials_of, tune_here
-from zoo.common.grids import parse_grid
-from zoo.tuning.journal import mend
+from zoo.common.command_line import parse_grid
 from zoo.tuning.objective import Objective, ReportCallback
-from zoo.tuning.search_space import ENTRY, GRPO_SPACE, SPACES
-from zoo.tuning.start import grpo_start, widened
-from zoo.tuning.study import PRUNERS, SURPLUS, counted, failure, give_back_surplus, open_storage
+from zoo.tuning.search_space import ENTRY, GRPO_SPACE, SPACES, grpo_start, widened
+from zoo.tuning.study import PRUNERS, SURPLUS, counted, failure, give_back_surplus, mend, open_storage
 
 FEW = [*TINY, "--no-optim-plots"]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from . import benchmark, compare, plot
-from .benchmarking.results import RANDOM, find_results, read_all
+from .benchmarking.results import RANDOM, Run, find_results, read_all
+from .benchmarking.specs import Spec
 from .benchmarking.worker import BAD_SETTINGS
 from .common.command_line import BadInput, Parser, did_you_mean, run
 
@@ -59,7 +59,7 @@ def read(arguments: Sequence[str]) -> tuple[benchmark.Request, str | None, Path]
 
 def _check_labels(request: benchmark.Request, baseline: str | None) -> None:
     """See that there will be something to compare, and that the baseline is among it."""
-    runs: list[Any] = [*request.specs, *read_all(find_results([request.out]))[0]]
+    runs: list[Spec | Run] = [*request.specs, *read_all(find_results([request.out]))[0]]
     labels = sorted({run.label for run in runs if run.algo != RANDOM})
     if not labels:
         raise BadInput("only runs of the random policy: nothing to compare. Name an algorithm in --algos too.")
@@ -69,7 +69,7 @@ def _check_labels(request: benchmark.Request, baseline: str | None) -> None:
         )
 
 
-def body(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """The command.
 
     :param arguments: command line
@@ -79,17 +79,12 @@ def body(arguments: Sequence[str]) -> int:
     failed = benchmark.carry_out(request)
     if failed not in FINISHED or not find_results([request.out]):
         return failed
-    compare.body([str(request.out), "--out", str(report), *(["--baseline", baseline] if baseline else [])])
-    plot.body([str(request.out), "--out", str(report / "figures" / "curves")])
+    compare.main([str(request.out), "--out", str(report), *(["--baseline", baseline] if baseline else [])])
+    plot.main([str(request.out), "--out", str(report / "figures" / "curves")])
     if failed:
         print("zoo.workflow: the report is without the runs that failed", file=sys.stderr)
     return failed
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.workflow``."""
-    return run("zoo.workflow", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.workflow", main, sys.argv[1:]))

@@ -40,7 +40,7 @@ from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, DOCS, IMG
 from scripts.studies.common.tables import put_between
 from zoo.common.provenance import commit, machine, versions
-from zoo.training.building import build
+from zoo.training.experiment import build
 
 GRAPHS = 200
 #: Reset seeds of the evaluation.

@@ -27,7 +27,7 @@ from sb_grpo.tasks.multi_task import SUITES
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, IMG
 from zoo.common.provenance import commit, versions
-from zoo.schedules import make_schedule
+from zoo.training.settings import make_schedule
 
 ENVS_PER_TASK = 2
 EPISODES = 20

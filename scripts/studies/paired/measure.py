@@ -63,7 +63,8 @@ def _model(run: Run) -> Any:
     settings = dict(run.spec["hyperparams"])
     settings["advantage_kwargs"] = settings.pop("baseline_kwargs")  # its name when the runs were recorded
     with tempfile.TemporaryDirectory() as folder:
-        built = make_experiment(Spec(**{**run.spec, "hyperparams": settings}), Path(folder), "cpu").setup_experiment()
+        fields: dict[str, Any] = {**run.spec, "hyperparams": settings}
+        built = make_experiment(Spec(**fields), Path(folder), "cpu").setup_experiment()
     assert built is not None
     return built[0]
 

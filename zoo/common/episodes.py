@@ -1,4 +1,4 @@
-"""Endings of episodes and envs.
+"""Episodes of any env: their ends, their close, and random actions.
 
 Episodes that Monitor never closes are closed at their end, and episodes that cannot be counted are reported. Errors while envs
 are closed lose no results.
@@ -6,17 +6,24 @@ are closed lose no results.
 
 from __future__ import annotations
 
-import os
-import select
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
+from gymnasium import Space
 from gymnasium.wrappers import TimeLimit
 from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv
 
+from sb_grpo.collect.masks import masks_of_the_evaluated
+from sb_grpo.policies.extra_inputs import MASK, extra_input
+from sb_grpo.policies.masks import checked, choices_of, drawn
+
+#: Local variables of SB3's loops, as its callbacks get them.
+Locals = dict[str, Any]
 #: Limit of consecutive ends of one env that Monitor has not counted; an Atari game has fewer lives.
 UNCOUNTED_ENDS = 100
 #: Limit of steps of one env without an end; Atari cuts at 27,000.
@@ -61,7 +68,7 @@ class Counting:
         self.steps: Counter[int] = Counter()
         self.ends: Counter[int] = Counter()
 
-    def __call__(self, step: dict[str, Any], _: dict[str, Any]) -> None:
+    def __call__(self, step: Locals, _: Locals) -> None:
         env_index = step["i"]
         done = bool(step["done"])
         self.steps[env_index] = 0 if done else self.steps[env_index] + 1
@@ -79,25 +86,40 @@ class Counting:
             )
 
 
-def drop_dead_outputs() -> None:
-    """Drop a closed terminal or pipe, because an error of ``print`` would prevent saving."""
-    for descriptor in (1, 2):
-        poll = select.poll()
-        poll.register(descriptor, 0)  # reports only errors
-        if poll.poll(0):
-            nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, descriptor)
-            os.close(nothing)
-
-
-def close(env: Any) -> None:
+def close(env: gym.Env | VecEnv | None) -> None:
     """Close an env; print an error to stderr instead of raising it.
 
-    :param env: an env or a VecEnv
+    :param env: None: nothing to close
     """
     try:
-        env.close()
+        if env is not None:
+            env.close()
     except (EOFError, ConnectionError) as error:
         print(f"A worker of the env had died before it was closed: {error!r}", file=sys.stderr)
     except Exception as error:
         print(f"The env could not be closed: {type(error).__name__}: {error}", file=sys.stderr)
+
+
+Observation = np.ndarray | Mapping[str, np.ndarray]
+
+
+class RandomPolicy:
+    """Policy of uniform valid actions for ``evaluate_policy``."""
+
+    def __init__(self, space: Space, seed: int) -> None:
+        self.space = space
+        space.seed(seed)
+
+    def predict(
+        self, observation: Observation, *_: object, action_masks: np.ndarray | None = None, **__: object
+    ) -> tuple[np.ndarray, None]:
+        """Draw one action per env.
+
+        :param action_masks: ``[n_envs, m]``; None: found as by GRPO's ``predict``
+        """
+        n = len(next(iter(observation.values())) if isinstance(observation, Mapping) else observation)
+        masks = action_masks if action_masks is not None else masks_of_the_evaluated()
+        if masks is None and choices_of(self.space):
+            masks = extra_input(observation, MASK)
+        rows = [None] * n if masks is None else checked(masks, self.space, n, "of env {index}")
+        return np.array([drawn(self.space, row) for row in rows]), None

@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ..common.command_line import BadInput, one_line
+from .command_line import BadInput, one_line
+
+if TYPE_CHECKING:
+    from wandb.sdk.wandb_run import Run  # an extra
+
+    from ..training.checkpoints import Facts, Keep
 
 #: Step of all charts, as in TensorBoard's scalars.
 STEP = "global_step"
 #: Scalars whose summary is the best value and not the last.
 BEST = ("eval/mean_reward", "rollout/ep_rew_mean")
-
-#: Function of the path of a model and its facts.
-Keep = Callable[[Path, dict[str, Any]], None]
-
-
-def go_on_in(run: dict[str, str]) -> None:
-    """Let the run that rl_zoo3 is about to begin be the one of before.
-
-    :param run: as :func:`take_note` has kept it
-    """
-    os.environ.update(WANDB_RUN_ID=run["id"], WANDB_RESUME="allow")
 
 
 def take_note(given: Namespace) -> None:
@@ -46,7 +41,7 @@ def take_note(given: Namespace) -> None:
     given.tensorboard_log = str(Path(given.log_folder, "runs", given.wandb_run["name"]))
 
 
-def define_metrics(run: Any) -> None:
+def define_metrics(run: Run) -> None:
     """Draw everything over env steps, and summarise returns by their maximum.
 
     :param run: of wandb
@@ -91,7 +86,7 @@ def artifact_name(*parts: object) -> str:
     return "-".join(re.sub(r"[^A-Za-z0-9._-]+", "-", str(part)) for part in parts)
 
 
-def keeper(run: Any, name: str, alias: str) -> Keep:
+def keeper(run: Run, name: str, alias: str) -> Keep:
     """Make a function that logs a model file as a version of an artifact, with its facts as metadata.
 
     :param run: of wandb
@@ -100,9 +95,43 @@ def keeper(run: Any, name: str, alias: str) -> Keep:
     """
     import wandb  # an extra
 
-    def keep(path: Path, known: dict[str, Any]) -> None:
-        artifact = wandb.Artifact(name, type="model", metadata=known)
+    def keep(path: Path, known: Facts) -> None:
+        artifact = wandb.Artifact(name, type="model", metadata=dict(known))
         artifact.add_file(str(path), name=path.name)
         run.log_artifact(artifact, aliases=[alias, "latest"])
 
     return keep
+
+
+def check_wandb() -> None:
+    """Check that wandb is installed.
+
+    :raises BadInput: naming the extra
+    """
+    if importlib.util.find_spec("wandb") is None:
+        raise BadInput("--track needs Weights & Biases: pip install -e '.[track]'.")
+
+
+def log_report(out: Path, project: str, about: Mapping[str, object]) -> None:
+    """Log the files of a comparison.
+
+    :param out: folder of the report, with ``tables`` and ``figures``; wandb's files go beside them
+    :param project: of the run
+    :param about: subject of the comparison, for the run's configuration
+    :raises BadInput: if wandb does not begin the run; the report is written anyway
+    """
+    import pandas as pd
+    import wandb  # an extra
+
+    try:
+        run = wandb.init(project=project, job_type="compare", config=dict(about), dir=os.environ.get("WANDB_DIR", str(out)))
+    except wandb.errors.Error as error:
+        raise not_begun(error) from error
+    for file in sorted((out / "tables").glob("*.csv")):
+        run.log({f"tables/{file.stem}": wandb.Table(dataframe=pd.read_csv(file))})
+    for file in sorted((out / "figures").glob("*.png")):
+        run.log({f"figures/{file.stem}": wandb.Image(str(file))})
+    artifact = wandb.Artifact("report", type="report")
+    artifact.add_file(str(out / "report.md"))
+    run.log_artifact(artifact)
+    run.finish()

@@ -1,14 +1,21 @@
-"""YAML files: read as plain values, or refused in one line. Reading never runs code."""
+"""Plain values in files: YAML is read, or refused in one line; JSON is written with null for numbers that are not finite.
+
+Reading never runs code.
+"""
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Hashable
 from pathlib import Path
-from typing import Any
 
 import yaml
 
-from ..common.command_line import BadInput, one_line
+from .command_line import BadInput, one_line
 
+#: Settings of a run, as an entry of a YAML file has them.
+Hyperparams = dict[str, object]
 #: Settings of GRPO by env.
 HYPERPARAMS = Path(__file__).parents[1] / "hyperparams" / "grpo.yml"
 #: Largest number of values in a file with expanded aliases.
@@ -47,7 +54,7 @@ def _written_out(node: yaml.Node, known: dict[int, float]) -> float:
 class EachOnce(Loader):
     """Loader that refuses repeated keys, of which YAML would silently keep only the last."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         own = [key for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
         names = [self.construct_object(key, deep=True) for key in own]  # type: ignore[no-untyped-call]
         for i, name in enumerate(names):
@@ -58,7 +65,7 @@ class EachOnce(Loader):
         return super().construct_mapping(node, deep)
 
 
-def read_mapping(path: str | Path, example: str, loader: type[Loader] = EachOnce) -> dict[str, Any]:
+def read_mapping(path: str | Path, example: str, loader: type[Loader] = EachOnce) -> dict[str, object]:
     """Read a YAML file that holds a mapping.
 
     :param example: of a line, for the message
@@ -81,11 +88,29 @@ def read_mapping(path: str | Path, example: str, loader: type[Loader] = EachOnce
     return table
 
 
-def read_sections(path: str | Path, example: str = "CartPole-v1: {n_envs: 8}") -> dict[str, dict[str, Any]]:
+def read_sections(path: str | Path, example: str = "CartPole-v1: {n_envs: 8}") -> dict[str, Hyperparams]:
     """Read a mapping of names to mappings; see :func:`read_mapping`."""
-    table = read_mapping(path, example)
-    for name, section in table.items():
+    sections = {}
+    for name, section in read_mapping(path, example).items():
         if not isinstance(section, dict):
             kind = type(section).__name__
             raise BadInput(f"{path}: {name} must be a mapping, as in '{example}', but is {kind}: {section!r}")
-    return table
+        sections[name] = section
+    return sections
+
+
+def finite(value: object) -> object:
+    """Replace numbers that are not finite by None, at any depth.
+
+    :param value: of lists, tuples, dicts and plain values
+    """
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    return [finite(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def to_json(value: object, indent: int | None = None, separators: tuple[str, str] | None = None) -> str:
+    """Write standard JSON; arguments as in :func:`json.dumps`."""
+    return json.dumps(finite(value), allow_nan=False, indent=indent, separators=separators)
