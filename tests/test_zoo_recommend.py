@@ -86,7 +86,7 @@ def test_the_recommended_one_is_the_robust_among_the_good_ones():
     assert recommend.recommended([best, close, far]) is close
     alone = candidate(3, 0, (200,))  # nobody knows its error
     assert recommend.recommended([best, alone, close]) is alone and np.isnan(recommend.standard_error(alone.fresh))
-    assert recommend.said(best.fresh) == "100.0 +- 5.8" and recommend.said(alone.fresh) == "200.0"
+    assert recommend.mean_and_error(best.fresh) == "100.0 +- 5.8" and recommend.mean_and_error(alone.fresh) == "200.0"
 
 
 def test_a_grid_gives_measured_cells():
