@@ -1,4 +1,4 @@
-"""Ablation on small grid worlds: the parts that make SB3's PPO and GRPO differ, changed one at a time.
+"""Sparse rewards on small tasks: PPO and GRPO's estimators, and the parts that make SB3's PPO and GRPO differ, one at a time.
 
 usage: python -m scripts.studies.sparse run [--tasks ...] [--arms ...] [--seeds ...]     trains what is missing
        python -m scripts.studies.sparse report                                          prints the tables of the page
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from gymnasium.wrappers import DtypeObservation, FlattenObservation
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -50,7 +51,8 @@ class Task(NamedTuple):
 TASKS = {
     "Empty-Random-5x5": Task("MiniGrid-Empty-Random-5x5-v0", 60_000, 0.9, True),
     "DoorKey-5x5": Task("MiniGrid-DoorKey-5x5-v0", 100_000, 0.9, True),
-    "FrozenLake8x8": Task("FrozenLake8x8-v1", 150_000, 0.5),
+    "FrozenLake8x8": Task("FrozenLake8x8-v1", 150_000, 0.5, episodes=200),
+    "Taxi": Task("Taxi-v4", 60_000, 7.5),
     "MountainCar": Task("MountainCar-v0", 100_000, -150.0),
     "Ant": Task("Ant-v5", 100_000, 1_000.0, episodes=10),  # not sparse: docs/studies/settings.md
 }
@@ -109,6 +111,9 @@ class Arm(NamedTuple):
 
 
 OWN = {"n_steps": 256}
+LIKE_GRPO = {**OWN, "gamma": 0.995, "normalize_advantage": False}
+ANCHOR = {**OWN, "group_size": 8, "advantage": "anchor", "gamma": 0.95}
+GROUPS = {**OWN, "group_size": 8}
 ZOO = {"n_steps": 128, "learning_rate": 2.5e-4}
 ARMS = {
     "ppo": Arm(PPO, "SB3's defaults, `n_steps=256`, VecNormalize", OWN),
@@ -120,12 +125,16 @@ ARMS = {
     "ppo-gamma": Arm(PPO, "gamma 0.98, GRPO's default for episodes of 100 steps", {**OWN, "gamma": 0.98}),
     "ppo-buffer": Arm(PPO, "the rollout buffer keeps floats", {**OWN, "rollout_buffer_class": FloatBuffer}),
     "ppo-float": Arm(PPO, "the env declares float32", OWN, declares=np.float32),
+    "ppo-own": Arm(RolloutPPO, "GRPO's settings: gamma, raw rewards, advantages by rollout", LIKE_GRPO, norm_reward=False),
     "ppo-zoo": Arm(PPO, "rl_zoo3's settings for MiniGrid", ZOO),
     "grpo": Arm(GRPO, "the constructor's defaults, observations normalised", OWN, norm_reward=False),
     "grpo-random": Arm(GRPO, "the baseline begins with random values", {**OWN, "advantage": RandomStart()}, norm_reward=False),
     "grpo-cut": Arm(GRPO, "the rollout buffer keeps `uint8`", {**OWN, "rollout_buffer_class": SpaceBuffer}, norm_reward=False),
     "grpo-quiet": Arm(GRPO, "`log_std_init=-1`", {**OWN, "policy_kwargs": {"log_std_init": -1.0}}, norm_reward=False),
     "grpo-plain": Arm(GRPO, "no VecNormalize", OWN, False, False),
+    "step": Arm(GRPO, '`"step"`, groups of 8', {**GROUPS, "advantage": "step"}, norm_reward=False),
+    "outcome": Arm(GRPO, '`"outcome"`, groups of 8', {**GROUPS, "advantage": "outcome"}, norm_reward=False),
+    "anchor": Arm(GRPO, '`"anchor"`, groups of 8, gamma 0.95, no VecNormalize', ANCHOR, False, False),
 }  # fmt: skip
 
 
@@ -170,9 +179,10 @@ def train(name: str, task_name: str, seed: int, budget: int) -> dict[str, Any]:
     arm = ARMS[name]
     task = TASKS[task_name]
     envs = make_envs(task, seed, arm.declares)
-    if arm.norm_obs or arm.norm_reward:
+    norm_obs = arm.norm_obs and isinstance(envs.observation_space, spaces.Box)
+    if norm_obs or arm.norm_reward:
         gamma = arm.settings.get("gamma", 0.99)
-        envs = VecNormalize(envs, norm_obs=arm.norm_obs, norm_reward=arm.norm_reward, gamma=gamma)
+        envs = VecNormalize(envs, norm_obs=norm_obs, norm_reward=arm.norm_reward, gamma=gamma)
     model = arm.kind("MlpPolicy", envs, seed=seed, device="cpu", **arm.settings)
     curve = Curve()
     start = time.process_time()
@@ -182,8 +192,8 @@ def train(name: str, task_name: str, seed: int, budget: int) -> dict[str, Any]:
     for deterministic in (True, False):
         played = make_envs(task, EVAL_SEED, arm.declares)
         if isinstance(envs, VecNormalize):
-            played = VecNormalize(played, training=False, norm_obs=arm.norm_obs, norm_reward=False)
-            if arm.norm_obs:
+            played = VecNormalize(played, training=False, norm_obs=norm_obs, norm_reward=False)
+            if norm_obs:
                 played.obs_rms = envs.obs_rms
         th.manual_seed(EVAL_SEED)
         earned: Any = evaluate_policy(model, played, task.episodes, deterministic, return_episode_rewards=True)[0]
