@@ -30,12 +30,14 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb_grpo import GRPO, GroupRolloutBuffer
 from sb_grpo.baselines.estimators import State
 from scripts.studies.common import records
-from scripts.studies.common.compared import markdown, middle
+from scripts.studies.common.compared import better, markdown, middle
 from scripts.studies.common.runs import DATA, EVAL_SEED
 from zoo.common.provenance import commit, versions
+from zoo.comparing.statistics import iqm
 
 FOLDER = DATA / "sparse"
 N_ENVS = 8
+SEEDS_TO_COMPARE = 3  #: from which a cell has an interval
 
 
 class Task(NamedTuple):
@@ -222,32 +224,55 @@ def solved_at(run: dict[str, Any]) -> int | None:
 
 def _over_seeds(values: Sequence[float]) -> str:
     """Interquartile mean with the 95 % interval, or a number per seed where there are fewer than three."""
-    return middle(np.array(values)) if len(values) >= 3 else ", ".join(f"{value:.2f}" for value in values)
+    return middle(np.array(values)) if len(values) >= SEEDS_TO_COMPARE else ", ".join(f"{value:.2f}" for value in values)
+
+
+def _measures(runs: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Return a number per run: mean return over the training, at its end, and of the last weights."""
+    return {
+        "on the way": np.array([np.mean([row[1] for row in run["curve"]]) for run in runs]),
+        "in training": np.array([run["curve"][-1][1] for run in runs]),
+        "likeliest action": np.array([np.mean(run["deterministic"]) for run in runs]),
+        "sampled actions": np.array([np.mean(run["stochastic"]) for run in runs]),
+    }
+
+
+def _table(task: Task, of_arms: dict[str, list[dict[str, Any]]]) -> str:
+    """Table of a task; P(above) compares with the PPO that has the highest interquartile mean of the column before."""
+    measures = {name: _measures(runs) for name, runs in of_arms.items()}
+    compared = [name for name, runs in of_arms.items() if len(runs) >= SEEDS_TO_COMPARE]
+
+    def above(name: str, measure: str) -> str:
+        ppo = {rival: measures[rival][measure] for rival in compared if issubclass(ARMS[rival].kind, PPO)}
+        best = max(ppo, key=lambda rival: float(iqm([ppo[rival]])), default=None)
+        if best is None or name not in compared:
+            return ""
+        return "best PPO" if name == best else better(measures[name][measure], ppo[best])
+
+    rows = []
+    for name, runs in of_arms.items():
+        cells = {measure: _over_seeds(values) for measure, values in measures[name].items()}
+        steps = [solved_at(run) for run in runs]
+        rows.append([
+            f"`{name}`", ARMS[name].change, str(len(runs)), cells["on the way"], above(name, "on the way"),
+            cells["in training"], cells["likeliest action"], cells["sampled actions"], above(name, "sampled actions"),
+            ", ".join("-" if n is None else f"{n:,}" for n in steps),
+            f"{np.mean([run['curve'][-1][2] for run in runs]):.2f}",
+            f"{np.mean([run['rollouts_without_signal'] for run in runs]):.1f}",
+        ])  # fmt: skip
+    heads = ["arm", "change", "seeds", "on the way", "P(above)", "in training", "likeliest action", "sampled actions"]
+    heads += ["P(above)", f"steps to {task.solved:g} in training", "entropy at the end", "rollouts with equal rewards"]
+    return markdown(heads, rows)
 
 
 def report() -> str:
     """Markdown: one table per task, one row per arm."""
     runs = records.read_folder(FOLDER)
     lines = []
-    for task_name, budget in sorted({(run["task"], run["budget"]) for run in runs}):
-        task = TASKS[task_name]
-        rows = []
-        for name, arm in ARMS.items():
-            of_arm = [run for run in runs if (run["arm"], run["task"], run["budget"]) == (name, task_name, budget)]
-            if not of_arm:
-                continue
-            steps = [solved_at(run) for run in of_arm]
-            returns = [[run["curve"][-1][1] for run in of_arm]]
-            returns += [[float(np.mean(run[kind])) for run in of_arm] for kind in ("deterministic", "stochastic")]
-            rows.append([
-                f"`{name}`", arm.change, str(len(of_arm)), *(_over_seeds(values) for values in returns),
-                ", ".join("-" if n is None else f"{n:,}" for n in steps),
-                f"{np.mean([run['curve'][-1][2] for run in of_arm]):.2f}",
-                f"{np.mean([run['rollouts_without_signal'] for run in of_arm]):.1f}",
-            ])  # fmt: skip
-        heads = ["arm", "change", "seeds", "in training", "likeliest action", "sampled actions"]
-        heads += [f"steps to {task.solved:g} in training", "entropy at the end", "rollouts with equal rewards"]
-        lines += [f"### {task_name}, {budget:,} steps", "", markdown(heads, rows), ""]
+    for task, budget in sorted({(run["task"], run["budget"]) for run in runs}):
+        here = [run for run in runs if (run["task"], run["budget"]) == (task, budget)]
+        of_arms = {arm: of_arm for arm in ARMS if (of_arm := [run for run in here if run["arm"] == arm])}
+        lines += [f"### {task}, {budget:,} steps", "", _table(TASKS[task], of_arms), ""]
     return "\n".join(lines)
 
 
