@@ -198,7 +198,7 @@ def half_cloned(wanted: float) -> PPO:
             rows = th.randint(len(shown), (256,))
             loss = -clone.policy.evaluate_actions(shown[rows], wished[rows])[1].mean()
             optimizer.zero_grad()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     return clone
 

@@ -222,9 +222,9 @@ def solved_at(run: dict[str, Any]) -> int | None:
     return next((int(row[0]) for row in run["curve"] if row[1] >= TASKS[run["task"]].solved), None)
 
 
-def _over_seeds(values: Sequence[float]) -> str:
+def _over_seeds(values: np.ndarray) -> str:
     """Interquartile mean with the 95 % interval, or a number per seed where there are fewer than three."""
-    return middle(np.array(values)) if len(values) >= SEEDS_TO_COMPARE else ", ".join(f"{value:.2f}" for value in values)
+    return middle(values) if len(values) >= SEEDS_TO_COMPARE else ", ".join(f"{value:.2f}" for value in values)
 
 
 def _measures(runs: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
