@@ -136,6 +136,7 @@ ARMS = {
     "grpo-plain": Arm(GRPO, "no VecNormalize", OWN, False, False),
     "step": Arm(GRPO, '`"step"`, groups of 8', {**GROUPS, "advantage": "step"}, norm_reward=False),
     "outcome": Arm(GRPO, '`"outcome"`, groups of 8', {**GROUPS, "advantage": "outcome"}, norm_reward=False),
+    "outcome-anchor": Arm(GRPO, '`"outcome"` with the settings of `anchor`', {**ANCHOR, "advantage": "outcome"}, False, False),
     "anchor-gamma": Arm(GRPO, '`"anchor"` with gamma 0.995', {**ANCHOR, "gamma": 0.995}, False, False),
     "anchor": Arm(GRPO, '`"anchor"`, groups of 8, gamma 0.95, no VecNormalize', ANCHOR, False, False),
 }  # fmt: skip
