@@ -24,6 +24,7 @@ from scripts.studies import (
     device,
     fine_tuning,
     gradient_agreement,
+    half_good,
     learning,
     masks,
     memory,
@@ -32,6 +33,7 @@ from scripts.studies import (
     routing,
     scheduling,
     search,
+    sparse,
     speed,
     transfer,
 )
@@ -111,6 +113,17 @@ def test_the_pages_of_single_trainings_have_the_tables_of_the_raw_files():
     assert learning.table() in (DOCS / "studies" / "learning.md").read_text()
     assert search.table() in (DOCS / "studies" / "tuning.md").read_text()
     assert fine_tuning.table() in (DOCS / "studies" / "fine_tuning.md").read_text()
+
+
+@pytest.mark.parametrize("task", half_good.TASKS)
+def test_the_page_of_fine_tuning_has_the_tables_of_half_good_policies(task):
+    assert half_good.report(half_good.TASKS[task]) in (DOCS / "studies" / "fine_tuning.md").read_text()
+
+
+def test_the_page_of_sparse_rewards_has_the_tables_of_the_raw_files():
+    page = (DOCS / "studies" / "sparse.md").read_text()
+    tables = sparse.report().split("### ")[1:]
+    assert [made for made in tables if made.strip() not in page and not made.startswith("Ant,")] == []  # Ant: settings.md
 
 
 def test_the_page_of_masks_and_memory_has_the_tables_of_the_raw_files():

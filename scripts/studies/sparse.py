@@ -1,4 +1,4 @@
-"""Ablation on small grid worlds: the parts that make SB3's PPO and GRPO differ, changed one at a time.
+"""Sparse rewards on small tasks: PPO and GRPO's estimators, and the parts that make SB3's PPO and GRPO differ, one at a time.
 
 usage: python -m scripts.studies.sparse run [--tasks ...] [--arms ...] [--seeds ...]     trains what is missing
        python -m scripts.studies.sparse report                                          prints the tables of the page
@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 import torch as th
+from gymnasium import spaces
 from gymnasium.wrappers import DtypeObservation, FlattenObservation
 from stable_baselines3 import PPO
 from stable_baselines3.common.buffers import RolloutBuffer
@@ -29,12 +30,14 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb_grpo import GRPO, GroupRolloutBuffer
 from sb_grpo.baselines.estimators import State
 from scripts.studies.common import records
-from scripts.studies.common.compared import markdown, middle
+from scripts.studies.common.compared import better, markdown, middle
 from scripts.studies.common.runs import DATA, EVAL_SEED
 from zoo.common.provenance import commit, versions
+from zoo.comparing.statistics import iqm
 
 FOLDER = DATA / "sparse"
 N_ENVS = 8
+SEEDS_TO_COMPARE = 3  #: from which a cell has an interval
 
 
 class Task(NamedTuple):
@@ -50,7 +53,8 @@ class Task(NamedTuple):
 TASKS = {
     "Empty-Random-5x5": Task("MiniGrid-Empty-Random-5x5-v0", 60_000, 0.9, True),
     "DoorKey-5x5": Task("MiniGrid-DoorKey-5x5-v0", 100_000, 0.9, True),
-    "FrozenLake8x8": Task("FrozenLake8x8-v1", 150_000, 0.5),
+    "FrozenLake8x8": Task("FrozenLake8x8-v1", 150_000, 0.5, episodes=200),
+    "Taxi": Task("Taxi-v4", 60_000, 7.5),
     "MountainCar": Task("MountainCar-v0", 100_000, -150.0),
     "Ant": Task("Ant-v5", 100_000, 1_000.0, episodes=10),  # not sparse: docs/studies/settings.md
 }
@@ -109,6 +113,9 @@ class Arm(NamedTuple):
 
 
 OWN = {"n_steps": 256}
+LIKE_GRPO = {**OWN, "gamma": 0.995, "normalize_advantage": False}
+ANCHOR = {**OWN, "group_size": 8, "advantage": "anchor", "gamma": 0.95}
+GROUPS = {**OWN, "group_size": 8}
 ZOO = {"n_steps": 128, "learning_rate": 2.5e-4}
 ARMS = {
     "ppo": Arm(PPO, "SB3's defaults, `n_steps=256`, VecNormalize", OWN),
@@ -120,12 +127,18 @@ ARMS = {
     "ppo-gamma": Arm(PPO, "gamma 0.98, GRPO's default for episodes of 100 steps", {**OWN, "gamma": 0.98}),
     "ppo-buffer": Arm(PPO, "the rollout buffer keeps floats", {**OWN, "rollout_buffer_class": FloatBuffer}),
     "ppo-float": Arm(PPO, "the env declares float32", OWN, declares=np.float32),
+    "ppo-own": Arm(RolloutPPO, "GRPO's settings: gamma, raw rewards, advantages by rollout", LIKE_GRPO, norm_reward=False),
     "ppo-zoo": Arm(PPO, "rl_zoo3's settings for MiniGrid", ZOO),
     "grpo": Arm(GRPO, "the constructor's defaults, observations normalised", OWN, norm_reward=False),
     "grpo-random": Arm(GRPO, "the baseline begins with random values", {**OWN, "advantage": RandomStart()}, norm_reward=False),
     "grpo-cut": Arm(GRPO, "the rollout buffer keeps `uint8`", {**OWN, "rollout_buffer_class": SpaceBuffer}, norm_reward=False),
     "grpo-quiet": Arm(GRPO, "`log_std_init=-1`", {**OWN, "policy_kwargs": {"log_std_init": -1.0}}, norm_reward=False),
     "grpo-plain": Arm(GRPO, "no VecNormalize", OWN, False, False),
+    "step": Arm(GRPO, '`"step"`, groups of 8', {**GROUPS, "advantage": "step"}, norm_reward=False),
+    "outcome": Arm(GRPO, '`"outcome"`, groups of 8', {**GROUPS, "advantage": "outcome"}, norm_reward=False),
+    "outcome-anchor": Arm(GRPO, '`"outcome"` with the settings of `anchor`', {**ANCHOR, "advantage": "outcome"}, False, False),
+    "anchor-gamma": Arm(GRPO, '`"anchor"` with gamma 0.995', {**ANCHOR, "gamma": 0.995}, False, False),
+    "anchor": Arm(GRPO, '`"anchor"`, groups of 8, gamma 0.95, no VecNormalize', ANCHOR, False, False),
 }  # fmt: skip
 
 
@@ -170,9 +183,10 @@ def train(name: str, task_name: str, seed: int, budget: int) -> dict[str, Any]:
     arm = ARMS[name]
     task = TASKS[task_name]
     envs = make_envs(task, seed, arm.declares)
-    if arm.norm_obs or arm.norm_reward:
+    norm_obs = arm.norm_obs and isinstance(envs.observation_space, spaces.Box)
+    if norm_obs or arm.norm_reward:
         gamma = arm.settings.get("gamma", 0.99)
-        envs = VecNormalize(envs, norm_obs=arm.norm_obs, norm_reward=arm.norm_reward, gamma=gamma)
+        envs = VecNormalize(envs, norm_obs=norm_obs, norm_reward=arm.norm_reward, gamma=gamma)
     model = arm.kind("MlpPolicy", envs, seed=seed, device="cpu", **arm.settings)
     curve = Curve()
     start = time.process_time()
@@ -182,8 +196,8 @@ def train(name: str, task_name: str, seed: int, budget: int) -> dict[str, Any]:
     for deterministic in (True, False):
         played = make_envs(task, EVAL_SEED, arm.declares)
         if isinstance(envs, VecNormalize):
-            played = VecNormalize(played, training=False, norm_obs=arm.norm_obs, norm_reward=False)
-            if arm.norm_obs:
+            played = VecNormalize(played, training=False, norm_obs=norm_obs, norm_reward=False)
+            if norm_obs:
                 played.obs_rms = envs.obs_rms
         th.manual_seed(EVAL_SEED)
         earned: Any = evaluate_policy(model, played, task.episodes, deterministic, return_episode_rewards=True)[0]
@@ -209,34 +223,57 @@ def solved_at(run: dict[str, Any]) -> int | None:
     return next((int(row[0]) for row in run["curve"] if row[1] >= TASKS[run["task"]].solved), None)
 
 
-def _over_seeds(values: Sequence[float]) -> str:
+def _over_seeds(values: np.ndarray) -> str:
     """Interquartile mean with the 95 % interval, or a number per seed where there are fewer than three."""
-    return middle(np.array(values)) if len(values) >= 3 else ", ".join(f"{value:.2f}" for value in values)
+    return middle(values) if len(values) >= SEEDS_TO_COMPARE else ", ".join(f"{value:.2f}" for value in values)
+
+
+def _measures(runs: Sequence[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Return a number per run: mean return over the training, at its end, and of the last weights."""
+    return {
+        "on the way": np.array([np.mean([row[1] for row in run["curve"]]) for run in runs]),
+        "in training": np.array([run["curve"][-1][1] for run in runs]),
+        "likeliest action": np.array([np.mean(run["deterministic"]) for run in runs]),
+        "sampled actions": np.array([np.mean(run["stochastic"]) for run in runs]),
+    }
+
+
+def _table(task: Task, of_arms: dict[str, list[dict[str, Any]]]) -> str:
+    """Table of a task; P(above) compares with the PPO that has the highest interquartile mean of the column before."""
+    measures = {name: _measures(runs) for name, runs in of_arms.items()}
+    compared = [name for name, runs in of_arms.items() if len(runs) >= SEEDS_TO_COMPARE]
+
+    def above(name: str, measure: str) -> str:
+        ppo = {rival: measures[rival][measure] for rival in compared if issubclass(ARMS[rival].kind, PPO)}
+        best = max(ppo, key=lambda rival: float(iqm([ppo[rival]])), default=None)
+        if best is None or name not in compared:
+            return ""
+        return "best PPO" if name == best else better(measures[name][measure], ppo[best])
+
+    rows = []
+    for name, runs in of_arms.items():
+        cells = {measure: _over_seeds(values) for measure, values in measures[name].items()}
+        steps = [solved_at(run) for run in runs]
+        rows.append([
+            f"`{name}`", ARMS[name].change, str(len(runs)), cells["on the way"], above(name, "on the way"),
+            cells["in training"], cells["likeliest action"], cells["sampled actions"], above(name, "sampled actions"),
+            ", ".join("-" if n is None else f"{n:,}" for n in steps),
+            f"{np.mean([run['curve'][-1][2] for run in runs]):.2f}",
+            f"{np.mean([run['rollouts_without_signal'] for run in runs]):.1f}",
+        ])  # fmt: skip
+    heads = ["arm", "change", "seeds", "on the way", "P(above)", "in training", "likeliest action", "sampled actions"]
+    heads += ["P(above)", f"steps to {task.solved:g} in training", "entropy at the end", "rollouts with equal rewards"]
+    return markdown(heads, rows)
 
 
 def report() -> str:
     """Markdown: one table per task, one row per arm."""
     runs = records.read_folder(FOLDER)
     lines = []
-    for task_name, budget in sorted({(run["task"], run["budget"]) for run in runs}):
-        task = TASKS[task_name]
-        rows = []
-        for name, arm in ARMS.items():
-            of_arm = [run for run in runs if (run["arm"], run["task"], run["budget"]) == (name, task_name, budget)]
-            if not of_arm:
-                continue
-            steps = [solved_at(run) for run in of_arm]
-            returns = [[run["curve"][-1][1] for run in of_arm]]
-            returns += [[float(np.mean(run[kind])) for run in of_arm] for kind in ("deterministic", "stochastic")]
-            rows.append([
-                f"`{name}`", arm.change, str(len(of_arm)), *(_over_seeds(values) for values in returns),
-                ", ".join("-" if n is None else f"{n:,}" for n in steps),
-                f"{np.mean([run['curve'][-1][2] for run in of_arm]):.2f}",
-                f"{np.mean([run['rollouts_without_signal'] for run in of_arm]):.1f}",
-            ])  # fmt: skip
-        heads = ["arm", "change", "seeds", "in training", "likeliest action", "sampled actions"]
-        heads += [f"steps to {task.solved:g} in training", "entropy at the end", "rollouts with equal rewards"]
-        lines += [f"### {task_name}, {budget:,} steps", "", markdown(heads, rows), ""]
+    for task, budget in sorted({(run["task"], run["budget"]) for run in runs}):
+        here = [run for run in runs if (run["task"], run["budget"]) == (task, budget)]
+        of_arms = {arm: of_arm for arm in ARMS if (of_arm := [run for run in here if run["arm"] == arm])}
+        lines += [f"### {task}, {budget:,} steps", "", _table(TASKS[task], of_arms), ""]
     return "\n".join(lines)
 
 
