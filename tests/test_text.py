@@ -112,6 +112,8 @@ def test_the_cache_forgets_what_other_weights_made() -> None:
         actions, after, _ = policy.sample(obs, noise)
         th.testing.assert_close(after, policy.log_prob(obs, actions), atol=1e-5, rtol=1e-5)
     assert not th.allclose(before, after)
+    policy.set_training_mode(True)
+    assert policy._seen.layers == []  # an update needs the memory
 
 
 def test_first_ratios_are_one_and_checkpoints_change_no_gradient() -> None:

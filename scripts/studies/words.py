@@ -105,12 +105,13 @@ TASKS = {
         500,
         40_000,
     ),
-    "mini_sudoku": Task(dict(min_empty=1, max_empty=4), "1 to 4 empty cells", 64, 32, 1_000, 400, 60_000),
+    "mini_sudoku": Task(dict(min_empty=1, max_empty=4), "1 to 4 empty cells", 64, 32, 1_000, 400, 40_000),
     "maze": Task(
-        dict(min_dist=1, max_dist=6, min_grid_size=5, max_grid_size=5), "5 x 5, 1 to 6 steps", 42, 3, 1_000, 400, 16_000
+        dict(min_dist=1, max_dist=6, min_grid_size=5, max_grid_size=5), "5 x 5, 1 to 6 steps", 42, 3, 1_000, 400, 12_000
     ),
 }
-SETTINGS: dict[str, Any] = dict(gamma=1.0, n_epochs=2, batch_size=512, max_grad_norm=1.0, device="cpu")
+#: A minibatch is a rollout: of some 128 answers.
+SETTINGS: dict[str, Any] = dict(gamma=1.0, n_epochs=2, batch_size=8192, max_grad_norm=1.0, device="cpu")
 
 
 class Critic(nn.Module):
@@ -182,14 +183,16 @@ class Method(NamedTuple):
     arguments: dict[str, Any]
 
 
-#: Baselines of the batch, in place of the group's.
-GLOBAL: dict[str, Any] = dict(advantage="outcome", advantage_kwargs=dict(baseline="global"), normalize_advantage="batch")
+#: Method -> its arguments.
 METHODS = {
     "grpo": Method("GRPO, `outcome`, G = 8", 2e-4, dict(advantage="outcome", group_size=8)),
-    "reinforce": Method("REINFORCE, mean of the batch", 2e-4, dict(group_size=1, **GLOBAL)),
+    "reinforce": Method(
+        "REINFORCE, mean of the batch",
+        2e-4,
+        dict(advantage="outcome", advantage_kwargs=dict(baseline="global"), group_size=1, normalize_advantage="batch"),
+    ),
     "ppo": Method("PPO, value head on the trunk", 2e-4, dict(group_size=1)),
     "ppo-own": Method("PPO, critic of its own", 2e-4, dict(group_size=1)),
-    "reinforce-8": Method("REINFORCE, 8 answers to each question", 2e-4, dict(group_size=8, **GLOBAL)),
 }
 COMPARED = ("grpo", "reinforce", "ppo")
 RATES = (1e-4, 2e-4, 4e-4)
@@ -204,11 +207,17 @@ def env_kwargs(task: str) -> dict[str, Any]:
 
 
 def make_model(
-    task: str, method: str, lm: dict[str, Any], seed: int, rate: float | None = None, n_episodes: int = 128
+    task: str,
+    method: str,
+    lm: dict[str, Any],
+    seed: int,
+    n_envs: int = N_ENVS,
+    n_episodes: int = 128,
+    **changes: Any,
 ) -> GRPO:
     """Build the model of a run; a rollout has about as many episodes with every method."""
-    env = make_vec_env("ReasoningGym-v0", N_ENVS, seed=seed, env_kwargs=env_kwargs(task))
-    arguments = {**SETTINGS, **METHODS[method].arguments, "learning_rate": rate or METHODS[method].rate}
+    env = make_vec_env("ReasoningGym-v0", n_envs, seed=seed, env_kwargs=env_kwargs(task))
+    arguments = {"learning_rate": METHODS[method].rate, **SETTINGS, **METHODS[method].arguments, **changes}
     if method.startswith("ppo"):
         context = env.observation_space.shape[0]  # type: ignore[index]
         own = dict(lm=lm, n_tokens=int(env.action_space.n), context=context)  # type: ignore[attr-defined]
@@ -278,7 +287,7 @@ class Curve(BaseCallback):
 def train(task: str, method: str, size: str, seed: int, steps: int, rate: float) -> dict[str, Any]:
     """Train one method with one seed."""
     th.set_num_threads(1)
-    model = make_model(task, method, LM, seed, rate)
+    model = make_model(task, method, LM, seed, learning_rate=rate)
     before = start_of(model, task, seed)
     model.set_random_seed(seed)
     curve = Curve()
@@ -308,13 +317,17 @@ def train(task: str, method: str, size: str, seed: int, steps: int, rate: float)
 # ---------------------------------------------------------------- memory
 
 
+#: Smaller minibatches than the study's, as usual for models that fill a memory.
+IN_MEMORY: dict[str, Any] = dict(n_envs=64, batch_size=256)
+
+
 def peak_memory(method: str, hidden: int, layers: int) -> dict[str, Any]:
     """Measure the peak of the resident memory of one rollout and update, above that of the imports; for a fresh process."""
     th.set_num_threads(1)
     make_model("chain_sum", method, llama(16, 1), 0)  # imports all that is needed
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     before = pages * resource.getpagesize()
-    model = make_model("chain_sum", method, llama(hidden, layers), 0)
+    model = make_model("chain_sum", method, llama(hidden, layers), 0, **IN_MEMORY)
     rollout = model.collect()
     assert rollout is not None
     model.update(rollout._replace(rewards=th.linspace(-1, 1, len(rollout.rewards))))  # random answers earn nothing
