@@ -185,7 +185,12 @@ class Method(NamedTuple):
     arguments: dict[str, Any]
 
 
-#: Method -> its arguments.
+def batch_mean(rollout: Rollout, options: AdvantageOptions) -> th.Tensor:
+    """Return of the episode less the batch's mean, over the batch's spread; groups without a spread count, too."""
+    returns = segment_sum(rollout.rewards, rollout.episode, len(rollout.group))
+    return ((returns - returns.mean()) / returns.std().clamp(min=1e-8))[rollout.episode]
+
+
 METHODS = {
     "grpo": Method("GRPO, `outcome`, G = 8", 4e-4, dict(advantage="outcome", group_size=8)),
     "reinforce": Method(
@@ -195,6 +200,7 @@ METHODS = {
     ),
     "ppo": Method("PPO, value head on the trunk", 4e-4, dict(group_size=1)),
     "ppo-own": Method("PPO, critic of its own", 4e-4, dict(group_size=1)),
+    "reinforce-8": Method("REINFORCE, 8 answers to a question", 4e-4, dict(advantage=batch_mean, group_size=8)),
 }
 COMPARED = ("grpo", "reinforce", "ppo")
 RATES = (1e-4, 2e-4, 4e-4)
