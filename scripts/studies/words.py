@@ -97,7 +97,7 @@ TASKS = {
         400,
         20_000,
     ),
-    "spell_backward": Task(dict(max_word_len=6), "3 to 6 letters", 16, 8, 1_000, 500, 24_000),
+    "spell_backward": Task(dict(max_word_len=9), "3 to 9 letters", 21, 11, 1_000, 500, 24_000),
     "word_sorting": Task(
         dict(min_words=2, max_words=3, min_word_length=3, max_word_length=3),
         "2 or 3 words of 3 letters",
