@@ -378,12 +378,14 @@ def in_training(run: dict[str, Any], seconds: float) -> float:
 def learning_table() -> str:
     """Success, steps and processor time, by task and method; differences by seed, from one start."""
     rows = []
+    gains_of: dict[str, list[float]] = {}
     for task in TASKS:
         runs = {method: found for method in METHODS if (found := runs_of(SIZE, task, method))}
         ours = runs.get("grpo", {})
         for method, found in runs.items():
             shared = sorted(seed for seed in found if seed in ours)
             gains = np.array([ours[seed]["sampled"] - found[seed]["sampled"] for seed in shared])
+            gains_of[method] = [*gains_of.get(method, []), *gains]
             others = [runs[name] for name in COMPARED if name in runs]
             at_once = np.array([
                 in_training(found[seed], min(other[seed]["cpu_s"] for other in others if seed in other)) for seed in shared
@@ -395,6 +397,9 @@ def learning_table() -> str:
                 *(f"{np.median([run[name] for run in found.values()]):,.0f}{unit}"
                   for name, unit in (("gradient_steps", ""), ("cpu_s", " s"))),
             ])  # fmt: skip
+    for method in COMPARED[1:]:
+        gains = np.array(gains_of.get(method, []))
+        rows.append(["all runs", METHODS[method].words, str(len(gains)), "", "", middle(gains), "", "", "", ""])
     heads = ["task", "method", "seeds", "start", "success, drawn", "GRPO less this", "most likely"]
     return markdown([*heads, "in training, at equal processor time", "gradient steps", "processor"], rows)
 
