@@ -284,6 +284,27 @@ def test_gymnasiums_checks_and_reasoning_gyms_own_text() -> None:
     assert "Greatest Common Divisor" in env.render()  # type: ignore[operator]
 
 
+def test_a_number_without_a_question_is_drawn_again() -> None:
+    env: Any = gym.make("ReasoningGym-v0", dataset="maze").unwrapped
+    with pytest.raises(RuntimeError, match="suitable path cell"):
+        env._data[int(np.random.default_rng(622).integers(2**31 - 1))]
+    env.reset(seed=622)
+    first = env.history
+    env.reset(seed=622)
+    assert env.history == first
+
+    env._data = NoQuestions()
+    with pytest.raises(ValueError, match=r"no question of 'maze' for 100 numbers \(none\): choose other settings"):
+        env.reset()
+
+
+class NoQuestions:
+    """Data of reasoning-gym that never finds a question."""
+
+    def __getitem__(self, number: int) -> None:
+        raise RuntimeError("none")
+
+
 def test_a_curriculum_makes_longer_questions() -> None:
     env = make_vec_env("ReasoningGym-v0", 2, seed=0)
     model = model_of(env)
