@@ -107,7 +107,7 @@ TASKS = {
         500,
         40_000,
     ),
-    "mini_sudoku": Task(dict(min_empty=1, max_empty=4), "1 to 4 empty cells", 64, 32, 1_000, 400, 40_000),
+    "mini_sudoku": Task(dict(min_empty=1, max_empty=4), "1 to 4 empty cells", 64, 32, 1_000, 700, 48_000),
     "maze": Task(
         dict(min_dist=1, max_dist=6, min_grid_size=5, max_grid_size=5), "5 x 5, 1 to 6 steps", 42, 3, 1_000, 400, 12_000
     ),
