@@ -112,6 +112,8 @@ def test_the_cache_forgets_what_other_weights_made() -> None:
         actions, after, _ = policy.sample(obs, noise)
         th.testing.assert_close(after, policy.log_prob(obs, actions), atol=1e-5, rtol=1e-5)
     assert not th.allclose(before, after)
+    policy.set_training_mode(True)
+    assert policy._seen.layers == []  # an update needs the memory
 
 
 def test_first_ratios_are_one_and_checkpoints_change_no_gradient() -> None:
@@ -280,6 +282,27 @@ def test_gymnasiums_checks_and_reasoning_gyms_own_text() -> None:
     env = gym.make("ReasoningGym-v0", dataset="gcd", prompt="full", tokens="byte", render_mode="ansi")
     env.reset(seed=1)
     assert "Greatest Common Divisor" in env.render()  # type: ignore[operator]
+
+
+def test_a_number_without_a_question_is_drawn_again() -> None:
+    env: Any = gym.make("ReasoningGym-v0", dataset="maze").unwrapped
+    with pytest.raises(RuntimeError, match="suitable path cell"):
+        env._data[int(np.random.default_rng(622).integers(2**31 - 1))]
+    env.reset(seed=622)
+    first = env.history
+    env.reset(seed=622)
+    assert env.history == first
+
+    env._data = NoQuestions()
+    with pytest.raises(ValueError, match=r"no question of 'maze' for 100 numbers \(none\): choose other settings"):
+        env.reset()
+
+
+class NoQuestions:
+    """Data of reasoning-gym that never finds a question."""
+
+    def __getitem__(self, number: int) -> None:
+        raise RuntimeError("none")
 
 
 def test_a_curriculum_makes_longer_questions() -> None:

@@ -147,6 +147,12 @@ class CausalLMPolicy(ActorPolicy):
         tokens = tokens_of(obs)
         return _masked(self._seen.logits(self.lm, tokens, versions(self.lm.parameters())).float(), obs), None
 
+    def set_training_mode(self, mode: bool) -> None:
+        """Switch between acting and learning, which keeps no keys and values: those of old weights are of no use."""
+        super().set_training_mode(mode)
+        if mode:
+            self._seen = Seen()
+
     # ---------------------------------------------------------------- adapters
 
     @property

@@ -19,6 +19,8 @@ DIGITS = "0123456789"
 LETTERS = "".join(letter for letter in Characters.letters if letter.isalpha())
 #: Questions of a dataset, by number.
 N_QUESTIONS = 2**31 - 1
+#: Numbers to try until reasoning-gym finds a question. It finds none for one maze in 1,500.
+N_DRAWS = 100
 
 
 @dataclass(frozen=True)
@@ -163,11 +165,24 @@ class ReasoningGym(TokenEnv):
         super().reset(seed=seed)
         if self._data is None:
             self._make_data()
-        self.entry = self._data[int(self.np_random.integers(N_QUESTIONS))]
+        self.entry = self._draw()
         short = self.prompt == "short" and self.task is not None
         question = self.task.prompt(self.entry["metadata"]) if short else self.entry["question"] + "\n"  # type: ignore[union-attr]
         self.begin(question, self.max_tokens)
         return self.look(), {}
+
+    def _draw(self) -> Kwargs:
+        """Draw a question; another one where reasoning-gym finds none for a number."""
+        failed = None
+        for _ in range(N_DRAWS):
+            try:
+                return dict(self._data[int(self.np_random.integers(N_QUESTIONS))])
+            except RuntimeError as error:
+                failed = error
+        raise ValueError(
+            f"settings={self.settings} at difficulty={self.difficulty}: reasoning-gym found no question of {self.dataset!r} "
+            f"for {N_DRAWS} numbers ({failed}): choose other settings."
+        ) from failed
 
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
         if not self.write(int(action)):
