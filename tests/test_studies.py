@@ -32,6 +32,7 @@ from scripts.studies import (
     routing,
     scheduling,
     search,
+    shop_sizes,
     speed,
     transfer,
 )
@@ -90,7 +91,11 @@ def test_the_page_of_causal_systems_has_the_table_of_transfer():
 
 def test_the_page_of_scheduling_has_the_tables_of_the_raw_files():
     page = (DOCS / "scheduling.md").read_text()
-    assert all(scheduling.table(problem) in page for problem in scheduling.PROBLEMS)
+    for problem in scheduling.PROBLEMS:
+        assert scheduling.table(problem) in page
+        assert scheduling.pairs(problem) in page
+    assert shop_sizes.table() in page
+    assert shop_sizes.known_table() in page
     assert routing.table(20) in page
 
 
