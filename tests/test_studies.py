@@ -107,6 +107,19 @@ def test_the_interval_of_costs_draws_seeds_and_instances():
     assert scheduling.interval(np.repeat([[0.0], [1.0]], 100, axis=1)) == (0.0, 1.0)  # two seeds, of which one is drawn twice
 
 
+def test_a_planner_without_a_plan_in_time_has_no_costs(tmp_path, monkeypatch):
+    monkeypatch.setattr(shop_sizes, "DATA", tmp_path)
+    monkeypatch.setattr(shop_sizes, "SIZES", {3: 2})
+    monkeypatch.setattr(shop_sizes, "EVALUATION", shop_sizes.EVALUATION[:4])
+    shop_sizes.measure(3, "MWKR", 0, 0.0)
+    for limit in (1e-9, 10.0):
+        shop_sizes.measure(3, "CP-SAT, one plan", 0, limit)
+    rows = {(row["method"], row["limit"]): row for row in records.read(tmp_path / "sizes.jsonl")}
+    assert [len(row["costs"]) for row in rows.values()] == [0, 2, 2]
+    assert len(rows["MWKR", 0.0]["all_costs"]) == 4
+    assert "no plan within 1e-09 s" in shop_sizes.table()
+
+
 @pytest.mark.parametrize("suite", multi_task.SETTINGS)
 def test_the_page_of_multi_task_has_the_tables_of_the_raw_files(suite):
     assert multi_task.table(suite) in (DOCS / "studies" / "multi_task.md").read_text()
