@@ -277,12 +277,10 @@ def main() -> None:
     todo = [] if args.report else [*PROBLEMS[args.problem].rules, *(args.methods or methods_of(args.problem))]
     for seed in args.seeds:
         for method in todo:
-            steps = args.steps if method in LEARNERS else 0
-            if method not in LEARNERS and seed != args.seeds[0]:
-                continue
+            key = (method, seed, args.steps) if method in LEARNERS else (method, 0, 0)
             done = {(row["method"], row["seed"], row["steps"]) for row in records.read(file)}
-            if (method, seed, steps) not in done:
-                found = run(args.problem, method, seed, args.steps)
+            if key not in done:
+                found = run(args.problem, *key)
                 records.put(file, found, "method", "seed", "steps")
                 print(f"{method} seed {seed}: {np.mean(found['costs']):.1f} in {found['cpu']:.1f} s", flush=True)
     page = put_between(PAGE.read_text(), args.problem, table(args.problem))
