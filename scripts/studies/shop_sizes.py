@@ -1,6 +1,7 @@
 """Job shops of three sizes with uncertain times: seconds and costs of rules, of one policy for all sizes, and of CP-SAT.
 
-usage: python -m scripts.studies.shop_sizes [--sizes 6 10 20] [--methods ...] [--seconds 1.0] [--known STEPS] [--report]
+usage: python -m scripts.studies.shop_sizes [--sizes 6 10 20] [--methods ...] [--seconds 1.0] [--report]
+       python -m scripts.studies.shop_sizes --known 300000 [--waiting] [--seed 0]
 
 The policy is trained on 6x6 and plans all sizes. Every method plans the same instances with the same luck, one at a time.
 ``--known`` trains on 6x6 with known times instead, and compares with the optimum, which CP-SAT proves. Runs on disk are kept:
@@ -95,13 +96,18 @@ def _costs(env: JobShop, seeds: th.Tensor, choose: Callable[..., th.Tensor]) -> 
         return [round(x, 3) for x in play(env, env.instance(seeds), choose).cost[:, 0].tolist()]
 
 
-def known(steps: int, seed: int) -> None:
-    """Train on 6x6 with known times, and keep the costs of greedy actions, of the best draw, and of the optimal plans."""
+def known(steps: int, seed: int, waiting: bool) -> None:
+    """Train on 6x6 with known times, and keep the costs of greedy actions, of the best draw, and of the optimal plans.
+
+    :param steps: env steps
+    :param seed: of the training
+    :param waiting: let the policy wait for the next event, as optimal plans may
+    """
     begun = time.process_time()
-    shops = JobShop(N_ENVS, cv=0.0)
+    shops = JobShop(N_ENVS, cv=0.0, waiting=waiting)
     model = GRPO(ItemPolicy, shops, advantage="outcome", group_size=8, n_groups=16, seed=seed, **SETTINGS).learn(steps)
     cpu = time.process_time() - begun
-    env = JobShop(len(EVALUATION), cv=0.0)
+    env = JobShop(len(EVALUATION), cv=0.0, waiting=waiting)
     instance = env.instance(EVALUATION)
     th.manual_seed(0)
     with th.no_grad():
@@ -112,9 +118,9 @@ def known(steps: int, seed: int) -> None:
     optimum = play(patient, patient.instance(EVALUATION), planner).cost[:, 0]
     if not all(planner.optimal.values()):
         raise RuntimeError("CP-SAT has not proven every optimum: give it more seconds.")
-    row = {"steps": steps, "seed": seed, "cpu": round(cpu, 1)}
+    row = {"steps": steps, "seed": seed, "waiting": waiting, "cpu": round(cpu, 1)}
     costs = {"greedy": greedy.tolist(), "drawn": drawn.tolist(), "optimum": optimum.tolist()}
-    records.put(DATA / "known.jsonl", {**row, **costs}, "steps", "seed")
+    records.put(DATA / "known.jsonl", {**row, **costs}, "steps", "waiting", "seed")
 
 
 def table() -> str:
@@ -164,8 +170,9 @@ def known_table() -> str:
     lines = []
     for row in records.read(DATA / "known.jsonl"):
         gaps = [100 * np.mean(np.array(row[name]) / np.array(row["optimum"]) - 1) for name in ("greedy", "drawn")]
-        lines.append([f"{row['steps']:,}", str(row["seed"]), *(f"{gap:.2f}" for gap in gaps), f"{row['cpu']:.0f}"])
-    return markdown(["steps", "seed", "greedy, %", f"best of {DRAWS}, %", "seconds"], lines)
+        waiting = "may wait" if row["waiting"] else "no"
+        lines.append([f"{row['steps']:,}", waiting, str(row["seed"]), *(f"{gap:.2f}" for gap in gaps), f"{row['cpu']:.0f}"])
+    return markdown(["steps", "waiting", "seed", "greedy, %", f"best of {DRAWS}, %", "seconds"], lines)
 
 
 def main() -> None:
@@ -175,11 +182,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="limit of a plan of CP-SAT, wall-clock time")
     parser.add_argument("--known", type=int, metavar="STEPS", help="train on known times for so many env steps instead")
     parser.add_argument("--seed", type=int, default=0, help="of the training with known times")
+    parser.add_argument("--waiting", action="store_true", help="let the policy of known times wait")
     parser.add_argument("--report", action="store_true", help="write the tables of the runs on disk alone")
     args = parser.parse_args()
     th.set_num_threads(1)
     if args.known and not args.report:
-        known(args.known, args.seed)
+        known(args.known, args.seed, args.waiting)
     elif not args.report:
         _run(args.sizes, args.methods, args.seconds)
     for name, made in (("sizes", table()), ("known times", known_table())):
