@@ -23,11 +23,11 @@ from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecEnv, unwrap_vec_normalize
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.callback_states import put_states, states_of
+from sb_grpo.collect.groups import HostGroups
 from sb_grpo.collect.host_steps import give_up
 from sb_grpo.collect.masks import check_same_masks, source_of
-from sb_grpo.collect.slots import GroupSlots
 from sb_grpo.envs.installing import facts
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.normalization import put_running_state, running_state
@@ -51,11 +51,11 @@ RUN = "run.pt"
 CHECKSUM = "run.sha256"
 #: Attributes that the zip of a model leaves out, or pickles, and a run needs.
 ATTRIBUTES = (
-    "ep_info_buffer", "ep_success_buffer", "last_figures", "_last_obs", "_last_episode_starts", "_warned_of_masks",
+    "ep_info_buffer", "ep_success_buffer", "last_metrics", "_last_obs", "_last_episode_starts", "_warned_of_masks",
     "_rows_checked", "_total_timesteps", "_time_limit", "_base_seed", "start_time", "mask_source",
 )  # fmt: skip
 #: Parts of a model that learn beside the policy.
-LEARNERS = ("estimator", "grouper", "group_weighting", "bonus")
+TRAINABLE_PARTS = ("estimator", "grouper", "group_weighting", "bonus")
 
 # ---------------------------------------------------------------- save
 
@@ -65,9 +65,9 @@ def save_run(model: Any, path: File) -> None:
 
     :raises ValueError: before the first rollout, with several learners, and for state that has no plain form
     """
-    if ranks.place().n > 1:
+    if distributed.world().size > 1:
         raise ValueError("save_run() saves the run of one learner: with several use save(), which all can be loaded from.")
-    if model.slots is None:
+    if model.groups is None:
         raise ValueError("Nothing has been collected yet, so there is no run to save: use save(), or call learn() before.")
     if model._in_rollout:
         model._runs_due.append(path)
@@ -112,9 +112,9 @@ def run_state(model: Any) -> State:
     return {
         "facts": facts_of(model.env, model.observation_space, model.action_space, model.device)._asdict(),
         "own": attributes(model, ATTRIBUTES),
-        "learners": {name: state_of(getattr(model, name)) for name in LEARNERS},
+        "trainable_parts": {name: state_of(getattr(model, name)) for name in TRAINABLE_PARTS},
         "buffer": model.rollout_buffer.state_dict(with_seen=model.policy.normalize_obs),
-        "slots": model.slots.state_dict(),
+        "groups": model.groups.state_dict(),
         "simulator": simulator_of(model.env),
         "normalized": None if normalized is None else running_state(normalized),
         "action_space": model.action_space.np_random.bit_generator.state,
@@ -161,7 +161,7 @@ def load_run(
             f"load_run() goes on with the run's own arguments, so it takes no {sorted(others)[0]}: use "
             "GRPO.load(path, env, ...), which takes others and begins new groups."
         )
-    if ranks.announced().n > 1:
+    if distributed.announced().size > 1:
         raise ValueError("load_run() goes on with one learner: start the script without torchrun, or use GRPO.load().")
     state = read_run(path, device)
     wrapped = cls._wrap_env(env)
@@ -186,15 +186,15 @@ def put_run_state(model: Any, state: State) -> None:
     run = state["own"]["mask_source"]
     check_same_masks(run, run if run == "info" else found)  # those in infos are found when the env has been reset
     put_attributes(model, ATTRIBUTES, state["own"])
-    for name in LEARNERS:
-        put_state(getattr(model, name), state["learners"][name])
+    for name in TRAINABLE_PARTS:
+        put_state(getattr(model, name), state["trainable_parts"][name])
     if model.mask_source != found:
         model._make_buffer()
     model.rollout_buffer.load_state_dict(state["buffer"])
     model.action_space.np_random.bit_generator.state = state["action_space"]
     if state["simulator"] is not None:
         model.env.load_state_dict(state["simulator"])
-    model._new_slots().load_state_dict(state["slots"], model.env)
+    model._new_groups().load_state_dict(state["groups"], model.env)
     if isinstance(model.env, TensorVecEnv) and state["simulator"] is None and not state["loop"]["restart_groups"]:
         model._last_obs = None  # learn() begins new groups
     _put_statistics(model, state["normalized"])
@@ -236,28 +236,28 @@ def enter_loop(model: Any, callback: BaseCallback) -> None:
     put_states(callback, loop["callbacks"])
     model._iteration = loop["iteration"]
     model._restart_groups = loop["restart_groups"]
-    if model._last_obs is not None and isinstance(model.slots, GroupSlots):
-        _begin_episodes_again(model, model.slots, state["normalized"])
+    if model._last_obs is not None and isinstance(model.groups, HostGroups):
+        _begin_episodes_again(model, model.groups, state["normalized"])
     put_logged(model.logger, loop["logged"])
     put_random_state(loop["random"])
     model._to_resume = None
 
 
-def _begin_episodes_again(model: Any, slots: GroupSlots, normalized: State | None) -> None:
+def _begin_episodes_again(model: Any, groups: HostGroups, normalized: State | None) -> None:
     """Host envs have lost their episodes: those that had only started start again, others end where they were.
 
     :param normalized: statistics that have seen the starts already
     """
-    if slots.at_starts or model._restart_groups:
-        slots.begin_again(model.env)
+    if groups.at_starts or model._restart_groups:
+        groups.begin_again(model.env)
         check_same_masks(model.mask_source, source_of(model.env))
-        model.beside.see(model.env)
+        model.extra_inputs.see(model.env)
         _put_statistics(model, normalized)
         return
     model.interruptions += 1
-    dropped, _ = give_up(slots, model.rollout_buffer, model.beside, model._last_obs, model.whole_episodes)
+    dropped, _ = give_up(groups, model.rollout_buffer, model.extra_inputs, model._last_obs, model.whole_episodes)
     model._steps_dropped += dropped
-    model.start_slots()
+    model.start_episodes()
 
 
 # ---------------------------------------------------------------- the entry of the zip
@@ -369,7 +369,7 @@ def read_run(path: File, device: th.device | str = "auto") -> State:
 
 
 def logged(logger: Logger) -> State:
-    """Return the figures that have been recorded, and wait to be written with those of the next rollout."""
+    """Return the metrics that have been recorded, and wait to be written with those of the next rollout."""
     values = {
         name: value for name, value in logger.name_to_value.items() if isinstance(value, int | float | np.generic | th.Tensor)
     }
@@ -377,7 +377,7 @@ def logged(logger: Logger) -> State:
 
 
 def put_logged(logger: Logger, waiting: SavedState | None) -> None:
-    """Let a logger wait with the figures of another one, and with no others."""
+    """Let a logger wait with the metrics of another one, and with no others."""
     logger.name_to_value.clear()
     logger.name_to_count.clear()
     logger.name_to_excluded.clear()

@@ -148,7 +148,7 @@ SETTINGS = Rule("must be a dict of keyword arguments by name, or None", lambda x
 # ---------------------------------------------------------------- values as they are given, and in messages
 
 
-def plain(value: Any) -> Any:
+def to_python(value: Any) -> Any:
     """Numbers and flags of NumPy and PyTorch as Python's: theirs overflow in the arithmetic of seeds, and are no JSON."""
     kind = type(value)  # asked first, as an env may answer to any name
     return value.item() if hasattr(kind, "ndim") and hasattr(kind, "item") and value.ndim == 0 else value
@@ -158,7 +158,7 @@ def from_config(arguments: Mapping[str, object]) -> Kwargs:
     """Arguments by name; numbers are Python's, and settings the dicts and lists that they stand for: a library of
     configurations (Hydra's OmegaConf, ml_collections) holds them in containers of its own."""
     dicts = {name for name in arguments if name.endswith("_kwargs") or name in OPTIONS}
-    return {name: plain(_unpacked(x, type(x)) if name in dicts else x) for name, x in arguments.items()}
+    return {name: to_python(_unpacked(x, type(x)) if name in dicts else x) for name, x in arguments.items()}
 
 
 def _unpacked(value: object, outermost: type) -> object:
@@ -247,7 +247,7 @@ def at_progress(label: str, rule: Rule, schedule: object, progress: float) -> fl
         check_values("", {label: schedule}, {label: rule._replace(scheduled=False)})
         return cast(float, schedule)
     try:
-        value = plain(schedule(progress))
+        value = to_python(schedule(progress))
     except Exception as error:
         raise ValueError(f"{label}={shown(schedule)} failed at progress {progress:g} ({error!r}): it {rule.text}.") from error
     if value is None or not rule.fine(value):
@@ -309,7 +309,7 @@ class UpdateOptions:
     """Memory and precision of an update (``update_kwargs=``)."""
 
     #: Rows in memory at once; gradients accumulate to ``batch_size``. None: the whole minibatch. Of a policy with a memory a
-    #: part is cut between two stretches of ``sequence_length`` steps, never within one.
+    #: part is cut between two sequences of ``sequence_length`` steps, never within one.
     micro_batch_size: int | None = None
     #: Run the networks in bfloat16.
     autocast: bool = False
@@ -399,7 +399,7 @@ def read_settings(argument: str, kind: type[T], given: Mapping[str, object] | No
     """
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
     check_keys(argument, given or {}, names, of)
-    return kind(**{name: plain(value) for name, value in (given or {}).items()})
+    return kind(**{name: to_python(value) for name, value in (given or {}).items()})
 
 
 @dataclass(frozen=True)
@@ -701,7 +701,7 @@ def check_each(arguments: Mapping[str, object]) -> None:
     is_name = isinstance(arguments.get("loss"), str)
     options["loss_kwargs"] = arguments.get("loss_kwargs" if is_name else "loss")
     for where, settings in options.items():
-        numbers = {key: plain(value) for key, value in settings.items()} if isinstance(settings, Mapping) else settings
+        numbers = {key: to_python(value) for key, value in settings.items()} if isinstance(settings, Mapping) else settings
         check_settings(where, numbers)
 
 
@@ -711,7 +711,7 @@ def check_fields(where: str, settings: object) -> None:
     :param where: the argument that it stands for
     :raises ValueError: for the first that breaks its rule
     """
-    vars(settings).update({name: plain(value) for name, value in vars(settings).items()})
+    vars(settings).update({name: to_python(value) for name, value in vars(settings).items()})
     check_settings(where, settings)
 
 
@@ -766,7 +766,8 @@ def _same(then: object, now: object) -> bool:
 ROLLOUT_STEPS = 2048
 #: Members per group where an estimator compares them.
 COMPARED = 8
-#: Different starts that a rollout should show: with fewer, a mean over the rollout says more of their luck than of the policy.
+#: Different starts that a rollout should show: with fewer, a mean over the rollout says more of their noise than of the
+#: policy.
 FEW_STARTS = 8
 
 
@@ -775,7 +776,7 @@ def steps_per_env(n_steps: int | None, n_envs: int) -> int:
     return math.ceil(ROLLOUT_STEPS / n_envs) if n_steps is None else n_steps
 
 
-def members_at(group_size: object, progress: float) -> int:
+def group_size_at(group_size: object, progress: float) -> int:
     """Members per group.
 
     :param group_size: their number, or a schedule of it
@@ -793,11 +794,11 @@ def default_group_size(
     """Members per group where ``group_size`` is None.
 
     Members of a group share their start, so a group costs a rollout different starts. Where members are compared they need
-    peers: 8. ``"state"`` uses a group for its pairs alone, which get as many members as leave :data:`FEW_STARTS` different
-    starts in a rollout, four of them side by side: 2 on 8 envs with episodes of 200 steps, 1 (no pairs) with longer ones.
-    The size divides the number of envs, so that members run side by side.
+    other members: 8. ``"state"`` uses a group for its pairs alone, which get as many members as leave :data:`FEW_STARTS`
+    different starts in a rollout, four of them side by side: 2 on 8 envs with episodes of 200 steps, 1 (no pairs) with longer
+    ones. The size divides the number of envs, so that members run side by side.
 
-    :param estimator: an object that does not state its needs (``needs_peers``) is taken to compare members
+    :param estimator: an object that does not state its needs (``needs_other_members``) is taken to compare members
     :param compares: something else than the estimator compares members
     :param obstacle: the reason why members cannot be paired; None: they can
     :param n_envs: of all learners
@@ -805,7 +806,7 @@ def default_group_size(
     :param limit: steps of an episode at most; None: unknown, as the number of starts is then: no pairs unless asked for
     :return: 1 to 8
     """
-    if compares or getattr(estimator, "needs_peers", None) is not False:
+    if compares or getattr(estimator, "needs_other_members", None) is not False:
         return COMPARED
     paired = getattr(estimator, "paired", False)
     if paired is False or (paired is None and obstacle is not None):

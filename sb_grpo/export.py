@@ -27,7 +27,7 @@ from torch import nn
 
 from sb_grpo.normalization import OtherObservations
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.policies.beside import MASK, MEMORY, with_beside
+from sb_grpo.policies.extra_inputs import MASK, MEMORY, with_extra_inputs
 from sb_grpo.policies.masks import choices_of
 from sb_grpo.types import Kwargs, Obs
 
@@ -91,7 +91,7 @@ class Deployed(nn.Module):
             for name, obs in zip(self.inputs, observations, strict=True)
         }
         if OBSERVATION in seen and not isinstance(self.policy.observation_space, spaces.Dict):
-            seen = with_beside(seen.pop(OBSERVATION), seen)
+            seen = with_extra_inputs(seen.pop(OBSERVATION), seen)
         actions, memory = self.policy.act_and_remember(seen, deterministic=True)
         actions = self._in_bounds(actions.reshape(-1, *self.shape))
         return actions if memory is None else (actions, memory)

@@ -7,17 +7,17 @@ from functools import partial
 import torch as th
 from stable_baselines3.common.type_aliases import GymEnv, Schedule
 
-from sb_grpo import figures as log
-from sb_grpo import ranks
+from sb_grpo import distributed
+from sb_grpo import metrics as log
 from sb_grpo.advantages import TrainingBatch, check_rewards, estimate_advantages, total_rewards
 from sb_grpo.collect.buffer import GroupRolloutBuffer
-from sb_grpo.config import CHANGEABLE, RANGES, Multitask, Rewards, at_progress, check_each, plain
+from sb_grpo.config import CHANGEABLE, RANGES, Multitask, Rewards, at_progress, check_each, to_python
 from sb_grpo.extras.exploration import bonus_of
 from sb_grpo.extras.group_weights import weights_by_label
 from sb_grpo.learn.gradients import clip_gradients
-from sb_grpo.learn.last_good import LastGood, unharmed
+from sb_grpo.learn.last_good import LastGood, rollback_on_error
 from sb_grpo.learn.losses import Loss, Objective
-from sb_grpo.learn.minibatches import minibatches, stretches
+from sb_grpo.learn.minibatches import minibatches, sequence_numbers
 from sb_grpo.maths.losses import Clip, step_weights
 from sb_grpo.maths.per_step import per_step
 from sb_grpo.maths.segments import segment_mean
@@ -64,8 +64,8 @@ class GRPO(GroupOnPolicyAlgorithm):
     :param device: ``"auto"``, ``"cpu"``, ``"cuda"``, ...
     :param _init_setup_model: build the networks at once
     :param group_size: members per group (G), or a function of the remaining progress (1 to 0). None derives it: 8 where an
-        estimator compares members, or does not say (``needs_peers``); with ``"state"`` small pairs that leave 8 different
-        starts in a rollout (2 on 8 envs with episodes of 200 steps), or 1 where there is no room
+        estimator compares members, or does not say (``needs_other_members``); with ``"state"`` small pairs that leave 8
+        different starts in a rollout (2 on 8 envs with episodes of 200 steps), or 1 where there is no room
         (:func:`~sb_grpo.config.default_group_size`). A change, also by hand between rollouts, begins new groups: the
         steps of unfinished ones are dropped and counted
     :param n_groups: complete groups per rollout, in place of ``n_steps``; with it ``"state"`` waits for whole episodes
@@ -85,7 +85,7 @@ class GRPO(GroupOnPolicyAlgorithm):
     :param rewards: objectives, scaling and bonus: a dict, or :class:`~sb_grpo.config.Rewards`
     :param update_kwargs: memory and precision of an update: :class:`~sb_grpo.config.UpdateOptions`
     :param compile: capture the step loop (tensor envs) and the gradient step as graphs: ``torch.compile``.
-        Compiling takes 10 to 70 s; parts that cannot be captured are named and stay eager
+        Compiling takes 10 to 70 s; parts that cannot be compiled are named and stay eager
     :raises ValueError: for arguments out of range or at odds with each other or the env
     """
 
@@ -132,44 +132,44 @@ class GRPO(GroupOnPolicyAlgorithm):
         super().__init__(
             policy,
             env,
-            learning_rate=plain(learning_rate),
-            n_steps=plain(n_steps),
-            gamma=plain(gamma),  # None until the env is known
-            gae_lambda=plain(gae_lambda),
-            ent_coef=plain(ent_coef),
-            max_grad_norm=plain(max_grad_norm),
-            use_sde=plain(use_sde),
-            sde_sample_freq=plain(sde_sample_freq),
+            learning_rate=to_python(learning_rate),
+            n_steps=to_python(n_steps),
+            gamma=to_python(gamma),  # None until the env is known
+            gae_lambda=to_python(gae_lambda),
+            ent_coef=to_python(ent_coef),
+            max_grad_norm=to_python(max_grad_norm),
+            use_sde=to_python(use_sde),
+            sde_sample_freq=to_python(sde_sample_freq),
             rollout_buffer_class=rollout_buffer_class,
             rollout_buffer_kwargs=rollout_buffer_kwargs,
-            stats_window_size=plain(stats_window_size),
+            stats_window_size=to_python(stats_window_size),
             tensorboard_log=tensorboard_log,
             policy_kwargs=policy_kwargs,
-            verbose=plain(verbose),
-            device=ranks.join(device),
-            seed=plain(seed),
-            group_size=plain(group_size),
-            n_groups=plain(n_groups),
+            verbose=to_python(verbose),
+            device=distributed.join(device),
+            seed=to_python(seed),
+            group_size=to_python(group_size),
+            n_groups=to_python(n_groups),
             group_kwargs=group_kwargs,
             advantage=advantage,
             advantage_kwargs=advantage_kwargs,
             multitask=multitask,
             rewards=rewards,
             update_kwargs=update_kwargs,
-            compile=plain(compile),
+            compile=to_python(compile),
         )
-        self.batch_size = plain(batch_size)
-        self.n_epochs = plain(n_epochs)
-        self.clip_range = plain(clip_range)
-        self.normalize_advantage = plain(normalize_advantage)  # a name as soon as the model is set up
-        self.target_kl = plain(target_kl)
+        self.batch_size = to_python(batch_size)
+        self.n_epochs = to_python(n_epochs)
+        self.clip_range = to_python(clip_range)
+        self.normalize_advantage = to_python(normalize_advantage)  # a name as soon as the model is set up
+        self.target_kl = to_python(target_kl)
         self.loss = loss
         self.loss_kwargs = loss_kwargs
-        self.kl_coef = plain(kl_coef)
+        self.kl_coef = to_python(kl_coef)
         if _init_setup_model:
             self._setup_model()
             self.check_rollout_size()
-        if ranks.place().rank == 0:  # which alone writes
+        if distributed.world().rank == 0:  # which alone writes
             check_log_folder(tensorboard_log)
 
     def compute_advantages(self, rollout: Rollout, again: bool = False) -> TrainingBatch:
@@ -185,38 +185,38 @@ class GRPO(GroupOnPolicyAlgorithm):
         options = AdvantageOptions(gamma, gae_lambda, self.normalize_advantage)
         largest, t = rollout.rewards.abs().max(0)
         at_fault = f"Its largest reward is {largest.item():g}, at step {int(rollout.t[t])} of an episode."
-        with unharmed(self._learners(), at_fault):
-            training_batch, figures = self._compute_advantages(rollout, options)
+        with rollback_on_error(self._trainable_parts(), at_fault):
+            training_batch, metrics = self._compute_advantages(rollout, options)
 
         # Logs
         if not again:
             self._steps_trained += len(training_batch.estimate.advantages)
-        assert self.slots is not None
+        assert self.groups is not None
         counts = log.Counts(
             trained=self._steps_trained,
             dropped=self._steps_dropped,
             pending=self.rollout_buffer.n_kept,
             interruptions=self.interruptions,
-            start_mismatches=self.slots.start_mismatches,
+            start_mismatches=self.groups.start_mismatches,
             lost=getattr(self.env, "n_lost", 0),
             n_starts=rollout.n_groups,  # by seed, before they are compared by anything else
             age=self.rollout_buffer.age,
         )
-        self.last_figures = log.of_episodes(self.ep_info_buffer, self.ep_success_buffer)
-        n_starts = self.last_figures.get("rollout/n_starts")
+        self.last_metrics = log.of_episodes(self.ep_info_buffer, self.ep_success_buffer)
+        n_starts = self.last_metrics.get("rollout/n_starts")
         if n_starts is not None:
             self.logger.record("rollout/n_starts", n_starts)
         judged = training_batch.rollout
         self._log(log.of_rollout(judged, training_batch.estimate, training_batch.has_signal, counts))
         self._log(log.of_parts(judged, self.options.multitask.names, list(self.options.rewards.objectives or {})))
-        self._log(figures)
+        self._log(metrics)
         return training_batch
 
-    def _compute_advantages(self, rollout: Rollout, options: AdvantageOptions) -> tuple[TrainingBatch, log.Figures]:
-        """Return the rows to learn from, and the figures of bonus and group weights."""
+    def _compute_advantages(self, rollout: Rollout, options: AdvantageOptions) -> tuple[TrainingBatch, log.Metrics]:
+        """Return the rows to learn from, and the metrics of bonus and group weights."""
         collected = rollout
         settings = self.options.rewards
-        figures: log.Figures = {}
+        metrics: log.Metrics = {}
 
         # Rewards and groups
         rollout = total_rewards(rollout, settings, self._objective_weights)
@@ -226,7 +226,7 @@ class GRPO(GroupOnPolicyAlgorithm):
         if self.bonus is not None:
             bonus = bonus_of(self.bonus, rollout, settings.bonus)
             rewarded = rollout._replace(rewards=rollout.rewards + bonus)
-            figures |= log.of_bonus(bonus, rollout)
+            metrics |= log.of_bonus(bonus, rollout)
         check_rewards(rewarded)
 
         # Advantages
@@ -267,10 +267,10 @@ class GRPO(GroupOnPolicyAlgorithm):
         if self.group_weighting is not None:
             row_label = labels[batch.episode]
             shares, by_label = weights_by_label(self.group_weighting, rollout, labels, row_label)
-            figures |= log.of_weights(shares, by_label, row_label, self.grouper.names)
+            metrics |= log.of_weights(shares, by_label, row_label, self.grouper.names)
             weights = weights * by_label
         batch = batch._replace(weights=weights)
-        return TrainingBatch(collected, rollout, batch, estimate, has_signal), figures
+        return TrainingBatch(collected, rollout, batch, estimate, has_signal), metrics
 
     def train(self) -> None:  # noqa: C901, PLR0915 - one piece, as in SB3
         """Update the policy with the last rollout: ``n_epochs`` passes of minibatches.
@@ -289,9 +289,9 @@ class GRPO(GroupOnPolicyAlgorithm):
         optimizer = self.policy.optimizer
         self._update_learning_rate(optimizer)
         self._update_reference()
-        n_rows = ranks.count(len(batch.advantages))  # of all learners
+        n_rows = distributed.count(len(batch.advantages))  # of all learners
         if n_rows == 0:  # no group had a spread: nothing to learn from
-            self.last_update = log.nothing_to_learn(self.last_figures)
+            self.last_update = log.nothing_to_learn(self.last_metrics)
             return
         # Compute current clip range
         clip_range = self._clip_ranges()
@@ -303,7 +303,7 @@ class GRPO(GroupOnPolicyAlgorithm):
         optimizer.zero_grad()  # frozen weights must not follow an old gradient
         own = {id(parameter) for parameter in parameters}
         others = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in own]
-        compiled_step = self.captured.gradient_step(objective, parameters, clip_range, self.batch_size, self.max_grad_norm)
+        compiled_step = self.compiled.gradient_step(objective, parameters, clip_range, self.batch_size, self.max_grad_norm)
         self.gradient.start_update(rollout.task)
         rows_together = self._rows_together(batch)
 
@@ -325,7 +325,7 @@ class GRPO(GroupOnPolicyAlgorithm):
                     for other in others:  # weights of somebody else that learn along
                         other.grad = None
                     self.gradient(loss, minibatch, parameters)
-                    ranks.average_gradients(parameters, len(minibatch.advantages))
+                    distributed.average_gradients(parameters, len(minibatch.advantages))
                     norm = clip_gradients(parameters, self.max_grad_norm)
                     optimizer.step()
                 epoch_norms.append(norm)
@@ -340,7 +340,7 @@ class GRPO(GroupOnPolicyAlgorithm):
         # Logs
         stopped_early = not continue_training
         result = log.of_update(
-            objective, batch, clip_range, norms, n_epochs, stopped_early, self.last_figures, self._sequence_length
+            objective, batch, clip_range, norms, n_epochs, stopped_early, self.last_metrics, self._sequence_length
         )
         self._log({**log.by_key(result), **self.gradient.metrics()})
         if hasattr(self.policy, "log_std"):
@@ -348,14 +348,14 @@ class GRPO(GroupOnPolicyAlgorithm):
         self._log({"train/clip_range": clip_range[0], "train/n_gradient_steps": self._n_gradient_steps})
         self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
         learning_rate = optimizer.param_groups[0]["lr"]
-        self.last_figures |= {"train/n_updates": self._n_updates, "train/learning_rate": learning_rate}
+        self.last_metrics |= {"train/n_updates": self._n_updates, "train/learning_rate": learning_rate}
         self.last_update = result
 
     def objective(self) -> Objective:
         """Build the loss of a minibatch from the arguments as they are now."""
         loss = self.options.loss
         weighted = self.group_weighting is not None or loss.aggregation != "step" or loss.importance_level != "step"
-        # Minibatches of stretches and of episodes are of unequal size, and those of whole instances are filled up.
+        # Minibatches of sequences and of episodes are of unequal size, and those of whole instances are filled up.
         weighted = weighted or self.policy.memory is not None or self.policy.episodes_together
         weighted = weighted or isinstance(self.policy, EncodingPolicy)
         reference = self.ref_policy if self.kl_coef > 0 else None
@@ -386,4 +386,4 @@ class GRPO(GroupOnPolicyAlgorithm):
         """Number the rows that stay in one minibatch: whole episodes, or sequences of a memory; None: none do."""
         if self.policy.episodes_together or self.options.loss.importance_level != "step":
             return batch.episode
-        return None if self._sequence_length is None else stretches(batch.episode, self._sequence_length)
+        return None if self._sequence_length is None else sequence_numbers(batch.episode, self._sequence_length)

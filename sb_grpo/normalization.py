@@ -121,7 +121,7 @@ def _read(content: bytes) -> tuple[dict[str, np.ndarray], Kwargs]:
 
 
 def running_state(vec_normalize: VecNormalize) -> State:
-    """Copies of all that changes in it from step to step: moments, and the running returns of the slots."""
+    """Copies of all that changes in it from step to step: moments, and the running returns of the envs."""
     moments = {
         name: {part: np.array(getattr(found, part)) for part in PARTS} for name, found in _moments(vec_normalize).items()
     }

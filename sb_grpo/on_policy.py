@@ -20,31 +20,31 @@ from stable_baselines3.common.type_aliases import GymEnv, MaybeCallback, Schedul
 from stable_baselines3.common.utils import FloatSchedule, obs_as_tensor
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo import checkpoint, learners, ranks, save_util
-from sb_grpo import figures as log
+from sb_grpo import checkpoint, distributed, distributed_training, save_util
+from sb_grpo import metrics as log
 from sb_grpo.advantages import TrainingBatch
 from sb_grpo.callback_states import recover, teller
 from sb_grpo.collect.buffer import GroupRolloutBuffer
-from sb_grpo.collect.columns import HostStep, Wanted, make_columns, read_host
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.collect.device_loop import StepResult, collect_tensors
+from sb_grpo.collect.extra_fields import FieldSettings, HostStep, make_extra_fields, read_host
+from sb_grpo.collect.groups import Groups, HostGroups, TensorGroups
 from sb_grpo.collect.host_steps import (
-    Beside,
+    ExtraInputs,
     check_callback_rewards,
     check_finite,
     check_outputs,
     check_reward_wrappers,
+    extra_input_spaces,
     give_up,
     log_probs_of_actor,
     note_ends,
     scaling_rewards,
-    spaces_beside,
     warn_of_interruption,
 )
-from sb_grpo.collect.masks import APART, UNTOLD, masks_of_the_evaluated, source_of
+from sb_grpo.collect.masks import APART, MASKS_UNKNOWN, masks_of_the_evaluated, source_of
 from sb_grpo.collect.plan import LARGEST_OBSERVATION, LARGEST_REWARD, Limits, Plan, check_endless, check_hopeless
-from sb_grpo.collect.simulators import InstanceSlots, make_slots
-from sb_grpo.collect.slots import GroupSlots, Slots, TensorSlots
+from sb_grpo.collect.simulators import InstanceGroups, make_groups
 from sb_grpo.config import (
     RANGES,
     Multitask,
@@ -55,26 +55,26 @@ from sb_grpo.config import (
     check_values,
     constructor_of,
     default_group_size,
+    group_size_at,
     integer,
-    members_at,
     number,
-    plain,
     shown,
     steps_per_env,
+    to_python,
 )
 from sb_grpo.envs.env_batch import EPISODE_LOST
-from sb_grpo.envs.hold import reset_is_over, resetting
 from sb_grpo.envs.installing import install_seeded_reset, time_limit
 from sb_grpo.envs.instance_env import InstanceEnv
+from sb_grpo.envs.ownership import reset_is_over, resetting
 from sb_grpo.envs.process_vec_env import naming_the_dead
 from sb_grpo.envs.random import mix
 from sb_grpo.envs.tensor_env import TensorVecEnv, is_tensor_env
 from sb_grpo.extras.exploration import Bonus, Place, make_bonus
 from sb_grpo.extras.group_weights import GroupWeights
 from sb_grpo.extras.grouping import make_grouping
-from sb_grpo.learn.captured import Captured, rollout_obstacle, update_obstacle
+from sb_grpo.learn.advantage_replay import AdvantageReplay
+from sb_grpo.learn.compiled import CompiledFunctions, rollout_obstacle, update_obstacle
 from sb_grpo.learn.gradients import PlainGradient, SurgicalGradient
-from sb_grpo.learn.known import Known
 from sb_grpo.learn.last_good import Snapshot
 from sb_grpo.learn.losses import Loss
 from sb_grpo.logged_keys import describe_keys
@@ -92,7 +92,7 @@ from sb_grpo.policies import (
     SetPolicy,
     load_actor,
 )
-from sb_grpo.policies.beside import space_with, space_without
+from sb_grpo.policies.extra_inputs import space_with, space_without
 from sb_grpo.policies.weights import made_apart
 from sb_grpo.profiles import arguments_of
 from sb_grpo.state import copied
@@ -147,8 +147,8 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     rollout_buffer: GroupRolloutBuffer  # type: ignore[assignment]
     n_steps: int | None  # type: ignore[assignment]
     options: Options
-    beside: Beside
-    shared_statistics: learners.SharedStatistics
+    extra_inputs: ExtraInputs
+    shared_statistics: distributed_training.SharedStatistics
     # Set by GRPO's constructor:
     batch_size: int
     n_epochs: int
@@ -204,7 +204,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self._derived: Kwargs = {}  #: defaults that followed from other arguments
         self._base_seed: int | None = None
         self._next_group = 0
-        self.slots: Slots | None = None
+        self.groups: Groups | None = None
         self._restart_groups = False
         self._time_limit: int | None = None
         #: Source of action masks (sb_grpo.collect.masks); None: there are none.
@@ -220,7 +220,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.interruptions = 0  #: times that somebody else has taken the training env in mid-rollout
         self._training_batch: TrainingBatch | None = None  #: of the last rollout, until it has been learnt from
         #: Metrics of the last rollout and the update after it, by key.
-        self.last_figures: dict[str, float] = {}
+        self.last_metrics: dict[str, float] = {}
         self.last_update: UpdateResult | None = None
 
         # Callbacks keep these here, so that they are saved with the model.
@@ -231,7 +231,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self._iteration = 0  #: rollouts since learn() began, by which log_interval goes
         self._callback_in_use: BaseCallback | None = None
         self._own_loop: tuple[MaybeCallback, BaseCallback] | None = None  #: callbacks of collect(), as given and as called
-        self._known = Known()  #: before the rollouts of a loop of one's own
+        self._advantage_replay = AdvantageReplay()  #: before the rollouts of a loop of one's own
         self._in_rollout = False  #: or not learnt from yet
         self._runs_due: list[File] = []  #: files of save_run() that wait for the end of the rollout and its update
         self._to_resume: State | None = None  #: state of a loaded run that the loop has not taken up yet
@@ -275,13 +275,13 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self._derive()
         config = self._config()
         validate(config)
-        validate(replace(config, group_size=members_at(self.group_size, 0.0)))  # where a schedule leads
+        validate(replace(config, group_size=group_size_at(self.group_size, 0.0)))  # where a schedule leads
         give_warnings(config)
-        learners.check_equal(self.settings)
+        distributed_training.check_equal(self.settings)
         self._setup_lr_schedule()
         self.set_random_seed(self.seed)
         if self._base_seed is None:
-            self._base_seed = ranks.gathered(int(np.random.randint(2**31)))[0]
+            self._base_seed = distributed.gathered(int(np.random.randint(2**31)))[0]
         self.clip_range = FloatSchedule(self.clip_range)
 
         self.policy = self._make_policy(self.policy_kwargs)
@@ -325,7 +325,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         seen = self.policy.seen_space if is_tensor_env(self.env) else self.observation_space
         self.rollout_buffer = kind(
             self.steps_per_env,
-            space_with(seen, spaces_beside(self.policy, self.mask_source)),
+            space_with(seen, extra_input_spaces(self.policy, self.mask_source)),
             self.action_space,
             device=self.device,
             n_envs=self.n_envs,
@@ -338,20 +338,20 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             self.rollout_buffer.keep_once(self.policy.static_keys)
         if self.gamma is not None:  # type: ignore[redundant-expr]
             self.rollout_buffer.discount(self.gamma, self.gae_lambda)
-        self.beside = Beside(self.mask_source)
-        self._make_columns()
-        self.rollout_buffer.add_columns(self.columns)
+        self.extra_inputs = ExtraInputs(self.mask_source)
+        self._make_extra_fields()
+        self.rollout_buffer.add_fields(self.extra_fields)
 
     @property
     def _buffer_class(self) -> type[GroupRolloutBuffer]:
         return TensorRolloutBuffer if is_tensor_env(self.env) else GroupRolloutBuffer
 
-    def _make_columns(self) -> None:
+    def _make_extra_fields(self) -> None:
         options = self.options
         turns = options.loss.importance_level == "turn"
         seeds = isinstance(self.policy, EncodingPolicy) and isinstance(self.env, InstanceEnv)
-        wanted = Wanted(options.multitask, options.rewards, self.observation_space, self.n_envs, turns, seeds)
-        self.columns = make_columns(wanted)
+        wanted = FieldSettings(options.multitask, options.rewards, self.observation_space, self.n_envs, turns, seeds)
+        self.extra_fields = make_extra_fields(wanted)
 
     def _setup_groups(self) -> None:
         """Build the parts that compare, weigh and reconcile the groups."""
@@ -365,7 +365,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         n_objectives = len(rewards.objectives or {}) if rewards.normalization == "each" else 1
         estimator = self.options.estimator
         if getattr(estimator, "paired", False) is None:
-            largest = max(members_at(self.group_size, progress) for progress in (1.0, 0.0))
+            largest = max(group_size_at(self.group_size, progress) for progress in (1.0, 0.0))
             estimator = replace(estimator, paired=largest > 1 and self._obstacle_to_pairs() is None)
         build = getattr(estimator, "build", None)
         self.estimator = estimator if build is None else build(self.policy.features_dim, n_tasks, n_objectives)
@@ -383,27 +383,27 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     def _capture(self) -> None:
         """Set up compiled execution, as far as it can be had with this env and these arguments."""
         options = self.options
-        self.shared_statistics = learners.SharedStatistics(self._vec_normalize_env)
-        self.captured = Captured(
+        self.shared_statistics = distributed_training.SharedStatistics(self._vec_normalize_env)
+        self.compiled = CompiledFunctions(
             self.compile,
             rollout_obstacle(self.env, self.use_sde, callable(options.groups.starts)),
             update_obstacle(
                 self.policy.optimizer, self.device, options.loss.importance_level, options.update.micro_batch_size,
                 options.multitask.surgery, self.use_sde,
-                self.policy.memory is not None or self.policy.episodes_together, ranks.place().n,
+                self.policy.memory is not None or self.policy.episodes_together, distributed.world().size,
             ),
         )  # fmt: skip
         if hasattr(self.estimator, "fast_predict"):
-            self.estimator.fast_predict = self.captured.predict(self.estimator)
+            self.estimator.fast_predict = self.compiled.predict(self.estimator)
 
     def _begin_together(self) -> None:
         """Give several learners one set of weights, and random numbers of each one's own."""
-        rank, n = ranks.place()
+        rank, n = distributed.world()
         if n == 1:
             return
         for module in (self.policy, self.estimator, self.ref_policy):
             if isinstance(module, th.nn.Module):
-                ranks.broadcast(module.state_dict().values())
+                distributed.broadcast(module.state_dict().values())
         base_seed = self._base_seed
         assert base_seed is not None
         self.set_random_seed(mix(base_seed, rank, 3) >> 33)
@@ -469,12 +469,12 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     @property
     def steps_per_env(self) -> int:
         """Steps per env that a rollout aims at."""
-        return steps_per_env(self.n_steps, self.n_envs * ranks.place().n)
+        return steps_per_env(self.n_steps, self.n_envs * distributed.world().size)
 
     @property
-    def members(self) -> int:
+    def current_group_size(self) -> int:
         """Members per group, by the schedule as it stands where ``group_size`` is one."""
-        return members_at(self.group_size, self._current_progress_remaining)
+        return group_size_at(self.group_size, self._current_progress_remaining)
 
     @property
     def whole_episodes(self) -> bool:
@@ -492,9 +492,9 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
     def _config(self) -> Config:
         """Collect the values that the rules between arguments look at."""
         own: Kwargs = {name: getattr(self, name, None) for name in Config.__dataclass_fields__}
-        own["group_size"] = self.members
+        own["group_size"] = self.current_group_size
         if self.env is not None:
-            own["n_envs"] = self.n_envs * ranks.place().n
+            own["n_envs"] = self.n_envs * distributed.world().size
         return Config(**own)
 
     def _derive(self) -> None:
@@ -529,7 +529,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             self.normalize_advantage = "group" if self.normalize_advantage else "none"
         if self.group_size is None:
             compares = self.normalize_advantage == "group" or self.options.multitask.grouping != "seed"
-            of_all = (n_envs or 1) * ranks.place().n
+            of_all = (n_envs or 1) * distributed.world().size
             obstacle = self._obstacle_to_pairs()
             self.group_size = default_group_size(
                 self.options.estimator, compares, obstacle, of_all, steps_per_env(self.n_steps, of_all), limit
@@ -548,7 +548,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     def check_rollout_size(self) -> None:
         """Warn once where a rollout does not fill a minibatch."""
-        rows = self.steps_per_env * self.n_envs * ranks.place().n, self.batch_size
+        rows = self.steps_per_env * self.n_envs * distributed.world().size, self.batch_size
         if rows != self._rows_checked:
             check_rollout_size(self._config())
             self._rows_checked = rows
@@ -624,7 +624,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         steps_before = self.num_timesteps
         episodes_before = list(self.ep_info_buffer or ())
         n_rollout_steps = self.steps_per_env
-        n_learners = ranks.place().n
+        n_ranks = distributed.world().size
         on_host = not is_tensor_env(env)
         plan = self._plan()
         least_steps = plan.least_steps
@@ -642,11 +642,11 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
                 continue_training = self._collect_on_device(env, callback, rollout_buffer, plan)
 
             while on_host and (n_steps < least_steps or n_complete < least_groups):
-                assert isinstance(self.slots, GroupSlots)
-                if not self.slots.in_step_with(env):  # somebody else has reset or stepped the envs
+                assert isinstance(self.groups, HostGroups)
+                if not self.groups.in_step_with(env):  # somebody else has reset or stepped the envs
                     self._start_over()
                     n_interruptions += 1
-                slots = self.slots
+                groups = self.groups
                 policy = self.policy
                 step = plan.steps_before + n_steps + 1
                 if self.use_sde and self.sde_sample_freq > 0 and n_steps % self.sde_sample_freq == 0:
@@ -655,15 +655,15 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
                 with th.no_grad():
                     obs_tensor = obs_as_tensor(self._last_obs, self.device)
-                    obs_tensor = self.beside.observe(obs_tensor, policy, slots.t, step - 1)
+                    obs_tensor = self.extra_inputs.observe(obs_tensor, policy, groups.t, step - 1)
                     action_tensor, log_probs, memory = policy.sample(obs_tensor, policy.noise(env.num_envs))
                 check_outputs(policy, log_probs, step)
-                self.beside.remember(memory)
+                self.extra_inputs.remember(memory)
                 actions = action_tensor.cpu().numpy()
                 clipped_actions = policy.in_bounds(actions)
 
                 raw_obs_before = self._last_obs if vec_normalize is None else vec_normalize.old_obs
-                new_obs, rewards, dones, infos = slots.step_envs(env, clipped_actions)
+                new_obs, rewards, dones, infos = groups.step_envs(env, clipped_actions)
                 raw_obs = new_obs if vec_normalize is None else vec_normalize.old_obs
                 raw_rewards = scaling[0].old_reward if scaling else rewards
                 check_finite(env, "reward", raw_rewards, step, plan.limits.reward)
@@ -672,10 +672,10 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
                     check_reward_wrappers(env, scaling, rewards)
                     rewards_of_env = rewards.copy()
                 ended = dones.nonzero()[0].tolist()
-                starts = slots.starts(env, ended, raw_obs) if ended else {}  # before any callback, which may reset the envs
-                self.beside.see(env, infos, dones, step)
+                starts = groups.starts(env, ended, raw_obs) if ended else {}  # before any callback, which may reset the envs
+                self.extra_inputs.see(env, infos, dones, step)
 
-                self.num_timesteps += env.num_envs * n_learners
+                self.num_timesteps += env.num_envs * n_ranks
                 # Give access to local variables
                 callback.update_locals(locals())
                 if not callback.on_step():
@@ -686,15 +686,15 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
                 n_steps += 1
                 if scaling:
                     check_callback_rewards(rewards_of_env, rewards)
-                ends = note_ends(rollout_buffer, slots.job, ended, infos, self.beside)
+                ends = note_ends(rollout_buffer, groups.episode_id, ended, infos, self.extra_inputs)
                 extra = NOTHING
-                if self.columns:
-                    extra = read_host(self.columns, HostStep(raw_obs_before, infos, raw_rewards, slots.t))
-                rollout_buffer.add(obs_tensor, action_tensor, log_probs, raw_rewards, slots.job, slots.t, ends, extra)
-                lost = [slot for slot in ended if EPISODE_LOST in infos[slot]] if ended else []
+                if self.extra_fields:
+                    extra = read_host(self.extra_fields, HostStep(raw_obs_before, infos, raw_rewards, groups.t))
+                rollout_buffer.add(obs_tensor, action_tensor, log_probs, raw_rewards, groups.episode_id, groups.t, ends, extra)
+                lost = [env_index for env_index in ended if EPISODE_LOST in infos[env_index]] if ended else []
                 if lost:
-                    rollout_buffer.n_lost += rollout_buffer.drop_jobs(th.as_tensor(slots.job[lost]))
-                completed = slots.step(env, starts, lost)
+                    rollout_buffer.n_lost += rollout_buffer.drop_episodes(th.as_tensor(groups.episode_id[lost]))
+                completed = groups.step(env, starts, lost)
                 n_complete += completed
                 if completed:
                     least_groups = plan.wanted_groups(n_complete, rollout_buffer)
@@ -703,10 +703,10 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
                 self._last_obs = new_obs
                 self._last_episode_starts = dones
                 if plan.whole_episodes:
-                    check_endless(slots.t, plan)
+                    check_endless(groups.t, plan)
                     check_hopeless(n_interruptions, n_steps, n_complete)
 
-            continue_training = ranks.every(continue_training)  # callbacks of all learners may meet in on_rollout_end()
+            continue_training = distributed.every(continue_training)  # callbacks of all learners may meet in on_rollout_end()
             if continue_training:
                 if on_host and not plan.whole_episodes:
                     self._note_cut_episodes(rollout_buffer)
@@ -736,17 +736,17 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
         From here on until the rollout has been learnt from, the state of the run is incomplete and cannot be saved.
         """
-        assert self.slots is not None
+        assert self.groups is not None
         self._in_rollout = True
         self._callback_in_use = callback
         self._runs_due = []
         self.policy.set_training_mode(False)
-        if self._restart_groups or self.members != self.slots.group_size:
+        if self._restart_groups or self.current_group_size != self.groups.group_size:
             self.start_new_groups()
         self._update_normalizer(rollout_buffer)
         rollout_buffer.reset()
-        if isinstance(self.slots, InstanceSlots):
-            self.slots.forget_code()  # of the weights before the last update
+        if isinstance(self.groups, InstanceGroups):
+            self.groups.forget_code()  # of the weights before the last update
         if self.use_sde:
             self.policy.reset_noise(env.num_envs)
 
@@ -765,32 +765,32 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         :return: False when a callback asked to stop
         """
         assert isinstance(env, TensorVecEnv) and isinstance(rollout_buffer, TensorRolloutBuffer)
-        assert isinstance(self.slots, TensorSlots)
-        n_learners = ranks.place().n
+        assert isinstance(self.groups, TensorGroups)
+        n_ranks = distributed.world().size
         tell = teller(callback)
         known = {"self": self, "env": env, "callback": callback, "rollout_buffer": rollout_buffer}
 
         def on_step(step: StepResult) -> bool:
-            self.num_timesteps += env.num_envs * n_learners
+            self.num_timesteps += env.num_envs * n_ranks
             tell({**known, "n_rollout_steps": plan.steps_per_env, **step._asdict()})
             continue_training = callback.on_step()
             if not continue_training:
-                self.num_timesteps += step.ahead * env.num_envs * n_learners
+                self.num_timesteps += step.ahead * env.num_envs * n_ranks
             return continue_training
 
-        def start_over() -> TensorSlots:
+        def start_over() -> TensorGroups:
             self._start_over()
-            assert isinstance(self.slots, TensorSlots)
-            return self.slots
+            assert isinstance(self.groups, TensorGroups)
+            return self.groups
 
         return collect_tensors(
             env,
             lambda: self.policy,
             rollout_buffer,
-            self.columns,
+            self.extra_fields,
             plan,
-            self.slots,
-            self.captured.env_steps(self.steps_per_env),
+            self.groups,
+            self.compiled.env_steps(self.steps_per_env),
             self.options.update.autocast,
             self.options.multitask.names,
             self.ep_info_buffer,
@@ -823,17 +823,17 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     def _note_cut_episodes(self, rollout_buffer: GroupRolloutBuffer) -> None:
         """Store the observation after the last step of every running episode, which is cut here: its value is needed."""
-        assert isinstance(self.slots, GroupSlots)
-        for slot, job in enumerate(self.slots.job.tolist()):
-            last = map_obs(lambda o: o[slot], self._last_obs)  # noqa: B023
-            rollout_buffer.add_final_observation(job, self.beside.after(slot, last))
+        assert isinstance(self.groups, HostGroups)
+        for env_index, episode_id in enumerate(self.groups.episode_id.tolist()):
+            last = map_obs(lambda o: o[env_index], self._last_obs)  # noqa: B023
+            rollout_buffer.add_final_observation(episode_id, self.extra_inputs.after(env_index, last))
 
     def _with_groups(self, infos: list[Info]) -> list[Info]:
         """Add its group to the statistics of each episode, so that different starts can be counted."""
-        assert isinstance(self.slots, GroupSlots)
+        assert isinstance(self.groups, HostGroups)
         return [
             {**info, "episode": {**info["episode"], "group": group}} if "episode" in info else info
-            for info, group in zip(infos, self.slots.groups.tolist(), strict=True)
+            for info, group in zip(infos, self.groups.group_ids.tolist(), strict=True)
         ]
 
     def _share_what_was_seen(self, steps_before: int, episodes_before: list[Info]) -> None:
@@ -842,13 +842,13 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         :param steps_before: that all had taken when it began
         :param episodes_before: that all knew then
         """
-        n = ranks.place().n
+        n = distributed.world().size
         if n == 1:
             return
         self.shared_statistics.merge()
         assert self.ep_info_buffer is not None
         steps = (self.num_timesteps - steps_before) // n
-        self.ep_info_buffer, steps = learners.seen_by_all(episodes_before, self.ep_info_buffer, steps)
+        self.ep_info_buffer, steps = distributed_training.seen_by_all(episodes_before, self.ep_info_buffer, steps)
         self.num_timesteps = steps_before + steps
 
     def _pack(self, rollout_buffer: GroupRolloutBuffer, log_probs: th.Tensor) -> Rollout:
@@ -856,14 +856,14 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
         :param log_probs: ``[time * n_envs]`` of the actions under the policy that acted
         """
-        assert self.slots is not None
+        assert self.groups is not None
         self._n_rollouts += 1
-        rollout = rollout_buffer.pack(log_probs, self.members, self.whole_episodes)
+        rollout = rollout_buffer.pack(log_probs, self.current_group_size, self.whole_episodes)
         assert rollout is not None, "a rollout ends with a complete group"
         self._steps_dropped += rollout_buffer.n_idle + rollout_buffer.n_lost
-        self.slots.note_starts(rollout)
-        max_length = int(ranks.largest(rollout.max_length)[0])
-        rollout = rollout._replace(seed_group=ranks.dealt(rollout.seed_group), max_length=max_length)
+        self.groups.note_starts(rollout)
+        max_length = int(distributed.largest(rollout.max_length)[0])
+        rollout = rollout._replace(seed_group=distributed.global_group(rollout.seed_group), max_length=max_length)
         if isinstance(self.policy, EncodingPolicy):
             rollout = self._with_instances(rollout)
         if not self._warned_of_few_starts:
@@ -884,8 +884,8 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         """Decide how far the next rollout goes."""
         by_number = self.n_groups is not None and not self.options.estimator.whole_episodes
         return Plan(
-            group_size=self.members,
-            n_groups=None if self.n_groups is None else self.n_groups // ranks.place().n,
+            group_size=self.current_group_size,
+            n_groups=None if self.n_groups is None else self.n_groups // distributed.world().size,
             steps_per_env=self.steps_per_env,
             whole_episodes=self.whole_episodes,
             time_limit=self._time_limit,
@@ -934,32 +934,32 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     def start_new_groups(self) -> None:
         """Reset every env and begin new groups; the steps that waited for the old ones are dropped."""
-        assert self.slots is not None
-        if self.members != self.slots.group_size:
+        assert self.groups is not None
+        if self.current_group_size != self.groups.group_size:
             validate(self._config())
         self._steps_dropped += self.rollout_buffer.drop_kept()
-        former = self.slots
-        slots = self._new_slots()
-        slots.start_mismatches = former.start_mismatches
-        slots.starts_seen = former.starts_seen
-        self.start_slots()
+        former = self.groups
+        groups = self._new_groups()
+        groups.start_mismatches = former.start_mismatches
+        groups.starts_seen = former.starts_seen
+        self.start_episodes()
         self._restart_groups = False
 
     def _start_over(self) -> None:
-        """Begin every slot's episode again, as somebody else has reset or stepped the envs."""
-        assert self.slots is not None
+        """Begin every env's episode again, as somebody else has reset or stepped the envs."""
+        assert self.groups is not None
         self.interruptions += 1
         if self.interruptions == 1:
             warn_of_interruption(self.whole_episodes, self.num_timesteps)
-        dropped, can_go_on = give_up(self.slots, self.rollout_buffer, self.beside, self._last_obs, self.whole_episodes)
+        dropped, can_go_on = give_up(self.groups, self.rollout_buffer, self.extra_inputs, self._last_obs, self.whole_episodes)
         self._steps_dropped += dropped
         if can_go_on:
-            self.start_slots()
+            self.start_episodes()
         else:
             self.start_new_groups()
 
-    def start_slots(self) -> None:
-        """Reset every env; each slot begins the next of the jobs."""
+    def start_episodes(self) -> None:
+        """Reset every env; each begins its next episode."""
         assert self.env is not None
         check_early_reset(self.env, can_continue=False)
         with self._beginning():
@@ -968,11 +968,12 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     @contextmanager
     def _beginning(self) -> Iterator[None]:
-        """Around a reset of the env that begins each slot's next job; where it fails, the next ``learn()`` begins others."""
-        assert self.env is not None and self.slots is not None
+        """Around a reset of the env that begins each env's next episode; where it fails, the next ``learn()`` begins others.
+        """
+        assert self.env is not None and self.groups is not None
         try:
             with resetting(self.env):
-                self.slots.queue_all(self.env)
+                self.groups.queue_all(self.env)
                 yield
                 self._groups_started()
         except BaseException:
@@ -981,29 +982,29 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     def _groups_started(self) -> None:
         """Take note that the env was reset, and that ``_last_obs`` came of it."""
-        assert self.env is not None and self.slots is not None
+        assert self.env is not None and self.groups is not None
         if self._find_masks():  # the infos of resets have told of them
             self._steps_dropped += self.rollout_buffer.drop_kept()
             self._make_buffer()
-        self.beside.see(self.env)
-        self.slots.started_all(self.env, self.raw_last_obs)
+        self.extra_inputs.see(self.env)
+        self.groups.started_all(self.env, self.raw_last_obs)
         check_finite(self.env, "observation", self.raw_last_obs, 0, self._limits.observation)
 
-    def _new_slots(self) -> Slots:
-        """Hand out jobs of groups that no episode has met."""
-        if self.slots is not None:
-            self._next_group = ranks.first_undealt(self.slots.next_group)
+    def _new_groups(self) -> Groups:
+        """Hand out episodes of groups that no episode has met."""
+        if self.groups is not None:
+            self._next_group = distributed.next_global_group(self.groups.next_group)
         assert self._base_seed is not None and self.env is not None
-        self.slots = make_slots(
+        self.groups = make_groups(
             self.env,
-            self.members,
+            self.current_group_size,
             self._base_seed,
-            ranks.own_from(self._next_group),
+            distributed.first_own_group(self._next_group),
             self.device,
             options=self.options.groups,
             whole_episodes=self.whole_episodes,
         )
-        return self.slots
+        return self.groups
 
     # ---------------------------------------------------------------- learn
 
@@ -1020,7 +1021,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
         :raises ValueError: for ``total_timesteps`` or a ``log_interval`` that is no number, or out of range
         """
-        total_timesteps = plain(total_timesteps)
+        total_timesteps = to_python(total_timesteps)
         check_values("", {"total_timesteps": total_timesteps, "log_interval": log_interval}, OF_LEARN)
         if reset_num_timesteps:
             self._to_resume = None
@@ -1076,23 +1077,23 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self.check_rollout_size()
         self.moving_gamma = None
         # A loaded model, another env, or somebody else has reset this one.
-        if self.slots is None or not self.slots.in_step_with(self.env):
+        if self.groups is None or not self.groups.in_step_with(self.env):
             self._last_obs = None
         restart = reset_num_timesteps or self._last_obs is None
-        if restart and self.slots is not None:
+        if restart and self.groups is not None:
             check_early_reset(self.env, can_continue=self._last_obs is not None)
         if reset_num_timesteps:
             self._steps_trained = 0
             self._steps_dropped = 0
-        if ranks.place().rank > 0:  # rank 0 speaks for all
+        if distributed.world().rank > 0:  # rank 0 speaks for all
             self.verbose = 0
             self.tensorboard_log = None
             self._custom_logger = False
         check_log_folder(self.tensorboard_log)
         if restart:
             self._steps_dropped += self.rollout_buffer.drop_kept()
-            self._new_slots()
-            self._make_columns()
+            self._new_groups()
+            self._make_extra_fields()
         with self._beginning() if restart else nullcontext():
             result = super()._setup_learn(total_timesteps, callback, reset_num_timesteps, tb_log_name, progress_bar)
         if restart:
@@ -1104,7 +1105,9 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
     def _init_callback(self, callback: MaybeCallback, progress_bar: bool = False) -> BaseCallback:
         reset_is_over(self.env)  # which SB3 has just made; from here on callbacks act for themselves
-        return super()._init_callback(learners.own_callbacks(callback), progress_bar and ranks.place().rank == 0)
+        return super()._init_callback(
+            distributed_training.own_callbacks(callback), progress_bar and distributed.world().rank == 0
+        )
 
     def _update_current_progress_remaining(self, num_timesteps: int, total_timesteps: int) -> None:
         # A rollout may overshoot; schedules must not fall below their end.
@@ -1115,10 +1118,10 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         at_progress("learning_rate", RANGES[""]["learning_rate"], self.lr_schedule, progress)
         super()._update_learning_rate(optimizers)
 
-    def _log(self, figures: log.Figures) -> None:
-        """Log figures, and keep them for who looks at the rollout later; the logger forgets them when it dumps."""
-        log.record(self.logger, figures)
-        self.last_figures.update(figures)
+    def _log(self, metrics: log.Metrics) -> None:
+        """Log metrics, and keep them for who looks at the rollout later; the logger forgets them when it dumps."""
+        log.record(self.logger, metrics)
+        self.last_metrics.update(metrics)
 
     def dump_logs(self, iteration: int = 0) -> None:
         """Write the log, as SB3's, with the advantages for TensorBoard."""
@@ -1136,23 +1139,23 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         :raises ValueError: for NaN or inf from the env
         """
         callback = self._enter_own_loop(callback)
-        before = Snapshot(self._learners())
+        before = Snapshot(self._trainable_parts())
         if not self._collect(callback):
             return None
         assert self._training_batch is not None
         rollout = self._training_batch.collected
-        self._known.note(rollout, before)
+        self._advantage_replay.note(rollout, before)
         return rollout
 
     def update(self, rollout: Rollout) -> UpdateResult:
         """Update the policy with a rollout, as often as it is called: the advantages of the last rollout are kept.
 
-        :param rollout: of :meth:`collect`; changed by ``_replace``, or older, it is judged by the learners as before it
+        :param rollout: of :meth:`collect`; changed by ``_replace``, or older, it is judged by the trainable parts as before it
         :raises ValueError: for columns that do not fit, or a gradient that is not finite; the weights stay as they were
         """
         batch = self._training_batch
         if batch is None or batch.collected is not rollout:
-            with self._known.judging(rollout, self.action_space, self._learners()) as (whole, again):
+            with self._advantage_replay.replay(rollout, self.action_space, self._trainable_parts()) as (whole, again):
                 batch = self.compute_advantages(whole, again)._replace(collected=rollout)
         self._training_batch = batch
         try:
@@ -1181,9 +1184,9 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
         self._own_loop = wanted, in_use
         return in_use
 
-    def _learners(self) -> list[object]:
+    def _trainable_parts(self) -> list[object]:
         """Return the parts that learn beside the policy."""
-        return [getattr(self, name) for name in checkpoint.LEARNERS]
+        return [getattr(self, name) for name in checkpoint.TRAINABLE_PARTS]
 
     # ---------------------------------------------------------------- predict
 
@@ -1204,7 +1207,7 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
             action_masks = masks_of_the_evaluated()
             if action_masks is None and not self._warned_of_masks:
                 self._warned_of_masks = True
-                warnings.warn(UNTOLD.format(source=self.mask_source), UserWarning, stacklevel=2)
+                warnings.warn(MASKS_UNKNOWN.format(source=self.mask_source), UserWarning, stacklevel=2)
         masks = () if action_masks is None else (action_masks,)  # SB3's signature has none
         return self.policy.predict(observation, state, episode_start, deterministic, *masks)
 
@@ -1231,10 +1234,10 @@ class GroupOnPolicyAlgorithm(OnPolicyAlgorithm):
 
         Of several learners rank 0 writes. A model that is saved in mid-rollout goes on with groups that it has not used.
         """
-        if ranks.place().rank > 0:
+        if distributed.world().rank > 0:
             return
-        if self.slots is not None:
-            self._next_group = ranks.first_undealt(self.slots.next_group)
+        if self.groups is not None:
+            self._next_group = distributed.next_global_group(self.groups.next_group)
         save_util.save_model(self, super().save, path, *args, **kwargs)
 
     def export(self, path: str | Path) -> Path:

@@ -35,10 +35,10 @@ from sb_grpo.validation import check_names, check_places
 
 #: Attributes that are built anew after loading.
 NOT_SAVED = (
-    "slots", "_training_batch", "captured", "columns", "grouper", "group_weighting", "gradient", "_objective_weights", "bonus",
-    "last_figures", "last_update", "estimator", "options", "beside", "_warned_of_masks", "_warned_of_few_starts",
-    "_own_loop", "_rows_checked", "shared_statistics", "_statistics", "_known", "_in_rollout", "_callback_in_use",
-    "_iteration", "_runs_due", "_to_resume", "_as_read",
+    "groups", "_training_batch", "compiled", "extra_fields", "grouper", "group_weighting", "gradient", "_objective_weights",
+    "bonus", "last_metrics", "last_update", "estimator", "options", "extra_inputs", "_warned_of_masks",
+    "_warned_of_few_starts", "_own_loop", "_rows_checked", "shared_statistics", "_statistics", "_advantage_replay",
+    "_in_rollout", "_callback_in_use", "_iteration", "_runs_due", "_to_resume", "_as_read",
 )  # fmt: skip
 #: Modules that a model may have beside its policy; their tensors are saved with it.
 OPTIONAL_MODULES = ("estimator", "ref_policy", "grouper", "group_weighting", "bonus")

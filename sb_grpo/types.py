@@ -63,7 +63,7 @@ class Rollout(NamedTuple):
     final_observations: TensorOrDict
     n_groups: int
     max_length: int  #: no episode in here has more steps
-    # The following are None, or not there, unless an option asks for it (see sb_grpo.collect.columns).
+    # The following are None, or not there, unless an option asks for it (see sb_grpo.collect.extra_fields).
     task: th.Tensor | None = None  #: [E] int64, 0 to the number of declared tasks - 1
     objectives: th.Tensor | None = None  #: [M, K] float32, the reward by objective
     episode_return: th.Tensor | None = None  #: [E] undiscounted return since the reset, steps of earlier rollouts included
@@ -154,7 +154,7 @@ class Estimate(NamedTuple):
 
     advantages: th.Tensor  #: [M]
     explained: float | None = None  #: explained variance of the values, where it has any (mean over its parts)
-    figures: Mapping[str, float] = NOTHING  #: further metrics to log, by key
+    metrics: Mapping[str, float] = NOTHING  #: further metrics to log, by key
 
 
 class Estimator(Protocol):

@@ -25,7 +25,7 @@ from stable_baselines3.common.type_aliases import Schedule
 from stable_baselines3.common.utils import FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.baselines.estimators import make_estimator
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
@@ -49,10 +49,10 @@ from sb_grpo.config import (
     is_number,
     meant,
     number,
-    plain,
     read_options,
     shown,
     steps_per_env,
+    to_python,
 )
 from sb_grpo.envs.installing import check_no_pool, time_limit
 from sb_grpo.envs.instance_env import InstanceEnv
@@ -184,10 +184,10 @@ def instances_can_be_encoded(c: Config) -> Broken:
         "lower batch_size": ("update_kwargs: micro_batch_size", c.options.update.micro_batch_size is not None),
         "leave it out": ("multitask: surgery=True", c.options.multitask.surgery),
         "leave the bonus out": ("rewards: bonus", c.options.rewards.bonus is not None),
-        "start the script without torchrun": ("Training with several learners", ranks.place().n > 1),
+        "start the script without torchrun": ("Training with several learners", distributed.world().size > 1),
     }
-    for remedy, (name, asked) in refused.items():
-        if asked:
+    for remedy, (name, is_set) in refused.items():
+        if is_set:
             yield (
                 f"{name} looks at single steps or parts of them, but policy={kind.__name__} learns from whole groups: "
                 f"{remedy}, or use 'MlpPolicy'."
@@ -237,7 +237,7 @@ def tasks_are_known(c: Config) -> Broken:
         if c.simulator.tasks is None:
             yield (
                 f"tasks={multitask.tasks!r}, but {type(c.env).__name__} has one task only: its property tasks is None. Give "
-                "it one that returns the task of every slot, int64."
+                "it one that returns the task of every env, int64."
             )
         if multitask.task_key != "task":
             yield f"task_key={multitask.task_key!r} has no effect with a tensor env, whose property tasks is asked."
@@ -360,11 +360,11 @@ def starts_go_with_the_env(c: Config) -> Broken:
 
 # ---------------------------------------------------------------- number of members
 
-#: Meaning of a group where the simulator cannot give any slot any start.
+#: Meaning of a group where the simulator cannot give any env any start.
 FIXED_GROUPS = {
-    "streams": "the slots' starts come from streams that are seeded together, so a group is group_size neighbouring slots",
-    "synchronous": "all slots start together, so a group is group_size neighbouring slots",
-    "instances": "group_size neighbouring slots work on one instance",
+    "streams": "the envs' starts come from streams that are seeded together, so a group is group_size neighbouring envs",
+    "synchronous": "all envs start together, so a group is group_size neighbouring envs",
+    "instances": "group_size neighbouring envs work on one instance",
 }
 
 
@@ -403,14 +403,14 @@ def episodes_can_be_clustered(c: Config) -> Broken:
             )
 
 
-def a_member_has_peers(c: Config) -> Broken:
+def a_member_has_others(c: Config) -> Broken:
     if c.group_size > 1 or c.options.multitask.grouping not in ("seed", "hierarchical"):
         return
     if c.normalize_advantage == "group":
         yield "group_size=1 leaves nothing to normalise within a group. Use group_size >= 2, or normalize_advantage='batch'."
-    if getattr(c.options.estimator, "needs_peers", False):
+    if getattr(c.options.estimator, "needs_other_members", False):
         yield (
-            f"group_size=1 gives a member no peers, so advantage={c.advantage!r} would be 0 everywhere. "
+            f"group_size=1 leaves no other members in a group, so advantage={c.advantage!r} would be 0 everywhere. "
             "Use group_size >= 2, or advantage_kwargs=dict(baseline='global')."
         )
 
@@ -438,9 +438,9 @@ def asks_for_pairs(estimator: object) -> bool:
 
 
 def obstacle_to_pairs(group_size: int, grouping: object, env: object) -> str | None:
-    """The reason why members of a group have no peers that share their luck, and the remedy; None where they have."""
+    """The reason why members of a group have no other members that share their noise, and the remedy; None where they have."""
     if group_size == 1:
-        return "group_size=1 gives a member no peers. Use group_size >= 2"
+        return "group_size=1 leaves no other members in a group. Use group_size >= 2"
     if grouping not in ("seed", "hierarchical"):
         return f"grouping={grouping!r} compares episodes of different seeds. Use grouping='seed' (or 'hierarchical')"
     if isinstance(env, TensorVecEnv) and env.grouping == "state":
@@ -498,7 +498,7 @@ def minibatch_can_be_split(c: Config) -> Broken:
 
 
 def learners_can_share_the_work(c: Config) -> Broken:
-    n = ranks.place().n
+    n = distributed.world().size
     if n == 1:
         return
     if c.n_groups is not None and c.n_groups % n:
@@ -521,8 +521,8 @@ def learners_can_share_the_work(c: Config) -> Broken:
         f"advantage={c.advantage!r} with baseline='global'": c.advantage in ("step", "anchor")
         and getattr(c.options.estimator, "baseline", None) == "global",
     }
-    for name, asked in of_all_episodes.items():
-        if asked:
+    for name, is_set in of_all_episodes.items():
+        if is_set:
             yield (
                 f"{name} compares or learns over all episodes, which {n} learners do not share: start the script without "
                 "torchrun, or leave it out (docs/scale.md says what several learners can do)."
@@ -627,7 +627,7 @@ def sequences_fit_into_rollouts(c: Config) -> Broken:
     longest = min((n for n in (None if whole_episodes else c.steps_per_env, limit) if n is not None), default=None)
     if longest is not None and length > longest:
         yield (
-            f"update_kwargs: sequence_length={length} is longer than any stretch of a rollout, which has at most "
+            f"update_kwargs: sequence_length={length} is longer than any sequence of a rollout, which has at most "
             f"{longest} steps of an episode. Lower it, or leave it out."
         )
 
@@ -680,7 +680,9 @@ def _rules_of(kind: type) -> dict[str, Rule]:
 
 
 def _are_factors(n: int, value: object) -> bool:
-    return isinstance(value, tuple | list) and len(value) == n and all(number(-1e6, 1e6).fine(plain(part)) for part in value)
+    return (
+        isinstance(value, tuple | list) and len(value) == n and all(number(-1e6, 1e6).fine(to_python(part)) for part in value)
+    )
 
 
 def routes_are_those_of_the_tasks(c: Config) -> Broken:
@@ -708,7 +710,7 @@ RULES: tuple[Callable[[Config], Broken], ...] = (
     groups_fit_the_simulator,
     members_can_be_paired,
     episodes_can_be_clustered,
-    a_member_has_peers,
+    a_member_has_others,
     refill_has_groups_to_count,
     rollout_fits_into_memory,
     one_argument_sets_the_rollout,
@@ -781,10 +783,10 @@ def warn_of_few_starts(c: Config, rollout: Rollout, steps_per_env: int) -> bool:
     :param steps_per_env: of a rollout
     :return: it did
     """
-    n_starts = ranks.count(rollout.n_groups)
+    n_starts = distributed.count(rollout.n_groups)
     if n_starts >= FEW_STARTS:
         return False
-    n_episodes = ranks.count(len(rollout.group))
+    n_episodes = distributed.count(len(rollout.group))
     remedies = ["lower group_size"] if c.group_size > 1 else []
     remedies += ["raise n_envs", "raise n_steps" if c.n_groups is None else f"raise n_groups={c.n_groups}"]
     incomplete = ""
@@ -973,9 +975,9 @@ def check_early_reset(env: VecEnv, can_continue: bool) -> None:
     :param can_continue: the episodes could go on instead
     :raises ValueError: if one of the envs has ``Monitor(allow_early_resets=False)``
     """
-    monitored = [slot for slot, found in enumerate(env.env_is_wrapped(Monitor)) if found]
+    monitored = [env_index for env_index, found in enumerate(env.env_is_wrapped(Monitor)) if found]
     early = env.get_attr("allow_early_resets", monitored) if monitored else []
-    strict = [slot for slot, allowed in zip(monitored, early, strict=True) if not allowed]
+    strict = [env_index for env_index, allowed in zip(monitored, early, strict=True) if not allowed]
     if strict and not all(env.get_attr("needs_reset", strict)):
         continuing = "Continue with learn(..., reset_num_timesteps=False), or build" if can_continue else "Build"
         raise ValueError(

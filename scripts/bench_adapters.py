@@ -2,7 +2,7 @@
 
 usage: python scripts/bench_adapters.py [--rounds 3] [--device cuda] [--json FILE]      (needs the extra [sim])
 
-CartPole-v1 with 256 slots, unless the row says otherwise. A ratio is the median of the rounds' ratios to PPO with 8 envs in
+CartPole-v1 with 256 envs, unless the row says otherwise. A ratio is the median of the rounds' ratios to PPO with 8 envs in
 the same round, because the machine's noise is common to a round; by CPU time of all threads, because it is not common enough.
 ``useful``: steps trained on / steps taken.
 """
@@ -67,13 +67,13 @@ def run(name: str, device: str) -> dict[str, float]:
     model.learn(n_timesteps)
     seconds = time.perf_counter() - start
     cpu_seconds = time.process_time() - cpu_start
-    figures = {"steps_per_s": model.num_timesteps / seconds, "steps_per_cpu_s": model.num_timesteps / cpu_seconds}
+    metrics = {"steps_per_s": model.num_timesteps / seconds, "steps_per_cpu_s": model.num_timesteps / cpu_seconds}
     if algorithm is GRPO:
-        figures["useful"] = model._steps_trained / (model._steps_trained + model._steps_dropped)
-        figures["pending"] = model.rollout_buffer.n_kept / model.num_timesteps
-        figures["start_mismatch"] = model.slots.start_mismatches
+        metrics["useful"] = model._steps_trained / (model._steps_trained + model._steps_dropped)
+        metrics["pending"] = model.rollout_buffer.n_kept / model.num_timesteps
+        metrics["start_mismatch"] = model.groups.start_mismatches
     env.close()
-    return figures
+    return metrics
 
 
 def main() -> None:

@@ -117,19 +117,19 @@ def main() -> None:
     args = parser.parse_args()
     th.set_num_threads(1)
     th.set_float32_matmul_precision("high")
-    figures: dict[str, Any] = {"machine": machine(args.device), "compare": {}}
-    print(f"{figures['machine']}; {N_STEPS} steps per env, {N_MINIBATCHES} minibatches, {N_EPOCHS} epochs")
+    metrics: dict[str, Any] = {"machine": machine(args.device), "compare": {}}
+    print(f"{metrics['machine']}; {N_STEPS} steps per env, {N_MINIBATCHES} minibatches, {N_EPOCHS} epochs")
     print("| envs | eager, steps/s | captured | captured / eager | rejax | captured / rejax | kernels, eager / captured "
           "| floor of launches / FLOPs / bytes (H200), M steps/s | first run, s |")  # fmt: skip
     print("|---|---|---|---|---|---|---|---|---|")
     for n_envs in args.n_envs:
-        figures["compare"][n_envs] = compare(n_envs, args.device, args.rounds, args.rejax)
+        metrics["compare"][n_envs] = compare(n_envs, args.device, args.rounds, args.rejax)
     print("\nCartPole-v1 to 475:")
-    figures["to_475"] = solve(args.n_envs[0], args.device, range(args.seeds))
+    metrics["to_475"] = solve(args.n_envs[0], args.device, range(args.seeds))
     if args.brax:
-        figures["brax"] = train_brax(args.brax, args.n_envs[0], args.device)
+        metrics["brax"] = train_brax(args.brax, args.n_envs[0], args.device)
     if args.json:
-        args.json.write_text(json.dumps(figures, indent=2) + "\n")
+        args.json.write_text(json.dumps(metrics, indent=2) + "\n")
 
 
 if __name__ == "__main__":

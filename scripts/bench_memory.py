@@ -82,8 +82,8 @@ def main() -> None:
     for name in ALGORITHMS:
         cells = []
         for part in range(3):
-            taken = statistics.median(figures[name][part] for figures in rounds)
-            faster = statistics.median(figures["RecurrentPPO"][part] / figures[name][part] for figures in rounds)
+            taken = statistics.median(metrics[name][part] for metrics in rounds)
+            faster = statistics.median(metrics["RecurrentPPO"][part] / metrics[name][part] for metrics in rounds)
             cells += [f"{1e6 * taken:,.0f}", f"{faster:.2f}"]
         print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
     if args.json:

@@ -23,7 +23,7 @@ from typing import Any
 import torch as th
 from stable_baselines3.common.env_util import make_vec_env
 
-from sb_grpo import GRPO, ranks
+from sb_grpo import GRPO, distributed
 from sb_grpo.envs.native import make_tensor_env
 
 #: Envs and rows of a minibatch, per learner.
@@ -34,7 +34,7 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 def worker(task: str, rollouts: int, out: str) -> None:
     """One learner: the rate of all of them, and how long a reduction takes."""
     th.set_num_threads(1)
-    n = ranks.announced().n
+    n = distributed.announced().size
     n_envs, rows = TASKS[task]
     env: Any = make_tensor_env("CartPole-v1", n_envs) if task == "CartPole" else make_vec_env("LunarLander-v3", n_envs)
     model = GRPO("MlpPolicy", env, n_steps=2048 // n_envs, batch_size=rows * n, n_epochs=4, seed=0, device="cpu")
@@ -50,9 +50,9 @@ def worker(task: str, rollouts: int, out: str) -> None:
     parameters = list(model.policy.parameters())
     start = time.perf_counter()
     for _ in range(200):
-        ranks.average_gradients(parameters, 1)
+        distributed.average_gradients(parameters, 1)
     reduction = (time.perf_counter() - start) / 200
-    if ranks.place().rank == 0:
+    if distributed.world().rank == 0:
         n_bytes = 4 * sum(p.numel() for p in parameters)
         Path(out).write_text(
             json.dumps({"rate": rate, "cpu_us": 1e6 * busy / (taken / n), "reduction_ms": 1e3 * reduction, "bytes": n_bytes})
@@ -102,11 +102,11 @@ def main() -> None:
             name = f"{task}, {n} {'apart' if apart else 'learners'}"
             results[name] = {**middle, "times": middle["rate"] / base}
             cpu = f"{middle['cpu_us']:5.1f} CPU us per own step"
-            told = (
+            reported = (
                 "" if apart or n == 1 else f"  {middle['reduction_ms']:.2f} ms per reduction of {middle['bytes']:,.0f} bytes"
             )
             print(
-                f"{name:26s} {middle['rate']:9,.0f} env steps/s  {middle['rate'] / base:.2f}x  {cpu}{told}",
+                f"{name:26s} {middle['rate']:9,.0f} env steps/s  {middle['rate'] / base:.2f}x  {cpu}{reported}",
                 flush=True,
             )
     if given.json:

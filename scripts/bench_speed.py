@@ -159,9 +159,9 @@ def main() -> None:
     args = parser.parse_args()
     th.set_num_threads(1)
     if args.device_path:
-        figures = {"versions": versions(), **compare_loops(args.pairs, args.rejax), "to_475": solve_cartpole(range(5))}
+        metrics = {"versions": versions(), **compare_loops(args.pairs, args.rejax), "to_475": solve_cartpole(range(5))}
         if args.json:
-            args.json.write_text(json.dumps(figures, indent=2) + "\n")
+            args.json.write_text(json.dumps(metrics, indent=2) + "\n")
         return
     results: dict[str, Any] = {"settings": SETTINGS, "light": LIGHT, "versions": versions(), "speed": {}}
     for kind, settings in (("", SETTINGS), ("light updates: ", LIGHT)):

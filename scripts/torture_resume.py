@@ -31,7 +31,7 @@ from sb_grpo.envs.native import make_tensor_env
 from sb_grpo.tasks.goal_car import TensorGoalCar
 
 RUN = "run.zip"
-FIGURES = "figures.jsonl"
+METRICS = "figures.jsonl"
 WEIGHTS = "weights"
 ROLLOUTS = 10
 
@@ -112,7 +112,7 @@ def train(case: Case, folder: Path, seed: int, save: bool) -> None:
     """From the beginning to the end, unless somebody ends the process."""
     settings = {"n_steps": 32, "n_epochs": 3, "group_size": 4, "policy_kwargs": {"net_arch": [16]}, **case.settings}
     model = GRPO("MlpPolicy", case.make(), seed=seed, device="cpu", **settings)
-    model.set_logger(Logger(None, [Lines(folder / FIGURES)]))
+    model.set_logger(Logger(None, [Lines(folder / METRICS)]))
     per_rollout = model.n_groups * 4 * 200 if model.n_groups else model.steps_per_env * model.n_envs
     model.learn(ROLLOUTS * per_rollout, [Saves(folder / RUN if save else None, case.new_groups), *case.callbacks()])
     (folder / WEIGHTS).write_text(sha_of_weights(model))
@@ -121,7 +121,7 @@ def train(case: Case, folder: Path, seed: int, save: bool) -> None:
 def go_on(case: Case, folder: Path) -> None:
     """From the file to the end."""
     model = GRPO.load_run(folder / RUN, case.make(), device="cpu")
-    model.set_logger(Logger(None, [Lines(folder / FIGURES)]))
+    model.set_logger(Logger(None, [Lines(folder / METRICS)]))
     model.resume([Saves(None, case.new_groups), *case.callbacks()])
     (folder / WEIGHTS).write_text(sha_of_weights(model))
 
@@ -167,7 +167,7 @@ def same_end(case: Case, seed: int, folder: Path, rollouts: int, share: float) -
     assert ended_well(in_a_process(lambda: train(case, whole, seed, save=True)))
     seconds = time.monotonic() - start
     child = in_a_process(lambda: train(case, cut, seed, save=True))
-    while not (cut / RUN).exists() or len((cut / FIGURES).read_text().splitlines()) < rollouts:
+    while not (cut / RUN).exists() or len((cut / METRICS).read_text().splitlines()) < rollouts:
         time.sleep(0.001)
     time.sleep(share * seconds / ROLLOUTS)
     os.kill(child, signal.SIGKILL)
@@ -175,8 +175,8 @@ def same_end(case: Case, seed: int, folder: Path, rollouts: int, share: float) -
     (cut / RUN).rename(rest / RUN)
     if not ended_well(in_a_process(lambda: go_on(case, rest))):
         return False, 0
-    after = (rest / FIGURES).read_text().splitlines() if (rest / FIGURES).exists() else []
-    same = (whole / FIGURES).read_text().splitlines()[-len(after) :]
+    after = (rest / METRICS).read_text().splitlines() if (rest / METRICS).exists() else []
+    same = (whole / METRICS).read_text().splitlines()[-len(after) :]
     return (whole / WEIGHTS).read_text() == (rest / WEIGHTS).read_text() and sha(after) == sha(same), len(after)
 
 

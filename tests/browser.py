@@ -80,8 +80,8 @@ def complaints(driver: Any) -> list[str]:
 def requests(driver: Any) -> list[str]:
     """Addresses asked for since the last call, but for data in the page itself."""
     messages = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
-    asked = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
-    return [url for url in asked if not url.startswith(("data:", "blob:", "about:", "chrome:"))]
+    requested = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
+    return [url for url in requested if not url.startswith(("data:", "blob:", "about:", "chrome:"))]
 
 
 #: What a screen reader, a keyboard and weak eyes need, as a list of what is wrong.

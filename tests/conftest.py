@@ -11,7 +11,7 @@ import sb_grpo
 
 th.set_num_threads(1)
 #: Imported once for all envs and commands in processes of their own (tests.helpers.run_command): what takes each seconds.
-HEAVY = ["zoo.training.experiment", "rl_zoo3.train", "zoo.comparing.curves", "pandas", "scipy.stats", "sb_grpo.envs.preloaded"]
+HEAVY = ["zoo.training.experiment", "rl_zoo3.train", "zoo.plot", "pandas", "scipy.stats", "sb_grpo.envs.preloaded"]
 multiprocessing.set_forkserver_preload(["__main__", *HEAVY])
 
 #: Files whose subject is not sb_grpo, and files that run next to no line of it that the others do not (0.1 % of the lines in

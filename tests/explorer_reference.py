@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import json
 import random
+from pathlib import Path
 from typing import Any
 
 import torch as th
@@ -25,7 +27,8 @@ from sb_grpo.maths.estimators import centre_and_scale, outcome, process, step
 from sb_grpo.maths.returns import Gae, residuals_of
 from sb_grpo.maths.segments import segment_mean, segment_sum
 from sb_grpo.types import select_episodes
-from zoo.recording.document import rollout_of
+from zoo.common.command_line import BadInput
+from zoo.record import FORMAT, VERSION, Document, packed
 
 
 def fifty_settings(n_tasks: int, seed: int) -> list[dict[str, Any]]:
@@ -139,3 +142,40 @@ def impact(document: dict[str, Any], settings: dict[str, Any], found: th.Tensor)
     scores = th.tensor(document["steps"]["score"], dtype=th.float64)
     parts = th.stack([segment_sum(score * found * weights, row, n) for score in scores]) / len(found)
     return [wanted, weights, size / size.sum().clamp(min=1e-300), segment_mean(clipped.double(), row, n), parts.norm(dim=0)]
+
+
+def read_recording(path: Path) -> Document:
+    """Load a recording.
+
+    :raises BadInput: for another file, a truncated one, or another version
+    """
+    try:
+        document: Document = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path} is no whole JSON file ({error}): record it again with python -m zoo.record.") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise BadInput(f"{path} is not a recording of python -m zoo.record.")
+    if document.get("version") != VERSION:
+        raise BadInput(f"{path} has version {document.get('version')} of the format, not {VERSION}: record it again.")
+    lengths = document["episodes"]["length"]
+    if len(document["steps"]["reward"]) != sum(lengths):
+        raise BadInput(f"{path} holds {len(document['steps']['reward'])} steps of {sum(lengths)}: record it again.")
+    return document
+
+
+def rollout_of(document: Document, dtype: th.dtype = th.float64) -> tuple[Rollout, th.Tensor, th.Tensor]:
+    """The rollout that a recording holds, its values ``[M]`` and the values after each episode's last step ``[E]``."""
+    episodes = document["episodes"]
+    steps = document["steps"]
+    observations = th.tensor(steps["observation"], dtype=dtype).T
+    rollout = packed(
+        observations=observations,
+        actions=th.tensor(steps["action"], dtype=dtype).T,
+        rewards=th.tensor(steps["reward"], dtype=dtype),
+        lengths=th.tensor(episodes["length"]),
+        group=th.tensor(episodes["group"]),
+        terminated=th.tensor(episodes["terminated"]).bool(),
+        final_observations=th.zeros(len(episodes["length"]), observations.shape[1], dtype=dtype),
+        task=th.tensor(episodes["task"]),
+    )
+    return rollout, th.tensor(steps["value"], dtype=dtype), th.tensor(episodes["final_value"], dtype=dtype)

@@ -68,7 +68,7 @@ class OnPaper(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.asked: Counter[str] = Counter()
+        self.queried: Counter[str] = Counter()
         self.sent: Counter[str] = Counter()
         self._where: dict[int, th.device] = {}
         self._fake = FakeTensorMode()
@@ -115,7 +115,7 @@ class OnPaper(TorchFunctionMode):
         found = known or self._dry_run(func, args, kwargs, given, places)
         if key is not None:
             self._found[key] = found
-        self._note(found.asks and CUDA in places, self.asked)
+        self._note(found.asks and CUDA in places, self.queried)
         self._note(CUDA not in places and isinstance(found.devices, list) and CUDA in found.devices, self.sent)
         return found.devices
 

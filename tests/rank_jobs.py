@@ -1,4 +1,4 @@
-"""What the learners of tests/test_ranks.py run, each in a process of its own: ``python -m tests.rank_jobs JOB OUT``.
+"""What the learners of tests/test_distributed.py run, each in a process of its own: ``python -m tests.rank_jobs JOB OUT``.
 
 The same job in a process without torchrun is the single learner that they are compared with.
 """
@@ -17,7 +17,7 @@ from stable_baselines3.common.callbacks import BaseCallback, CheckpointCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb_grpo import GRPO, ranks
+from sb_grpo import GRPO, distributed
 from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.callbacks import CurriculumCallback
 from sb_grpo.envs.native import make_tensor_env
@@ -50,7 +50,7 @@ class OfAll(ActorPolicy):
     def noise(self, *batch: int) -> th.Tensor:
         if self.drawn is None:
             self.drawn = th.Generator().manual_seed(1)
-        rank, n = ranks.place()
+        rank, n = distributed.world()
         steps, n_envs = batch
         noise = th.randn(steps, n_envs * n // GROUP, GROUP, self.n_outputs, generator=self.drawn)
         return noise[:, rank::n].reshape(steps, n_envs, self.n_outputs)
@@ -64,9 +64,9 @@ def synthetic(seed: int, n_groups: int = 12) -> Rollout:
     n = int(lengths.sum())
     episode = th.arange(len(lengths)).repeat_interleave(lengths)
     observations = th.randn(n, 3, generator=rng).double() + seed / 5
-    luck = th.randn(n_groups, 14, generator=rng).double()
+    noise = th.randn(n_groups, 14, generator=rng).double()
     t = th.arange(n) - (lengths.cumsum(0) - lengths)[episode]
-    rewards = observations.sin().sum(1) + luck[group[episode], t] + th.randn(n, generator=rng).double() / 3
+    rewards = observations.sin().sum(1) + noise[group[episode], t] + th.randn(n, generator=rng).double() / 3
     terminated = th.rand(len(lengths), generator=rng) < 0.5
     final = th.randn(len(lengths), 3, generator=rng).double().masked_fill(terminated.unsqueeze(1), 0.0)
     return Rollout(
@@ -77,8 +77,8 @@ def synthetic(seed: int, n_groups: int = 12) -> Rollout:
 
 def baselines() -> dict[str, th.Tensor]:
     """Weights and advantages after 6 rollouts, of which each rank sees the groups that are dealt to it."""
-    ranks.join("cpu")
-    rank, n = ranks.place()
+    distributed.join("cpu")
+    rank, n = distributed.world()
     th.set_default_dtype(th.float64)
     found = {}
     for name, settings in BASELINES.items():
@@ -88,11 +88,11 @@ def baselines() -> dict[str, th.Tensor]:
             part, rows = select_episodes(whole, whole.group % n == rank)
             advantages, explained = baseline.advantages(part, OPTIONS, part.observations, part.final_observations)
             of_all = th.zeros(len(whole.rewards)).index_add_(0, rows, advantages)
-        found[f"{name}.advantages"] = ranks.total(of_all)
+        found[f"{name}.advantages"] = distributed.total(of_all)
         found[f"{name}.explained"] = th.tensor(explained)
         found |= {f"{name}.{key}": value for key, value in baseline.state_dict().items()}
-        found |= {f"{name}.{key}": th.tensor(value) for key, value in baseline.figures.items()}
-    found["one_scale"] = to_one_scale(ranks.total(th.ones(4)), th.zeros(4, dtype=th.int64), 1)
+        found |= {f"{name}.{key}": th.tensor(value) for key, value in baseline.metrics.items()}
+    found["one_scale"] = to_one_scale(distributed.total(th.ones(4)), th.zeros(4, dtype=th.int64), 1)
     return found
 
 
@@ -102,7 +102,7 @@ def tensor_model(**changes: Any) -> GRPO:
     settings |= dict(seed=0, device="cpu")
     if "advantage" not in changes:
         settings["advantage_kwargs"] = dict(paired=False)
-    env = make_tensor_env("Pendulum-v1", N_ENVS // ranks.announced().n)
+    env = make_tensor_env("Pendulum-v1", N_ENVS // distributed.announced().size)
     return GRPO(OfAll, env, **{**settings, **changes})
 
 
@@ -113,11 +113,11 @@ def update() -> dict[str, th.Tensor]:
     for k in range(3):
         rollout = model.collect()
         assert rollout is not None
-        found[f"{k}.groups"] = th.cat(ranks.gathered(rollout.seed_group.unique())).sort().values
+        found[f"{k}.groups"] = th.cat(distributed.gathered(rollout.seed_group.unique())).sort().values
         found[f"{k}.baseline"] = model.estimator.state_dict()
         model.update(rollout)
         found[f"{k}.policy"] = model.policy.state_dict()
-        found[f"{k}.figures"] = {key: th.tensor(float(value)) for key, value in model.last_figures.items()}
+        found[f"{k}.figures"] = {key: th.tensor(float(value)) for key, value in model.last_metrics.items()}
         found[f"{k}.result"] = {key: th.tensor(float(value)) for key, value in vars(model.last_update).items()}
         found = {key: {k: v.clone() for k, v in x.items()} if isinstance(x, dict) else x for key, x in found.items()}
     flat = {f"{key}.{k}": v for key, x in found.items() if isinstance(x, dict) for k, v in x.items()}
@@ -127,7 +127,7 @@ def update() -> dict[str, th.Tensor]:
 
 def uneven() -> dict[str, th.Tensor]:
     """Whole episodes of CartPole, so that every rank has another number of rows; VecNormalize; a KL stop; minibatches."""
-    env: Any = make_vec_env("CartPole-v1", 8 // ranks.announced().n)
+    env: Any = make_vec_env("CartPole-v1", 8 // distributed.announced().size)
     model = GRPO(
         "MlpPolicy", VecNormalize(env), n_groups=4, group_size=GROUP, batch_size=64, n_epochs=3, seed=1, device="cpu",
         target_kl=0.02, loss_kwargs=dict(aggregation="episode"), policy_kwargs=dict(net_arch=[16]),
@@ -139,15 +139,15 @@ def uneven() -> dict[str, th.Tensor]:
         [float(x.double().sum()) for x in state], statistics.mean.tolist(), float(statistics.count), model.num_timesteps,
         model._n_gradient_steps, model.last_update, [e["r"] for e in model.ep_info_buffer],
     )  # fmt: skip
-    everyone = ranks.gathered(own)
+    everyone = distributed.gathered(own)
     assert all(repr(other) == repr(everyone[0]) for other in everyone), everyone
-    rows = ranks.gathered(model._steps_trained)
+    rows = distributed.gathered(model._steps_trained)
     return {"rows": th.tensor(rows), "steps": th.tensor(model.num_timesteps), "seen": th.tensor(float(statistics.count))}
 
 
 def cartpole() -> dict[str, th.Tensor]:
     """A short training to what counts as solved in tests/test_learning.py, over the learners together."""
-    env = make_tensor_env("CartPole-v1", 32 // ranks.announced().n)
+    env = make_tensor_env("CartPole-v1", 32 // distributed.announced().size)
     model = GRPO("MlpPolicy", env, n_steps=32, batch_size=256, n_epochs=10, learning_rate=1e-3, seed=0, device="cpu")
     model.learn(80_000)
     returns = [episode["r"] for episode in model.ep_info_buffer]
@@ -163,7 +163,7 @@ def curves() -> dict[str, th.Tensor]:
     ):
         rows = []
         for seed in range(4):
-            env = make_tensor_env(env_id, n_envs // ranks.announced().n)
+            env = make_tensor_env(env_id, n_envs // distributed.announced().size)
             model = GRPO("MlpPolicy", env, batch_size=256, seed=seed, device="cpu", **settings)
             row = []
             for _ in range(3):
@@ -175,8 +175,8 @@ def curves() -> dict[str, th.Tensor]:
 
 
 def masked_memories() -> dict[str, th.Tensor]:
-    """Masks and memories on tensor and host envs, in minibatches of stretches; every rank ends with the same weights."""
-    n, found = ranks.announced().n, {}
+    """Masks and memories on tensor and host envs, in minibatches of sequences; every rank ends with the same weights."""
+    n, found = distributed.announced().size, {}
     for kind in ("tensor", "host"):
         env: Any = (
             TensorTMaze10(16 // n, masks=True) if kind == "tensor" else make_vec_env(lambda: TMaze(4, masks=True), 8 // n)
@@ -187,9 +187,9 @@ def masked_memories() -> dict[str, th.Tensor]:
         )  # fmt: skip
         model.learn(2048)
         state = [*model.policy.state_dict().values(), *model.estimator.state_dict().values()]
-        everyone = ranks.gathered([float(x.double().sum()) for x in state])
+        everyone = distributed.gathered([float(x.double().sum()) for x in state])
         assert all(other == everyone[0] for other in everyone), everyone
-        assert model.mask_source is not None and model.slots.start_mismatches == 0
+        assert model.mask_source is not None and model.groups.start_mismatches == 0
         found[kind] = th.tensor([model.num_timesteps, model._n_gradient_steps])
     return found
 
@@ -200,7 +200,9 @@ class Pays(ProbeEnv):
     silent = False
 
     def __init__(self) -> None:
-        super().__init__("constant" if self.silent or ranks.announced().rank + 1 < ranks.announced().n else "action")
+        super().__init__(
+            "constant" if self.silent or distributed.announced().rank + 1 < distributed.announced().size else "action"
+        )
 
 
 class PaysNothing(Pays):
@@ -221,7 +223,7 @@ def silent() -> dict[str, th.Tensor]:
                 device="cpu", loss_kwargs=dict(aggregation=aggregation), **more,
             ).learn(128)  # fmt: skip
             sums = [float(x.double().sum()) for x in model.policy.state_dict().values()]
-            everyone = ranks.gathered(sums)
+            everyone = distributed.gathered(sums)
             assert all(other == everyone[0] for other in everyone), everyone
             found[f"{env.__name__}.{aggregation}"] = th.tensor(model._n_gradient_steps)
     return found
@@ -231,12 +233,12 @@ class Stops(BaseCallback):
     """The last rank has enough in the middle of its fourth rollout."""
 
     def _on_step(self) -> bool:
-        return not (ranks.place().rank == ranks.place().n - 1 and self.n_calls == 3 * 64 + 5)
+        return not (distributed.world().rank == distributed.world().size - 1 and self.n_calls == 3 * 64 + 5)
 
 
 def curriculum() -> dict[str, th.Tensor]:
     """Levels, on every step of the way, and how many successes they were judged by."""
-    n, found = ranks.announced().n, {}
+    n, found = distributed.announced().size, {}
     for kind in ("tensor", "host"):
         env: Any = TensorGoalCar(N_ENVS // n) if kind == "tensor" else make_vec_env("MountainCarGoal-v0", N_ENVS // n)
         callback = CurriculumCallback([0.0, 0.05, 0.1], "terminated", window=2, promote_above=0.5, demote_below=0.2)
@@ -244,7 +246,7 @@ def curriculum() -> dict[str, th.Tensor]:
         model.learn(8 * 64 * N_ENVS, [callback, Stops()] if kind == "host" and n > 1 else callback)
         model.learn(2 * 64 * N_ENVS, callback, reset_num_timesteps=False)  # all have as many steps to go
         own = callback.moves, list(callback._successes.by_start.items()), callback.level, model.num_timesteps
-        everyone = ranks.gathered(own)
+        everyone = distributed.gathered(own)
         assert all(other == everyone[0] for other in everyone) and callback.moves, everyone
         found[kind] = th.tensor([callback.level, len(callback.moves)])
     return found
@@ -254,7 +256,7 @@ class Dies(BaseCallback):
     """The last rank ends without a word in its third rollout."""
 
     def _on_rollout_end(self) -> None:
-        rank, n = ranks.place()
+        rank, n = distributed.world()
         if self.num_timesteps >= 3 * N_ENVS * 32 and rank == n - 1:
             os._exit(7)
 
@@ -271,7 +273,7 @@ def dies(folder: Path) -> None:
 def resumes(folder: Path) -> dict[str, th.Tensor]:
     """Goes on from the checkpoint that lies there."""
     path = max(folder.glob("model_*_steps.zip"), key=lambda p: int(p.stem.split("_")[1]))
-    model = GRPO.load(path, make_tensor_env("Pendulum-v1", N_ENVS // ranks.announced().n), device="cpu")
+    model = GRPO.load(path, make_tensor_env("Pendulum-v1", N_ENVS // distributed.announced().size), device="cpu")
     before, first = model.num_timesteps, model._next_group
     weights = th.cat([p.detach().flatten() for p in model.policy.parameters()])
     met: list[th.Tensor] = []
@@ -280,7 +282,7 @@ def resumes(folder: Path) -> dict[str, th.Tensor]:
         met.append(rollout.seed_group)
         model.update(rollout)
     model.save(folder / "resumed.zip")
-    groups = th.cat(ranks.gathered(th.cat(met).unique()))
+    groups = th.cat(distributed.gathered(th.cat(met).unique()))
     assert len(groups) == len(groups.unique())
     return {
         "loaded": weights, "steps": th.tensor(model.num_timesteps - before), "first": th.tensor(first),
@@ -290,7 +292,7 @@ def resumes(folder: Path) -> dict[str, th.Tensor]:
 
 def differs() -> None:
     """Every rank has another learning rate."""
-    tensor_model(learning_rate=1e-3 * (1 + ranks.announced().rank))
+    tensor_model(learning_rate=1e-3 * (1 + distributed.announced().rank))
 
 
 def odd_groups() -> None:
@@ -327,10 +329,10 @@ def main(name: str, out: str) -> int:
     try:
         found = job(Path(out)) if name in ("dies", "resumes") else job()
     except ValueError as error:
-        print(f"rank {ranks.announced().rank}: {error}", file=sys.stderr)
+        print(f"rank {distributed.announced().rank}: {error}", file=sys.stderr)
         return 2
-    if ranks.place().rank == 0 and found is not None:
-        th.save(found, Path(out, f"{name}{ranks.place().n}.pt"))
+    if distributed.world().rank == 0 and found is not None:
+        th.save(found, Path(out, f"{name}{distributed.world().size}.pt"))
     return 0
 
 

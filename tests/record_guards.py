@@ -40,11 +40,11 @@ def cpu() -> dict[str, str]:
     if not path.exists():
         return {"model name": platform.processor()}
     first = path.read_text().split("\n\n")[0].splitlines()
-    said = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)}
-    flags = (said.get("flags") or said.get("Features", "")).split()
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first)}
+    flags = (facts.get("flags") or facts.get("Features", "")).split()
     vectors = [flag for flag in flags if flag.startswith(("avx", "fma", "amx", "asimd", "sve"))]
     wanted = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part")
-    return {**{key: said[key] for key in wanted if key in said}, "vectors": " ".join(sorted(vectors))}
+    return {**{key: facts[key] for key in wanted if key in facts}, "vectors": " ".join(sorted(vectors))}
 
 
 def machine(compiled: bool) -> dict[str, Any]:

@@ -90,9 +90,9 @@ def test_groups_are_whole_start_equal_and_every_step_is_accounted_for(env):
         # Steps of an episode are consecutive, and each begins where the one before ended.
         assert (rollout.t == th.cat([th.arange(n) for n in th.bincount(rollout.episode)])).all()
     trained = sum(len(r.rewards) for r in seen)
-    assert model.slots.start_mismatches == 0 and trained == model._steps_trained > 1000
+    assert model.groups.start_mismatches == 0 and trained == model._steps_trained > 1000
     assert trained + model.rollout_buffer.n_kept + model._steps_dropped == model.num_timesteps
-    assert (model._steps_dropped > 0) == (env.grouping in ("streams", "synchronous"))  # slots idle, for few or for all
+    assert (model._steps_dropped > 0) == (env.grouping in ("streams", "synchronous"))  # envs idle, for few or for all
     assert all(info["r"] == info["l"] for info in model.ep_info_buffer)
 
 
@@ -103,9 +103,9 @@ def test_final_observations_are_those_of_the_ended_episode(env):
     env.reset()
     for _ in range(30):
         _, _, dones, infos = env.step(np.ones(8, dtype=np.int64))
-        for slot in np.flatnonzero(dones):
-            assert 0.2 < abs(infos[slot]["terminal_observation"][2]) < 0.3
-            assert infos[slot]["episode"]["r"] == infos[slot]["episode"]["l"] < 12
+        for env_index in np.flatnonzero(dones):
+            assert 0.2 < abs(infos[env_index]["terminal_observation"][2]) < 0.3
+            assert infos[env_index]["episode"]["r"] == infos[env_index]["episode"]["l"] < 12
 
 
 def test_save_load_and_evaluation(env, tmp_path):
@@ -115,7 +115,7 @@ def test_save_load_and_evaluation(env, tmp_path):
     returns, lengths = evaluate_policy(loaded, env, 10, return_episode_rewards=True)
     assert returns == lengths and len(returns) == 10 and max(lengths) <= env.max_episode_steps
     loaded.learn(600)
-    assert loaded.slots.start_mismatches == 0
+    assert loaded.groups.start_mismatches == 0
 
 
 def test_checker_agrees_with_every_adapter(env):
@@ -147,7 +147,7 @@ def trajectories(env, steps=60):
         seen.append(env.observations.numpy().copy())
         step = env.step_tensor(th.as_tensor(rng.integers(2, size=env.num_envs)))
         seen += [column.numpy().copy() for column in step]
-        env.reset_slots(step.terminated | step.truncated, seeds + 1000 * (i + 1))
+        env.reset_envs(step.terminated | step.truncated, seeds + 1000 * (i + 1))
     env.close()
     return seen
 
@@ -162,8 +162,8 @@ def by_hand():
         outcome = [env.step(int(a))[:4] for env, a in zip(envs, rng.integers(2, size=3), strict=True)]
         obs, rewards, terminated, truncated = (list(column) for column in zip(*outcome, strict=True))
         seen += [np.array(obs), np.array(rewards), np.array(terminated), np.array(truncated)]
-        for slot in np.flatnonzero(terminated):
-            obs[slot] = envs[slot].reset(seed=int(100 + slot + 1000 * (step + 1)))[0]
+        for env_index in np.flatnonzero(terminated):
+            obs[env_index] = envs[env_index].reset(seed=int(100 + env_index + 1000 * (step + 1)))[0]
     assert sum(column.sum() for column in seen[3::5]) > 3
     return seen
 
@@ -184,7 +184,7 @@ def test_infos_as_a_list_hold_final_observations_too(autoreset, by_hand):
 
 @pytest.mark.parametrize("autoreset", AutoresetMode)
 def test_workers_without_shared_memory_give_the_same_episodes_or_are_refused(autoreset, by_hand):
-    """With NEXT_STEP they reset a slot once more, unseeded, in the step after a reset: rewards of 0, other starts."""
+    """With NEXT_STEP they reset an env once more, unseeded, in the step after a reset: rewards of 0, other starts."""
     workers = dict(shared_memory=False, context="forkserver", autoreset_mode=autoreset)
     vec_env = gym.make_vec("CartPole-v1", 3, vectorization_mode="async", vector_kwargs=workers)
     if autoreset != AutoresetMode.NEXT_STEP:
@@ -214,7 +214,7 @@ def test_spaces(observation_space, action_space):
     assert env.observation_space.dtype != np.float64
     check_tensor_env(env, n_steps=3)
     model = GRPO("CnnPolicy" if image else "MlpPolicy", env, **{**SMALL, "n_steps": 16}).learn(64)
-    assert model.slots.start_mismatches == 0 and model._n_gradient_steps > 0
+    assert model.groups.start_mismatches == 0 and model._n_gradient_steps > 0
 
 
 def test_time_limit_comes_from_the_registration():
@@ -232,11 +232,11 @@ def test_envpool_tasks(task):
     limit = env.max_episode_steps
     check_tensor_env(env, n_steps=5)
     model = GRPO("MlpPolicy", env, advantage="step", **SMALL).learn(2 * 4 * limit)
-    assert model.slots.start_mismatches == 0 and {info["l"] for info in model.ep_info_buffer} == {limit}
+    assert model.groups.start_mismatches == 0 and {info["l"] for info in model.ep_info_buffer} == {limit}
 
 
 def test_a_pool_of_envpool_is_sent_to_its_adapter():
-    class Slots(VecEnv):
+    class Wrapped(VecEnv):
         """Somebody's own bridge to SB3."""
 
         def __init__(self, pool):
@@ -250,7 +250,7 @@ def test_a_pool_of_envpool_is_sent_to_its_adapter():
 
     envpool = pytest.importorskip("envpool")
     made = envpool.make("CartPole-v1", env_type="gymnasium", num_envs=4)
-    for env in (made, Slots(made)):
+    for env in (made, Wrapped(made)):
         with pytest.raises(ValueError, match=r"CartPoleGymnasiumEnvPool is a pool of EnvPool.*envs.envpool.EnvPoolEnv"):
             GRPO("MlpPolicy", env, **SMALL)
 
@@ -259,27 +259,27 @@ def test_envpool_atari():
     env = pool("Pong-v5", 4)
     model = GRPO("CnnPolicy", env, **{**SMALL, "n_steps": 16}).learn(128)
     assert env.observations.dtype == th.uint8 == model.rollout_buffer.steps["observations"].dtype
-    assert model.slots.start_mismatches == 0 and model._steps_trained == 128
+    assert model.groups.start_mismatches == 0 and model._steps_trained == 128
 
 
 def test_envpool_members_stay_paired_when_their_episodes_differ_in_length():
     env = pool(n=4)
     env.reset_all(th.tensor([5, 5, 9, 9]))
-    starts = [[env.observations[slot].tolist()] for slot in range(4)]
+    starts = [[env.observations[env_index].tolist()] for env_index in range(4)]
     before = env.observations
     kept, still = before.clone(), 0
     for i in range(150):
         step = env.step_tensor(th.tensor([0, i % 2, 1, (i // 2) % 2]))
         done = step.terminated | step.truncated
-        if (done | env.idle).any() and i % 10:  # let ended slots wait a while: they stay as they are, and end once
+        if (done | env.idle).any() and i % 10:  # let ended envs wait a while: they stay as they are, and end once
             assert (step.observations[env.idle & ~done] == env.observations[env.idle & ~done]).all()
             assert (step.rewards[env.idle & ~done] == 0).all()
             still += int((env.idle & ~done).sum())
             continue
         done = env.idle
-        env.reset_slots(done, th.zeros(4, dtype=th.int64))
-        for slot in done.nonzero().flatten().tolist():
-            starts[slot].append(env.observations[slot].tolist())
+        env.reset_envs(done, th.zeros(4, dtype=th.int64))
+        for env_index in done.nonzero().flatten().tolist():
+            starts[env_index].append(env.observations[env_index].tolist())
     assert still > 20 and (before == kept).all()  # the pool does not write into what it gave away
     assert len(starts[0]) != len(starts[1]) and len(starts[1]) > 2
     for a, b in ((0, 1), (2, 3)):
@@ -298,7 +298,7 @@ def test_brax_shares_memory_and_keeps_the_time_limit(brax_env):
     for _ in range(30):
         step = brax_env.step_tensor(th.zeros(8, 1))
     assert (step.truncated == ~step.terminated).all() and step.truncated.any()
-    brax_env.reset_slots(step.truncated, th.arange(8) + 50)
+    brax_env.reset_envs(step.truncated, th.arange(8) + 50)
     assert (brax_env.elapsed[step.truncated] == 0).all()
 
 
@@ -306,7 +306,7 @@ def test_brax_shares_memory_and_keeps_the_time_limit(brax_env):
 def test_brax_seed_alone_decides_the_start(brax_env):
     brax_env.reset_all(th.arange(8))
     before = brax_env.observations.clone()
-    brax_env.reset_slots(th.arange(8) == 6, th.full((8,), 2))
+    brax_env.reset_envs(th.arange(8) == 6, th.full((8,), 2))
     assert (brax_env.observations[6] == before[2]).all() and (brax_env.observations[7] == before[7]).all()
 
 
@@ -319,7 +319,7 @@ def test_playground(impl):
     env = make_playground_env("CartpoleBalance", 4, config_overrides={"impl": impl})
     check_tensor_env(env, n_steps=5)
     model = GRPO("MlpPolicy", env, **{**SMALL, "n_steps": 32}).learn(256)
-    assert env.max_episode_steps == 1000 and model.slots.start_mismatches == 0
+    assert env.max_episode_steps == 1000 and model.groups.start_mismatches == 0
 
 
 @pytest.mark.slow
@@ -379,7 +379,7 @@ class PlayersEnv(VectorEnv):
 
 
 @pytest.mark.parametrize("reset_infos", [({}, {}, {}), ([{}, {}, {}],), (None, None, None)], ids=["flat", "nested", "none"])
-def test_agents_of_one_env_are_slots_as_documented(reset_infos):
+def test_agents_of_one_env_are_envs_as_documented(reset_infos):
     page = (ROOT / "docs/own_env.md").read_text()
     names: dict = {}
     exec(next(code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "class Agents(" in code), names)
@@ -388,7 +388,7 @@ def test_agents_of_one_env_are_slots_as_documented(reset_infos):
         model = GRPO("MlpPolicy", VecMonitor(names["Agents"](PlayersEnv(reset_infos))), **{**SMALL, "group_size": 1}).learn(
             600
         )
-        assert model.slots.start_mismatches == 0 and {int(ep["l"]) for ep in model.ep_info_buffer} == {10}
+        assert model.groups.start_mismatches == 0 and {int(ep["l"]) for ep in model.ep_info_buffer} == {10}
         starts.append(model.env.unwrapped.vec_env.start)
     assert starts[0] == starts[1], "the model's seed decides how the agents begin"
     players = PlayersEnv()
@@ -419,12 +419,12 @@ def test_resets_that_cannot_make_groups_are_refused():
     for vec_env, reason in (
         (entry_point(), "Seed must be a python integer"),
         (IgnoresSeeds(cartpole), "equal seeds gave different starts"),
-        (IgnoresMask(cartpole), "changed slots outside it"),
+        (IgnoresMask(cartpole), "changed envs outside it"),
     ):
-        with pytest.raises(ValueError, match=rf"cannot reset single slots.*{reason}.*synchronous=True.*useful_fraction"):
+        with pytest.raises(ValueError, match=rf"cannot reset single envs.*{reason}.*synchronous=True.*useful_fraction"):
             GymnasiumVectorEnv(vec_env)
     # Where single envs stand behind it, another way to make the vector env would change nothing.
-    in_the_way = r"cannot reset single slots.*{}.*leave out the wrapper.*normalize_obs=True.*synchronous=True"
+    in_the_way = r"cannot reset single envs.*{}.*leave out the wrapper.*normalize_obs=True.*synchronous=True"
     with pytest.raises(ValueError, match=in_the_way.format("does not support partial resets")):
         GymnasiumVectorEnv(NormalizeObservation(SyncVectorEnv(cartpole)))
     with pytest.raises(ValueError, match=in_the_way.format("equal seeds gave different starts")):
@@ -440,16 +440,16 @@ def test_synchronous_without_equal_starts_says_so():
     with pytest.warns(UserWarning, match="start in different states"):
         env = GymnasiumVectorEnv(entry_point(), synchronous=True)
     model = GRPO("MlpPolicy", env, advantage="outcome", **SMALL).learn(600)
-    assert model.slots.start_mismatches > 0
-    # One seed per slot is enough for equal starts, masks are not needed.
+    assert model.groups.start_mismatches > 0
+    # One seed per env is enough for equal starts, masks are not needed.
     env = GymnasiumVectorEnv(IgnoresMask([lambda: gym.make("CartPole-v1")] * 4), synchronous=True)
     env.reset_all(th.tensor([3, 3, 4, 4]))
     assert (env.observations[0] == env.observations[1]).all() and (env.observations[0] != env.observations[2]).any()
-    with pytest.raises(NotImplementedError, match="starts all slots together"):
-        env.reset_slots(th.ones(4, dtype=th.bool), th.zeros(4, dtype=th.int64))
+    with pytest.raises(NotImplementedError, match="starts all envs together"):
+        env.reset_envs(th.ones(4, dtype=th.bool), th.zeros(4, dtype=th.int64))
 
 
-def test_group_size_must_divide_the_slots_of_streams_and_common_starts():
+def test_group_size_must_divide_the_envs_of_streams_and_common_starts():
     for env in (pool(n=6), synchronous()):
         with pytest.raises(ValueError, match=rf"num_envs={env.num_envs} is no multiple of group_size=5.*num_envs=10, or"):
             GRPO("MlpPolicy", env, group_size=5)
@@ -458,11 +458,11 @@ def test_group_size_must_divide_the_slots_of_streams_and_common_starts():
 def test_bad_spaces_actions_and_values_are_named():
     env = GymnasiumVectorEnv(SyncVectorEnv([lambda: SpaceEnv(spaces.Box(-1, 1, (2,)), spaces.MultiDiscrete([2, 3]))] * 2))
     env.reset()
-    with pytest.raises(ValueError, match=r"Action \[1 3\] of slot 1 is outside MultiDiscrete"):
+    with pytest.raises(ValueError, match=r"Action \[1 3\] of env 1 is outside MultiDiscrete"):
         env.step(np.array([[1, 2], [1, 3]]))
     for where in ("observation", "reward"):
         env = GymnasiumVectorEnv(SyncVectorEnv([lambda: BrokenEnv("reward", 1000), lambda where=where: BrokenEnv(where, 20)]))
-        with pytest.raises(ValueError, match=f"{where} of slot 1 is not finite at step 1"):
+        with pytest.raises(ValueError, match=f"{where} of env 1 is not finite at step 1"):
             GRPO("MlpPolicy", env, **{**SMALL, "group_size": 2}).learn(200)
 
 

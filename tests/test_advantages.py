@@ -161,7 +161,7 @@ def test_anchor_finds_equal_observations():
             Anchor(anchor_key=wrong).states(rollout)
     with pytest.warns(UserWarning, match="0.0% of the steps after an episode's start"):
         estimate = Anchor(anchor_key=lambda rollout: th.arange(4)).estimate(rollout, PLAIN)
-    assert estimate.figures == {"group/anchor_fraction": 0.0}
+    assert estimate.metrics == {"group/anchor_fraction": 0.0}
 
 
 @pytest.mark.parametrize("estimator", [estimators.outcome, estimators.process, estimators.step])
@@ -174,7 +174,7 @@ def test_groups_without_spread_get_exactly_zero(estimator, normalize):
 
 @pytest.mark.parametrize("estimator", [estimators.outcome, estimators.step])
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "median"])
-def test_a_group_of_one_has_no_peers(estimator, baseline):
+def test_a_group_of_one_has_no_other_members(estimator, baseline):
     rollout = make_rollout([[1.0, 2.0]], [0])
     assert (estimator(rollout, PLAIN, baseline) == 0).all()
 

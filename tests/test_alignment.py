@@ -12,10 +12,10 @@ from sb_grpo.envs.alignment import REMEDIES, correlate, noise_alignment
 LENGTH = 30
 
 
-class Luck(gym.Env):
-    """Two actions; the reward of a step is luck plus what the action adds.
+class Noisy(gym.Env):
+    """Two actions; the reward of a step is noise plus what the action adds.
 
-    ``kind`` says where the luck comes from: ``"reset"`` a path drawn there; ``"step"`` one draw per step; ``"order"`` as many
+    ``kind`` says where the noise comes from: ``"reset"`` a path drawn there; ``"step"`` one draw per step; ``"order"`` as many
     draws per step as the action says; ``"own"`` a generator that no seed reaches, ``"own start"`` for the start too;
     ``"counter"`` a path whose place depends on the episodes before; ``"start"`` nothing but the first observation; ``"none"``
     nothing at all; ``"apart"`` as many draws per step as the action says, from a part's own generator, which reset seeds;
@@ -35,7 +35,7 @@ class Luck(gym.Env):
         first = {"own": 0.0, "own start": self.own.normal()}.get(self.kind, self.path[0])
         return np.array([first], dtype=np.float32), {}
 
-    def luck(self, action: int) -> float:
+    def noise(self, action: int) -> float:
         if self.kind.startswith("own"):
             return self.own.normal()
         if self.kind == "apart":
@@ -48,19 +48,19 @@ class Luck(gym.Env):
         return 0.0 if self.kind == "start" else fade * self.path[self.t]
 
     def step(self, action):
-        # An action that is 0 or 2 with equal odds adds a variance of 1, that of the luck.
-        reward = self.weight * self.luck(action) + 2.0 * action
+        # An action that is 0 or 2 with equal odds adds a variance of 1, that of the noise.
+        reward = self.weight * self.noise(action) + 2.0 * action
         self.t += 1
         return np.zeros(1, dtype=np.float32), float(reward), False, self.t == LENGTH, {}
 
 
 def measured(kind, **kwargs):
-    return noise_alignment(lambda: Luck(kind, **kwargs), n_seeds=60, max_lag=4)
+    return noise_alignment(lambda: Noisy(kind, **kwargs), n_seeds=60, max_lag=4)
 
 
 @pytest.mark.parametrize("kind", ["reset", "step"])
 @pytest.mark.parametrize("weight", [0.5, 1.0, 3.0])
-def test_the_common_share_is_the_lucks_share_of_the_variance(kind, weight):
+def test_the_common_share_is_the_noises_share_of_the_variance(kind, weight):
     found = measured(kind, weight=weight)
     share = weight**2 / (1.0 + weight**2)
     assert found.verdict == "in step" and found.replays and found.starts_equal and found.seeds_matter
@@ -113,8 +113,8 @@ def test_correlation_by_hand():
 def test_standard_error_is_the_spread_over_repetitions():
     rng, found, errors = np.random.default_rng(0), [], []
     for _ in range(300):
-        luck, own = rng.normal(size=(40, 1, 10)), rng.normal(size=(40, 2, 10))
-        correlation, error = correlate(*np.moveaxis(luck + own, 1, 0))
+        noise, own = rng.normal(size=(40, 1, 10)), rng.normal(size=(40, 2, 10))
+        correlation, error = correlate(*np.moveaxis(noise + own, 1, 0))
         found.append(correlation)
         errors.append(error)
     assert np.mean(found) == pytest.approx(0.5, abs=0.01) and np.mean(errors) == pytest.approx(np.std(found), rel=0.1)
@@ -128,19 +128,19 @@ def test_episodes_of_different_lengths_and_ids():
     pendulum = noise_alignment("Pendulum-v1", n_seeds=20, n_steps=100)
     assert pendulum.thirds[0] > 0.8 and pendulum.generator_alike is None  # the start alone is shared
     assert pendulum.verdict in ("in step", "fades")
-    assert noise_alignment(lambda: Luck("step"), n_seeds=3, n_steps=3, max_lag=2).lags.tolist() == [-2, -1, 0, 1, 2]
+    assert noise_alignment(lambda: Noisy("step"), n_seeds=3, n_steps=3, max_lag=2).lags.tolist() == [-2, -1, 0, 1, 2]
 
 
-def test_the_policy_decides_what_is_seen_of_the_luck():
+def test_the_policy_decides_what_is_seen_of_the_noise():
     rng = np.random.default_rng(0)
     assert measured("step").common_share < 0.6
-    always = noise_alignment(lambda: Luck("step"), n_seeds=20, policy=lambda obs: 1)
+    always = noise_alignment(lambda: Noisy("step"), n_seeds=20, policy=lambda obs: 1)
     assert always.common_share == pytest.approx(1.0)
-    seldom = noise_alignment(lambda: Luck("step"), n_seeds=60, policy=lambda obs: int(rng.random() < 0.1))
+    seldom = noise_alignment(lambda: Noisy("step"), n_seeds=60, policy=lambda obs: int(rng.random() < 0.1))
     assert abs(seldom.common_share - 1 / 1.36) < 4 * seldom.standard_error[5]  # a variance of 4 * 0.1 * 0.9 for the actions
 
 
-def test_equal_calls_give_equal_figures():
+def test_equal_calls_give_equal_metrics():
     for a, b in zip(measured("order"), measured("order"), strict=True):
         np.testing.assert_array_equal(a, b)
 

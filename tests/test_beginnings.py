@@ -73,17 +73,17 @@ def test_after_a_callback_that_cannot_be_set_up_training_goes_on(before, subproc
     with pytest.raises(OSError, match="no such folder"):
         model.learn(400, callback=Refuses(), reset_num_timesteps=not before)
     model.learn(400, reset_num_timesteps=False)
-    assert model.slots.start_mismatches == 0 and model.num_timesteps >= 400
+    assert model.groups.start_mismatches == 0 and model.num_timesteps >= 400
     assert model._steps_trained + model._steps_dropped + model.rollout_buffer.n_kept == model.num_timesteps
     env.close()
 
 
 def test_a_second_training_that_cannot_be_set_up_costs_no_episode():
     model = model_on(clocks()).learn(400)
-    jobs = model.slots.job.copy()
+    episode_ids = model.groups.episode_id.copy()
     with pytest.raises(OSError, match="no such folder"):
         model.learn(400, callback=Refuses(), reset_num_timesteps=False)
-    assert (model.slots.job == jobs).all()
+    assert (model.groups.episode_id == episode_ids).all()
     model.learn(400, reset_num_timesteps=False)
     assert model.interruptions == 0
 
@@ -94,7 +94,7 @@ def test_a_loop_of_ones_own_goes_on_after_a_training_that_could_not_be_set_up():
     with pytest.raises(OSError, match="no such folder"):
         model.learn(400, callback=Refuses())
     model.update(model.collect())
-    assert model.slots.start_mismatches == 0
+    assert model.groups.start_mismatches == 0
 
 
 @pytest.mark.parametrize("folder", ["logs", None], ids=["logger", "callback"])
@@ -120,7 +120,7 @@ def test_a_reset_that_fails_leaves_the_env_random_and_the_model_able_to_learn(nu
         model.learn(400)
     assert different(starts_of(env)) > 4 * N  # of 20; some of the 1,000 marks may be drawn twice
     model.learn(400, reset_num_timesteps=False)
-    assert model.slots.start_mismatches == 0
+    assert model.groups.start_mismatches == 0
 
 
 def test_new_groups_whose_reset_fails_are_begun_again():
@@ -131,7 +131,7 @@ def test_new_groups_whose_reset_fails_are_begun_again():
         model.learn(400, reset_num_timesteps=False)
     assert different(starts_of(env)) > 4 * N  # of 20; some of the 1,000 marks may be drawn twice
     model.learn(400, reset_num_timesteps=False)
-    assert model.slots.start_mismatches == 0
+    assert model.groups.start_mismatches == 0
 
 
 def test_a_run_whose_reset_fails_can_be_resumed(tmp_path):
@@ -141,7 +141,7 @@ def test_a_run_whose_reset_fails_can_be_resumed(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         model.learn(240, reset_num_timesteps=False)
     assert different(starts_of(env)) > 4 * N  # of 20; some of the 1,000 marks may be drawn twice
-    assert model.learn(240, reset_num_timesteps=False).slots.start_mismatches == 0
+    assert model.learn(240, reset_num_timesteps=False).groups.start_mismatches == 0
 
 
 def test_an_observation_that_a_wrapper_refuses_leaves_the_env_random():
@@ -190,11 +190,11 @@ class Doubled(VecEnvWrapper):
         raise NotImplementedError
 
 
-@pytest.mark.parametrize(("wrapper", "said"), [(Last, "Last shows 1 slots"), (Doubled, "Doubled shows 8 slots")])
+@pytest.mark.parametrize(("wrapper", "expected"), [(Last, "Last shows 1 slots"), (Doubled, "Doubled shows 8 slots")])
 @pytest.mark.parametrize("subproc", [False, True], ids=["dummy", "subproc"])
-def test_a_wrapper_with_other_slots_than_envs_is_refused(wrapper, said, subproc):
+def test_a_wrapper_with_another_number_of_envs_is_refused(wrapper, expected, subproc):
     env = wrapper(VecCheckNan(clocks(subproc)))
-    with pytest.raises(ValueError, match=f"{said} of 4 envs: GRPO seeds the resets env by env"):
+    with pytest.raises(ValueError, match=f"{expected} of 4 envs: GRPO seeds the resets env by env"):
         GRPO("MlpPolicy", env, **SMALL).learn(100)
     env.close()
 
@@ -227,10 +227,10 @@ class EndsEarly(VecEnvWrapper):
     def step_wait(self):
         obs, rewards, dones, infos = self.venv.step_wait()
         self.n += 1
-        for slot in np.flatnonzero((self.n >= 7) & ~dones):
-            infos[slot].update({"terminal_observation": obs[slot].copy(), "TimeLimit.truncated": True})
-            obs[slot] = self.venv.env_method("reset", indices=[slot])[0][0]
-            dones[slot] = True
+        for env_index in np.flatnonzero((self.n >= 7) & ~dones):
+            infos[env_index].update({"terminal_observation": obs[env_index].copy(), "TimeLimit.truncated": True})
+            obs[env_index] = self.venv.env_method("reset", indices=[env_index])[0][0]
+            dones[env_index] = True
         self.n[dones] = 0
         return obs, rewards, dones, infos
 
@@ -239,7 +239,7 @@ class EndsEarly(VecEnvWrapper):
 def test_episodes_that_a_wrapper_ends_and_begins_itself_start_alike(subproc):
     env = EndsEarly(clocks(subproc))
     model = model_on(env).learn(600)
-    assert model.slots.start_mismatches == model.interruptions == 0 and model.slots.next_group > 10
+    assert model.groups.start_mismatches == model.interruptions == 0 and model.groups.next_group > 10
     env.close()
 
 
@@ -265,8 +265,8 @@ class Repeats(VecEnvWrapper):
         for _ in range(self.times):
             obs, rewards, dones, infos = self.venv.step(self.actions)
             ended |= dones
-        for slot in np.flatnonzero(ended):
-            infos[slot].setdefault("terminal_observation", obs[slot])
+        for env_index in np.flatnonzero(ended):
+            infos[env_index].setdefault("terminal_observation", obs[env_index])
         return obs, rewards, ended, infos
 
 
@@ -276,7 +276,7 @@ def test_a_wrapper_that_steps_on_after_a_reset_is_named(subproc):
     model = GRPO("MlpPolicy", env, **{**SMALL, "group_size": 8})
     with pytest.warns(UserWarning, match=r"\(Repeats\) steps an env on after its reset, and not alike .* \(0 and 2 times\)"):
         model.learn(256)
-    assert model.slots.start_mismatches == 16  # half of the 32 episodes
+    assert model.groups.start_mismatches == 16  # half of the 32 episodes
     env.close()
 
 
@@ -292,7 +292,7 @@ def test_a_wrapper_that_warms_up_in_its_reset_alone_is_named():
     model = GRPO("MlpPolicy", WarmsUp(clocks()), **{**SMALL, "group_size": 2 * N})
     with pytest.warns(UserWarning, match=r"\(WarmsUp\) steps an env on after its reset, .* \(3 and 0 times\)"):
         model.learn(500)
-    assert model.slots.start_mismatches == N  # the second half of the first group
+    assert model.groups.start_mismatches == N  # the second half of the first group
 
 
 def test_a_wrapper_that_stops_where_an_episode_ends_is_fine():
@@ -300,7 +300,7 @@ def test_a_wrapper_that_stops_where_an_episode_ends_is_fine():
         times = 5
 
     model = GRPO("MlpPolicy", Stops(clocks()), **{**SMALL, "group_size": 8}).learn(256)
-    assert model.slots.start_mismatches == 0
+    assert model.groups.start_mismatches == 0
 
 
 # ------------------------------------------------------------ envs that answer otherwise
@@ -323,7 +323,7 @@ def test_a_reset_of_the_old_kind_inside_an_adapter_trains(answer):
             super().reset(seed=seed)
             return answer
 
-    assert model_on(DummyVecEnv([lambda: Bare(Old())] * N)).learn(400).slots.start_mismatches == 0
+    assert model_on(DummyVecEnv([lambda: Bare(Old())] * N)).learn(400).groups.start_mismatches == 0
 
 
 class Counted(dict):
@@ -332,12 +332,12 @@ class Counted(dict):
 
 @pytest.mark.parametrize("info", ["level 3", [("a", 1)], Counted(a=1)], ids=["text", "pairs", "subclass"])
 def test_whatever_info_a_reset_gives_is_given_on(info):
-    class Told(Clock):
+    class Reports(Clock):
         def reset(self, **kwargs):
             return super().reset(**kwargs)[0], info
 
-    env = DummyVecEnv([Told] * N)
-    assert model_on(env).learn(400).slots.start_mismatches == 0
+    env = DummyVecEnv([Reports] * N)
+    assert model_on(env).learn(400).groups.start_mismatches == 0
     env.reset()
     assert type(env.reset_infos[0]) is type(info) and env.reset_infos[0]["a" if isinstance(info, dict) else 0] == (
         1 if isinstance(info, dict) else info[0]
@@ -374,6 +374,6 @@ class Forbids(Clock):
 
 def test_an_env_that_answers_names_with_errors_trains_and_is_given_back():
     env = DummyVecEnv([Forbids] * N)
-    assert model_on(env).learn(400).slots.start_mismatches == 0
+    assert model_on(env).learn(400).groups.start_mismatches == 0
     assert different(env.reset()) == N
     GRPO("MlpPolicy", Forbids(), **SMALL)

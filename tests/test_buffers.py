@@ -14,31 +14,33 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
 from sb_grpo.collect.buffer import GroupRolloutBuffer
-from sb_grpo.collect.columns import Column
+from sb_grpo.collect.extra_fields import FieldSpec
 from sb_grpo.envs import make_tensor_env
 from tests.helpers import ProbeEnv
 
 OBS = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 
 
-def fill(buffer, steps, lengths, jobs):
-    """Run jobs of the given lengths on the buffer's slots; the observation of a step is 1000 * job + t."""
-    state = buffer.__dict__.setdefault("filled", dict(job=[None] * buffer.n_envs, t=[0] * buffer.n_envs))
+def fill(buffer, steps, lengths, episode_ids):
+    """Run episodes of the given lengths on the buffer's envs; the observation of a step is 1000 * episode + t."""
+    state = buffer.__dict__.setdefault("filled", dict(episode_id=[None] * buffer.n_envs, t=[0] * buffer.n_envs))
     for _ in range(steps):
-        for slot in range(buffer.n_envs):
-            if state["job"][slot] is None:
-                state["job"][slot], state["t"][slot] = next(jobs), 0
-        job, t = np.array(state["job"]), np.array(state["t"])
-        ends = np.array([2 if t[s] + 1 == lengths[job[s]] and job[s] % 5 == 0 else int(t[s] + 1 == lengths[job[s]])
-                         for s in range(buffer.n_envs)], dtype=np.int8)  # fmt: skip
-        obs = th.tensor(1000.0 * job + t).float().unsqueeze(1)
-        for slot in np.flatnonzero(ends == 2):
-            buffer.add_final_observation(int(job[slot]), np.array([1000.0 * job[slot] + t[slot] + 1]))
-        buffer.add(obs, th.tensor(t % 3), th.zeros(len(t)), t.astype(np.float32), job, t, ends)
-        for slot in range(buffer.n_envs):
-            state["t"][slot] += 1
-            if ends[slot]:
-                state["job"][slot] = None
+        for env_index in range(buffer.n_envs):
+            if state["episode_id"][env_index] is None:
+                state["episode_id"][env_index], state["t"][env_index] = next(episode_ids), 0
+        episode_id, t = np.array(state["episode_id"]), np.array(state["t"])
+        is_last = t + 1 == np.array([lengths[i] for i in episode_id])
+        ends = np.where(is_last & (episode_id % 5 == 0), 2, is_last).astype(np.int8)
+        obs = th.tensor(1000.0 * episode_id + t).float().unsqueeze(1)
+        for env_index in np.flatnonzero(ends == 2):
+            buffer.add_final_observation(
+                int(episode_id[env_index]), np.array([1000.0 * episode_id[env_index] + t[env_index] + 1])
+            )
+        buffer.add(obs, th.tensor(t % 3), th.zeros(len(t)), t.astype(np.float32), episode_id, t, ends)
+        for env_index in range(buffer.n_envs):
+            state["t"][env_index] += 1
+            if ends[env_index]:
+                state["episode_id"][env_index] = None
 
 
 @pytest.mark.parametrize("n_envs", [1, 3])
@@ -47,28 +49,28 @@ def test_every_step_comes_out_once_and_in_order(n_envs, whole_groups):
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, 12, size=1000)
     buffer = GroupRolloutBuffer(4, OBS, spaces.Discrete(3), device="cpu", n_envs=n_envs)
-    jobs, group_size, seen, taken = iter(range(1000)), 3, [], 0
+    episode_ids, group_size, seen, taken = iter(range(1000)), 3, [], 0
     for _ in range(6):
         buffer.reset()
-        fill(buffer, 25, lengths, jobs)
+        fill(buffer, 25, lengths, episode_ids)
         taken += 25 * n_envs
         rollout = buffer.pack(buffer.new_rows()[0][:, 0], group_size, whole_groups)
         obs = rollout.observations[:, 0].long()
         th.testing.assert_close(obs % 1000, rollout.t)
         th.testing.assert_close(rollout.log_probs.long(), obs)  # each step keeps its own log-probability
         th.testing.assert_close(rollout.rewards.long(), rollout.t)
-        job = obs // 1000
+        episode_id = obs // 1000
         th.testing.assert_close(th.unique_consecutive(rollout.episode), th.arange(len(rollout.group)))
         for e in range(len(rollout.group)):
             rows = (rollout.episode == e).nonzero()[:, 0]
-            assert len(job[rows].unique()) == 1 and (rollout.t[rows].diff() == 1).all()
-            length = lengths[int(job[rows[0]])]
+            assert len(episode_id[rows].unique()) == 1 and (rollout.t[rows].diff() == 1).all()
+            length = lengths[int(episode_id[rows[0]])]
             ended = int(rollout.t[rows[-1]]) + 1 == length
             assert bool(rollout.terminated[e] | rollout.truncated[e]) == ended
-            truncated = ended and int(job[rows[0]]) % 5 == 0
+            truncated = ended and int(episode_id[rows[0]]) % 5 == 0
             assert bool(rollout.truncated[e]) == truncated
             if truncated:
-                assert int(rollout.final_observations[e, 0]) == 1000 * int(job[rows[0]]) + length
+                assert int(rollout.final_observations[e, 0]) == 1000 * int(episode_id[rows[0]]) + length
             if whole_groups:
                 assert ended and int(rollout.t[rows[0]]) == 0
         if whole_groups:
@@ -112,33 +114,40 @@ def test_get_samples_points_to_pack():
 
 
 @pytest.mark.parametrize("whole_groups", [True, False])
-def test_further_columns_stay_with_their_steps(whole_groups):
-    """Task = job modulo 3, objectives = (job, t), return so far = t: also where rows wait for their group."""
+def test_extra_fields_stay_with_their_steps(whole_groups):
+    """Task = episode modulo 3, objectives = (episode, t), return so far = t: also where rows wait for their group."""
     lengths, group_size, n_envs, seen = [3, 7, 2, 5, 4, 9, 1, 6] * 20, 2, 2, 0
     buffer = GroupRolloutBuffer(2, OBS, spaces.Discrete(3), device="cpu", n_envs=n_envs)
     forms = (("task", (), th.int64, True), ("objectives", (2,), th.float32, False), ("episode_return", (), th.float32, True))
-    buffer.add_columns([Column(*form, host=None, tensor=None) for form in forms])
-    jobs = iter(range(1000))
-    job, t = np.array([next(jobs) for _ in range(n_envs)]), np.zeros(n_envs, dtype=np.int64)
+    buffer.add_fields([FieldSpec(*form, host=None, tensor=None) for form in forms])
+    episode_ids = iter(range(1000))
+    episode_id, t = np.array([next(episode_ids) for _ in range(n_envs)]), np.zeros(n_envs, dtype=np.int64)
     for _ in range(6):
         buffer.reset()
         for _ in range(11):
-            ends = np.array([int(t[s] + 1 == lengths[job[s]]) for s in range(n_envs)], dtype=np.int8)
-            extra = {"task": job % 3, "objectives": np.stack([job, t], 1), "episode_return": t}
+            ends = np.array([int(t[s] + 1 == lengths[episode_id[s]]) for s in range(n_envs)], dtype=np.int8)
+            extra = {"task": episode_id % 3, "objectives": np.stack([episode_id, t], 1), "episode_return": t}
             buffer.add(
-                th.zeros(n_envs, 1), th.zeros(n_envs), th.zeros(n_envs), np.zeros(n_envs), job.copy(), t.copy(), ends, extra
+                th.zeros(n_envs, 1),
+                th.zeros(n_envs),
+                th.zeros(n_envs),
+                np.zeros(n_envs),
+                episode_id.copy(),
+                t.copy(),
+                ends,
+                extra,
             )
-            for slot in range(n_envs):
-                t[slot] = 0 if ends[slot] else t[slot] + 1
-                job[slot] = next(jobs) if ends[slot] else job[slot]
+            for env_index in range(n_envs):
+                t[env_index] = 0 if ends[env_index] else t[env_index] + 1
+                episode_id[env_index] = next(episode_ids) if ends[env_index] else episode_id[env_index]
         rollout = buffer.pack(th.zeros(11 * n_envs), group_size, whole_groups)
-        job_of_row = rollout.objectives[:, 0].long()
+        episode_id_of_row = rollout.objectives[:, 0].long()
         th.testing.assert_close(rollout.objectives[:, 1].long(), rollout.t)
         for e in range(len(rollout.group)):
             rows = rollout.episode == e
-            assert len(job_of_row[rows].unique()) == 1 and int(rollout.task[e]) == int(job_of_row[rows][0]) % 3
+            assert len(episode_id_of_row[rows].unique()) == 1 and int(rollout.task[e]) == int(episode_id_of_row[rows][0]) % 3
             assert float(rollout.episode_return[e]) == float(rollout.t[rows].max())
-        seen += len(job_of_row)
+        seen += len(episode_id_of_row)
     assert seen + buffer.n_kept == 6 * 11 * n_envs
 
 
@@ -157,25 +166,26 @@ def test_the_age_of_steps_is_the_number_of_updates_they_waited_for():
     model.learn(70, Note())
     ages.append(model.rollout_buffer.age.tolist())
     assert ages[1] == [0] * 10  # 10 steps: one group, nothing is left
-    assert model.last_figures["rollout/age"] == 0.0 and model.last_figures["rollout/age_max"] == 0
+    assert model.last_metrics["rollout/age"] == 0.0 and model.last_metrics["rollout/age_max"] == 0
     env = make_vec_env(lambda: ProbeEnv("action", length=5), 3)
     several = GRPO("MlpPolicy", env, advantage="outcome", group_size=2, n_steps=7, device="cpu").learn(21)
-    # Slots take jobs 0 to 2, then 3 to 5: after 7 steps group 0 is complete (jobs 0 and 1); groups 1 and 2 wait with 11 steps.
+    # Envs take episodes 0 to 2, then 3 to 5: after 7 steps group 0 is complete (episodes 0 and 1); groups 1 and 2 wait with 11
+    # steps.
     assert several.rollout_buffer.n_kept == 11 and several.rollout_buffer.age.tolist() == [0] * 10
     several.learn(21, reset_num_timesteps=False)
     age = several.rollout_buffer.age
     assert int(age.max()) == 1 and int((age == 1).sum()) == 11
-    assert several.last_figures["rollout/age"] == pytest.approx(11 / len(age))
+    assert several.last_metrics["rollout/age"] == pytest.approx(11 / len(age))
 
 
 @pytest.mark.parametrize("first", [th.int64, th.uint8])
 def test_floats_that_come_after_integers_are_kept_as_they_are(first):
     """Some envs begin with integers; and a VecNormalize may be put around an env of integers between two rollouts."""
     buffer = GroupRolloutBuffer(4, OBS, spaces.Discrete(3), n_envs=2)
-    job, t, ends = np.array([0, 1]), np.zeros(2, np.int64), np.zeros(2, np.int8)
+    episode_id, t, ends = np.array([0, 1]), np.zeros(2, np.int64), np.zeros(2, np.int8)
 
     def add(obs):
-        buffer.add(obs, th.zeros(2, dtype=th.int64), th.zeros(2), np.zeros(2, np.float32), job, t, ends)
+        buffer.add(obs, th.zeros(2, dtype=th.int64), th.zeros(2), np.zeros(2, np.float32), episode_id, t, ends)
 
     add(th.tensor([[3], [4]], dtype=first))
     add(th.tensor([[0.25], [-0.75]]))
@@ -284,7 +294,7 @@ def test_whole_episodes_and_tensor_envs():
 
 
 @pytest.mark.parametrize("copied", [deepcopy, lambda buffer: pickle.loads(pickle.dumps(buffer))], ids=["copy", "pickle"])
-def test_a_copy_of_a_buffer_writes_to_its_own_columns(copied):
+def test_a_copy_of_a_buffer_writes_to_its_own_extra_fields(copied):
     buffer = GroupRolloutBuffer(4, OBS, spaces.Discrete(3), device="cpu", n_envs=2)
     buffer.reset()
     fill(buffer, 2, [4] * 10, iter(range(10)))

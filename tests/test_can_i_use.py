@@ -39,9 +39,9 @@ class Masked(SpaceEnv):
     """Allows the first action of each choice at one step, all at the next."""
 
     def action_masks(self) -> np.ndarray:
-        self.asked = getattr(self, "asked", 0) + 1
+        self.queried = getattr(self, "queried", 0) + 1
         first = [[True] + [False] * (n - 1) for n in choices_of(self.action_space)] or [[True]]
-        return np.concatenate(first) if self.asked % 2 else np.ones(sum(map(len, first)), dtype=bool)
+        return np.concatenate(first) if self.queried % 2 else np.ones(sum(map(len, first)), dtype=bool)
 
 
 class Body(FunctionalTensorEnv):
@@ -80,8 +80,8 @@ def train(row: str, column: str) -> None:
         kwargs["use_sde"] = True
     if column == "whole episodes":
         kwargs["advantage"] = "outcome"
-    if column in ("tensor env", "captured"):
-        GRPO(policy, Body(acted), compile=column == "captured", **kwargs).learn(128)
+    if column in ("tensor env", "compiled"):
+        GRPO(policy, Body(acted), compile=column == "compiled", **kwargs).learn(128)
         return
     venv = make_vec_env(lambda: (Masked if "masks" in column else SpaceEnv)(seen, acted), 4)
     model = GRPO(policy, venv, **kwargs).learn(128)
@@ -96,7 +96,7 @@ def test_the_tables_are_there() -> None:
 
 @pytest.mark.parametrize(
     ("row", "column", "works"),
-    [pytest.param(*cell, marks=pytest.mark.slow if cell[1] == "captured" else ()) for cell in cells()],
+    [pytest.param(*cell, marks=pytest.mark.slow if cell[1] == "compiled" else ()) for cell in cells()],
 )
 def test_a_cell_is_what_it_says(row: str, column: str, works: bool) -> None:
     if works:

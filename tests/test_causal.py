@@ -253,7 +253,7 @@ def test_groups_start_alike_on_host_envs(vec_env):
     env = make_vec_env(ENV_ID, 2, vec_env_cls=vec_env, wrapper_class=SeededResetWrapper)
     model = GRPO("MlpPolicy", VecNormalize(env, norm_reward=False), n_steps=32, group_size=4, seed=0).learn(128)
     env.close()
-    assert model.slots.start_mismatches == 0 and model.slots.next_group > 2
+    assert model.groups.start_mismatches == 0 and model.groups.next_group > 2
 
 
 def test_save_load_and_ppo(tmp_path):

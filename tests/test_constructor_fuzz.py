@@ -101,15 +101,15 @@ def verdict(kwargs: dict[str, Any], names: tuple[str, ...]) -> str:
         model = GRPO(**{"policy": "MlpPolicy", "env": Tiny(), "device": "cpu", "n_steps": 8, "n_epochs": 1, **kwargs})
     except ValueError as error:
         text = str(error)
-        said = any(name in text for name in names) and any(word in text for word in REMEDIES) and len(text) < 1500
-        return "refused" if said else f"does not name {names}: {error!r}"
+        explains = any(name in text for name in names) and any(word in text for word in REMEDIES) and len(text) < 1500
+        return "refused" if explains else f"does not name {names}: {error!r}"
     except TypeError as error:
         return "unknown" if "GRPO got an unexpected keyword" in str(error) else repr(error)
     except Exception as error:
         return repr(error)
     seconds = time.process_time() - start
     too_slow = seconds > 5  # for the sizes that are allowed; absurd ones would need hours, or all memory
-    members = 0 if model.group_size is None else model.members  # None: _init_setup_model=False
+    members = 0 if model.group_size is None else model.current_group_size  # None: _init_setup_model=False
     if too_slow or members > 100 or max(getattr(model, name) or 0 for name in ("n_steps", "n_epochs", "n_groups")) > 100:
         return f"took {seconds:.1f} s" if too_slow else "trains"  # for a long time
     try:

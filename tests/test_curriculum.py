@@ -124,7 +124,7 @@ def test_no_group_mixes_difficulties(advantage, n_steps):
     dropped = model._steps_dropped
     assert (dropped > 0) == (advantage == "outcome")  # "state" trains on the cut parts of episodes
     assert sum(len(r.rewards) for r in seen) + dropped + model.rollout_buffer.n_kept == model.num_timesteps
-    assert model.slots.start_mismatches == 0
+    assert model.groups.start_mismatches == 0
 
 
 def test_vec_normalize_and_processes():
@@ -154,7 +154,7 @@ def test_the_level_is_saved_with_the_model(tmp_path):
 
 def test_without_the_callback_nothing_restarts():
     model = GRPO("MlpPolicy", ladder(), **SMALL).learn(256)
-    assert model.curriculum_level is None and model.slots.next_job > 256 // 4  # one stream of jobs, none skipped
+    assert model.curriculum_level is None and model.groups.next_episode_id > 256 // 4  # one stream of episodes, none skipped
 
 
 # ------------------------------------------------------------------- tensor envs and the example
@@ -168,7 +168,7 @@ def test_on_tensor_envs(success):
     dumps = record(model)
     model.learn(16 * 256 * 4, callback=callback)
     assert callback.level == 2 and env.goal.item() == pytest.approx(0.5)
-    assert dumps[-1]["curriculum/success_rate"] < 0.3 and model.slots.start_mismatches == 0
+    assert dumps[-1]["curriculum/success_rate"] < 0.3 and model.groups.start_mismatches == 0
 
 
 def test_the_tensor_car_drives_as_the_host_car():

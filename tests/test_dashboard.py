@@ -18,12 +18,21 @@ from torch.utils.tensorboard import SummaryWriter
 from sb_grpo import GRPO
 from tests.browser import WIDTHS, browser, complaints, faults, requests, resize, wait_until
 from zoo.common.command_line import BadInput
-from zoo.dashboard import main
-from zoo.dashboards.logs import from_csv, quantiles, read_log, thinned
-from zoo.dashboards.messages import health_messages
-from zoo.dashboards.page import as_script
-from zoo.dashboards.runs import ALL_HELD, NO_GROUPS, NO_LOG, curve, notes, page_of, read_runs
-from zoo.dashboards.server import make_server
+from zoo.dashboard import as_script, main, make_server
+from zoo.dashboards.runs import (
+    ALL_HELD,
+    NO_GROUPS,
+    NO_LOG,
+    curve,
+    from_csv,
+    health_messages,
+    notes,
+    page_of,
+    quantiles,
+    read_log,
+    read_runs,
+    thinned,
+)
 from zoo.report import main as report
 
 
@@ -82,9 +91,9 @@ def test_a_damaged_file_is_named_and_the_rest_is_shown(tmp_path: Path, capsys: A
         (tmp_path / one / "0.monitor.csv").write_text('#{"t_start": 1.0}\nr,l,t\n1,2,3\n')
     (tmp_path / "bad" / name).write_bytes(content)
     assert report([str(tmp_path)]) == 0 and main([str(tmp_path)]) == 0
-    said = capsys.readouterr()
-    assert said.err.count("\n") == 1 and f"bad/{name} is left out: it cannot be read" in said.err
-    assert "good: " in said.out and "bad: " in said.out and "1 episode" in said.out
+    output = capsys.readouterr()
+    assert output.err.count("\n") == 1 and f"bad/{name} is left out: it cannot be read" in output.err
+    assert "good: " in output.out and "bad: " in output.out and "1 episode" in output.out
 
 
 def test_returns_that_are_no_numbers_leave_a_page(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Collection from tensor envs: same jobs, same estimators, no host wait in the step loop."""
+"""Collection from tensor envs: same episodes, same estimators, no host wait in the step loop."""
 
 from copy import deepcopy
 
@@ -16,7 +16,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sb_grpo import GRPO
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
-from sb_grpo.collect.slots import TensorSlots
+from sb_grpo.collect.groups import TensorGroups
 from sb_grpo.envs import check_tensor_env
 from sb_grpo.envs.gymnasium_vector import GymnasiumVectorEnv
 from sb_grpo.envs.native import CartPole, make_tensor_env
@@ -36,15 +36,15 @@ def capture(seen):
     return advantage
 
 
-def test_jobs_go_to_free_slots_in_order():
+def test_episodes_go_to_free_envs_in_order():
     env = make_tensor_env("CartPole-v1", 5)
-    slots = TensorSlots(5, 2, 7, first_group=3, device=th.device("cpu"))
-    slots.started_all(env)
-    assert slots.job.tolist() == [6, 7, 8, 9, 10] and slots.next_group == 6
+    groups = TensorGroups(5, 2, 7, first_group=3, device=th.device("cpu"))
+    groups.started_all(env)
+    assert groups.episode_id.tolist() == [6, 7, 8, 9, 10] and groups.next_group == 6
     th.testing.assert_close(env.state, env.initial_state(group_seeds(7, th.tensor([3, 3, 4, 4, 5]))))
     env.step_tensor(th.zeros(5, dtype=th.int64))
-    slots.step(env, th.tensor([False, True, False, True, False]))
-    assert slots.job.tolist() == [6, 11, 8, 12, 10] and slots.t.tolist() == [1, 0, 1, 0, 1]
+    groups.step(env, th.tensor([False, True, False, True, False]))
+    assert groups.episode_id.tolist() == [6, 11, 8, 12, 10] and groups.t.tolist() == [1, 0, 1, 0, 1]
     th.testing.assert_close(env.state[[1, 3]], env.initial_state(group_seeds(7, th.tensor([5, 6]))))
 
 
@@ -61,7 +61,7 @@ def test_groups_are_whole_start_equal_and_nothing_is_lost(n_envs):
         for g in range(rollout.n_groups):
             assert (first[group == g] == first[group == g][0]).all()
     trained = sum(len(r.rewards) for r in seen)
-    assert trained + model.rollout_buffer.n_kept == model.num_timesteps and model.slots.start_mismatches == 0
+    assert trained + model.rollout_buffer.n_kept == model.num_timesteps and model.groups.start_mismatches == 0
 
 
 def test_512_groups_of_8_at_once():
@@ -108,7 +108,7 @@ def test_somebody_elses_reset_starts_new_groups():
     group = model._next_group
     evaluate_policy(model, model.get_env(), 2)
     model.learn(512, reset_num_timesteps=False)
-    assert model._next_group > group and model.slots.start_mismatches == 0
+    assert model._next_group > group and model.groups.start_mismatches == 0
 
 
 def test_a_callback_can_stop():
@@ -184,7 +184,7 @@ def test_bad_input_is_named():
             )
 
     model = GRPO("MlpPolicy", Diverging(4), **SMALL)
-    with pytest.raises(ValueError, match="observation of slot 2 is not finite at step 3 of this rollout"):
+    with pytest.raises(ValueError, match="observation of env 2 is not finite at step 3 of this rollout"):
         model.learn(1000)
     with pytest.raises(ValueError, match="pass the TensorVecEnv itself"):
         GRPO("MlpPolicy", VecNormalize(make_tensor_env("CartPole-v1", 2)))
@@ -210,7 +210,7 @@ def test_set_env_to_another_kind_of_env(kinds):
     model = FirstRatios("MlpPolicy", envs[kinds[0]], **SMALL).learn(512)
     model.set_env(envs[kinds[1]])
     model.learn(512, reset_num_timesteps=False)
-    assert model.num_timesteps == 1024 and model.slots.start_mismatches == 0
+    assert model.num_timesteps == 1024 and model.groups.start_mismatches == 0
     th.testing.assert_close(model.ratios, th.ones_like(model.ratios), rtol=1e-4, atol=0.0)
 
 
@@ -248,7 +248,7 @@ def test_a_buffer_that_does_not_go_with_the_env_is_refused(make, buffer):
 def test_tasks_that_nobody_declared_are_named(grouping, advantage):
     multitask = dict(tasks=2, grouping=grouping)
     model = GRPO("MlpPolicy", make_tensor_env("CartPoleTasks-v0", 8), multitask=multitask, advantage=advantage, **SMALL)
-    with pytest.raises(ValueError, match=r"Task [23] of slot \d at step \d+ .* is not declared: there are 2"):
+    with pytest.raises(ValueError, match=r"Task [23] of env \d at step \d+ .* is not declared: there are 2"):
         model.learn(1024)
 
 
@@ -270,7 +270,7 @@ def test_observations_that_are_no_box(space, advantage):
     check_tensor_env(env)
     model = GRPO("MlpPolicy", env, advantage=advantage, **SMALL).learn(512)
     assert model.predict(env.reset())[0].shape == (4,)
-    assert model.slots.start_mismatches == 0
+    assert model.groups.start_mismatches == 0
 
 
 @pytest.mark.parametrize("space", [spaces.Dict(a=spaces.Discrete(2)), spaces.Tuple([spaces.Discrete(2)])])

@@ -19,9 +19,8 @@ import torch as th
 from selenium.webdriver.support.select import Select
 
 from tests.browser import WIDTHS, browser, complaints, faults, requests, resize, served, wait_until
-from tests.explorer_reference import advantages, fifty_settings, impact
+from tests.explorer_reference import advantages, fifty_settings, impact, read_recording
 from zoo.common.command_line import BadInput
-from zoo.recording.document import read
 
 pytest.importorskip("mkdocs", reason="the docs site needs the extra docs: pip install 'sb_grpo[docs]'")
 
@@ -192,7 +191,7 @@ def test_the_studies_of_the_sensitivity_view() -> None:
     "recording", [RECORDINGS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in RECORDINGS[1:])]
 )
 def test_fifty_settings_give_pythons_numbers(driver: Any, address: str, recording: str) -> None:
-    document = read(DATA / f"{recording}.json")
+    document = read_recording(DATA / f"{recording}.json")
     settings = fifty_settings(len(document["tasks"]), seed=len(recording))
     for one in settings:
         if one["labels"] is not None:  # any labels, as clusters would give them
@@ -210,7 +209,7 @@ def test_fifty_settings_give_pythons_numbers(driver: Any, address: str, recordin
 @pytest.mark.slow
 def test_the_controls_change_the_numbers_as_they_say(driver: Any, address: str) -> None:
     go(driver, address, "advantages", "tasks")
-    document = read(DATA / "tasks.json")
+    document = read_recording(DATA / "tasks.json")
     now = {**fifty_settings(0, 0)[0], "estimator": "state", "grouping": "seed", "labels": None, "n": 4, "paired": False,
            "baseline": "mean", "normalize": "group", "ended": "zero", "gamma": 0.99, "lambda": 0.95, "weights": "none",
            "temperature": 0.5, "floor": 0.3}  # fmt: skip
@@ -339,10 +338,10 @@ def test_the_surface_and_what_a_parameter_says_are_pythons(driver: Any, address:
         u = unit[name]
         weights = np.exp(-((u[:, None] - u) ** 2) / (2 * width**2)) * (1 - np.eye(len(u)))
         others = (values.sum() - values) / (len(values) - 1)
-        told = weights @ values / weights.sum(1)
-        assert share == pytest.approx(max(1 - np.mean((values - told) ** 2) / np.mean((values - others) ** 2), 0), abs=1e-6), (
-            name
-        )
+        reported = weights @ values / weights.sum(1)
+        assert share == pytest.approx(
+            max(1 - np.mean((values - reported) ** 2) / np.mean((values - others) ** 2), 0), abs=1e-6
+        ), name
 
 
 @pytest.mark.slow
@@ -493,4 +492,4 @@ def test_reading_in_python_refuses_the_same_files(tmp_path: Path) -> None:
         file = tmp_path / "rollout.json"
         file.write_text(text)
         with pytest.raises(BadInput, match="record"):
-            read(file)
+            read_recording(file)

@@ -25,7 +25,7 @@ from sb_grpo.evaluation import paired_difference
 ROOT = Path(__file__).parents[1]
 
 
-class Luck(gym.Env):
+class Noisy(gym.Env):
     """Two steps; each pays the seed's luck, 50 times the seed, and half of the seed's bonus where the action is 1."""
 
     observation_space, action_space = spaces.Box(0, 1e6, (1,)), spaces.Discrete(2)
@@ -44,7 +44,7 @@ class Luck(gym.Env):
         return np.full(1, self.number, dtype=np.float32), reward, self.steps == 2, False, {}
 
 
-class IgnoresItsSeed(Luck):
+class IgnoresItsSeed(Noisy):
     def reset(self, *, seed=None, options=None):
         return np.random.rand(1).astype(np.float32), super().reset(seed=seed)[1]
 
@@ -76,7 +76,7 @@ def swing_up(gain):
 def test_the_answer_by_hand(n_envs):
     """A gets 100, 200, 300, B 1, 2, 3 more: mean 2, standard error 1 / sqrt(3), 2 degrees of freedom. The variances are 10000
     and 10201, that of the difference 1: 3 (10000 + 10201) independent episodes."""
-    found = evaluate_paired(zeros, ones, Luck, [1, 2, 3], n_envs=n_envs)
+    found = evaluate_paired(zeros, ones, Noisy, [1, 2, 3], n_envs=n_envs)
     assert found.returns_a.tolist() == [100, 200, 300] and found.returns_b.tolist() == [101, 202, 303]
     assert (found.mean_a, found.mean_b, found.difference, found.episodes) == (200, 202, 2, 3)
     t = 2 * math.sqrt(3)
@@ -88,23 +88,23 @@ def test_the_answer_by_hand(n_envs):
         "No difference between B and A is shown: mean return 202 against 200, difference 2 (95 % interval [-0.4841, 4.484], "
         "p = 0.074) from 3 pairs of episodes; without pairs 60,603 episodes of each would say as much."
     )
-    turned = evaluate_paired(ones, zeros, Luck, [1, 2, 3])
+    turned = evaluate_paired(ones, zeros, Noisy, [1, 2, 3])
     assert (turned.difference, turned.low, turned.p) == pytest.approx((-2, -found.high, found.p))
-    assert evaluate_paired(zeros, ones, Luck, [1, 2, 3], level=0.5).high < 2.5
+    assert evaluate_paired(zeros, ones, Noisy, [1, 2, 3], level=0.5).high < 2.5
 
 
-def test_shared_luck_makes_the_interval_narrow():
+def test_shared_noise_makes_the_interval_narrow():
     """Luck of 1000 between seeds, an advantage of 3 or 5: unpaired nothing is seen, paired it is beyond doubt."""
-    found = evaluate_paired(zeros, ones, lambda: Luck(lambda seed: 3.0 + 2 * (seed % 2)), list(range(20)))
+    found = evaluate_paired(zeros, ones, lambda: Noisy(lambda seed: 3.0 + 2 * (seed % 2)), list(range(20)))
     unpaired = stats.ttest_ind(found.returns_b, found.returns_a).confidence_interval()
     assert unpaired.low < 0 < unpaired.high
     assert found.low > 3 and (unpaired.high - unpaired.low) / (found.high - found.low) > 500
     assert found.p < 1e-9 and found.verdict.startswith("B is better than A: ")
-    assert evaluate_paired(ones, zeros, Luck, range(20)).verdict.startswith("B is worse than A: ")
+    assert evaluate_paired(ones, zeros, Noisy, range(20)).verdict.startswith("B is worse than A: ")
 
 
 def test_a_policy_against_itself():
-    found = evaluate_paired(ones, ones, Luck, 10)
+    found = evaluate_paired(ones, ones, Noisy, 10)
     assert (found.difference, found.low, found.high, found.p, found.correlation) == pytest.approx((0, 0, 0, 1, 1))
     assert found.seeds == tuple(range(2**30, 2**30 + 10)) and "every pair differs by the same amount" in found.verdict
 
@@ -123,7 +123,7 @@ def test_nothing_is_nan_where_nothing_varies():
         assert not np.isnan(numbers).any() and "nan" not in found.verdict
 
 
-def test_opposite_luck_saves_less_than_nothing():
+def test_opposite_noise_saves_less_than_nothing():
     found = paired_difference(np.array([0.0, 1.0, 5.0]), np.array([5.0, 1.0, 0.0]), [1, 2, 3], 0.95)
     assert found.correlation < 0 and found.episodes_saved < 0
 
@@ -132,8 +132,8 @@ def test_it_is_scipys_paired_test_and_covers():
     rng = np.random.default_rng(1)
     covered = []
     for _ in range(300):
-        luck, a, b = rng.normal(size=(3, 12))
-        found = paired_difference(5 * luck + a, 5 * luck + b + 2, range(12), 0.95)
+        noise, a, b = rng.normal(size=(3, 12))
+        found = paired_difference(5 * noise + a, 5 * noise + b + 2, range(12), 0.95)
         covered.append(found.low <= 2 <= found.high)
     assert 0.92 <= np.mean(covered) <= 0.98
     test = stats.ttest_rel(found.returns_b, found.returns_a)
@@ -212,7 +212,7 @@ def test_a_lost_life_does_not_end_an_episode():
             observation, reward, self.over, truncated, info = self.env.step(action)
             return observation, reward, True, truncated, info
 
-    found = evaluate_paired(zeros, ones, DummyVecEnv([lambda: Lives(Monitor(Luck()))]), [1, 2, 3])
+    found = evaluate_paired(zeros, ones, DummyVecEnv([lambda: Lives(Monitor(Noisy()))]), [1, 2, 3])
     assert found.returns_a.tolist() == [100, 200, 300] and found.returns_b.tolist() == [101, 202, 303]
 
 
@@ -248,18 +248,18 @@ def test_envs_in_processes():
         ({"level": 95}, "level=95"),
         ({"n_envs": 0}, "n_envs=0"),
         ({"env": IgnoresItsSeed}, "seed 1073741824 start differently"),
-        ({"env": lambda: Luck(lambda seed: math.nan)}, "seed 1073741824 has the return nan"),
+        ({"env": lambda: Noisy(lambda seed: math.nan)}, "seed 1073741824 has the return nan"),
         ({"policy_a": 3}, "policy_a is a int"),
         ({"env": "CartPole-v1", "policy_b": PPO("MlpPolicy", "Pendulum-v1")}, "policy_b has the observation_space"),
     ],
 )
 def test_bad_input(options, says):
     with pytest.raises(ValueError, match=says):
-        evaluate_paired(**{"policy_a": zeros, "policy_b": ones, "env": Luck, "seeds": 3, **options})
+        evaluate_paired(**{"policy_a": zeros, "policy_b": ones, "env": Noisy, "seeds": 3, **options})
 
 
 def test_observations_are_not_normalised_twice():
-    venv = VecNormalize(DummyVecEnv([Luck]))
+    venv = VecNormalize(DummyVecEnv([Noisy]))
     with pytest.raises(ValueError, match="twice"):
         evaluate_paired(zeros, ones, venv, 3, normalize=(venv, None))
 

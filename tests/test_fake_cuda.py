@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from sb_grpo import GRPO
 from sb_grpo.collect.device_loop import env_actions, env_steps
-from sb_grpo.collect.slots import TensorSlots
+from sb_grpo.collect.groups import TensorGroups
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.native import NATIVE, CartPole, make_tensor_env
 from sb_grpo.envs.tensor_env import TensorStep, TensorVecEnv
@@ -79,7 +79,7 @@ class Streams(CartPole):
 
 
 class Together(CartPole):
-    """Can only restart all slots."""
+    """Can only restart all envs."""
 
     grouping = "synchronous"
 
@@ -106,8 +106,8 @@ def test_what_cuda_refuses_is_refused(paper: OnPaper) -> None:
         x.numpy()
     with pytest.raises(RuntimeError, match="for generator"):
         th.rand(3, device="cuda", generator=th.Generator()) + x
-    assert not paper.asked and not paper.sent
-    assert (x.sum().item(), len(x.nonzero())) == (0.0, 0) and paper.asked == {"outside": 2}
+    assert not paper.queried and not paper.sent
+    assert (x.sum().item(), len(x.nonzero())) == (0.0, 0) and paper.queried == {"outside": 2}
     assert th.ones(3).to("cuda").is_cuda and th.tensor([1.0], device="cuda").is_cuda and paper.sent == {"outside": 2}
 
 
@@ -135,9 +135,9 @@ def test_every_native_env_stays_on_its_device(env_id: str, paper: OnPaper) -> No
             env.action_space.seed(k)
             actions = th.as_tensor(np.stack([env.action_space.sample() for _ in range(6)]), device=env.device)
             step = env.step_tensor(actions)
-            env.reset_slots(mask, seeds + k)
-            slots = th.tensor([1, 3], device=env.device)
-            env.restore(slots.flip(0), env.snapshot(slots))
+            env.reset_envs(mask, seeds + k)
+            env_indices = th.tensor([1, 3], device=env.device)
+            env.restore(env_indices.flip(0), env.snapshot(env_indices))
             parts.append([*step, env.observations, env.state, env.tasks, env.action_masks])
         for on_gpu, on_cpu in zip(*parts, strict=True):
             assert on_cpu is None or (
@@ -151,9 +151,9 @@ def test_the_step_loop_is_one_graph_ahead_of_time(backend: str | None) -> None:
     with guarded(), FakeTensorMode(), th.device(CUDA), th.no_grad():
         env = make_tensor_env("CartPole-v1", 8, device="cuda:0")
         policy = ActorPolicy(env.observation_space, env.action_space, lambda _: 1e-3)
-        slots = TensorSlots(8, 2, 7, 0, CUDA)
-        slots.started_all(env)
-        given = policy, env, slots, (), env_actions(policy), policy.noise(4, 8)
+        groups = TensorGroups(8, 2, 7, 0, CUDA)
+        groups.started_all(env)
+        given = policy, env, groups, (), env_actions(policy), policy.noise(4, 8)
         if backend is None:
             graph = make_fx(lambda noise: env_steps(*given[:-1], noise))(given[-1])
             found = [node.meta["val"] for node in graph.graph.nodes if isinstance(node.meta.get("val"), th.Tensor)]
@@ -233,10 +233,10 @@ USUAL = ("discrete", "host dict")
 ONCE = frozenset(
     """
     baselines.estimation.check_features baselines.state.StateBaseline._best_ridge baselines.state.StateBaseline._residuals
-    baselines.state.StateBaseline._cross_fitted.<locals>.<listcomp> maths.ridge.factorise ranks.means.<locals>.<listcomp>
-    ranks.variances.<locals>.<listcomp>
+    baselines.state.StateBaseline._cross_fitted.<locals>.<listcomp> maths.ridge.factorise distributed.means.<locals>.<listcomp>
+    distributed.variances.<locals>.<listcomp>
     collect.buffer.GroupRolloutBuffer._as_rollout collect.buffer.GroupRolloutBuffer.pack collect.device_loop.check_finite
-    collect.device_loop.record_episodes collect.slots.TensorSlots.note_starts figures.of_rollout figures.of_update
+    collect.device_loop.record_episodes collect.groups.TensorGroups.note_starts metrics.of_rollout metrics.of_update
     grpo.GRPO.compute_advantages grpo.GRPO._compute_advantages learn.last_good.LastGood.check learn.last_good._is_finite
     maths.per_step.per_step maths.returns.episode_returns advantages.check_rewards
     """.split()
@@ -245,25 +245,25 @@ ONCE = frozenset(
 OPTIONAL = frozenset(
     """
     collect.buffer.GroupRolloutBuffer._whole_groups collect.plan.check_endless collect.device_loop.check_masks
-    collect.device_loop.check_tasks collect.columns.check_one_task maths.losses.step_weights maths.estimators.scale
+    collect.device_loop.check_tasks collect.extra_fields.check_one_task maths.losses.step_weights maths.estimators.scale
     maths.estimators.step baselines.estimation.Baselines.estimate baselines.horizons.Horizons.learn
     baselines.paired.Pairing._coefficients baselines.paired.Pairing._forget.<locals>.<genexpr>
-    baselines.paired.Pairing._note baselines.paired.Pairing._peers baselines.paired.level_of_others
+    baselines.paired.Pairing._note baselines.paired.Pairing._mean_of_others baselines.paired.level_of_others
     extras.group_weights.GroupWeights.observe extras.group_weights.GroupWeights.progress
     extras.group_weights.row_weights extras.grouping.Clusters.labels extras.grouping.Grouping.regroup
-    figures.of_parts figures.of_weights figures.of_bonus.<locals>.<dictcomp> learn.gradients.SurgicalGradient.metrics
+    metrics.of_parts metrics.of_weights metrics.of_bonus.<locals>.<dictcomp> learn.gradients.SurgicalGradient.metrics
     types.select_episodes grpo.GRPO.train collect.host_steps.log_probs_of_actor
     """.split()
 )
-#: In every epoch or minibatch: a memory's stretches, ratios of whole episodes, one gradient per task, the KL stop.
+#: In every epoch or minibatch: a memory's sequences, ratios of whole episodes, one gradient per task, the KL stop.
 PER_MINIBATCH = frozenset(
     """
-    learn.minibatches.minibatches learn.minibatches.stretches policies.memory.Memory.run maths.losses.importance_ratio
+    learn.minibatches.minibatches learn.minibatches.sequence_numbers policies.memory.Memory.run maths.losses.importance_ratio
     learn.gradients.SurgicalGradient.__call__ learn.losses.Objective.approximate_kl
     """.split()
 )
-#: In the step loop: where resets cannot be seeded slot by slot, it has to be seen who has ended (:func:`rollout_obstacle`).
-COPIES = {"collect.simulators.StateSlots._restart", "collect.simulators.StateSlots._start"}
+#: In the step loop: where resets cannot be seeded env by env, it has to be seen who has ended (:func:`rollout_obstacle`).
+COPIES = {"collect.simulators.StateGroups._restart", "collect.simulators.StateGroups._start"}
 #: Sent once per rollout, before its first step: the bounds of Box actions.
 SENT_BEFORE = {"collect.device_loop.env_actions.<locals>.<genexpr>"}
 #: A rollout of a number of groups ends with the step that completes the last one, so every step is looked at.
@@ -272,7 +272,7 @@ IN_THE_LOOP = {
     "outcome": COUNTED,
     "cispo by episode": COUNTED,
     "groups by state": COPIES,
-    "groups together": {"collect.simulators.SynchronousSlots._restart"},
+    "groups together": {"collect.simulators.SynchronousGroups._restart"},
 }
 
 
@@ -291,12 +291,12 @@ class InLoop(BaseCallback):
         self.paper, self.known, self.found = paper, Counter[str](), Counter[str]()
 
     def _on_rollout_start(self) -> None:
-        self.known = self.paper.asked + self.paper.sent
+        self.known = self.paper.queried + self.paper.sent
 
     def _on_step(self) -> bool:
         if self.model.rollout_buffer.pos <= SMALL["n_steps"]:  # whole episodes: it has looked whether to go on
-            self.found += self.paper.asked + self.paper.sent - self.known
-        self.known = self.paper.asked + self.paper.sent
+            self.found += self.paper.queried + self.paper.sent - self.known
+        self.known = self.paper.queried + self.paper.sent
         return True
 
 
@@ -319,8 +319,8 @@ def test_a_small_network_on_host_envs_is_told_of_the_cpu_as_ppos_is() -> None:
             make()
         return [str(w.message) for w in caught if "on the GPU" in str(w.message)]
 
-    (said,) = words(lambda: GRPO("MlpPolicy", "CartPole-v1", device="cuda"))
-    assert said.startswith("You are trying to run GRPO on the GPU") and "`device='cpu'`" in said
+    (text,) = words(lambda: GRPO("MlpPolicy", "CartPole-v1", device="cuda"))
+    assert text.startswith("You are trying to run GRPO on the GPU") and "`device='cpu'`" in text
     assert not words(lambda: GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4, device="cuda"), device="cuda"))
     assert not words(lambda: GRPO("MlpPolicy", "CartPole-v1", policy_kwargs=dict(memory="gru"), device="cuda"))
     assert not words(lambda: GRPO("MlpPolicy", "CartPole-v1", device="cpu"))
@@ -332,14 +332,14 @@ def test_trainings_stay_on_the_device_and_are_the_cpus(name: str) -> None:
     with cuda_on_paper() as paper:
         in_loop = InLoop(paper)
         model, weights = train("cuda", name, in_loop)
-        asked = set(paper.asked) - {"outside"}
-        learners = [model.policy, model.ref_policy, model.estimator, model.bonus, model.group_weighting]
-        modules = [module for module in learners if isinstance(module, th.nn.Module)]
+        queried = set(paper.queried) - {"outside"}
+        trainable_parts = [model.policy, model.ref_policy, model.estimator, model.bonus, model.group_weighting]
+        modules = [module for module in trainable_parts if isinstance(module, th.nn.Module)]
         assert {x.device for module in modules for x in (*module.parameters(), *module.buffers())} == {CUDA}
         evaluate_policy(model, model.get_env(), 1, deterministic=False, warn=False)
     waits = IN_THE_LOOP.get(name, set())
     assert name.startswith("host") or set(in_loop.found) - SENT_BEFORE == waits
     waits = waits | (WITH_ACTIONS if name.startswith("host") else set())
-    assert asked - ONCE - OPTIONAL - PER_MINIBATCH == waits and (name != "discrete" or asked == ONCE)
+    assert queried - ONCE - OPTIONAL - PER_MINIBATCH == waits and (name != "discrete" or queried == ONCE)
     _, expected = train("cpu", name)
     np.testing.assert_allclose(weights, expected, rtol=1e-4, atol=1e-5)

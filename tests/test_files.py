@@ -29,7 +29,7 @@ from sb_grpo import GRPO, CountBonus, MlpPolicy, files
 from sb_grpo.normalization import statistics_to_bytes, with_statistics
 from sb_grpo.plain import NotPlain, from_plain, to_plain
 from sb_grpo.save_util import MADE_ANEW, PLAIN, STATE, STATISTICS, read_entry, with_entries
-from zoo.schedules import make_schedule
+from zoo.training.settings import make_schedule
 
 ROOT = Path(__file__).parents[1]
 
@@ -252,7 +252,7 @@ def test_an_untrusted_model_goes_on_training(tmp_path):
     model.save(tmp_path / "model")
     loaded = GRPO.load(tmp_path / "model", gym.make("CartPole-v1"), trusted=False)
     loaded.learn(64, reset_num_timesteps=False)
-    assert loaded.num_timesteps == 128 and loaded.slots.next_group > model.slots.next_group
+    assert loaded.num_timesteps == 128 and loaded.groups.next_group > model.groups.next_group
 
 
 def test_files_without_plain_settings_take_spaces_from_the_env(tmp_path):

@@ -218,12 +218,12 @@ def test_naming_a_reference_leaves_the_policys_own_network_alone(way: str):
 
 def test_two_policies_with_one_network_are_refused():
     """One that cannot be copied before the training, one that was put there by hand before the next update."""
-    env, said = ProbeEnv("action"), "belongs to the reference policy of kl_coef, too.* Pass the network in policy_kwargs"
-    with pytest.raises(ValueError, match=f"features_extractor.backbone.weight of the policy {said}"):
+    env, expected = ProbeEnv("action"), "belongs to the reference policy of kl_coef, too.* Pass the network in policy_kwargs"
+    with pytest.raises(ValueError, match=f"features_extractor.backbone.weight of the policy {expected}"):
         GRPO("MlpPolicy", env, **SMALL, policy_kwargs=pretrained("argument", Uncopied(2, 8)), kl_coef=0.1)
     model = GRPO("MlpPolicy", env, **SMALL, kl_coef=0.1)
     model.ref_policy = model.policy
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=expected):
         model.learn(16)
 
 
@@ -272,7 +272,7 @@ def test_a_reference_without_a_coefficient_is_refused(tmp_path: Path):
 @pytest.mark.parametrize("own, theirs", [("lstm", None), (None, "lstm"), ("lstm", "gru")])
 def test_another_memory_is_named_as_such(own, theirs):
     one, other = (GRPO("MlpPolicy", "CartPole-v1", policy_kwargs=dict(memory=kind), **SMALL) for kind in (own, theirs))
-    said = r"memory\.net\..* the same memory, or neither: policy_kwargs=dict\(memory=\.\.\., memory_size"
-    with pytest.raises(ValueError, match=said):
+    expected = r"memory\.net\..* the same memory, or neither: policy_kwargs=dict\(memory=\.\.\., memory_size"
+    with pytest.raises(ValueError, match=expected):
         load_actor(one.policy, other)
     load_actor(one.policy, one)

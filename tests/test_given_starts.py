@@ -102,7 +102,7 @@ def test_all_members_get_their_groups_seed_and_options_at_every_reset(kind):
         own_seed = group_seed(0, group) % 4096
         expected = [(7, -1), (own_seed, 30), (9, 40)][group % 3]
         assert start == (*expected, -1, 0)
-    assert model.slots.start_mismatches == 0
+    assert model.groups.start_mismatches == 0
 
 
 def test_a_function_is_called_once_per_group_in_turn():
@@ -116,12 +116,12 @@ def test_a_function_is_called_once_per_group_in_turn():
     groups = by_group(beginnings(model, 2))
     assert called == list(range(len(called))) and len(called) >= len(groups)
     assert all(start[1] == min(group, 5) for group, start in groups.items())
-    assert len(model.slots.given.known) <= 3 + 3  # those of running and queued episodes
+    assert len(model.groups.given.known) <= 3 + 3  # those of running and queued episodes
 
 
 def test_without_starts_nothing_is_asked():
     model = GRPO("MlpPolicy", errands("dummy", 3), **SMALL)
-    assert by_group(beginnings(model))[0] == (group_seed(0, 0) % 4096, -1, -1, 0) and model.slots.given is None
+    assert by_group(beginnings(model))[0] == (group_seed(0, 0) % 4096, -1, -1, 0) and model.groups.given is None
 
 
 def test_one_start_for_all_groups_is_meant():
@@ -154,7 +154,7 @@ def test_a_member_may_ask_for_its_number():
         assert start[1] == 3
         members.setdefault(group, []).append(start[2])
     assert all(len(set(numbers)) == len(numbers) and set(numbers) <= set(range(4)) for numbers in members.values())
-    assert sorted(members[0]) == [0, 1, 2, 3] and model.slots.start_mismatches == 0
+    assert sorted(members[0]) == [0, 1, 2, 3] and model.groups.start_mismatches == 0
     alone = GRPO("MlpPolicy", errands("dummy", 8), group_kwargs=dict(tell_member=True), **SMALL)
     assert {start[1:3] for _, start in beginnings(alone)} == {(-1, k) for k in range(4)}
 
@@ -212,14 +212,14 @@ def test_groups_of_a_tensor_env_begin_in_given_states_and_seeds():
     for given in (starts, lambda group: starts[group % 4]):
         model = GRPO("MlpPolicy", Drift(6), group_kwargs=dict(starts=given), **SMALL)
         groups = by_group(beginnings(model, 2))
-        assert len(groups) >= 16 and model.slots.start_mismatches == 0
+        assert len(groups) >= 16 and model.groups.start_mismatches == 0
         for group, start in groups.items():
             assert start == [(7, 0), (5000, 2), (6000, -1), (group_seed(0, group) % 4096, 0)][group % 4]
 
 
 @pytest.mark.slow
-def test_a_captured_loop_uses_the_same_starts():
-    """A sequence is looked up in the graph; a function is not captured, and a warning says so."""
+def test_a_compiled_loop_uses_the_same_starts():
+    """A sequence is looked up in the graph; a function is not compiled, and a warning says so."""
     starts = [{"seed": i, "state": [100.0 * i, 0.0]} if i % 2 else 7 + i for i in range(5)]
     found = []
     for compiled in (False, True):
@@ -228,14 +228,14 @@ def test_a_captured_loop_uses_the_same_starts():
             options = dict(starts=starts, starts_order="shuffle")
             model = GRPO("MlpPolicy", Drift(6), group_kwargs=options, compile=compiled, **SMALL)
             found.append(beginnings(model, 2))
-    eager, captured = map(by_group, found)
-    assert all(eager[group] == captured[group] for group in eager.keys() & captured.keys())
-    assert len(eager.keys() & captured.keys()) >= 12
+    eager, compiled = map(by_group, found)
+    assert all(eager[group] == compiled[group] for group in eager.keys() & compiled.keys())
+    assert len(eager.keys() & compiled.keys()) >= 12
     with pytest.warns(UserWarning, match="starts= is a function"):
         GRPO("MlpPolicy", Drift(6), group_kwargs=dict(starts=lambda group: group), compile=True, **SMALL)
 
 
-def test_a_simulator_whose_slots_start_together_takes_given_seeds():
+def test_a_simulator_whose_envs_start_together_takes_given_seeds():
     from tests.test_simulator_groups import Together
 
     class Named(Together):
@@ -403,8 +403,8 @@ def test_evaluate_paired_plays_given_starts():
         found = evaluate_paired(zeros, ones, Reach, starts=starts, n_envs=n_envs)
         assert found.returns_b.tolist() == [3, 1, 4, 1, 5] and found.returns_a.tolist() == [0] * 5
         assert found.seeds == tuple(range(2**30, 2**30 + 5))
-    asked = evaluate_paired(zeros, ones, Reach, 4, starts=lambda i: {"options": {"number": 10 * i}})
-    assert asked.returns_b.tolist() == [0, 10, 20, 30]
+    requested = evaluate_paired(zeros, ones, Reach, 4, starts=lambda i: {"options": {"number": 10 * i}})
+    assert requested.returns_b.tolist() == [0, 10, 20, 30]
     seeded = evaluate_paired(zeros, ones, Reach, starts=[{"seed": 7}, 12, {"seed": 7, "options": {"number": 2}}])
     assert seeded.returns_b.tolist() == [7, 12, 2] and seeded.seeds == (7, 12, 7)
 

@@ -142,7 +142,7 @@ def test_surgery_trains_and_logs_its_conflicts(path, tmp_path):
     loaded.learn(300, reset_num_timesteps=False)
 
 
-def test_captured_execution_says_that_surgery_stays_eager():
+def test_compiled_execution_says_that_surgery_stays_eager():
     env = make_tensor_env("CartPoleTasks-v0", 4)
     with pytest.warns(UserWarning, match="the update runs eagerly, because surgery=True computes one gradient per task"):
         GRPO("MlpPolicy", env, multitask=dict(tasks=4, surgery=True), compile=True, device="cpu")

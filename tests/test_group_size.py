@@ -84,19 +84,19 @@ def few(model, steps):
 
 def test_few_starts_are_warned_about_once_with_the_remedy():
     env = DummyVecEnv([lambda: ProbeEnv("action")] * 4)
-    said = few(GRPO("MlpPolicy", make_vec_env(PENDULUM, 4), group_size=4, n_steps=64, batch_size=64, device="cpu"), 1024)
-    assert len(said) == 1
-    assert "shows 1 different starts (group_size=4, n_envs=4, n_steps=64)" in said[0]
-    assert "lower group_size, raise n_envs, raise n_steps" in said[0]
+    messages = few(GRPO("MlpPolicy", make_vec_env(PENDULUM, 4), group_size=4, n_steps=64, batch_size=64, device="cpu"), 1024)
+    assert len(messages) == 1
+    assert "shows 1 different starts (group_size=4, n_envs=4, n_steps=64)" in messages[0]
+    assert "lower group_size, raise n_envs, raise n_steps" in messages[0]
     assert few(GRPO("MlpPolicy", env, group_size=2, n_steps=64, batch_size=64, device="cpu"), 256) == []
-    said = few(GRPO("MlpPolicy", make_vec_env(PENDULUM, 2), group_size=16, n_steps=64, batch_size=64, device="cpu"), 128)
-    assert "group_size=16 is more than the 2 episodes of a rollout" in said[0]
+    messages = few(GRPO("MlpPolicy", make_vec_env(PENDULUM, 2), group_size=16, n_steps=64, batch_size=64, device="cpu"), 128)
+    assert "group_size=16 is more than the 2 episodes of a rollout" in messages[0]
 
 
 def test_starts_are_counted_in_rollouts_and_in_the_window():
     """Episodes of four steps, groups of 4 on 4 envs: 64 steps per env are 16 groups; a window of 100 episodes holds 25."""
     env = make_vec_env(lambda: ProbeEnv("action"), 4)
     model = GRPO("MlpPolicy", env, group_size=4, n_steps=64, batch_size=64, device="cpu").learn(512)
-    assert model.last_figures["group/n_starts"] == 16
-    assert model.last_figures["rollout/n_starts"] == 25
+    assert model.last_metrics["group/n_starts"] == 16
+    assert model.last_metrics["rollout/n_starts"] == 25
     assert len({episode["group"] for episode in model.ep_info_buffer}) == 25

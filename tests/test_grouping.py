@@ -58,7 +58,7 @@ class TaskEnv(ProbeEnv):
         if where in ("one_hot", "integer"):
             self.observation_space = spaces.Dict(parts)
 
-    def _told(self, obs):
+    def _with_task(self, obs):
         if self.where == "one_hot":
             return {"bit": obs, "which": np.eye(3, dtype=np.float32)[self.task]}
         return {"bit": obs, "which": self.task} if self.where == "integer" else obs
@@ -66,12 +66,12 @@ class TaskEnv(ProbeEnv):
     def reset(self, *, seed=None, options=None):
         obs, info = super().reset(seed=seed)
         self.task = int(self.np_random.integers(self.n))
-        return self._told(obs), info
+        return self._with_task(obs), info
 
     def step(self, action):
         obs, reward, terminated, truncated, info = super().step(action)
         info = {**info, "task": self.name(self.task)} if self.where == "info" else info
-        return self._told(obs), 100.0**self.task * reward, terminated, truncated, info
+        return self._with_task(obs), 100.0**self.task * reward, terminated, truncated, info
 
 
 def see(model):
@@ -282,7 +282,7 @@ def test_tasks_arrive_from_infos_and_observations(env, tasks, advantage, normali
         assert set(labels.tolist()) <= {0, 1, 2}
         paid = rollout.rewards > 0
         th.testing.assert_close(rollout.rewards[paid], 100.0 ** labels[rollout.episode][paid].float())
-    assert th.isfinite(weights(model)).all() and model.slots.start_mismatches == 0
+    assert th.isfinite(weights(model)).all() and model.groups.start_mismatches == 0
 
 
 @pytest.mark.slow
@@ -307,7 +307,7 @@ class SeesItsTask(TaskEnv):
         super().__init__()
         self.observation_space = spaces.Box(-1, 1, (5,), np.float32)
 
-    def _told(self, obs):
+    def _with_task(self, obs):
         return np.append(obs, np.eye(3, dtype=np.float32)[self.task])
 
     def step(self, action):
@@ -326,7 +326,7 @@ def test_groupings_train_and_survive_save_and_load(grouping, path, advantage, tm
     model = GRPO("MlpPolicy", env, multitask=dict(tasks=4, grouping=grouping), advantage=advantage, device="cpu", **SMALL)
     before = weights(model)
     model.learn(1_200)
-    assert (weights(model) != before).any() and model.slots.start_mismatches == 0
+    assert (weights(model) != before).any() and model.groups.start_mismatches == 0
     model.save(tmp_path / "m")
     loaded = GRPO.load(tmp_path / "m", env=env, device="cpu")
     th.testing.assert_close(weights(model), weights(loaded))
@@ -360,7 +360,7 @@ def test_loading_with_another_grouping_starts_its_baselines_anew(tmp_path):
 def test_tasks_arrive_from_other_processes():
     env = make_vec_env("CartPoleTasks-v0", 2, vec_env_cls=SubprocVecEnv, wrapper_class=SeededResetWrapper, seed=0)
     model = GRPO("MlpPolicy", env, multitask=dict(tasks=4, grouping="task"), **SMALL).learn(300)
-    assert model.slots.start_mismatches == 0
+    assert model.groups.start_mismatches == 0
     env.close()
 
 
@@ -385,18 +385,18 @@ def test_same_seed_same_weights():
 
 
 class Wrong(TaskEnv):
-    def __init__(self, told):
+    def __init__(self, reported):
         super().__init__()
-        self.told = told
+        self.reported = reported
 
     def step(self, action):
         *rest, info = super().step(action)
         info.pop("task")
-        return *rest, info | self.told(self)
+        return *rest, info | self.reported(self)
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("reported", "says"),
     [
         (lambda env: {}, "info of env 0 has no 'task' .*Report the task in the info of every step"),
         (
@@ -409,8 +409,8 @@ class Wrong(TaskEnv):
     ],
     ids=["missing", "number", "name", "list", "changes"],
 )
-def test_tasks_that_make_no_sense(told, says):
-    model = GRPO("MlpPolicy", DummyVecEnv([lambda: Wrong(told)] * 2), multitask=dict(tasks=3, grouping="task"), **SMALL)
+def test_tasks_that_make_no_sense(reported, says):
+    model = GRPO("MlpPolicy", DummyVecEnv([lambda: Wrong(reported)] * 2), multitask=dict(tasks=3, grouping="task"), **SMALL)
     before = weights(model)
     with pytest.raises(ValueError, match=says):
         model.learn(200)
@@ -419,7 +419,7 @@ def test_tasks_that_make_no_sense(told, says):
 
 def test_an_undeclared_task_in_the_observation():
     class Half(TaskEnv):
-        def _told(self, obs):
+        def _with_task(self, obs):
             return {"bit": obs, "which": np.array([0.5, 0.5, 0.0], dtype=np.float32)}
 
     for env, n, says in (
@@ -508,19 +508,19 @@ def test_every_key_of_these_options_is_in_the_glossary():
 @pytest.mark.parametrize(
     "kwargs", [dict(advantage="outcome"), dict(advantage="step"), dict(advantage_kwargs=dict(paired=True))]
 )
-def test_groups_that_become_one_member_are_refused_where_it_would_have_no_peers(kwargs):
+def test_groups_that_become_one_member_are_refused_where_it_would_have_no_other_members(kwargs):
     def make(group_size):
         env = make_vec_env("CartPole-v1", 2)
         return GRPO("MlpPolicy", env, group_size=group_size, normalize_advantage="batch", n_steps=16, device="cpu", **kwargs)
 
-    with pytest.raises(ValueError, match="group_size=1 gives a member no peers"):
+    with pytest.raises(ValueError, match="group_size=1 leaves no other members in a group"):
         make(lambda progress: 4 if progress > 0.6 else 1)
     model = make(lambda progress: 1 if 0.2 < progress < 0.6 else 4)  # on the way
-    with pytest.raises(ValueError, match="group_size=1 gives a member no peers"):
+    with pytest.raises(ValueError, match="group_size=1 leaves no other members in a group"):
         model.learn(2000)
     model = make(4).learn(64)
     steps, model.group_size = model.num_timesteps, 1  # by hand
-    with pytest.raises(ValueError, match="group_size=1 gives a member no peers"):
+    with pytest.raises(ValueError, match="group_size=1 leaves no other members in a group"):
         model.learn(64, reset_num_timesteps=False)
     model.group_size = 2
     assert model.learn(64, reset_num_timesteps=False).num_timesteps > steps
@@ -530,4 +530,4 @@ def test_a_single_member_learns_by_what_the_others_get():
     """The remedy that the message names."""
     options = dict(group_size=1, normalize_advantage="batch", advantage="outcome", advantage_kwargs=dict(baseline="global"))
     model = GRPO("MlpPolicy", make_vec_env("CartPole-v1", 4, seed=0), n_steps=64, seed=0, device="cpu", **options).learn(512)
-    assert model._n_gradient_steps > 0 and model.last_figures["group/frac_zero_std"] == 0.0
+    assert model._n_gradient_steps > 0 and model.last_metrics["group/frac_zero_std"] == 0.0

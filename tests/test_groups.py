@@ -1,4 +1,4 @@
-"""Groups: every slot busy, every member from the same start, whatever the stack of wrappers."""
+"""Groups: every env busy, every member from the same start, whatever the stack of wrappers."""
 
 import json
 import warnings
@@ -18,7 +18,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from sb_grpo import GRPO, SeededResetWrapper
-from sb_grpo.collect.slots import GroupSlots
+from sb_grpo.collect.groups import HostGroups
 from sb_grpo.envs.installing import install_seeded_reset
 from sb_grpo.envs.native import CartPole
 from sb_grpo.envs.random import group_seed, mix
@@ -29,26 +29,26 @@ from tests.helpers import ProbeEnv, SpaceEnv
 
 
 def run_groups(env, group_size, episodes, seed=3):
-    """Random actions under GroupSlots; the raw first observation of every episode as (group, observation) pairs."""
+    """Random actions under HostGroups; the raw first observation of every episode as (group, observation) pairs."""
     install_seeded_reset(env)
-    slots = GroupSlots(env.num_envs, group_size, seed)
-    slots.queue_all(env)
+    groups = HostGroups(env.num_envs, group_size, seed)
+    groups.queue_all(env)
     env.reset()
-    slots.started_all(env)
+    groups.started_all(env)
     rng, starts, completed = np.random.default_rng(0), [], 0
-    digest = lambda slot: env.unwrapped.reset_infos[slot][START_DIGEST]  # noqa: E731
-    starts += [(int(slots.job[s]), digest(s)) for s in range(env.num_envs)]
+    digest = lambda env_index: env.unwrapped.reset_infos[env_index][START_DIGEST]  # noqa: E731
+    starts += [(int(groups.episode_id[s]), digest(s)) for s in range(env.num_envs)]
     env.action_space.seed(0)
     while len(starts) < episodes:
-        # Members act differently on purpose: some slots fail early.
+        # Members act differently on purpose: some envs fail early.
         actions = np.array([env.action_space.sample() for _ in range(env.num_envs)])
         if rng.random() < 0.5:
             actions[::2] = actions[0]
-        _, _, dones, _ = slots.step_envs(env, actions)
-        completed += slots.step(env, slots.starts(env, dones.nonzero()[0].tolist()))
-        starts += [(int(slots.job[s]), digest(s)) for s in np.flatnonzero(dones)]
+        _, _, dones, _ = groups.step_envs(env, actions)
+        completed += groups.step(env, groups.starts(env, dones.nonzero()[0].tolist()))
+        starts += [(int(groups.episode_id[s]), digest(s)) for s in np.flatnonzero(dones)]
     env.close()
-    return slots, starts, completed
+    return groups, starts, completed
 
 
 @pytest.mark.parametrize("kind", [DummyVecEnv, SubprocVecEnv])
@@ -73,14 +73,16 @@ def test_members_start_bit_equal(env_id, vec_env_cls, wrap):
     process = dict(start_method="fork") if vec_env_cls is SubprocVecEnv else {}  # without imports anew
     made = make_vec_env(env_id, 3, vec_env_cls=vec_env_cls, vec_env_kwargs=process, wrapper_class=SeededResetWrapper, seed=0)
     env = wrap(made)
-    slots, starts, completed = run_groups(env, group_size, episodes)
-    assert slots.start_mismatches == 0 and completed >= episodes // group_size - 3
+    groups, starts, completed = run_groups(env, group_size, episodes)
+    assert groups.start_mismatches == 0 and completed >= episodes // group_size - 3
     by_group: dict = {}
-    for job, start in starts:
-        by_group.setdefault(job // group_size, set()).add(start)
+    for episode_id, start in starts:
+        by_group.setdefault(episode_id // group_size, set()).add(start)
     assert all(len(digests) == 1 for digests in by_group.values())
     assert len({next(iter(d)) for d in by_group.values()}) == len(by_group)  # different groups start differently
-    assert sorted(job for job, _ in starts) == sorted({job for job, _ in starts})  # no job twice
+    assert sorted(episode_id for episode_id, _ in starts) == sorted(
+        {episode_id for episode_id, _ in starts}
+    )  # no episode twice
 
 
 def test_bit_equality_is_of_the_observation_itself():
@@ -100,17 +102,17 @@ def test_bit_equality_is_of_the_observation_itself():
 def test_image_stack_with_transpose_keeps_groups():
     image = spaces.Box(0, 255, (36, 36, 3), np.uint8)
     env = VecFrameStack(VecTransposeImage(DummyVecEnv([lambda: SpaceEnv(image, spaces.Discrete(2))] * 2)), 2)
-    slots, _, completed = run_groups(env, 2, 20)
-    assert slots.start_mismatches == 0 and completed >= 8
+    groups, _, completed = run_groups(env, 2, 20)
+    assert groups.start_mismatches == 0 and completed >= 8
 
 
 @pytest.mark.parametrize(("n_envs", "group_size"), [(1, 4), (3, 2), (8, 8), (5, 3), (4, 1)])
 def test_any_number_of_envs_with_any_group_size(n_envs, group_size):
     env = make_vec_env("CartPole-v1", n_envs)
-    slots, starts, completed = run_groups(env, group_size, 50)
-    jobs = sorted(job for job, _ in starts)
-    assert jobs == list(range(jobs[-1] + 1)) or set(range(len(jobs) - n_envs)) <= set(jobs)
-    assert completed >= (50 - n_envs) // group_size - n_envs and slots.next_group >= completed
+    groups, starts, completed = run_groups(env, group_size, 50)
+    episode_ids = sorted(episode_id for episode_id, _ in starts)
+    assert episode_ids == list(range(episode_ids[-1] + 1)) or set(range(len(episode_ids) - n_envs)) <= set(episode_ids)
+    assert completed >= (50 - n_envs) // group_size - n_envs and groups.next_group >= completed
 
 
 def test_an_env_that_ignores_its_seed_is_found_and_warned_about_once():
@@ -123,7 +125,7 @@ def test_an_env_that_ignores_its_seed_is_found_and_warned_about_once():
     with pytest.warns(UserWarning, match="different observations") as caught:
         model.learn(128)
     assert len([w for w in caught if "different observations" in str(w.message)]) == 1
-    assert model.slots.start_mismatches > 5
+    assert model.groups.start_mismatches > 5
 
 
 def test_independent_noise_keeps_the_start_and_changes_the_rest():
@@ -140,7 +142,7 @@ def test_independent_noise_keeps_the_start_and_changes_the_rest():
     model = GRPO("MlpPolicy", "LunarLander-v3", n_steps=300, n_epochs=1, group_kwargs=dict(shared_noise=False), seed=0).learn(
         300
     )
-    assert model.slots.start_mismatches == 0
+    assert model.groups.start_mismatches == 0
 
 
 def test_group_seeds_are_pure_well_spread_and_accepted_everywhere():
@@ -192,7 +194,7 @@ class Turncoat(gym.Env):
 
 def test_starts_are_compared_by_value():
     model = GRPO("MlpPolicy", make_vec_env(Turncoat, 2), n_steps=64, group_size=4, device="cpu", seed=0).learn(128)
-    assert model.slots.start_mismatches == 0
+    assert model.groups.start_mismatches == 0
 
 
 @pytest.mark.parametrize("n_instances", [1, 3, None])
@@ -208,10 +210,10 @@ def test_groups_that_all_start_alike_are_noticed(n_instances):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = GRPO("MlpPolicy", make_vec_env(Shop, 4), n_steps=128, group_size=4, device="cpu", seed=0).learn(512)
-    said = [str(w.message) for w in caught if "started alike" in str(w.message)]
-    begun = sum(model.slots.starts_seen.values())
-    assert begun > 20 and len(model.slots.starts_seen) == (n_instances or begun)
-    assert len(said) == (n_instances == 1) and all(text.startswith("All 10 groups so far") for text in said)
+    messages = [str(w.message) for w in caught if "started alike" in str(w.message)]
+    begun = sum(model.groups.starts_seen.values())
+    assert begun > 20 and len(model.groups.starts_seen) == (n_instances or begun)
+    assert len(messages) == (n_instances == 1) and all(text.startswith("All 10 groups so far") for text in messages)
 
 
 def test_installing_twice_changes_nothing():

@@ -201,7 +201,7 @@ def test_set_env_and_continued_learning():
     assert model.num_timesteps == 256 and model._next_group >= first_groups
     model.set_env(make_vec_env("CartPole-v1", 2))
     model.learn(128, reset_num_timesteps=False)
-    assert model.num_timesteps == 384 and model.slots.start_mismatches == 0
+    assert model.num_timesteps == 384 and model.groups.start_mismatches == 0
 
 
 @pytest.mark.parametrize("advantage", ["state", "outcome"])
@@ -213,7 +213,7 @@ def test_eval_callback_with_vec_normalize_on_both_sides(advantage, tmp_path):
     model = GRPO("MlpPolicy", env, advantage=advantage, **SMALL).learn(1200, callback=[callback, checkpoints])
     assert len(np.load(tmp_path / "evaluations.npz")["results"]) >= 4 and list(tmp_path.glob("rl_model_*_steps.zip"))
     assert eval_env.obs_rms.count > 500  # statistics were synchronised from the training env
-    assert model.slots.start_mismatches == 0
+    assert model.groups.start_mismatches == 0
 
 
 def test_rewards_are_the_raw_ones_under_vec_normalize():
@@ -231,7 +231,7 @@ def test_rewards_are_the_raw_ones_under_vec_normalize():
 def test_frame_stack_and_subproc_train():
     env = make_vec_env("CartPole-v1", 2, vec_env_cls=SubprocVecEnv, wrapper_class=SeededResetWrapper, seed=0)
     model = GRPO("MlpPolicy", VecFrameStack(env, 3), **SMALL).learn(300)
-    assert model.slots.start_mismatches == 0
+    assert model.groups.start_mismatches == 0
     env.close()
 
 
@@ -256,7 +256,7 @@ def test_a_callback_that_stops_in_mid_rollout_leaves_a_usable_model():
         model.learn(1000, callback=StopOnce())
         assert model.num_timesteps == 200 and model._steps_dropped > 0
         model.learn(300, reset_num_timesteps=False)
-        assert model.slots.start_mismatches == 0
+        assert model.groups.start_mismatches == 0
     stop = StopTrainingOnMaxEpisodes(3)
     assert GRPO("MlpPolicy", make_vec_env("CartPole-v1", 2), **SMALL).learn(10_000, callback=stop).num_timesteps < 1000
 
@@ -297,7 +297,7 @@ def test_learning_goes_on_with_whole_episodes_after(disturb, advantage, tmp_path
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "This rollout shows")  # of few starts: by two envs
         model.learn(900, reset_num_timesteps=False)
-    assert set(first_steps) <= {0} and model.slots.start_mismatches == 0
+    assert set(first_steps) <= {0} and model.groups.start_mismatches == 0
     assert all(info["l"] == 200 for info in list(model.ep_info_buffer)[-2:])
 
 
@@ -412,7 +412,7 @@ def test_success_rate_is_logged():
 
 
 @pytest.mark.parametrize("success", [np.array([1.0]), np.array([True, False]), np.True_], ids=["array", "of agents", "flag"])
-def test_figures_of_episodes_are_taken_as_sb3_takes_them(success):
+def test_metrics_of_episodes_are_taken_as_sb3_takes_them(success):
     """Whatever NumPy can average is a success rate; what it cannot is nobody's business where nothing is logged."""
 
     class Success(ProbeEnv):
@@ -593,7 +593,7 @@ class Logarithm(BaseFeaturesExtractor):
 
 
 @pytest.mark.parametrize(
-    ("extractor", "said"),
+    ("extractor", "expected"),
     [
         # finite, its square is not
         (Square, r"Feature \d .* is 1e\+19.*, but the fit of values needs .*The policy has not been"),
@@ -604,10 +604,10 @@ class Logarithm(BaseFeaturesExtractor):
     ],
 )
 @pytest.mark.filterwarnings("ignore:overflow:RuntimeWarning", "ignore:.*Box.*")
-def test_features_that_cannot_be_standardised_are_named(extractor, said):
+def test_features_that_cannot_be_standardised_are_named(extractor, expected):
     model = GRPO("MlpPolicy", ProbeEnv("action"), policy_kwargs=dict(features_extractor_class=extractor), **SMALL)
     before = weights(model).clone()
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=expected):
         model.learn(128)
     assert th.equal(weights(model), before)
 

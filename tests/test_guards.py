@@ -37,7 +37,7 @@ def deviations(name: str, found: dict[str, Any], known: dict[str, Any], exact: b
     """
     if set(found) != set(known):
         return [f"parts are {sorted(found)}, not {sorted(known)}"]
-    said = []
+    messages = []
     for part, was in known.items():
         now = found[part]
         sample, old = np.array(now["sample"]), np.array(was["sample"])
@@ -47,10 +47,10 @@ def deviations(name: str, found: dict[str, Any], known: dict[str, Any], exact: b
         in_norm = norm <= share * NORM_TOLERANCE.get(part, 1e-5)
         near = largest <= share * bound and in_norm and now["size"] == was["size"]
         if now["sha256"] != was["sha256"] if exact else not near:
-            said.append(
+            messages.append(
                 f"{part}: sample differs by up to {largest:.1e}, norm by {norm:.1e}, {now['size']} of {was['size']} numbers"
             )
-    return said
+    return messages
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in CONFIGURATIONS])

@@ -102,8 +102,8 @@ def train(make_env, settings, n_rollouts, callback=None):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model.learn(n_rollouts * model.steps_per_env * model.n_envs, callback=callback)
-    said = [str(w.message).split(":")[0] for w in caught if issubclass(w.category, HealthWarning)]
-    return said, callback, model
+    warned = [str(w.message).split(":")[0] for w in caught if issubclass(w.category, HealthWarning)]
+    return warned, callback, model
 
 
 #: Thirty rollouts.
@@ -113,11 +113,11 @@ LONG = "noise_collapse"
 @pytest.mark.parametrize("rule", [pytest.param(r, id=r.name, marks=[pytest.mark.slow] * (r.name == LONG)) for r in RULES])
 def test_every_rule_has_a_run_that_breaks_it_and_one_that_does_not(rule):
     bad, good = CASES[rule.name]
-    said, callback, _ = train(*bad)
-    assert said.count(rule.name) == 1, callback.report()
+    warned, callback, _ = train(*bad)
+    assert warned.count(rule.name) == 1, callback.report()
     assert f"{rule.name} (from step" in callback.report()
-    said, callback, _ = train(*good)
-    assert rule.name not in said, callback.report()
+    warned, callback, _ = train(*good)
+    assert rule.name not in warned, callback.report()
     watch = next(w for w in callback._watches if w.rule is rule)
     assert watch.n >= 2  # it was looked at
 
@@ -125,14 +125,14 @@ def test_every_rule_has_a_run_that_breaks_it_and_one_that_does_not(rule):
 def test_a_rule_is_said_once_and_only_when_it_lasts():
     """Patience 3: two bad rollouts are forgiven; the third breaks it, three good ones mend it, and nothing is said twice."""
     watch = Watch(Rule("r", "x", "too large: {value}", "", high=1.0, patience=3))
-    said, broken = [], []
+    warned, broken = [], []
     for x in [2, 2, 0, 2, 2, 3, 0, 2, 0, 0, 0, 2, 2, 2]:
         value = watch.look({"x": x})
         if value is not None:
-            said.append(value)
-            watch.said_at = 0
+            warned.append(value)
+            watch.reported_at = 0
         broken.append(int(watch.broken))
-    assert said == [3] and broken == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1]
+    assert warned == [3] and broken == [0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 0, 0, 0, 1]
     assert (watch.n, watch.n_bad, watch.low, watch.high) == (14, 9, 0, 3)
 
 
@@ -187,8 +187,8 @@ def test_it_changes_nothing_and_can_be_used_again():
 
 def test_own_rules():
     slow = Rule("slow", "group/reward_mean", "The mean reward is {value:.1f}, below 2: wait.", "a test", low=2.0, patience=1)
-    said, callback, _ = train(lambda: probe("action"), {}, 2, HealthCallback((*RULES, slow), verbose=0))
-    assert said == ["slow"] and "below 2: wait." in callback.report()
+    warned, callback, _ = train(lambda: probe("action"), {}, 2, HealthCallback((*RULES, slow), verbose=0))
+    assert warned == ["slow"] and "below 2: wait." in callback.report()
 
 
 @pytest.mark.parametrize(
@@ -217,7 +217,7 @@ def test_every_logged_rule_is_in_the_glossary():
 
 
 @pytest.mark.parametrize(
-    ("figures", "broken"),
+    ("metrics", "broken"),
     [
         ({"group/advantage_std": 3.01}, {"advantage_spread"}),
         ({"group/episode_advantage": -0.11}, {"advantage_mean"}),
@@ -231,8 +231,8 @@ def test_every_logged_rule_is_in_the_glossary():
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "-".join(sorted(value)),
 )
-def test_strict_rules_judge_at_once(figures, broken):
-    found = {rule.name for rule in STRICT_RULES if rule.patience == 1 and rule.is_bad(rule.value(figures), 1.0)}
+def test_strict_rules_judge_at_once(metrics, broken):
+    found = {rule.name for rule in STRICT_RULES if rule.patience == 1 and rule.is_bad(rule.value(metrics), 1.0)}
     assert found == broken and all(rule.patience == 1 for rule in STRICT_RULES)
 
 
@@ -279,5 +279,5 @@ def test_long_names_are_printed_whole(capsys):
     kwargs = dict(n_steps=64, batch_size=32, verbose=1, multitask=dict(tasks=tasks))
     env = DummyVecEnv([lambda: Parts(tasks), lambda: Parts(tasks[::-1])])
     GRPO("MlpPolicy", env, **kwargs).learn(400, HealthCallback(rules, verbose=0))
-    said = capsys.readouterr().out
-    assert all(f"|    {name} " in said for name in (*tasks, *(rule.name for rule in rules)))
+    warned = capsys.readouterr().out
+    assert all(f"|    {name} " in warned for name in (*tasks, *(rule.name for rule in rules)))

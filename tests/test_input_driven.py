@@ -1,4 +1,4 @@
-"""Luck that is a function of seed and step, and the tasks that are made of it."""
+"""Noise that is a function of seed and step, and the tasks that are made of it."""
 
 import re
 from pathlib import Path
@@ -12,8 +12,8 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.envs import check_tensor_env
-from sb_grpo.envs.luck import EpisodeLuck, clock, exponential, geometric, luck, normal, pareto, read_clock
 from sb_grpo.envs.native import make_tensor_env
+from sb_grpo.envs.noise import EpisodeNoise, clock, exponential, geometric, normal, pareto, read_clock, step_noise
 from sb_grpo.tasks.input_driven import INPUT_DRIVEN, TENSOR_VERSIONS
 from sb_grpo.tasks.input_driven.battery_optimum import CELLS, WANDER, expected_values
 from sb_grpo.tasks.input_driven.references import REFERENCES, base_stock, episode_returns, evaluate_reference, search
@@ -47,29 +47,29 @@ def host_episode(env, actions, seed=None, **queue):
     return np.array(observations), np.array(rewards), truncated
 
 
-# ------------------------------------------------------------ luck
+# ------------------------------------------------------------ noise
 
 
-def test_luck_is_uniform_and_a_function_of_seed_and_step():
+def test_noise_is_uniform_and_a_function_of_seed_and_step():
     seeds = th.arange(2000)
-    u = luck(seeds, 7, 4)
+    u = step_noise(seeds, 7, 4)
     assert u.shape == (2000, 4) and 0 <= u.min() and u.max() < 1
     assert abs(float(u.mean()) - 0.5) < 4 * (1 / 12 / 8000) ** 0.5
     assert abs(float(u.var()) - 1 / 12) < 0.005
     assert abs(float(np.corrcoef(u.T.numpy())[0, 1])) < 0.1
-    assert th.equal(u[5:9], luck(seeds[5:9], th.full((4,), 7), 4))
-    assert not th.equal(u, luck(seeds, 8, 4))
-    assert th.equal(luck(seeds, 7, 4, th.float64), u.double())  # exact in float32
+    assert th.equal(u[5:9], step_noise(seeds[5:9], th.full((4,), 7), 4))
+    assert not th.equal(u, step_noise(seeds, 8, 4))
+    assert th.equal(step_noise(seeds, 7, 4, th.float64), u.double())  # exact in float32
 
 
-def test_host_and_tensor_luck_are_equal_bit_for_bit():
+def test_host_and_tensor_noise_are_equal_bit_for_bit():
     env = gym.make("Inventory-v0").unwrapped
-    drawn = EpisodeLuck(env, 3, block=10)
+    drawn = EpisodeNoise(env, 3, block=10)
     for seed in (0, 12345, 2**31 - 1, 2**32 + 5):
         env.reset(seed=seed)
         drawn.begin(seed, 1)
         for t in (0, 3, 9, 10, 25, 2):  # beyond the block, and back
-            assert drawn.at(t) == luck(th.tensor([seed]), t, 3, th.float64)[0].tolist()
+            assert drawn.at(t) == step_noise(th.tensor([seed]), t, 3, th.float64)[0].tolist()
 
 
 def test_clock_holds_every_seed_exactly_in_float32():
@@ -94,10 +94,10 @@ def test_inverse_distribution_functions_have_known_values_for_arrays_and_tensors
     assert np.isfinite(normal(np.array([0.0, 1 - 2.0**-24]))).all()
 
 
-def test_luck_refuses_what_cannot_be():
+def test_noise_refuses_what_cannot_be():
     env = gym.make("Inventory-v0").unwrapped
     with pytest.raises(ValueError, match="k=0 and block=200 must be at least 1"):
-        EpisodeLuck(env, 0)
+        EpisodeNoise(env, 0)
     with pytest.raises(ValueError, match="call begin in reset"):
         env.step(env.action_space.sample())
 
@@ -133,7 +133,7 @@ def test_host_and_tensor_versions_play_the_same_episode(env_id):
 
 
 @pytest.mark.parametrize("env_id", INPUT_COLUMNS)
-def test_luck_is_the_same_at_the_same_step_whatever_the_actions(env_id):
+def test_noise_is_the_same_at_the_same_step_whatever_the_actions(env_id):
     env, columns = gym.make(env_id), INPUT_COLUMNS[env_id]
     first, second = (host_episode(env, actions_of(env_id, k, (99,)), seed=3) for k in (1, 2))
     np.testing.assert_array_equal(first[0][:, columns], second[0][:, columns])
@@ -167,7 +167,7 @@ def test_lander_meets_the_same_wind_while_it_is_in_the_air():
 
 
 @pytest.mark.parametrize("env_id", TENSOR_VERSIONS)
-def test_a_noise_seed_changes_the_luck_and_not_the_start(env_id):
+def test_a_noise_seed_changes_the_noise_and_not_the_start(env_id):
     """What GRPO does with shared_noise=False."""
     env, actions = SeededResetWrapper(gym.make(env_id)), actions_of(env_id, 0, (60,))
     shared, own, again, other = (host_episode(env, actions, seed=3, noise_seed=n) for n in (None, 1, 1, 2))

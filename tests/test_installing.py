@@ -56,7 +56,7 @@ def test_the_zoo_imports_itself_by_relative_names_only():
 
 
 def test_every_command_is_a_module_and_every_module_a_command():
-    plain = {"__init__", "__main__", "plugin", "schedules"}
+    plain = {"__init__", "__main__", "plugin"}
     assert set(COMMANDS) == {path.stem for path in (ROOT / "zoo").glob("*.py")} - plain
 
 
@@ -145,9 +145,9 @@ def oldest() -> str:
     """The least versions that setup.cfg allows, as pip's constraints; torch as tested, as older builds are for CUDA."""
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
-    asked = config["options"]["install_requires"] + config["options.extras_require"]["zoo"]
+    requested = config["options"]["install_requires"] + config["options.extras_require"]["zoo"]
     (torch,) = re.findall("^torch==.*$", (ROOT / "scripts" / "constraints.txt").read_text(), re.MULTILINE)
-    bounds = re.findall(r"^([\w-]+)>=([\d.]+)", asked, re.MULTILINE)
+    bounds = re.findall(r"^([\w-]+)>=([\d.]+)", requested, re.MULTILINE)
     return "\n".join([torch, *(f"{name}=={version}" for name, version in bounds if name != "torch")])
 
 
@@ -189,8 +189,8 @@ def test_the_wheel_trains_enjoys_and_compares_outside_of_the_checkout(installed,
     (tmp_path / "zoo.py").write_text("raise SystemExit('the user has a zoo of their own')")
 
     small = ["--hyperparams", "n_steps:64", "n_envs:2", "n_epochs:1", "learning_rate:cos_1e-3"]
-    said = do([sb_grpo, "train", "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1", *small], tmp_path)
-    assert "Mean return over 20 episodes" in said
+    message = do([sb_grpo, "train", "--env", "CartPole-v1", "-n", "256", "--eval-freq", "-1", *small], tmp_path)
+    assert "Mean return over 20 episodes" in message
     run = tmp_path / "logs" / "grpo" / "CartPole-v1_1"
     metrics = json.loads((run / "metrics.json").read_text())
     assert metrics["commit"] is None and metrics["versions"]["sb_grpo"] == VERSION

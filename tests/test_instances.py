@@ -19,7 +19,7 @@ from sb_grpo.envs.random import group_seeds, uniform
 from sb_grpo.extras.exploration import CountBonus
 from sb_grpo.learn.minibatches import minibatches, some_instances
 from sb_grpo.policies import EncodingPolicy, SetPolicy
-from sb_grpo.policies.beside import with_instances
+from sb_grpo.policies.extra_inputs import with_instances
 from sb_grpo.policies.observations import InstanceSpace
 from sb_grpo.tasks.routing import TSP, nearest_neighbour
 from sb_grpo.types import map_obs
@@ -55,11 +55,11 @@ class Packing(InstanceEnv):
         return state[..., 1:] == 0
 
 
-def tsp_model(policy="SetPolicy", n=6, slots=32, **kwargs):
+def tsp_model(policy="SetPolicy", n=6, n_envs=32, **kwargs):
     settings = dict(
-        group_size=8, n_groups=slots // 8, advantage="outcome", batch_size=80, n_epochs=2, seed=3, policy_kwargs=SMALL
+        group_size=8, n_groups=n_envs // 8, advantage="outcome", batch_size=80, n_epochs=2, seed=3, policy_kwargs=SMALL
     )
-    return GRPO(policy, TSP(slots, n), **{**settings, **kwargs})
+    return GRPO(policy, TSP(n_envs, n), **{**settings, **kwargs})
 
 
 def packing_model(**kwargs):
@@ -97,7 +97,7 @@ def test_member_k_starts_in_city_k_where_asked():
     assert env.visible_instances.shape == (2, 5, 2)
     model = GRPO("SetPolicy", env, group_size=4, n_groups=2, advantage="outcome", batch_size=32, policy_kwargs=SMALL)
     model.learn(32)
-    assert model.last_figures["group/start_mismatch"] == 0
+    assert model.last_metrics["group/start_mismatch"] == 0
 
 
 def test_the_host_version_plays_the_same_episode():
@@ -120,7 +120,7 @@ def test_maskable_ppo_runs_on_both_versions():
         contrib.MaskablePPO("MlpPolicy", env, n_steps=8, batch_size=8, n_epochs=1).learn(32)
 
 
-def test_slots_of_a_training_must_be_reset_before_somebody_else_steps_them():
+def test_envs_of_a_training_must_be_reset_before_somebody_else_steps_them():
     model = tsp_model()
     model.learn(160)
     with pytest.raises(ValueError, match="call reset"):
@@ -166,21 +166,21 @@ def test_groups_that_end_earlier_are_encoded_alone():
     model.collect()
     assert model.policy.encoded[0] == 4
     assert max(model.policy.encoded[1:]) < 4
-    n_started = int(model.slots._round.view(4, 4)[:, 0].sum()) + 4
-    uncoded = int(model.slots._uncoded.sum())
+    n_started = int(model.groups._round.view(4, 4)[:, 0].sum()) + 4
+    uncoded = int(model.groups._uncoded.sum())
     assert sum(model.policy.encoded) == n_started - uncoded
 
 
 def test_a_change_of_weights_encodes_anew():
     model = tsp_model(Counting)
     model.collect()
-    model.slots.encode(model.policy, model.env)
+    model.groups.encode(model.policy, model.env)
     model.policy.encoded = []
-    model.slots.encode(model.policy, model.env)
+    model.groups.encode(model.policy, model.env)
     assert model.policy.encoded == []
     with th.no_grad():
         model.policy.embed.weight.mul_(1.5)
-    model.slots.encode(model.policy, model.env)
+    model.groups.encode(model.policy, model.env)
     assert model.policy.encoded == [4]
 
 
@@ -215,7 +215,7 @@ def test_the_rollout_holds_an_instance_once_per_group(make):
     instance = rollout.instances if isinstance(rollout.instances, th.Tensor) else rollout.instances["value"]
     assert len(instance) == rollout.n_groups
     assert th.equal(rollout.instance, rollout.group)
-    given = model.env.instance(group_seeds(model.slots.seed_word, rollout.seed_group))
+    given = model.env.instance(group_seeds(model.groups.seed_word, rollout.seed_group))
     each = given if isinstance(given, th.Tensor) else given["value"]
     assert th.equal(instance[rollout.instance], each)
     assert not isinstance(rollout.instances, dict) or set(rollout.instances) == {"value"}
@@ -273,11 +273,11 @@ def test_given_starts_are_the_instances_of_their_groups():
 
 @pytest.mark.parametrize("order", ["shuffle", "function"])
 def test_given_starts_keep_their_order_where_groups_are_of_unequal_length(order):
-    """Slots of short groups are far ahead of the others; idle ones ask for no start."""
-    asked = []
+    """Envs of short groups are far ahead of the others; idle ones ask for no start."""
+    requested = []
 
     def start_of(group):
-        asked.append(group)
+        requested.append(group)
         return group % 7
 
     starts = dict(starts=start_of) if order == "function" else dict(starts=[3, 4, 5], starts_order="shuffle")
@@ -286,10 +286,10 @@ def test_given_starts_keep_their_order_where_groups_are_of_unequal_length(order)
     for _ in range(3):
         rollout = model.collect()
         groups = rollout.seed_group.unique_consecutive().tolist()
-        n_asked = len(asked)
+        n_queried = len(requested)
         seeds = th.tensor([group % 7 if order == "function" else wanted.number(group) + 3 for group in groups])
         assert th.equal(rollout.instances["value"], Packing(1).instance(seeds)["value"])
-        assert n_asked == len(set(asked)) and min(asked, default=0) == 0
+        assert n_queried == len(set(requested)) and min(requested, default=0) == 0
 
 
 def test_groups_keep_their_instances_when_somebody_takes_the_envs_in_mid_rollout():
@@ -322,7 +322,7 @@ def test_a_minibatch_holds_whole_groups_and_every_row_once():
     assert sorted(seen) == sorted(batch.episode.tolist())
 
 
-def test_a_rollout_of_512_slots_of_tsp_50_takes_less_than_6_mb():
+def test_a_rollout_of_512_envs_of_tsp_50_takes_less_than_6_mb():
     model = GRPO(
         "SetPolicy", TSP(512, 50), group_size=8, n_groups=64, advantage="outcome", batch_size=4096,
         policy_kwargs={"width": 4, "n_layers": 1, "n_heads": 1}, seed=0,
@@ -421,7 +421,7 @@ def test_the_state_baseline_gets_the_features_of_every_step(options):
         obs = with_instances(map_obs(lambda x: x[row].unsqueeze(0), rollout.observations), own)  # noqa: B023
         th.testing.assert_close(features.steps[row], model.policy.features(obs)[0], rtol=1e-4, atol=1e-5)
         model.update(rollout)
-    assert np.isfinite(model.last_figures["train/explained_variance"])
+    assert np.isfinite(model.last_metrics["train/explained_variance"])
 
 
 @pytest.mark.parametrize(
@@ -552,8 +552,8 @@ def test_a_rollout_of_host_envs_holds_static_keys_once_per_episode(advantage):
         return sum(column.nbytes for column in buffer.steps["observations"].values()) / steps
 
     assert bytes_per_step(once) <= state_bytes and bytes_per_step(every) - bytes_per_step(once) == 4 * (5 + 1_000)
-    jobs = once.steps["jobs"][: once.pos].unique().tolist()
-    assert sorted(once._static) == jobs
+    episode_ids = once.steps["episode_ids"][: once.pos].unique().tolist()
+    assert sorted(once._static) == episode_ids
     assert all(parts["map"].untyped_storage().nbytes() == 4_000 for parts in once._static.values())
 
 

@@ -36,7 +36,7 @@ LAYERS = {
     "": "package",
     "types": "types",
     "config": "types",
-    "ranks": "types",
+    "distributed": "types",
     "files": "types",
     "plain": "types",
     "state": "types",
@@ -53,9 +53,9 @@ LAYERS = {
     "checkpoint": "algorithm",
     "evaluation": "algorithm",
     "export": "algorithm",
-    "figures": "algorithm",
+    "metrics": "algorithm",
     "grpo": "algorithm",
-    "learners": "algorithm",
+    "distributed_training": "algorithm",
     "logged_keys": "algorithm",
     "on_policy": "algorithm",
     "profiles": "algorithm",
@@ -83,8 +83,8 @@ HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_p
 #: Private members of libraries that offer no other way, and that may stay.
 OF_LIBRARIES = {
     ("callbacks.gamma.GammaCallback._on_rollout_start", "model._total_timesteps"),
-    ("learn.captured.Captured.gradient_step", "th._dynamo"),
-    ("learn.captured.Graph.__init__", "th._inductor"),
+    ("learn.compiled.CompiledFunctions.gradient_step", "th._dynamo"),
+    ("learn.compiled.Graph.__init__", "th._inductor"),
     ("envs.brax.make_brax_env", "envs._envs"),
     ("on_policy.GroupOnPolicyAlgorithm._wrap_env", "OnPolicyAlgorithm._wrap_env"),
     ("policies.heads.StateDependentNoiseHead.distribution", "dist._latent_sde"),
@@ -281,7 +281,7 @@ def test_every_name_in_the_table_of_layers_is_a_layer() -> None:
     ("code", "expected"),
     [
         ("from sb_grpo.maths.losses import Clip", {"maths.losses"}),
-        ("from sb_grpo import figures, GRPO", {"figures", ""}),
+        ("from sb_grpo import metrics, GRPO", {"metrics", ""}),
         ("import sb_grpo.envs.native as n, numpy", {"envs.native"}),
         ("from . import native\nfrom ..maths.losses import Clip", {"envs.native", "maths.losses"}),
         ("if TYPE_CHECKING:\n    from sb_grpo.grpo import GRPO", {"grpo"}),
@@ -290,7 +290,7 @@ def test_every_name_in_the_table_of_layers_is_a_layer() -> None:
     ],
 )
 def test_imports_are_found_wherever_they_stand(code: str, expected: set[str]) -> None:
-    modules = {"", "maths", "maths.losses", "figures", "grpo", "envs", "envs.native", "envs.random"}
+    modules = {"", "maths", "maths.losses", "metrics", "grpo", "envs", "envs.native", "envs.random"}
     assert set(imported(ast.parse(code), "envs.random", modules, False)) == expected
 
 

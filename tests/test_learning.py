@@ -9,7 +9,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb_grpo import GRPO
 from tests.helpers import ProbeEnv
-from zoo.training.building import build
+from zoo.training.experiment import build
 
 ESTIMATORS = ["outcome", "process", "step", "anchor", "state"]
 #: A late reward asks more of them, and all are asked for it.
@@ -69,7 +69,7 @@ def test_recurring_states_find_the_way_over_the_ice():
     model = GRPO("MlpPolicy", env, n_steps=128, advantage="anchor", learning_rate=1e-3, gamma=0.95, ent_coef=0.02, seed=0)
     with pytest.warns(UserWarning, match="alike"):
         model.learn(16_000)
-    assert model.last_figures["group/anchor_fraction"] > 0.9
+    assert model.last_metrics["group/anchor_fraction"] > 0.9
     assert np.mean([episode["r"] for episode in model.ep_info_buffer]) > 0.8
 
 

@@ -285,7 +285,7 @@ def test_masks_teach_what_cannot_be_learnt_without() -> None:
 )
 def test_bad_masks_are_named(masks: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
-        checked(masks, spaces.Discrete(4), 1, "of env {slot}")
+        checked(masks, spaces.Discrete(4), 1, "of env {index}")
 
 
 @pytest.mark.parametrize("space", [*SPACES, spaces.Discrete(4, start=3), spaces.MultiDiscrete([2, 3], start=[1, -1])], ids=str)
@@ -307,7 +307,7 @@ def test_random_actions_are_drawn_among_the_valid_ones(space: spaces.Space) -> N
 
 def test_a_choice_without_an_action_is_named() -> None:
     with pytest.raises(ValueError, match=r"of env 1 allows no action for choice 1"):
-        checked([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0]], spaces.MultiDiscrete([2, 3]), 2, "of env {slot}")
+        checked([[1, 1, 1, 0, 0], [1, 0, 0, 0, 0]], spaces.MultiDiscrete([2, 3]), 2, "of env {index}")
 
 
 @pytest.mark.parametrize("source", ["method", "info", "observation"])
@@ -365,13 +365,13 @@ def test_ppo_trains_on_the_env_afterwards_as_ever() -> None:
     PPO("MlpPolicy", venv, n_steps=32, batch_size=32, n_epochs=1).learn(64)
 
 
-def test_a_slot_without_a_valid_action_stops_the_tensor_path() -> None:
+def test_an_env_without_a_valid_action_stops_the_tensor_path() -> None:
     class Dead(TensorTMaze10):
         @property
         def action_masks(self) -> th.Tensor:
             return th.stack([self.state[:, 0] != 4] * 3, dim=1)
 
-    with pytest.raises(ValueError, match=r"action_masks of slot \d+ at step \d+ of this rollout allow no action"):
+    with pytest.raises(ValueError, match=r"action_masks of env \d+ at step \d+ of this rollout allow no action"):
         GRPO("MlpPolicy", Dead(16), n_steps=64, seed=0, device="cpu").learn(1024)
 
 
@@ -436,8 +436,8 @@ def test_action_masks_that_is_no_method_without_arguments_is_refused() -> None:
         def _masks(self) -> Any:
             return len(3)  # type: ignore[arg-type]
 
-    for kind, said in ((Array, "not callable"), (Asking, "missing 1 required positional argument: 'state'")):
-        for vec_env, words in ((DummyVecEnv, said), (SubprocVecEnv, "its own error stands above")):
+    for kind, message in ((Array, "not callable"), (Asking, "missing 1 required positional argument: 'state'")):
+        for vec_env, words in ((DummyVecEnv, message), (SubprocVecEnv, "its own error stands above")):
             made = make_vec_env(kind, 1, vec_env_cls=vec_env, wrapper_class=SeededResetWrapper)
             model = GRPO("MlpPolicy", made, n_steps=32, seed=0)
             with pytest.raises(ValueError, match=f"{words}.*a method without arguments that returns one mask"):

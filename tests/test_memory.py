@@ -1,4 +1,4 @@
-"""Policies with a memory: one step at a time and in stretches they are the same network, and they solve what needs one."""
+"""Policies with a memory: one step at a time and in sequences they are the same network, and they solve what needs one."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from stable_baselines3.common.vec_env import VecEnv, VecNormalize
 import sb_grpo.tasks.memory  # noqa: F401  # registers the tasks
 from sb_grpo import GRPO
 from sb_grpo.envs import make_tensor_env
-from sb_grpo.learn.minibatches import minibatches, portions, stretches
+from sb_grpo.learn.minibatches import minibatches, portions, sequence_numbers
 from sb_grpo.maths.losses import kl_k3
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.policies.beside import MEMORY, SEQUENCE
+from sb_grpo.policies.extra_inputs import MEMORY, SEQUENCE
 from sb_grpo.policies.memory import Memory
 from sb_grpo.tasks.memory.t_maze import TensorTMaze10
 from sb_grpo.types import Minibatch
@@ -30,8 +30,8 @@ KINDS = ["lstm", "gru"]
 
 @pytest.mark.parametrize("n_layers", [1, 2])
 @pytest.mark.parametrize("kind", KINDS)
-def test_steps_and_stretches_are_the_same_network(kind: str, n_layers: int) -> None:
-    """Stretches of 5, 1 and 3 steps: outputs, and the gradient that goes back through a stretch and not beyond it."""
+def test_steps_and_sequences_are_the_same_network(kind: str, n_layers: int) -> None:
+    """Sequences of 5, 1 and 3 steps: outputs, and the gradient that goes back through a sequence and not beyond it."""
     th.manual_seed(0)
     memory, x = Memory(kind, 4, 6, n_layers), th.randn(9, 4, requires_grad=True)
     sequence, state, outs, states = th.tensor([3, 3, 3, 3, 3, 0, 7, 7, 7]), None, [], []
@@ -87,30 +87,30 @@ def test_states_travel_as_recurrent_ppo_has_them() -> None:
         memory.from_parts(parts, 5, th.device("cpu"))
 
 
-def test_stretches_stay_within_episodes() -> None:
-    assert stretches(th.tensor([0, 0, 0, 0, 0, 2, 2, 5]), 2).tolist() == [0, 0, 1, 1, 2, 3, 3, 4]
+def test_sequences_stay_within_episodes() -> None:
+    assert sequence_numbers(th.tensor([0, 0, 0, 0, 0, 2, 2, 5]), 2).tolist() == [0, 0, 1, 1, 2, 3, 3, 4]
 
 
-def test_minibatches_hold_whole_stretches_and_weigh_like_all_rows() -> None:
+def test_minibatches_hold_whole_sequences_and_weigh_like_all_rows() -> None:
     n, episode = 100, th.arange(100) // 30
     rows = th.arange(n).float()
     obs = {"": rows.unsqueeze(1), MEMORY: th.zeros(n, 4)}
     batch = Minibatch(obs, rows, rows, rows, th.ones(n), episode)
-    together = stretches(episode, 8)
+    together = sequence_numbers(episode, 8)
     parts = list(minibatches(batch, 20, together))
     assert th.cat([part.actions for part in parts]).sort().values.tolist() == rows.tolist()
     for part in parts:
         assert isinstance(part.observations, dict)
         for number in part.observations[SEQUENCE].unique():
             held = part.actions[part.observations[SEQUENCE] == number]
-            assert held.tolist() == rows[together == number].tolist(), "a stretch is cut or out of order"
+            assert held.tolist() == rows[together == number].tolist(), "a sequence is cut or out of order"
     mean = sum((part.weights * part.advantages).mean() for part in parts) / len(parts)
     assert float(mean) == pytest.approx(float(rows.mean()))
 
 
-def test_portions_hold_whole_stretches() -> None:
-    rows, stretch = th.arange(13), th.tensor([0] * 4 + [7] * 4 + [2] * 2 + [3] * 2 + [5])
-    batch = Minibatch({"": rows, SEQUENCE: stretch}, rows, rows, rows, rows, rows)
+def test_portions_hold_whole_sequences() -> None:
+    rows, sequence = th.arange(13), th.tensor([0] * 4 + [7] * 4 + [2] * 2 + [3] * 2 + [5])
+    batch = Minibatch({"": rows, SEQUENCE: sequence}, rows, rows, rows, rows, rows)
     assert portions(batch, 6) == [(0, 4), (4, 10), (10, 13)] and portions(batch, 4) == [(0, 4), (4, 8), (8, 12), (12, 13)]
     assert portions(batch._replace(observations=rows), 6) == [(0, 6), (6, 12), (12, 13)]
     assert portions(batch, 13) == [(0, 13)] and portions(batch.map(lambda x: x[:0]), 6) == []
@@ -118,7 +118,7 @@ def test_portions_hold_whole_stretches() -> None:
 
 @pytest.mark.parametrize("surgery", [False, True])
 def test_the_gradient_is_the_same_in_portions(surgery: bool) -> None:
-    """What fits into memory at once cuts no stretch: gradients go back as far as without it."""
+    """What fits into memory at once cuts no sequence: gradients go back as far as without it."""
     found = []
     for micro in (None, 8, 20):
         model = GRPO(
@@ -146,7 +146,7 @@ class _Watched(ActorPolicy):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("advantage", ["state", "outcome"])
 def test_the_rollout_has_the_log_probabilities_of_the_acting(kind: str, advantage: str) -> None:
-    """Also of the steps that waited for their group, and in stretches: the memory at every stored step is the one it had."""
+    """Also of the steps that waited for their group, and in sequences: the memory at every stored step is the one it had."""
     kwargs = dict(memory=kind, memory_size=8)
     env = make_vec_env("CartPolePositions-v0", 4)
     model = GRPO(_Watched, env, n_steps=64, seed=0, advantage=advantage, group_size=4, policy_kwargs=kwargs)
@@ -158,8 +158,8 @@ def test_the_rollout_has_the_log_probabilities_of_the_acting(kind: str, advantag
         seen = th.cat(policy.__dict__["seen"])
         if advantage == "state":
             th.testing.assert_close(rollout.log_probs.sort().values, seen.sort().values)
-        stretch = {**rollout.observations, SEQUENCE: rollout.episode}
-        th.testing.assert_close(policy.log_prob(stretch, rollout.actions), rollout.log_probs, atol=1e-5, rtol=1e-5)
+        sequence = {**rollout.observations, SEQUENCE: rollout.episode}
+        th.testing.assert_close(policy.log_prob(sequence, rollout.actions), rollout.log_probs, atol=1e-5, rtol=1e-5)
         starts = rollout.t == 0
         assert bool(starts.any()) and not rollout.observations[MEMORY][starts].any()
         assert bool(rollout.observations[MEMORY][~starts].any(dim=1).all())
@@ -172,8 +172,8 @@ def test_tensor_envs_remember_alike(kind: str) -> None:
     )
     rollout = model.collect()
     assert rollout is not None and isinstance(rollout.observations, dict) and isinstance(rollout.final_observations, dict)
-    stretch = {**rollout.observations, SEQUENCE: rollout.episode}
-    th.testing.assert_close(model.policy.log_prob(stretch, rollout.actions), rollout.log_probs, atol=1e-5, rtol=1e-5)
+    sequence = {**rollout.observations, SEQUENCE: rollout.episode}
+    th.testing.assert_close(model.policy.log_prob(sequence, rollout.actions), rollout.log_probs, atol=1e-5, rtol=1e-5)
     # What an episode ends with is what one more step would begin with.
     last = th.cat([rollout.episode.diff().nonzero().squeeze(1), th.tensor([len(rollout.t) - 1])])
     obs = {key: part[last] for key, part in rollout.observations.items()}
@@ -181,17 +181,17 @@ def test_tensor_envs_remember_alike(kind: str) -> None:
     model.update(rollout)
 
 
-def test_the_figures_of_an_update_see_what_became_of_the_memory() -> None:
-    """How far a policy is from the one that acted shows in whole stretches; a row by itself begins from the old memory."""
+def test_the_metrics_of_an_update_see_what_became_of_the_memory() -> None:
+    """How far a policy is from the one that acted shows in whole sequences; a row by itself begins from the old memory."""
     kwargs: dict[str, Any] = dict(policy_kwargs=dict(memory="lstm", memory_size=8), learning_rate=0.1, n_epochs=1, seed=0)
     model = GRPO("MlpPolicy", make_vec_env("TMaze10-v0", 4), n_steps=64, **kwargs)
     rollout = model.collect()
     assert rollout is not None and isinstance(rollout.observations, dict)
     result = model.update(rollout)
-    stretch = {**rollout.observations, SEQUENCE: rollout.episode}
+    sequence = {**rollout.observations, SEQUENCE: rollout.episode}
     together, alone = (
         kl_k3(rollout.log_probs, model.policy.log_prob(obs, rollout.actions)).mean().item()
-        for obs in (stretch, rollout.observations)
+        for obs in (sequence, rollout.observations)
     )
     assert result.approx_kl == pytest.approx(together, rel=1e-3)
     assert together != pytest.approx(alone, rel=0.05)
@@ -292,7 +292,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (dict(policy_kwargs=dict(memory=None, n_layers=2)), "n_layers=2 has no effect without a memory"),
     (dict(policy_kwargs=dict(memory="lstm", lstm_hidden_size=8)), "lstm_hidden_size=8 .* use memory_size"),
     (dict(policy_kwargs=dict(enable_critic_lstm=True)), "enable_critic_lstm=True .* there is no critic"),
-    (dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=64)), "longer than any stretch"),
+    (dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=64)), "longer than any sequence"),
     (dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=0)), "sequence_length=0 must be"),
     (
         dict(policy_kwargs=dict(memory="gru"), update_kwargs=dict(sequence_length=16, micro_batch_size=8)),

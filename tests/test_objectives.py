@@ -32,8 +32,8 @@ class TwoGoals(ProbeEnv):
     def step(self, action):
         obs, reward, terminated, truncated, info = super().step(action)
         rewards = {"win": self.win * reward, "cost": self.cost * float(self.np_random.random() < 0.5), "unused": 7.0}
-        told = rewards if self.form is dict else np.array([rewards["win"], rewards["cost"]])
-        return obs, 0.0, terminated, truncated, {**info, "rewards": told}
+        reported = rewards if self.form is dict else np.array([rewards["win"], rewards["cost"]])
+        return obs, 0.0, terminated, truncated, {**info, "rewards": reported}
 
 
 class TensorGoals(FunctionalTensorEnv):
@@ -198,18 +198,18 @@ def test_only_the_normalised_sum_learns_the_small_objective():
     assert right["each"] > 0.9 and right["each"] > right["sum"] + 0.1
 
 
-class Told(ProbeEnv):
-    def __init__(self, told):
+class Reports(ProbeEnv):
+    def __init__(self, reported):
         super().__init__("action")
-        self.told = told
+        self.reported = reported
 
     def step(self, action):
         *rest, info = super().step(action)
-        return *rest, info | self.told
+        return *rest, info | self.reported
 
 
 @pytest.mark.parametrize(
-    ("told", "says"),
+    ("reported", "says"),
     [
         ({}, "the info of env 0 has no 'rewards'. Report the reward of every step by objective"),
         ({"rewards": {"win": 1.0}}, r"objectives has weights for \['cost'\], but info\['rewards'\] of env 0 holds \['win'\]"),
@@ -218,9 +218,9 @@ class Told(ProbeEnv):
         ({"rewards": {"win": math.inf, "cost": 0.0}}, "for the objective 'win' is inf"),
     ],
 )
-def test_rewards_that_make_no_sense(told, says):
+def test_rewards_that_make_no_sense(reported, says):
     model = GRPO(
-        "MlpPolicy", DummyVecEnv([lambda: Told(told)] * 2), rewards=dict(objectives={"win": 1.0, "cost": 0.1}), **SMALL
+        "MlpPolicy", DummyVecEnv([lambda: Reports(reported)] * 2), rewards=dict(objectives={"win": 1.0, "cost": 0.1}), **SMALL
     )
     before = weights(model)
     with pytest.raises(ValueError, match=says):
@@ -232,7 +232,7 @@ def test_a_tensor_env_whose_objectives_are_not_finite():
     model = GRPO(
         "MlpPolicy", TensorGoals(4, broken=True), rewards=dict(objectives={"win": 1.0, "cost": 1.0}), device="cpu", **SMALL
     )
-    with pytest.raises(ValueError, match="reward by objective of slot 0 is not finite at step 0"):
+    with pytest.raises(ValueError, match="reward by objective of env 0 is not finite at step 0"):
         model.learn(100)
 
 

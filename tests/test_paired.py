@@ -15,13 +15,13 @@ from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO, Rollout
 from sb_grpo.baselines.paired import (
-    STRETCHES,
+    PERIODS,
     Moments,
     Pairing,
     correlated,
     fitted_coefficient,
     level_of_others,
-    stretch,
+    period,
 )
 from sb_grpo.maths.returns import Residuals
 from tests.helpers import make_rollout
@@ -61,13 +61,13 @@ def test_coefficient_by_hand() -> None:
     assert th.allclose(fitted_coefficient(th.tensor([2 / 3, 0.0, -0.5]), part, n), th.tensor([2 / 3, 0.8, 0.0, 0.0]))
 
 
-def test_a_common_level_is_no_luck() -> None:
+def test_a_common_level_is_no_noise() -> None:
     """Residuals of 5 on average with nothing in common beside the level: the correlation is that of centred ones."""
     of_part = correlated(Moments(*th.tensor([[4.0, 20.0, 20.0, 100.0, 112.0]]).unbind(1)))
     assert of_part.tolist() == [[4.0, 0.0]]
 
 
-def test_a_baseline_that_lags_is_no_luck() -> None:
+def test_a_baseline_that_lags_is_no_noise() -> None:
     """Every rollout lies as a whole below or above what was expected, by far more than its rows differ: nothing is paired."""
     th.manual_seed(0)
     pairing, rollout = Pairing(), rollout_of([50] * 16, sorted(list(range(4)) * 4))
@@ -75,7 +75,7 @@ def test_a_baseline_that_lags_is_no_luck() -> None:
         values = lag + th.randn(800)
         after = pairing(plain(values), rollout)
         assert after.var() < 1.05 * values.var()
-    assert pairing.figures["group/paired_coef"] < 0.1
+    assert pairing.metrics["group/paired_coef"] < 0.1
 
 
 def test_level_of_others_by_hand() -> None:
@@ -100,13 +100,13 @@ def test_a_rollout_of_large_residuals_counts_as_one() -> None:
     assert 0.05 < (common.sum() / rows.sum()).item() < 0.2
 
 
-def test_stretches() -> None:
+def test_sequences() -> None:
     t = th.tensor([0, 7, 8, 23, 24, 55, 56, 10**6])
-    assert stretch(t).tolist() == [0, 0, 1, 1, 2, 2, 3, STRETCHES - 1]
+    assert period(t).tolist() == [0, 0, 1, 1, 2, 2, 3, PERIODS - 1]
 
 
 def test_nobody_is_compared_with_itself() -> None:
-    """A member's peers' mean stays as it is whatever its own residual is; its peers' means move."""
+    """The mean of the other members stays as it is whatever its own residual is; the other members' means move."""
     pairing, rollout = Pairing(coefficient=1.0), rollout_of([3, 3, 3], [0, 0, 0])
     values = th.randn(9)
     before = pairing(plain(values), rollout)
@@ -117,7 +117,7 @@ def test_nobody_is_compared_with_itself() -> None:
     assert th.allclose(after[3:] - before[3:], th.full((6,), -50.0), atol=1e-4)
 
 
-def test_peers_are_seen_under_the_values_that_a_row_had_no_part_in() -> None:
+def test_other_members_are_seen_under_the_values_that_a_row_had_no_part_in() -> None:
     """Two folds: what a member is compared with comes from its own fold's column, whatever the other column holds."""
     by_fold = th.tensor([[1.0, 70.0], [30.0, 4.0]])
     fold = th.tensor([0, 1])
@@ -128,29 +128,29 @@ def test_peers_are_seen_under_the_values_that_a_row_had_no_part_in() -> None:
 def test_no_group_has_a_part_in_its_own_coefficient() -> None:
     rollout = rollout_of([5] * 12, [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2])
     th.manual_seed(0)
-    luck = th.randn(3, 1, 5).expand(3, 4, 5)
-    values = (luck + 0.3 * th.randn(3, 4, 5)).flatten()
+    noise = th.randn(3, 1, 5).expand(3, 4, 5)
+    values = (noise + 0.3 * th.randn(3, 4, 5)).flatten()
 
     def coefficients(of: th.Tensor) -> th.Tensor:
         pairing = Pairing()
         after, residuals = pairing(plain(of), rollout), plain(of)
-        peers = residuals.own - Pairing(coefficient=1.0)(residuals, rollout)
-        return (of - after) / peers
+        others = residuals.own - Pairing(coefficient=1.0)(residuals, rollout)
+        return (of - after) / others
 
     before, changed = coefficients(values), values.clone()
     changed[:20] *= -7.0
     after = coefficients(changed)
     assert th.allclose(before[:20], after[:20], atol=1e-5)
     assert not th.allclose(before[20:], after[20:], atol=1e-3)
-    assert bool((before > 0.5).all())  # nearly all is luck here
+    assert bool((before > 0.5).all())  # nearly all is noise here
 
 
 def test_members_one_after_the_other() -> None:
-    """A slot alone runs the members in turn: the later ones meet what the earlier ones got, until the group is complete."""
+    """An env alone runs the members in turn: the later ones meet what the earlier ones got, until the group is complete."""
     pairing = Pairing(coefficient=1.0)
     first, second = (rollout_of([2], [0])._replace(seed_group=th.tensor([g])) for g in (7, 8))
     assert pairing(plain(th.tensor([1.0, 2.0])), first).tolist() == [1.0, 2.0]
-    assert pairing.figures == {"group/paired_fraction": 0.0}
+    assert pairing.metrics == {"group/paired_fraction": 0.0}
     assert pairing(plain(th.tensor([10.0, 20.0])), first).tolist() == [9.0, 18.0]
     assert pairing(plain(th.tensor([4.0, 6.0])), first).tolist() == [4.0 - 5.5, 6.0 - 11.0]
     assert pairing(plain(th.tensor([1.0, 1.0])), second).tolist() == [1.0, 1.0]
@@ -158,22 +158,22 @@ def test_members_one_after_the_other() -> None:
 
 
 def test_cut_episodes_go_on_where_they_were() -> None:
-    """Peers are matched by the step's number in the episode, not in the rollout."""
+    """Other members are matched by the step's number in the episode, not in the rollout."""
     pairing = Pairing(coefficient=1.0)
     pairing(plain(th.tensor([1.0, 2.0, 3.0, 4.0])), rollout_of([2, 2], [0, 0]))
     after = pairing(plain(th.tensor([10.0, 20.0])), rollout_of([1, 1], [0, 0], start=2))
     assert after.tolist() == [-10.0, 10.0]
 
 
-def bandit(luck: float, pairs: str, groups: int = 4000, members: int = 4, steps: int = 3) -> th.Tensor:
-    """Policy gradients ``[groups]`` of an input-driven MDP: action 1 pays 1 more, and every step has its luck.
+def bandit(noise: float, pairs: str, groups: int = 4000, members: int = 4, steps: int = 3) -> th.Tensor:
+    """Policy gradients ``[groups]`` of an input-driven MDP: action 1 pays 1 more, and every step has its noise.
 
     The policy takes action 1 with probability 1/2 by one logit, so the score is a - 1/2, and the gradient of the expected
     return of ``steps`` steps is steps / 4.
     """
     th.manual_seed(0)
     action = th.randint(2, (groups, members, steps)).float()
-    reward = action + luck * th.randn(groups, 1, steps)
+    reward = action + noise * th.randn(groups, 1, steps)
     to_go = reward.flip(2).cumsum(2).flip(2)
     to_go -= to_go.mean()  # as the loss does
     rollout = rollout_of([steps] * (groups * members), sorted(list(range(groups)) * members))
@@ -185,7 +185,7 @@ def bandit(luck: float, pairs: str, groups: int = 4000, members: int = 4, steps:
 
 
 def test_the_gradient_stays_and_its_noise_goes() -> None:
-    """Unbiased to within four standard errors, with a thirtieth of the variance; a member among its own peers is not."""
+    """Unbiased to within four standard errors, with a thirtieth of the variance; a member among the other members is not."""
     truth = 3 / 4
 
     def off(gradients: th.Tensor) -> float:
@@ -196,16 +196,16 @@ def test_the_gradient_stays_and_its_noise_goes() -> None:
     assert off(paired) < 4
     assert paired.var() < 0.03 * without.var()
     assert off(included) > 20
-    assert abs(included.mean().item() - truth * 3 / 4) < 0.01  # a quarter of the signal is subtracted with the luck
+    assert abs(included.mean().item() - truth * 3 / 4) < 0.01  # a quarter of the signal is subtracted with the noise
 
 
-def test_without_luck_nothing_is_lost() -> None:
+def test_without_noise_nothing_is_lost() -> None:
     """Members that share nothing: the coefficient is 0 but for its own noise."""
     assert bandit(0.0, "fitted").var() < 1.02 * bandit(0.0, "none").var()
 
 
 class Dice(gym.Env):
-    """Luck is drawn in ``step``: the reward is a die's deviation plus a tenth for action 1."""
+    """Noise is drawn in ``step``: the reward is a die's deviation plus a tenth for action 1."""
 
     observation_space, action_space = spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2)
 
@@ -225,17 +225,17 @@ def dice_model(**kwargs) -> GRPO:
 
 
 def test_only_what_members_share_can_be_subtracted() -> None:
-    """The causal test: the same env, luck shared or drawn by every member for itself."""
-    shared = dice_model().learn(1600).last_figures
+    """The causal test: the same env, noise shared or drawn by every member for itself."""
+    shared = dice_model().learn(1600).last_metrics
     with pytest.warns(UserWarning, match="nothing is left to pair"):
         own = dice_model(group_kwargs=dict(shared_noise=False))
-    own_figures = own.learn(1600).last_figures
-    assert shared["group/paired_fraction"] == own_figures["group/paired_fraction"] == 1.0
+    own_metrics = own.learn(1600).last_metrics
+    assert shared["group/paired_fraction"] == own_metrics["group/paired_fraction"] == 1.0
     assert shared["group/paired_variance"] < 0.05 and shared["group/paired_coef"] > 0.95
-    assert own_figures["group/paired_variance"] > 0.8 and own_figures["group/paired_coef"] < 0.5
+    assert own_metrics["group/paired_variance"] > 0.8 and own_metrics["group/paired_coef"] < 0.5
 
 
-def test_one_slot_has_pairs_with_earlier_rollouts() -> None:
+def test_one_env_has_pairs_with_earlier_rollouts() -> None:
     model = GRPO(
         "MlpPolicy",
         make_vec_env(Dice, 1),
@@ -250,7 +250,7 @@ def test_one_slot_has_pairs_with_earlier_rollouts() -> None:
     fractions = []
     for _ in range(8):
         model.learn(20, reset_num_timesteps=False)
-        fractions.append(model.last_figures["group/paired_fraction"])
+        fractions.append(model.last_metrics["group/paired_fraction"])
     assert fractions == [0.0, 1.0, 1.0, 1.0] * 2
 
 
@@ -270,9 +270,9 @@ def test_goes_with_other_options(kwargs: dict) -> None:
 
     model = GRPO("MlpPolicy", make_vec_env(Vector, 8), seed=0, device="cpu", batch_size=32,
                  **(dict(n_steps=40, group_size=4, advantage_kwargs=dict(paired=True)) | kwargs))  # fmt: skip
-    figures = model.learn(1200).last_figures
-    assert figures["group/paired_fraction"] == 1.0
-    assert figures["group/paired_variance"] < 0.1
+    metrics = model.learn(1200).last_metrics
+    assert metrics["group/paired_fraction"] == 1.0
+    assert metrics["group/paired_variance"] < 0.1
 
 
 def test_what_is_learnt_is_saved_and_may_come_and_go(tmp_path) -> None:
@@ -293,7 +293,7 @@ def test_what_is_learnt_is_saved_and_may_come_and_go(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("kwargs", "message"),
     [
-        (dict(group_size=1), "group_size=1 gives a member no peers. Use group_size >= 2, or paired=False"),
+        (dict(group_size=1), "group_size=1 leaves no other members in a group. Use group_size >= 2, or paired=False"),
         (
             dict(multitask=dict(grouping="length"), normalize_advantage="group"),
             "grouping='length' compares episodes of different seeds",
@@ -330,7 +330,7 @@ def test_the_pages_snippet_runs_as_it_stands() -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     found: dict = {}
     exec(compile(snippet.replace("20_000", "4_096"), "snippet", "exec"), found)
-    assert found["model"].last_figures["group/paired_fraction"] == 1.0
+    assert found["model"].last_metrics["group/paired_fraction"] == 1.0
 
 
 def test_no_warning_where_there_is_nothing_to_warn_of() -> None:

@@ -80,13 +80,13 @@ PUBLIC: dict[str, set[str]] = {
     "sb_grpo.envs.gymnasium_vector": {"GymnasiumVectorEnv"},
     "sb_grpo.envs.host_simulator": {"HostSimulatorEnv"},
     "sb_grpo.tasks.input_driven.references": {"REFERENCES", "episode_returns", "evaluate_reference"},
-    "sb_grpo.envs.luck": {
-        "EpisodeLuck",
-        "LuckyTensorEnv",
+    "sb_grpo.envs.noise": {
+        "EpisodeNoise",
+        "NoisyTensorEnv",
         "clock",
         "exponential",
         "geometric",
-        "luck",
+        "step_noise",
         "normal",
         "pareto",
         "read_clock",

@@ -12,21 +12,19 @@ from stable_baselines3.common.logger import HumanOutputFormat
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from sb_grpo import GRPO
-from sb_grpo.policies.beside import MASK, MEMORY
+from sb_grpo.policies.extra_inputs import MASK, MEMORY
+from tests.explorer_reference import read_recording, rollout_of
 from tests.test_masks import Moody
+from zoo import record
 from zoo.common.command_line import BadInput
-from zoo.record import main
-from zoo.recording import policy_figures as figures
-from zoo.recording.document import VERSION, read, rollout_of, rounded
-from zoo.recording.episodes import collect, group_seeds
-from zoo.recording.history import History
+from zoo.record import VERSION, History, collect, group_seeds, main, rounded
 
 
 def test_members_share_a_start_and_every_task_has_its_groups(tmp_path: Path) -> None:
     file = tmp_path / "a" / "rollout.json"
     tasks = ["--env", "CartPoleTasks-v0", "--groups", "4", "--members", "2", "--max-steps", "30", "--steps", "1"]
     assert main([*tasks, "--out", str(file)]) == 0
-    document = read(file)
+    document = read_recording(file)
     rollout, values, final = rollout_of(document)
     assert document["version"] == VERSION and len(document["tasks"]) == 4
     assert sorted(document["episodes"]["task"]) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -39,7 +37,7 @@ def test_members_share_a_start_and_every_task_has_its_groups(tmp_path: Path) -> 
 def test_scores_are_gradients_of_log_probabilities() -> None:
     model = GRPO("MlpPolicy", "CartPole-v1", seed=0)
     rollout = collect(gym.make("CartPole-v1"), model.policy, 2, 2, 10, 0)
-    scores = figures.scores(model.policy, rollout)
+    scores = record.score_columns(model.policy, rollout)
     with th.no_grad():
         p = model.policy.get_distribution(rollout.observations).distribution.probs  # type: ignore[attr-defined]
     assert th.allclose(scores, th.nn.functional.one_hot(rollout.actions, 2) - p, atol=1e-6)
@@ -62,23 +60,23 @@ def test_masks_are_kept_and_so_is_what_the_policy_remembers(source: str) -> None
         assert state is not None
         after = memory[t + 1] if t < 14 else rollout.final_observations[MEMORY][0]  # type: ignore[call-overload]
         assert np.allclose(state[0].ravel(), after, atol=1e-6)
-    assert bool(figures.ratios_after_update(model.policy, rollout, th.ones(90), 0).isfinite().all())
+    assert bool(record.ratios_after_update(model.policy, rollout, th.ones(90), 0).isfinite().all())
 
 
 def test_a_policy_with_a_memory_is_recorded_from_the_command_line(tmp_path: Path) -> None:
     file, settings = tmp_path / "x.json", ["policy_kwargs:dict(memory='lstm')", "n_steps:32"]
     short = ["--groups", "2", "--members", "2", "--max-steps", "9", "--steps", "1"]
     assert main(["--env", "TMaze10-v0", "--out", str(file), *short, "--hyperparams", *settings]) == 0
-    assert len(read(file)["steps"]["observation"]) == gym.make("TMaze10-v0").observation_space.shape[0]  # type: ignore[index]
+    assert len(read_recording(file)["steps"]["observation"]) == gym.make("TMaze10-v0").observation_space.shape[0]  # type: ignore[index]
 
 
 def test_an_update_without_signal_leaves_ratios_at_one() -> None:
     model = GRPO("MlpPolicy", "CartPole-v1", seed=0)
     rollout = collect(gym.make("CartPole-v1"), model.policy, 2, 2, 10, 0)
     assert th.equal(
-        figures.ratios_after_update(model.policy, rollout, th.zeros(len(rollout.rewards)), 0), th.ones_like(rollout.rewards)
+        record.ratios_after_update(model.policy, rollout, th.zeros(len(rollout.rewards)), 0), th.ones_like(rollout.rewards)
     )
-    moved = figures.ratios_after_update(model.policy, rollout, th.ones(len(rollout.rewards)), 0)
+    moved = record.ratios_after_update(model.policy, rollout, th.ones(len(rollout.rewards)), 0)
     assert bool((moved != 1).any())
 
 

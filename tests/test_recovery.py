@@ -67,7 +67,7 @@ def test_steps_far_too_large_become_smaller_until_the_training_learns(capsys):
     assert model.policy.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * model.lr_scale)
     assert recovery.reasons[0].startswith(("The rule kl is broken", "The rule entropy is broken"))
     assert "Recovery: 1 of 3, at step" in capsys.readouterr().out
-    assert model.last_figures["train/mean_entropy"] > 0.02
+    assert model.last_metrics["train/mean_entropy"] > 0.02
 
 
 def test_a_healthy_training_is_the_same_with_and_without():

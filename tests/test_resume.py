@@ -81,7 +81,7 @@ def went_on(make: Callable[[], Any], rollouts: int, saver: Saver, callbacks: Cal
     """A run that nobody stopped."""
     model, rows = GRPO(env=make(), seed=1, device="cpu", **{"policy": "MlpPolicy", **SMALL, **kwargs}), Rows()
     model.set_logger(Logger(None, [rows]))
-    steps = model.steps_per_env * model.n_envs if model.n_groups is None else model.n_groups * model.members * 200
+    steps = model.steps_per_env * model.n_envs if model.n_groups is None else model.n_groups * model.current_group_size * 200
     model.learn(rollouts * steps, [saver, *callbacks()])
     return model, rows.rows
 
@@ -101,8 +101,8 @@ def resumed(make: Callable[[], Any], saver: Saver, callbacks: Callbacks) -> tupl
 
 #: Times, and what points at the file system, at code or at other models' callbacks.
 NOT_COMPARED = {
-    "start_time", "_logger", "captured", "_callback_in_use", "_own_loop", "callback", "_start", "lr_schedule", "locals",
-    "_custom_logger", "_runs_due", "calls", "_left_at", "_hold", "observation_space", "action_space", "fast_predict",
+    "start_time", "_logger", "compiled", "_callback_in_use", "_own_loop", "callback", "_start", "lr_schedule", "locals",
+    "_custom_logger", "_runs_due", "calls", "_left_at", "_ownership", "observation_space", "action_space", "fast_predict",
     "_last_original_obs", "model", "policy_class", "spec", "_num_timesteps_at_start", "buffer_size",
     "envs", "buf_infos",
 }  # fmt: skip
@@ -150,7 +150,7 @@ def trimmed(model: GRPO) -> GRPO:
     for episode in model.ep_info_buffer:
         episode.pop("t", None)
     model.rollout_buffer.reset()
-    for name in ("observations", "actions", "rewards", "jobs", "t", "ends", "next_observations", "log_probs"):
+    for name in ("observations", "actions", "rewards", "episode_ids", "t", "ends", "next_observations", "log_probs"):
         vars(model.rollout_buffer).pop(name, None)
     for name in ("finished_return", "extra"):
         vars(model.rollout_buffer).pop(name, None)
@@ -467,11 +467,11 @@ CHANGES: list[tuple[tuple[Any, ...], Any]] = [
     (("loop", "random", "python"), None),
     (("loop", "random", "torch"), th.zeros(3, dtype=th.uint8)),
     (("own", "ep_success_buffer"), {":deque": 1.0, ":length": 5}),
-    (("learners", "estimator"), {}),
+    (("trainable_parts", "estimator"), {}),
     (("buffer",), None),
     (("action_space", "state", "inc"), 2**200),
 ]
-PLAUSIBLE = [(("own", "_base_seed"), []), (("slots", "group_size"), 3), (("loop", "iteration"), "2")]
+PLAUSIBLE = [(("own", "_base_seed"), []), (("groups", "group_size"), 3), (("loop", "iteration"), "2")]
 
 
 @pytest.mark.parametrize(
@@ -630,13 +630,13 @@ def test_copies_are_made_while_a_model_learns(way):
 
 
 @pytest.mark.parametrize("way", COPIES.values(), ids=COPIES)
-def test_a_copy_of_captured_execution_captures_its_own(way):
+def test_a_copy_of_compiled_execution_compiles_its_own(way):
     """The baseline of a copy predicts with the weights of the copy, in a graph of its own."""
     model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4), compile=True, device="cpu", **SMALL)
     other = way(model)
     assert other.estimator.fast_predict.baseline is other.estimator is not model.estimator
-    assert other.captured._predict.compiled not in (None, model.captured._predict.compiled)
-    assert other.estimator.fast_predict.graph is other.captured._predict
+    assert other.compiled._predict.compiled not in (None, model.compiled._predict.compiled)
+    assert other.estimator.fast_predict.graph is other.compiled._predict
 
 
 class Asks(BaseCallback):

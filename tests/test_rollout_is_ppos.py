@@ -14,9 +14,9 @@ from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnvWrapper, VecFrameStack, VecNormalize
 
 from sb_grpo import GRPO, MlpPolicy, SeededResetWrapper
-from sb_grpo.collect.slots import GroupSlots
+from sb_grpo.collect.groups import HostGroups
 from sb_grpo.envs import make_tensor_env
-from sb_grpo.envs.hold import hold_of
+from sb_grpo.envs.ownership import ownership_of
 from sb_grpo.maths.returns import gae
 
 SEED, N_ENVS, N_STEPS, N_ROLLOUTS, GROUP_SIZE = 3, 4, 50, 3, 8
@@ -33,28 +33,28 @@ class Actions(BaseCallback):
     """Notes the actions of a GRPO training, and whose they were."""
 
     def _on_training_start(self) -> None:
-        self.actions, self.jobs = [], []
+        self.actions, self.episode_ids = [], []
 
     def _on_step(self) -> bool:
         self.actions.append(th.as_tensor(self.locals["actions"]).clone())
-        self.jobs.append(self.model.slots.job.copy())
+        self.episode_ids.append(self.model.groups.episode_id.copy())
         return True
 
 
 class Grouped(BaseCallback):
-    """Hands every slot of PPO the seed of its next episode, as GRPO does."""
+    """Hands every env of PPO the seed of its next episode, as GRPO does."""
 
-    def __init__(self, slots: GroupSlots) -> None:
+    def __init__(self, groups: HostGroups) -> None:
         super().__init__()
-        self.slots = slots
+        self.groups = groups
 
     def _on_training_start(self) -> None:
-        self.slots.started_all(self.training_env)
-        hold_of(self.training_env).actor = self.slots  # PPO's steps are to consume the seeds
+        self.groups.started_all(self.training_env)
+        ownership_of(self.training_env).actor = self.groups  # PPO's steps are to consume the seeds
 
     def _on_step(self) -> bool:
         ended = self.locals["dones"].nonzero()[0].tolist()
-        self.slots.step(self.training_env, self.slots.starts(self.training_env, ended))
+        self.groups.step(self.training_env, self.groups.starts(self.training_env, ended))
         return True
 
 
@@ -71,7 +71,7 @@ def of_grpo(env_id: str) -> SimpleNamespace:
     model.compute_advantages = look
     notes = Actions()
     model.learn(N_ROLLOUTS * N_STEPS * N_ENVS, callback=notes)
-    return SimpleNamespace(rollouts=rollouts, actions=notes.actions, jobs=notes.jobs, model=model, env=env)
+    return SimpleNamespace(rollouts=rollouts, actions=notes.actions, episode_ids=notes.episode_ids, model=model, env=env)
 
 
 def of_ppo(env_id: str, ours: SimpleNamespace) -> SimpleNamespace:
@@ -81,8 +81,8 @@ def of_ppo(env_id: str, ours: SimpleNamespace) -> SimpleNamespace:
     weights = ours.model.policy.state_dict()
     named = {f"mlp_extractor.{name}" if name.startswith("policy_net") else name: value for name, value in weights.items()}
     model.policy.load_state_dict(named, strict=False)
-    slots = GroupSlots(N_ENVS, GROUP_SIZE, SEED)  # PPO's envs get the seeds that GRPO's had
-    slots.queue_all(env)
+    groups = HostGroups(N_ENVS, GROUP_SIZE, SEED)  # PPO's envs get the seeds that GRPO's had
+    groups.queue_all(env)
 
     given, buffers = iter(ours.actions), []
 
@@ -96,7 +96,7 @@ def of_ppo(env_id: str, ours: SimpleNamespace) -> SimpleNamespace:
         buffers.append({name: th.as_tensor(getattr(model.rollout_buffer, name).copy()) for name in names})
 
     model.policy.forward, model.train = forward, train
-    model.learn(N_ROLLOUTS * N_STEPS * N_ENVS, callback=Grouped(slots))
+    model.learn(N_ROLLOUTS * N_STEPS * N_ENVS, callback=Grouped(groups))
     return SimpleNamespace(buffers=buffers, critic=model.policy.predict_values, env=env)
 
 
@@ -105,8 +105,8 @@ def test_a_rollout_is_that_of_ppo(env_id):
     ours = of_grpo(env_id)
     theirs = of_ppo(env_id, ours)
     for k, (rollout, buffer) in enumerate(zip(ours.rollouts, theirs.buffers, strict=True)):
-        jobs = np.array(ours.jobs[k * N_STEPS : (k + 1) * N_STEPS]).flatten()
-        order = th.as_tensor(np.argsort(jobs, kind="stable"))  # by episode, and by time within
+        episode_ids = np.array(ours.episode_ids[k * N_STEPS : (k + 1) * N_STEPS]).flatten()
+        order = th.as_tensor(np.argsort(episode_ids, kind="stable"))  # by episode, and by time within
         rows = {name: column.flatten(0, 1)[order].squeeze() for name, column in buffer.items()}
         th.testing.assert_close(rollout.observations, rows["observations"], rtol=0, atol=0)
         assert bool((rollout.actions.squeeze() == rows["actions"]).all())
@@ -513,14 +513,14 @@ def test_a_rollouts_end_tells_as_many_steps_as_ppos():
         def _on_rollout_end(self) -> None:
             self.said = self.locals["n_steps"], self.locals["n_rollout_steps"]
 
-    said = []
+    messages = []
     for algorithm in (PPO, GRPO):
         algorithm("MlpPolicy", "CartPole-v1", n_steps=64, batch_size=32, device="cpu").learn(64, last := Last())
-        said.append(last.said)
-    assert said == [(64, 64), (64, 64)]
+        messages.append(last.said)
+    assert messages == [(64, 64), (64, 64)]
 
 
-def test_figures_of_an_update_are_not_seen_by_a_network_that_counts():
+def test_metrics_of_an_update_are_not_seen_by_a_network_that_counts():
     """As often as PPO's: every batch that acts or learns, none that is only measured."""
 
     class Counting(BaseFeaturesExtractor):

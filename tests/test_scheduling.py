@@ -29,7 +29,7 @@ ONE = th.zeros(1, dtype=th.int64)
 
 
 def played(env: Any, choose: Any, seed: int = 0) -> tuple[list[int], list[list[float]], float, float]:
-    """Play one slot: actions, states before them, return, cost."""
+    """Play one env: actions, states before them, return, cost."""
     env.reset_all(th.full((env.num_envs,), seed))
     actions: list[int] = []
     states = []
@@ -71,7 +71,7 @@ def simulated(jobs: Jobs, duration: np.ndarray, order: list[int]) -> tuple[list[
 
 
 def jobs_of(env: Any) -> Jobs:
-    """Instance of the env's first slot."""
+    """Instance of the env's first env."""
     found = {name: part[0].numpy() for name, part in env.instances.items()}
     names = tuple(map(str, range(env.n_jobs)))
     return Jobs("", found["machine"], found["expected"], found["n_ops"], found["release"], found["weight"], names,
@@ -504,7 +504,7 @@ def test_maskable_ppo_runs_on_the_host_version() -> None:
 
 
 def command(*arguments: Any) -> int:
-    return run("zoo.solve", zoo_solve.body, [*map(str, arguments), "--num-threads", "-1"])
+    return run("zoo.solve", zoo_solve.main, [*map(str, arguments), "--num-threads", "-1"])
 
 
 def test_a_job_list_becomes_a_schedule_and_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

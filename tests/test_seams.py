@@ -18,8 +18,8 @@ from torch import nn
 
 from sb_grpo import GRPO, AdvantageOptions, Clipped, Estimate, Features, Loss, Rollout, Step, UpdateResult
 from sb_grpo.callbacks import CurriculumCallback, GammaCallback, RecoveryCallback
-from sb_grpo.collect import columns
-from sb_grpo.collect.columns import Column, HostStep, Wanted
+from sb_grpo.collect import extra_fields
+from sb_grpo.collect.extra_fields import FieldSettings, FieldSpec, HostStep
 from sb_grpo.envs import make_tensor_env
 from sb_grpo.maths.estimators import centre_and_scale
 from sb_grpo.maths.returns import gae
@@ -70,7 +70,7 @@ def test_a_critic_is_one_class(env: str, tmp_path: Path) -> None:
     model.learn(512)
     assert model.normalize_advantage == "batch" and not model.whole_episodes
     assert any(not p.equal(q) for p, q in zip(model.estimator.parameters(), before, strict=True))
-    assert model.last_figures["train/critic_loss"] == 0.5
+    assert model.last_metrics["train/critic_loss"] == 0.5
     model.save(tmp_path / "model")
     loaded = GRPO.load(tmp_path / "model", env=venv, device="cpu")
     th.testing.assert_close(loaded.estimator.state_dict(), model.estimator.state_dict())
@@ -132,13 +132,13 @@ def test_a_loss_is_one_class() -> None:
 def test_a_column_is_one_entry_of_the_schema(env: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cart's position before (host) or after (tensor) the step, read back from the rollout and from minibatches."""
 
-    def position(wanted: Wanted) -> Column:
+    def position(wanted: FieldSettings) -> FieldSpec:
         def host(step: HostStep) -> np.ndarray:
             return step.raw_obs[:, :1]
 
-        return Column("position", (1,), th.float32, False, host, lambda env, returns: env.observations[:, :1])
+        return FieldSpec("position", (1,), th.float32, False, host, lambda env, returns: env.observations[:, :1])
 
-    monkeypatch.setattr(columns, "SCHEMA", [*columns.SCHEMA, position])
+    monkeypatch.setattr(extra_fields, "SCHEMA", [*extra_fields.SCHEMA, position])
     venv = make_vec_env("CartPole-v1", 2, seed=0) if env == "host" else make_tensor_env("CartPole-v1", 2)
     seen: list[Any] = []
 
@@ -245,7 +245,7 @@ def test_a_rollout_may_be_used_again_and_changed() -> None:
 
 
 def explained(model: GRPO) -> float:
-    return model.last_figures["train/explained_variance"]
+    return model.last_metrics["train/explained_variance"]
 
 
 @pytest.mark.parametrize("paired", [False, True])
@@ -256,10 +256,10 @@ def test_a_rollout_is_judged_again_by_what_was_known_before_it(paired: bool) -> 
     for _ in range(3):
         model.update(model.collect())
     first = model.collect()
-    known, steps = [explained(model)], model.last_figures
+    known, steps = [explained(model)], model.last_metrics
     model.update(first._replace(rewards=first.rewards.clone()))
     model.update(first._replace(rewards=first.rewards.clone()))
-    again = {k: v for k, v in model.last_figures.items() if k.startswith(("group/", "rollout/"))}
+    again = {k: v for k, v in model.last_metrics.items() if k.startswith(("group/", "rollout/"))}
     assert again == pytest.approx({k: steps[k] for k in again}, nan_ok=True)
     known += [explained(model)]
     second = model.collect()
@@ -349,8 +349,8 @@ def test_group_size_follows_a_schedule_and_changes_by_hand() -> None:
     prepare = model.compute_advantages
 
     def look(rollout: Rollout) -> Any:
-        assert rollout.seed_group is not None and model.slots is not None
-        sizes.append(model.slots.group_size)
+        assert rollout.seed_group is not None and model.groups is not None
+        sizes.append(model.groups.group_size)
         return prepare(rollout)
 
     model.compute_advantages = look  # type: ignore[method-assign]
@@ -358,7 +358,7 @@ def test_group_size_follows_a_schedule_and_changes_by_hand() -> None:
     assert sizes == [2, 2, 4, 4]
     model.group_size = 3
     model.learn(256, reset_num_timesteps=False)
-    assert sizes[-1] == 3 and model.slots is not None and model.slots.start_mismatches == 0
+    assert sizes[-1] == 3 and model.groups is not None and model.groups.start_mismatches == 0
 
 
 # ---------------------------------------------------------------- names

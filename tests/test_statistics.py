@@ -162,20 +162,20 @@ def test_what_pairs_cannot_say_is_nan():
         test = statistics.paired(x, y)
         assert test.difference == pytest.approx(x.mean() - y.mean()) and np.isnan(test[1:]).all()
     assert np.isnan(statistics.paired(x[:1], x[:1])[1:]).all()
-    assert np.isnan(statistics.common_luck([np.ones(3)], [np.ones(3)])).all()
-    correlation, saved = statistics.common_luck([np.ones(3)], [x])
+    assert np.isnan(statistics.common_noise([np.ones(3)], [np.ones(3)])).all()
+    correlation, saved = statistics.common_noise([np.ones(3)], [x])
     assert np.isnan(correlation) and saved == 0
 
 
 def test_the_variance_that_pairs_save_by_hand():
     """x has the variance 1, y = 2x the variance 4, their difference 1: of 5 four are saved."""
     x = np.array([-1.0, 0.0, 1.0])
-    assert statistics.common_luck([x], [2 * x]) == pytest.approx((1, 4 / 5))
-    assert statistics.common_luck([x], [-x]) == pytest.approx((-1, -1))  # good luck of one is bad luck of the other
+    assert statistics.common_noise([x], [2 * x]) == pytest.approx((1, 4 / 5))
+    assert statistics.common_noise([x], [-x]) == pytest.approx((-1, -1))  # good luck of one is bad luck of the other
     # Blocks are measured from their own means, however far apart these are.
-    assert statistics.common_luck([x, x + 100], [x + 7, x - 50]) == pytest.approx((1, 1))
+    assert statistics.common_noise([x, x + 100], [x + 7, x - 50]) == pytest.approx((1, 1))
     x, y = np.random.default_rng(0).normal(size=(2, 30))
-    assert statistics.common_luck([x], [y])[1] == pytest.approx(1 - (x - y).var(ddof=1) / (x.var(ddof=1) + y.var(ddof=1)))
+    assert statistics.common_noise([x], [y])[1] == pytest.approx(1 - (x - y).var(ddof=1) / (x.var(ddof=1) + y.var(ddof=1)))
 
 
 def test_correlated_pairs_save_their_correlation_and_the_interval_covers():
@@ -183,10 +183,10 @@ def test_correlated_pairs_save_their_correlation_and_the_interval_covers():
     rng = np.random.default_rng(0)
     saved, widths, covered = [], [], []
     for _ in range(300):
-        luck, own = rng.normal(size=10), rng.normal(size=(2, 10))
-        x, y = 1 + np.sqrt(0.9) * luck + np.sqrt(0.1) * own[0], np.sqrt(0.9) * luck + np.sqrt(0.1) * own[1]
+        noise, own = rng.normal(size=10), rng.normal(size=(2, 10))
+        x, y = 1 + np.sqrt(0.9) * noise + np.sqrt(0.1) * own[0], np.sqrt(0.9) * noise + np.sqrt(0.1) * own[1]
         paired, welch = statistics.paired(x, y), statistics.welch(x, y)
-        saved.append(statistics.common_luck([x], [y])[1])
+        saved.append(statistics.common_noise([x], [y])[1])
         widths.append((paired.high - paired.low) / (welch.high - welch.low))
         covered.append(paired.low <= 1 <= paired.high)
     assert 0.92 <= np.mean(covered) <= 0.98

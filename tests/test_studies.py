@@ -308,10 +308,10 @@ def norms_after_a_step(model):
 def test_all_changes_together():
     model, callbacks = build("Pendulum-v1", set(CHANGES), seed=0)
     model.learn(2 * STEPS, callback=callbacks)
-    slots = callbacks[0].slots
-    assert slots.start_mismatches == 0
-    assert slots.next_group > 2  # a second and a third group have begun, and were compared
-    assert slots.in_step_with(model.get_env())
+    groups = callbacks[0].groups
+    assert groups.start_mismatches == 0
+    assert groups.next_group > 2  # a second and a third group have begun, and were compared
+    assert groups.in_step_with(model.get_env())
     np.testing.assert_allclose(norms_after_a_step(model), MAX_NORM, rtol=1e-3)  # each at its own limit
     env = model.get_vec_normalize_env()
     assert isinstance(env, VecNormalize)

@@ -110,15 +110,15 @@ def test_uniform_numbers_are_uniform_and_independent():
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_same_seed_same_start_in_any_slot_and_any_batch(device):
+def test_same_seed_same_start_in_any_env_and_any_batch(device):
     small, large = make_tensor_env("CartPole-v1", 3, device), make_tensor_env("CartPole-v1", 64, "cpu")
-    small.reset_slots(th.tensor([True, True, False], device=device), th.tensor([5, 9, 5], device=device))
+    small.reset_envs(th.tensor([True, True, False], device=device), th.tensor([5, 9, 5], device=device))
     before = large.state.clone()
     mask = th.zeros(64, dtype=th.bool)
     mask[40] = True
-    large.reset_slots(mask, th.full((64,), 9))
+    large.reset_envs(mask, th.full((64,), 9))
     assert (small.state[1].cpu() == large.state[40]).all() and (small.state[0] != small.state[1]).any()
-    assert (large.state[~mask] == before[~mask]).all()  # slots outside the mask are left alone
+    assert (large.state[~mask] == before[~mask]).all()  # envs outside the mask are left alone
 
 
 def test_snapshot_and_restore_branch_an_episode():
@@ -150,10 +150,10 @@ def test_the_vec_env_side_serves_sb3():
     for _ in range(200):
         _, rewards, dones, infos = env.step(np.ones(4, dtype=np.int64))
         assert (rewards == 1).all()
-        for slot in np.flatnonzero(dones):
-            lengths.append(infos[slot]["episode"]["l"])
-            assert infos[slot]["episode"]["r"] == infos[slot]["episode"]["l"]
-            assert abs(infos[slot]["terminal_observation"][2]) > 0.2 and not infos[slot]["TimeLimit.truncated"]
+        for env_index in np.flatnonzero(dones):
+            lengths.append(infos[env_index]["episode"]["l"])
+            assert infos[env_index]["episode"]["r"] == infos[env_index]["episode"]["l"]
+            assert abs(infos[env_index]["terminal_observation"][2]) > 0.2 and not infos[env_index]["TimeLimit.truncated"]
     assert 7 < np.mean(lengths) < 12  # always pushing right falls in about 9 steps
     env.seed(0)
     np.testing.assert_array_equal(env.reset(), first)
@@ -172,8 +172,8 @@ def test_bad_input_is_named():
             make_tensor_env("CartPole-v1", 2, device="cuda")
     env = make_tensor_env("CartPole-v1", 2)
     env.reset()
-    with pytest.raises(ValueError, match="Action 3 of slot 1 is outside"):
+    with pytest.raises(ValueError, match="Action 3 of env 1 is outside"):
         env.step(np.array([0, 3]))
     for call in (lambda: env.set_attr("x", 1, indices=[0]), lambda: env.env_method("reset", indices=0)):
-        with pytest.raises(ValueError, match="all slots"):
+        with pytest.raises(ValueError, match="all envs"):
             call()

@@ -315,7 +315,7 @@ def test_unknown_questions_and_scenarios() -> None:
             gym.make("TextScenario-v0", **kwargs)
 
 
-def said(env: Any, line: str) -> tuple[float, bool, dict[str, Any]]:
+def speak(env: Any, line: str) -> tuple[float, bool, dict[str, Any]]:
     total = 0.0
     for token in [*Characters().encode(line), END]:
         _, reward, over, _, info = env.step(token)
@@ -327,13 +327,13 @@ def test_a_clarification_is_asked_for_before_it_is_answered() -> None:
     env = gym.make("TextScenario-v0", families=["clarification"], max_tokens=10, render_mode="ansi")
     env.reset(seed=0)
     scenario = env.unwrapped.scenario  # type: ignore[attr-defined]
-    reward, over, info = said(env, scenario.answer)  # a right guess counts for nothing
+    reward, over, info = speak(env, scenario.answer)  # a right guess counts for nothing
     n = len(scenario.answer) + 1
     assert not over and info["turn"] == 0 and info["rewards"] == {"solved": 0, "facts": 0, "format": 0, "brevity": -n / 10}
     assert reward == pytest.approx(-0.1 * n / 10)
-    assert said(env, "number?")[2]["turn"] == 1
+    assert speak(env, "number?")[2]["turn"] == 1
     assert env.render().endswith(f"number?\n{scenario.hidden}:")  # type: ignore[operator, union-attr]
-    reward, over, info = said(env, scenario.answer)
+    reward, over, info = speak(env, scenario.answer)
     assert over and info["is_success"] and info["turn"] == 2 and reward == pytest.approx(1.0 - 0.1 * n / 10)
 
 
@@ -341,15 +341,15 @@ def test_sums_and_facts_are_judged_by_rule() -> None:
     env = gym.make("TextScenario-v0", families=["arithmetic"])
     env.reset(seed=3)
     first, second = map(int, env.unwrapped.scenario.facts.values())  # type: ignore[attr-defined]
-    assert said(env, f"{first}+{second}={first + second + 1}")[2]["rewards"]["facts"] == -1
-    assert said(env, "hello")[2]["rewards"] == {"solved": 0, "facts": 0, "format": -1, "brevity": -0.5}
-    assert said(env, f"{second}+{first}={first + second}")[2]["is_success"]
+    assert speak(env, f"{first}+{second}={first + second + 1}")[2]["rewards"]["facts"] == -1
+    assert speak(env, "hello")[2]["rewards"] == {"solved": 0, "facts": 0, "format": -1, "brevity": -0.5}
+    assert speak(env, f"{second}+{first}={first + second}")[2]["is_success"]
     env = gym.make("TextScenario-v0", families=["lookup"])
     env.reset(seed=3)
     scenario = env.unwrapped.scenario  # type: ignore[attr-defined]
     other = next(f"{name} {value}" for name, value in scenario.facts.items() if f"{name} {value}" != scenario.answer)
-    assert said(env, other)[2]["rewards"]["facts"] == 0 and said(env, "ann 99")[2]["rewards"]["facts"] == -1
-    assert said(env, scenario.answer)[1]
+    assert speak(env, other)[2]["rewards"]["facts"] == 0 and speak(env, "ann 99")[2]["rewards"]["facts"] == -1
+    assert speak(env, scenario.answer)[1]
 
 
 def test_scenarios_train_by_objectives_tasks_turns_and_masks() -> None:
@@ -357,7 +357,7 @@ def test_scenarios_train_by_objectives_tasks_turns_and_masks() -> None:
     multitask = dict(tasks=list(FAMILIES))
     loss_kwargs = dict(importance_level="turn")
     model = model_of(scenario_env(), rewards=rewards, multitask=multitask, loss_kwargs=loss_kwargs).learn(64)
-    assert model.last_figures["objective/format"] < 0
+    assert model.last_metrics["objective/format"] < 0
     masked = sums_env(masks=True)
     model = model_of(masked)
     rollout = model.collect()

@@ -40,7 +40,7 @@ def rewards(env, actions, **reset):
 
 
 @pytest.mark.parametrize("env_id", ALL)
-def test_all_luck_follows_from_the_seed_and_goes_on_from_it(env_id):
+def test_all_noise_follows_from_the_seed_and_goes_on_from_it(env_id):
     one, two = gym.make(env_id), gym.make(env_id)
     two.reset(seed=7)
     two.step(two.action_space.sample())  # what came before does not matter
@@ -87,7 +87,7 @@ def near_the_mean_demand(obs, rng=np.random.default_rng(0)):  # noqa: B008
     return np.array([2 * 0.05 * rng.uniform(0.9, 1.1) - 1], dtype=np.float32)
 
 
-def test_luck_is_in_step():
+def test_noise_is_in_step():
     newsvendor = noise_alignment("OrNewsvendor-v0", n_seeds=20, policy=near_the_mean_demand)
     assert newsvendor.verdict == "in step" and newsvendor.generator_alike == 1.0 and newsvendor.common_share > 0.9
     motor = noise_alignment("MotorSpeed-v0", n_seeds=8, n_steps=60)
@@ -105,7 +105,7 @@ def test_nothing_but_the_seed_and_the_actions_decides(env_id):
 def test_grpo_trains_on_it(env_id):
     model = GRPO("MlpPolicy", make_vec_env(env_id, 4), n_steps=64, batch_size=64, n_epochs=1, group_size=4, seed=0)
     model.learn(512)
-    assert model.slots.start_mismatches == 0 and model._n_gradient_steps > 0
+    assert model.groups.start_mismatches == 0 and model._n_gradient_steps > 0
 
 
 @pytest.mark.parametrize(
@@ -165,13 +165,13 @@ def test_patients_are_the_same_whatever_is_decided(clinic):
     assert np.corrcoef(one.gaps, one.work)[0, 1] ** 2 < 0.1  # a stream of its own for each purpose
 
 
-def test_luck_is_in_step_and_grpo_trains(clinic):
+def test_noise_is_in_step_and_grpo_trains(clinic):
     sb3_check(clinic.Clinic())
     found = noise_alignment(clinic.Clinic, n_seeds=30, n_steps=150)
     assert found.verdict == "in step" and found.common_share > 0.5 and found.replays
     model = GRPO("MlpPolicy", make_vec_env(clinic.Clinic, 4), n_steps=150, batch_size=150, n_epochs=1, group_size=4, seed=0)
     model.learn(1200)
-    assert model.slots.start_mismatches == 0 and model._n_gradient_steps > 0
+    assert model.groups.start_mismatches == 0 and model._n_gradient_steps > 0
 
 
 @pytest.mark.slow

@@ -32,9 +32,9 @@ from stable_baselines3.common.vec_env import (
 from sb_grpo import GRPO, SeededResetWrapper
 from sb_grpo.collect import plan
 from sb_grpo.envs.gymnasium_vector import GymnasiumVectorEnv
-from sb_grpo.envs.hold import hold_of
 from sb_grpo.envs.installing import install_seeded_reset
 from sb_grpo.envs.native import make_tensor_env
+from sb_grpo.envs.ownership import ownership_of
 from sb_grpo.evaluation import evaluate_paired
 from tests.helpers import SpaceEnv
 
@@ -149,7 +149,7 @@ def test_what_a_callback_resets_in_processes_is_random_too():
         env, callback = pendulums(subproc=True), Meddle(meddle)
         with pytest.warns(UserWarning, match="Something other"):
             model = GRPO("MlpPolicy", env, group_size=8, **SMALL).learn(1024, callback=callback)
-        assert different(callback.results[0]) == 4 and model.slots.start_mismatches == 0
+        assert different(callback.results[0]) == 4 and model.groups.start_mismatches == 0
         env.close()
 
 
@@ -189,7 +189,7 @@ def test_methods_of_the_env_that_reset_or_step_it_are_noticed(subproc, call, tim
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(512, callback=callback)
-    assert model.interruptions == times and model.slots.start_mismatches == 0
+    assert model.interruptions == times and model.groups.start_mismatches == 0
     assert len([w for w in caught if "Something other" in str(w.message)]) == times
     env.close()
 
@@ -319,27 +319,29 @@ MEDDLERS = {
 def test_no_episode_is_spliced_whoever_meddles_and_when(advantage, hook, meddle):
     env = DummyVecEnv([Clock, Clock])
     calls = (1,) if "training" in hook or "init" in hook else (2, 7, 11)
-    model, said = seen_rollouts(advantage, env, Meddle(meddle, hook, calls), learn=1200)  # twelve rollouts of 50 steps
-    assert model.slots.start_mismatches == 0
-    assert len([text for text in said if "Something other" in text]) == 1 and not any("does not fix" in text for text in said)
+    model, messages = seen_rollouts(advantage, env, Meddle(meddle, hook, calls), learn=1200)  # twelve rollouts of 50 steps
+    assert model.groups.start_mismatches == 0
+    assert len([text for text in messages if "Something other" in text]) == 1 and not any(
+        "does not fix" in text for text in messages
+    )
     assert 1 <= model.interruptions <= len(calls)
     trained = model._steps_trained + model._steps_dropped + model.rollout_buffer.n_kept
     assert trained == model.num_timesteps
-    assert model.last_figures["rollout/interruptions"] == model.interruptions
+    assert model.last_metrics["rollout/interruptions"] == model.interruptions
 
 
 @pytest.mark.parametrize("advantage", ["state", "outcome"])
 def test_evaluating_on_the_training_env_costs_the_running_episodes_only(advantage):
     env = make_vec_env(Clock, 3)
     callback = EvalCallback(env, eval_freq=70, n_eval_episodes=3, verbose=0, warn=False)
-    model, said = seen_rollouts(advantage, env, callback, learn=3000)
-    assert model.interruptions == callback.n_calls // 70 and len([text for text in said if "training env" in text]) == 1
+    model, messages = seen_rollouts(advantage, env, callback, learn=3000)
+    assert model.interruptions == callback.n_calls // 70 and len([text for text in messages if "training env" in text]) == 1
     if advantage == "state":
         assert model._steps_dropped == 0  # an episode may end anywhere: what was done up to there is used
     else:
         lost = 70 % 30 * 3
         assert 0 < model._steps_dropped <= model.interruptions * lost
-        assert model.last_figures["rollout/useful_fraction"] > 0.7
+        assert model.last_metrics["rollout/useful_fraction"] > 0.7
 
 
 def test_two_models_on_one_env_take_turns():
@@ -360,7 +362,7 @@ def test_two_models_that_share_one_gym_env_notice_each_other():
     for other in (ppo, ours):
         meddle = partial(type(other).learn, other, 64)
         model, _ = seen_rollouts("state", env, Meddle(lambda e, learn=meddle: learn(), calls=(40,)), learn=300)
-        assert model.interruptions == 1 and model.slots.start_mismatches == 0
+        assert model.interruptions == 1 and model.groups.start_mismatches == 0
 
 
 def test_somebody_who_comes_before_any_episode_can_end_is_named(monkeypatch):
@@ -378,7 +380,7 @@ def test_tensor_envs_are_started_over_too(advantage, meddle):
     model = GRPO("MlpPolicy", make_tensor_env("CartPole-v1", 4), advantage=advantage, group_size=2, **SMALL)
     with pytest.warns(UserWarning, match="Something other"):
         model.learn(2000, callback=Meddle(meddle, calls=(20, 100)))
-    assert model.interruptions == 2 and model.slots.start_mismatches == 0
+    assert model.interruptions == 2 and model.groups.start_mismatches == 0
     assert model._steps_trained + model._steps_dropped + model.rollout_buffer.n_kept == model.num_timesteps
     assert (model._steps_dropped > 0) == (advantage == "outcome")
 
@@ -395,8 +397,8 @@ def test_a_quiet_callback_interrupts_nothing():
     def look(env):
         env.get_attr("render_mode"), env.env_method("has_wrapper_attr", "x"), env.seed(3), env.unwrapped.envs[0].unwrapped
 
-    model, said = seen_rollouts("outcome", make_vec_env(Clock, 2), Meddle(look, calls=range(200)))
-    assert model.interruptions == 0 and [message for message in said if "different starts" not in message] == []
+    model, messages = seen_rollouts("outcome", make_vec_env(Clock, 2), Meddle(look, calls=range(200)))
+    assert model.interruptions == 0 and [message for message in messages if "different starts" not in message] == []
 
 
 class WarmsUp(VecEnvWrapper):
@@ -423,14 +425,14 @@ def test_a_wrapper_that_resets_at_length_is_no_interruption(wrap, subproc):
     callback = Meddle(lambda e: e.reset(), calls=())
     # Groups of as many as there are envs: what steps in reset() alone moves the starts of the first group, and of all of it.
     model = GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(256, callback=callback)
-    assert model.interruptions == 0 and model.slots.start_mismatches == 0
+    assert model.interruptions == 0 and model.groups.start_mismatches == 0
     model.learn(256, reset_num_timesteps=False)
     model.learn(128)
-    assert model.interruptions == 0 and model.slots.start_mismatches == 0
+    assert model.interruptions == 0 and model.groups.start_mismatches == 0
     callback.calls, callback.count = (10,), 0
     with pytest.warns(UserWarning, match="Something other"):
         model.learn(256, callback=callback)
-    assert model.interruptions == 1 and model.slots.start_mismatches == 0
+    assert model.interruptions == 1 and model.groups.start_mismatches == 0
     env.close()
 
 
@@ -478,12 +480,12 @@ def test_a_vec_env_answers_as_under_ppo(subproc):
     def answers(cls, wrapper):
         env = make_vec_env(Lesson, 2, wrapper_class=wrapper, **(SUBPROC if subproc else {}))
         cls("MlpPolicy", env, **SMALL)
-        said = [env.get_attr("difficulty"), env.env_method("harder", 3), env.get_attr("difficulty", [1])]
+        messages = [env.get_attr("difficulty"), env.env_method("harder", 3), env.get_attr("difficulty", [1])]
         env.set_attr("difficulty", 8, [0])
-        said += [env.get_attr("difficulty"), env.env_is_wrapped(Monitor), env.env_is_wrapped(gym.Wrapper)]
-        said += [env.has_attr("difficulty"), env.has_attr("no_such_thing"), env.get_attr("spec")]
+        messages += [env.get_attr("difficulty"), env.env_is_wrapped(Monitor), env.env_is_wrapped(gym.Wrapper)]
+        messages += [env.has_attr("difficulty"), env.has_attr("no_such_thing"), env.get_attr("spec")]
         env.close()
-        return said
+        return messages
 
     assert answers(GRPO, SeededResetWrapper if subproc else None) == answers(PPO, None)
 
@@ -511,13 +513,13 @@ def test_groups_start_alike_with_any_wrapper_above_or_below(wrap, inside):
     one = SeededResetWrapper if inside else lambda env: env
     env = DummyVecEnv([lambda: wrap(one(gym.wrappers.TimeLimit(Lesson(), 4)))] * 2)
     model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(256)
-    assert model.slots.start_mismatches == 0 and model.interruptions == 0 and model.slots.next_group >= 8
+    assert model.groups.start_mismatches == 0 and model.interruptions == 0 and model.groups.next_group >= 8
 
 
 def test_a_limit_around_the_seeded_env_in_another_process_keeps_groups():
     env = make_vec_env(Lesson, 2, **SUBPROC, wrapper_class=limited_outside)
     model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(256)
-    assert model.slots.start_mismatches == 0 and model.interruptions == 0
+    assert model.groups.start_mismatches == 0 and model.interruptions == 0
     env.close()
 
 
@@ -546,13 +548,13 @@ def test_a_copy_of_the_env_is_an_env_of_its_own(duplicate, wrap):
     twin = duplicate(env.envs[0])
     twin.reset(seed=1)
     twin.step(0)
-    assert twin.unwrapped.t == 1 and model.slots.in_step_with(env)
+    assert twin.unwrapped.t == 1 and model.groups.in_step_with(env)
     assert not twin.has_wrapper_attr("set_next_seed")
     one, _ = twin.reset(seed=5)
     two, _ = wrap(Lesson()).reset(seed=5)
     np.testing.assert_array_equal(one, two)
     again = GRPO("MlpPolicy", DummyVecEnv([lambda: twin]), group_size=2, **SMALL).learn(64)
-    assert again.slots.start_mismatches == 0 and model.slots.in_step_with(env)
+    assert again.groups.start_mismatches == 0 and model.groups.in_step_with(env)
 
 
 def test_models_built_on_one_env_do_not_pile_up():
@@ -676,7 +678,7 @@ def with_methods_of_its_own():
 @pytest.mark.parametrize("make", [lambda: StepsAtOnce([Walk, Walk]), with_methods_of_its_own])
 def test_dummy_vec_envs_with_methods_of_their_own_run_groups(make):
     model = GRPO("MlpPolicy", make(), group_size=4, **SMALL).learn(512)
-    assert model.slots.start_mismatches == model.interruptions == 0 and model.slots.next_group > 4
+    assert model.groups.start_mismatches == model.interruptions == 0 and model.groups.next_group > 4
 
 
 class Advantage(gym.Wrapper):
@@ -734,7 +736,7 @@ def test_what_wrappers_try_out_on_copies_and_snapshots_disturbs_nothing(wrap, su
         warnings.filterwarnings("error", message="Something other|Two members")
         model = GRPO("MlpPolicy", env, **SMALL).learn(256)
     assert {episode["l"] for episode in model.ep_info_buffer} == {20}
-    assert model.interruptions == model.slots.start_mismatches == 0
+    assert model.interruptions == model.groups.start_mismatches == 0
     env.close()
 
 
@@ -765,7 +767,7 @@ def test_a_wrapper_that_looks_which_arguments_reset_takes_finds_them():
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Two members")
         model = GRPO("MlpPolicy", env, **SMALL).learn(256)
-    assert model.slots.start_mismatches == 0
+    assert model.groups.start_mismatches == 0
 
 
 def test_an_env_with_a_reset_and_a_step_of_its_own_starts_its_groups_alike():
@@ -774,7 +776,7 @@ def test_an_env_with_a_reset_and_a_step_of_its_own_starts_its_groups_alike():
     for one in env.envs:
         one.reset, one.unwrapped.step = partial(one.reset, options={"low": -0.1, "high": 0.1}), one.unwrapped.step
     model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(256)
-    assert model.slots.start_mismatches == 0 and model.slots.next_group > 4
+    assert model.groups.start_mismatches == 0 and model.groups.next_group > 4
 
 
 # ------------------------------------------------------------ resets without options
@@ -794,7 +796,7 @@ def test_an_env_whose_reset_knows_no_options_trains(kind):
         "subproc": lambda: make_vec_env(Bare, 2, **SUBPROC, wrapper_class=SeededResetWrapper),
     }[kind]()
     model = GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(128)
-    assert model.slots.start_mismatches == 0 and evaluate_policy(model, model.get_env(), 2, warn=False)
+    assert model.groups.start_mismatches == 0 and evaluate_policy(model, model.get_env(), 2, warn=False)
     model.get_env().close()
 
 
@@ -804,18 +806,18 @@ def test_gymnasiums_vector_envs_need_options_and_say_so():
 
 
 def test_options_that_a_user_sets_arrive():
-    class Asked(Lesson):
-        asked = None
+    class WithOptions(Lesson):
+        options_given = None
 
         def reset(self, *, seed=None, options=None):
-            self.asked = options or self.asked
+            self.options_given = options or self.options_given
             return super().reset(seed=seed)
 
-    env = DummyVecEnv([Asked])
+    env = DummyVecEnv([WithOptions])
     model = GRPO("MlpPolicy", env, **SMALL)
     env.set_options({"level": 3})
     model.learn(64)
-    assert env.get_attr("asked") == [{"level": 3}]
+    assert env.get_attr("options_given") == [{"level": 3}]
 
 
 # ------------------------------------------------------------ who made starts differ
@@ -856,7 +858,7 @@ def test_a_wrapper_that_moves_is_named_and_not_the_env(wrap, name):
     env = wrap(gym.make("Pendulum-v1", max_episode_steps=20))
     with pytest.warns(UserWarning, match=rf"{name} made the difference, .* \(\w+\) did start from one state") as caught:
         model = GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(128)
-    assert not any("does not fix" in str(w.message) for w in caught) and model.slots.start_mismatches > 0
+    assert not any("does not fix" in str(w.message) for w in caught) and model.groups.start_mismatches > 0
 
 
 class Skips(gym.Wrapper):
@@ -912,7 +914,7 @@ class GoesOn(gym.Wrapper):
 
 
 @pytest.mark.parametrize(
-    ("wrap", "said"),
+    ("wrap", "expected"),
     [
         (Skips, r"Skips steps what it wraps \(\w+\) in reset\(\), after that has been reset, and not alike .*[1-4] times"),
         (lambda e: Monitor(Skips(gym.wrappers.RescaleAction(e, -1, 1))), r"Skips steps what it wraps \(RescaleAction\)"),
@@ -926,9 +928,9 @@ class GoesOn(gym.Wrapper):
         (lambda e: Monitor(GoesOn(gym.wrappers.RescaleAction(e, -1, 1))), r"GoesOn.reset\(\) .* \(RescaleAction\)"),
     ],
 )
-def test_a_wrapper_that_moves_the_start_is_named(wrap, said):
+def test_a_wrapper_that_moves_the_start_is_named(wrap, expected):
     env = wrap(gym.make("Pendulum-v1", max_episode_steps=20))
-    with pytest.warns(UserWarning, match=said) as caught:
+    with pytest.warns(UserWarning, match=expected) as caught:
         GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(128)
     (text,) = [str(w.message) for w in caught if "Two members" in str(w.message)]
     assert "did start from one state" not in text and "does not fix" not in text and "not over equal starts" in text
@@ -945,7 +947,7 @@ def test_a_seed_that_arrives_by_another_way_is_no_fault():
             return obs, info
 
     model = GRPO("MlpPolicy", Twice(gym.make("Pendulum-v1", max_episode_steps=20)), group_size=2, **SMALL).learn(128)
-    assert model.slots.start_mismatches == 0
+    assert model.groups.start_mismatches == 0
     env = gym.wrappers.NormalizeObservation(Twice(gym.make("Pendulum-v1", max_episode_steps=20)))
     with pytest.warns(UserWarning, match=r"NormalizeObservation made the difference, .* \(Twice\) did start from one state"):
         GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(128)
@@ -959,7 +961,7 @@ def test_an_env_without_an_info_trains():
     env = DummyVecEnv([lambda: gym.wrappers.TimeLimit(NoInfo(), 10)])
     env.reset()  # the user's, before anybody looks for masks in its info
     model = GRPO("MlpPolicy", env, group_size=2, **SMALL).learn(64)
-    assert model.slots.start_mismatches == 0
+    assert model.groups.start_mismatches == 0
 
 
 def test_an_env_that_ignores_its_seed_is_blamed_under_wrappers_too():
@@ -1000,7 +1002,7 @@ class GoalOfTheSeed(Goal):
 
 
 @pytest.mark.parametrize(
-    ("kind", "hidden", "said"),
+    ("kind", "hidden", "expected"),
     [
         (Goal, False, r"^Two members of a group started from different observations.*does not fix its start state"),
         (
@@ -1011,7 +1013,7 @@ class GoalOfTheSeed(Goal):
         (GoalOfTheSeed, True, None),
     ],
 )
-def test_starts_that_differ_behind_a_wrapper_are_noticed_in_softer_words(kind, hidden, said):
+def test_starts_that_differ_behind_a_wrapper_are_noticed_in_softer_words(kind, hidden, expected):
     def make():
         return Monitor(gym.wrappers.FilterObservation(kind(), ["place"]) if hidden else kind())
 
@@ -1019,8 +1021,8 @@ def test_starts_that_differ_behind_a_wrapper_are_noticed_in_softer_words(kind, h
         warnings.simplefilter("always")
         model = GRPO("MultiInputPolicy", DummyVecEnv([make] * 2), group_size=8, **SMALL).learn(512)
     texts = [str(w.message) for w in caught if "Two members" in str(w.message)]
-    assert (model.slots.start_mismatches > 10) == (said is not None) and len(texts) == (said is not None)
-    assert said is None or re.search(said, texts[0])
+    assert (model.groups.start_mismatches > 10) == (expected is not None) and len(texts) == (expected is not None)
+    assert expected is None or re.search(expected, texts[0])
 
 
 class RandomRange(gym.Wrapper):
@@ -1048,21 +1050,21 @@ def test_whoever_hands_out_other_options_is_named():
 
 
 class Batched(VecEnv):
-    """All slots in one array, as a simulator of one's own has them; no seeds."""
+    """All envs in one array, as a simulator of one's own has them; no seeds."""
 
     def __init__(self, n_envs=4):
         super().__init__(n_envs, spaces.Box(-10, 10, (1,)), spaces.Discrete(2))
         self.x, self.t = np.zeros((n_envs, 1), np.float32), np.zeros(n_envs, int)
 
-    def start(self, slot):
-        self.x[slot], self.t[slot] = np.random.default_rng(self.seed_of(slot)).normal(), 0
+    def start(self, env_index):
+        self.x[env_index], self.t[env_index] = np.random.default_rng(self.seed_of(env_index)).normal(), 0
 
-    def seed_of(self, slot):
+    def seed_of(self, env_index):
         return None
 
     def reset(self):
-        for slot in range(self.num_envs):
-            self.start(slot)
+        for env_index in range(self.num_envs):
+            self.start(env_index)
         return self.x.copy()
 
     def step_async(self, actions):
@@ -1073,8 +1075,8 @@ class Batched(VecEnv):
         self.t += 1
         dones, last = self.t >= 10, self.x.copy()
         infos = [{"terminal_observation": last[i], "TimeLimit.truncated": True} if dones[i] else {} for i in range(len(dones))]
-        for slot in np.flatnonzero(dones):
-            self.start(slot)
+        for env_index in np.flatnonzero(dones):
+            self.start(env_index)
         return self.x.copy(), -np.abs(last[:, 0]), dones, infos
 
     def close(self):
@@ -1105,12 +1107,12 @@ class SeededBatch(Batched):
     def env_method(self, method_name, *args, indices=None, **kwargs):
         if method_name != "set_next_seed":
             raise AttributeError(method_name)
-        slots = list(self._get_indices(indices))
-        self.next_seed[slots] = args[0]
-        return [None] * len(slots)
+        env_indices = list(self._get_indices(indices))
+        self.next_seed[env_indices] = args[0]
+        return [None] * len(env_indices)
 
-    def seed_of(self, slot):
-        seed, self.next_seed[slot] = self.next_seed[slot], -1
+    def seed_of(self, env_index):
+        seed, self.next_seed[env_index] = self.next_seed[env_index], -1
         return None if seed < 0 else seed
 
 
@@ -1123,12 +1125,12 @@ def test_a_batched_vec_env_with_seeds_just_works(wrap):
         warnings.simplefilter("error")
         model.learn(512)
         model.learn(256, reset_num_timesteps=False)
-    assert model.slots.start_mismatches == 0 and model.slots.next_group >= 12
+    assert model.groups.start_mismatches == 0 and model.groups.next_group >= 12
     assert different(env.reset()) == 4
     callback = Meddle(lambda e: e.reset().copy())
     with pytest.warns(UserWarning, match="Something other"):
         model.learn(512, callback=callback)
-    assert different(callback.results[0]) == 4 and model.slots.start_mismatches == 0
+    assert different(callback.results[0]) == 4 and model.groups.start_mismatches == 0
 
 
 def test_a_batched_vec_env_respects_seeds_of_the_user():
@@ -1146,8 +1148,8 @@ def test_a_batched_vec_env_respects_seeds_of_the_user():
 class SeedOnly(SeededBatch):
     """Takes no seed of noise, and says nothing."""
 
-    def set_next_seed(self, seed, slots):
-        self.next_seed[slots] = seed
+    def set_next_seed(self, seed, env_indices):
+        self.next_seed[env_indices] = seed
 
     def env_method(self, method_name, *args, indices=None, **kwargs):
         if method_name != "set_next_seed":
@@ -1176,10 +1178,10 @@ class OwnStep(SeededBatch):
 def test_whatever_way_a_batched_vec_env_takes_seeds(kind):
     env = kind()
     model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(512)
-    assert model.slots.start_mismatches == 0 and model.slots.next_group >= 8 and different(env.reset()) == 4
+    assert model.groups.start_mismatches == 0 and model.groups.next_group >= 8 and different(env.reset()) == 4
     with pytest.warns(UserWarning, match="Something other"):
         model.learn(512, callback=Meddle(lambda e: e.step(np.zeros(4))))
-    assert model.slots.start_mismatches == 0 and model.interruptions == 1
+    assert model.groups.start_mismatches == 0 and model.interruptions == 1
 
 
 @pytest.mark.parametrize("wrap", [lambda e: e, VecNormalize])
@@ -1207,13 +1209,13 @@ def test_a_set_next_seed_of_the_users_own_works_in_processes_too():
 
     env = make_vec_env(Own, 4, **SUBPROC)
     model = GRPO("MlpPolicy", env, group_size=4, **SMALL).learn(512)
-    assert model.slots.start_mismatches == 0 and different(env.reset()) == 4
+    assert model.groups.start_mismatches == 0 and different(env.reset()) == 4
     env.close()
 
 
 def test_seeds_that_a_batched_vec_env_takes_and_ignores_are_found():
     class Deaf(SeededBatch):
-        def seed_of(self, slot):
+        def seed_of(self, env_index):
             return None
 
     with pytest.warns(UserWarning, match="does not fix its start state"):
@@ -1267,9 +1269,9 @@ def test_installing_twice_holds_the_env_once():
     env = make_vec_env("CartPole-v1", 2)
     install_seeded_reset(env)
     methods = env.reset, env.step_async, env.envs[0].reset, env.envs[0].step
-    hold = hold_of(env)
+    ownership = ownership_of(env)
     install_seeded_reset(VecNormalize(env))
-    assert methods == (env.reset, env.step_async, env.envs[0].reset, env.envs[0].step) and hold_of(env) is hold
+    assert methods == (env.reset, env.step_async, env.envs[0].reset, env.envs[0].step) and ownership_of(env) is ownership
 
 
 class Tells(gym.Wrapper):
@@ -1277,16 +1279,16 @@ class Tells(gym.Wrapper):
 
     def step(self, action):
         obs, reward, terminated, truncated, _ = self.env.step(action)
-        self.told = {"n": 3, "name": "x", "where": np.zeros(2), "parts": {"a": [1.0]}, "size": np.float32(0.5)}
-        return obs, reward, terminated, truncated, self.told
+        self.reported = {"n": 3, "name": "x", "where": np.zeros(2), "parts": {"a": [1.0]}, "size": np.float32(0.5)}
+        return obs, reward, terminated, truncated, self.reported
 
 
 def test_infos_are_copies_as_without_us():
     env = make_vec_env("CartPole-v1", 2, wrapper_class=Tells)
     GRPO("MlpPolicy", env, n_steps=8).learn(16)
     infos = env.step(np.zeros(2, dtype=np.int64))[3]
-    told, found = env.envs[0].told, infos[0]
-    told["parts"]["a"][0], told["where"][0], told["n"] = 9.0, 9.0, 9
+    reported, found = env.envs[0].reported, infos[0]
+    reported["parts"]["a"][0], reported["where"][0], reported["n"] = 9.0, 9.0, 9
     assert type(infos) is list
     assert (found["n"], found["name"], found["parts"], found["size"]) == (3, "x", {"a": [1.0]}, 0.5)
     np.testing.assert_array_equal(found["where"], [0.0, 0.0])
@@ -1311,7 +1313,7 @@ def test_episodes_that_a_wrapper_ends_without_a_reset_start_anywhere_and_are_cou
     with pytest.warns(UserWarning, match=r"Env 0 was not reset although its episode ended.*\(LifeLost\)") as caught:
         model.collect()
     assert len([w for w in caught if "not reset" in str(w.message)]) == 1
-    assert model.slots.start_mismatches == 16  # all but those of the first reset
+    assert model.groups.start_mismatches == 16  # all but those of the first reset
     env.close()
 
 
@@ -1353,10 +1355,10 @@ class Unbuilt(VecEnv):
 
 def test_a_vec_env_of_ones_own_that_has_not_called_super_trains():
     model = GRPO("MlpPolicy", Unbuilt(), group_size=4, **SMALL).learn(256)
-    assert model.num_timesteps >= 256 and model.slots.start_mismatches == 0
+    assert model.num_timesteps >= 256 and model.groups.start_mismatches == 0
 
 
-def test_an_env_that_a_callback_puts_into_a_slot_is_trained_on():
+def test_an_env_that_a_callback_puts_in_the_place_of_another_is_trained_on():
     """The one it replaces is free: it starts anywhere again, and whoever plays it disturbs nobody."""
 
     class Replace(BaseCallback):
@@ -1372,12 +1374,12 @@ def test_an_env_that_a_callback_puts_into_a_slot_is_trained_on():
     env, starts = pendulums(2), []
     with pytest.warns(UserWarning, match="or replaced it"):
         model = GRPO("MlpPolicy", env, **SMALL).learn(512, Replace())
-    assert model.interruptions == 2 and model.slots.start_mismatches == 0 and model.num_timesteps == 512
+    assert model.interruptions == 2 and model.groups.start_mismatches == 0 and model.num_timesteps == 512
     assert different(starts) == len(starts) > 10
     GRPO("MlpPolicy", env, **SMALL).learn(128)
 
 
-def test_an_env_that_a_callback_wraps_in_its_slot_is_trained_on():
+def test_an_env_that_a_callback_wraps_in_its_place_is_trained_on():
     class Wrap(BaseCallback):
         def _on_step(self):
             if self.n_calls == 80:
@@ -1387,7 +1389,7 @@ def test_an_env_that_a_callback_wraps_in_its_slot_is_trained_on():
     env = pendulums(2)
     with pytest.warns(UserWarning, match="or replaced it"):
         model = GRPO("MlpPolicy", env, **SMALL).learn(512, Wrap())
-    assert model.interruptions == 1 and model.slots.start_mismatches == 0
+    assert model.interruptions == 1 and model.groups.start_mismatches == 0
     ends = [env.step(np.zeros((2, 1)))[2].tolist() for _ in range(20)]
     assert sum(first for first, _ in ends) in (2, 3) and sum(second for _, second in ends) == 1
 

@@ -30,9 +30,9 @@ from sb_grpo import GRPO, CountBonus, GroupRolloutBuffer, MlpPolicy, RNDBonus, S
 from sb_grpo.callbacks import HealthCallback, HealthWarning, RecoveryCallback
 from sb_grpo.config import OPTIONS, RANGES, READ_ONCE, UpdateOptions, integer
 from sb_grpo.envs import make_tensor_env
-from sb_grpo.figures import as_shown
-from sb_grpo.learn.last_good import unharmed
+from sb_grpo.learn.last_good import rollback_on_error
 from sb_grpo.maths.normalizer import RunningNormalizer
+from sb_grpo.metrics import as_shown
 from sb_grpo.types import Breakdown
 from sb_grpo.validation import NEVER_CALLED
 from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
@@ -43,7 +43,7 @@ from tests.helpers import BrokenEnv, ProbeEnv, SpaceEnv
     [
         (dict(group_size=0), "group_size=0 .* at least 1"),
         (dict(group_size=1, normalize_advantage="group"), "group_size=1 .*normalize_advantage='batch'"),
-        (dict(group_size=1, advantage="outcome", normalize_advantage="none"), "no peers.*baseline='global'"),
+        (dict(group_size=1, advantage="outcome", normalize_advantage="none"), "no other members.*baseline='global'"),
         (dict(advantage="outcomes"), "advantage='outcomes' is unknown.*'state'"),
         (dict(advantage="outcome", advantage_kwargs=dict(baseline="modus")), "baseline='modus' is unknown.*median"),
         (dict(normalize_advantage="std"), "normalize_advantage='std' is unknown.*'group'"),
@@ -265,7 +265,7 @@ def test_a_number_of_steps_that_is_none_is_refused_before_anything_moves(value):
     model = GRPO("MlpPolicy", "CartPole-v1", n_steps=32, device="cpu")
     with pytest.raises(ValueError, match=r"total_timesteps=.* must be a number in \[0, inf\]; pass the number of env steps"):
         model.learn(value)
-    assert model.num_timesteps == 0 and model.slots is None
+    assert model.num_timesteps == 0 and model.groups is None
 
 
 @pytest.mark.parametrize(("value", "steps"), [(0, 0), (33.5, 64), (np.int64(64), 64), (th.tensor(32), 32), (math.inf, 40)])
@@ -665,7 +665,7 @@ def test_observations_of_several_choices_with_a_memory():
 
 
 @pytest.mark.parametrize(
-    ("kwargs", "said"),
+    ("kwargs", "expected"),
     [
         (dict(net_arc=[64]), r"unknown key 'net_arc'; did you mean 'net_arch'\? ActorPolicy takes"),
         (
@@ -683,8 +683,8 @@ def test_observations_of_several_choices_with_a_memory():
         (dict(features_extractor_kwargs=dict(features_dim=3)), r"unknown key 'features_dim'. FlattenExtractor takes none"),
     ],
 )
-def test_names_that_a_policy_or_its_parts_do_not_take_are_refused(kwargs, said):
-    with pytest.raises(ValueError, match=f"policy_kwargs.*{said}"):
+def test_names_that_a_policy_or_its_parts_do_not_take_are_refused(kwargs, expected):
+    with pytest.raises(ValueError, match=f"policy_kwargs.*{expected}"):
         GRPO("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs)
 
 
@@ -709,18 +709,18 @@ def test_names_that_a_buffer_takes_are_handed_over():
 def test_a_folder_for_tensorboard_that_cannot_be_made_is_named_before_the_training(tmp_path):
     """By the constructor, and by learn() of a loaded model, whose folder may have been on another machine."""
     (tmp_path / "file").write_text("")
-    folder, said = (
+    folder, expected = (
         tmp_path / "logs",
         r"tensorboard_log=.*logs.* cannot be made .*: pass the path of a folder that can, or None",
     )
     for bad in (tmp_path / "file" / "logs", str(tmp_path / "file") + "/logs", "/proc/logs", "logs\0", "logs" * 100):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=expected):
             GRPO("MlpPolicy", "CartPole-v1", tensorboard_log=bad)
     GRPO("MlpPolicy", "CartPole-v1", n_steps=32, device="cpu", tensorboard_log=str(folder)).save(tmp_path / "model")
     folder.rmdir()
     folder.write_text("")
     loaded = GRPO.load(tmp_path / "model", gym.make("CartPole-v1"))
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=expected):
         loaded.learn(32)
     assert loaded.num_timesteps == 0
 
@@ -845,7 +845,7 @@ def host_env(size: float, where: str) -> VecEnv:
 
 
 def tensor_env(size: float, where: str) -> Any:
-    """CartPole on the device; slot 1 has the huge number at step 36 of the second rollout."""
+    """CartPole on the device; env 1 has the huge number at step 36 of the second rollout."""
     env = make_tensor_env("CartPole-v1", num_envs=4, device="cpu")
     original, n = env.step_tensor, [0]
 
@@ -894,7 +894,7 @@ def test_a_huge_number_is_refused_where_it_appears_and_spoils_nothing(name, path
     model = GRPO("MlpPolicy", env, **{**USUAL, **SETTINGS[name]})
     model.learn(64 * env.num_envs)
     before = learnt(model)
-    says = r"env 0 \(of 2\)" if path == "host" else "slot 1"
+    says = r"env 0 \(of 2\)" if path == "host" else "env 1"
     step = "vector step 100 " if path == "host" else "step 36 of this rollout"
     with pytest.raises(ValueError, match=rf"{where} of {says} is beyond .* at {step}"):
         model.learn(1000, reset_num_timesteps=False)
@@ -953,16 +953,16 @@ class Fragile(th.nn.Module):
 
 def test_whatever_is_not_finite_is_named_and_put_back():
     module = Fragile()
-    with unharmed([module, None, len], "It is a test."):
+    with rollback_on_error([module, None, len], "It is a test."):
         module.see(2.0)
     before = copy.deepcopy((module.state_dict(), module.memory, module.n, module.optimizer.state_dict()))
     with (
         pytest.raises(ValueError, match=r"memory of the Fragile was not finite .* It is a test\."),
-        unharmed([module], "It is a test."),
+        rollback_on_error([module], "It is a test."),
     ):
         module.see(1e30)  # its square is no float32
     assert str((module.state_dict(), module.memory, module.n, module.optimizer.state_dict())) == str(before)
-    with pytest.raises(KeyError), unharmed([module], ""):
+    with pytest.raises(KeyError), rollback_on_error([module], ""):
         module.see(3.0)
         raise KeyError("of the estimator's own")
     assert module.n == 1 and float(module.normalizer.mean) == 2.0
@@ -1036,25 +1036,25 @@ def test_a_training_stops_before_the_env_is_acted_on(env_id, advantage):
     model = GRPO("MlpPolicy", gym.make(env_id, max_episode_steps=20), advantage=advantage, **SMALL)
     with pytest.raises(
         Breakdown, match=r"At vector step 41 since.*outputs are not finite: parameter action_net\.weight"
-    ) as said:
+    ) as caught:
         model.learn(640, Ruin(40))
-    assert model.num_timesteps == 40 and "reward" not in str(said.value)
+    assert model.num_timesteps == 40 and "reward" not in str(caught.value)
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1"])
 def test_a_training_on_a_simulator_stops_before_its_update(env_id):
     model = GRPO("MlpPolicy", make_tensor_env(env_id, 4), **SMALL)
-    with pytest.raises(Breakdown, match=r"At step 1 of this rollout .*parameter action_net\.weight") as said:
+    with pytest.raises(Breakdown, match=r"At step 1 of this rollout .*parameter action_net\.weight") as caught:
         model.learn(640, Ruin(260))
-    assert model.num_timesteps == 384 and "simulator" not in str(said.value)
+    assert model.num_timesteps == 384 and "simulator" not in str(caught.value)
 
 
 @pytest.mark.parametrize("make", [gym.make, lambda name: make_tensor_env(name, 1)])
 def test_weights_that_were_ruined_after_the_last_step_are_named(make):
     model = GRPO("MlpPolicy", make("CartPole-v1"), **SMALL)
-    with pytest.raises(Breakdown, match=r"Before this update .*parameter action_net\.weight") as said:
+    with pytest.raises(Breakdown, match=r"Before this update .*parameter action_net\.weight") as caught:
         model.learn(64, Ruin(model.rollout_buffer.buffer_size))
-    assert "learning_rate" not in str(said.value)
+    assert "learning_rate" not in str(caught.value)
 
 
 def test_a_network_that_makes_nan_is_named():

@@ -76,7 +76,7 @@ def test_a_model_learns_the_same_wherever_its_envs_are(kind):
     models = []
     for venv in (DummyVecEnv([lambda f=f: SeededResetWrapper(f()) for f in fns]), make(kind, fns)):
         model = grpo(VecNormalize(venv), advantage="state").learn(600)
-        assert model.slots.start_mismatches == 0 and model._time_limit == 5
+        assert model.groups.start_mismatches == 0 and model._time_limit == 5
         assert model.logger.name_to_value.get("rollout/useful_fraction", 1.0) == 1.0
         models.append(model)
         venv.close()
@@ -94,14 +94,14 @@ def test_masks_and_memories_are_the_same_wherever_the_envs_are(kind, kind_of_mem
             "MlpPolicy", venv, group_size=2, n_steps=24, batch_size=24, n_epochs=2, seed=3, device="cpu",
             policy_kwargs=dict(memory=kind_of_memory, memory_size=8, net_arch=[8]), update_kwargs=dict(sequence_length=8),
         ).learn(384)  # fmt: skip
-        assert model.mask_source is not None and model.slots.start_mismatches == 0
+        assert model.mask_source is not None and model.groups.start_mismatches == 0
         models.append(model)
         venv.close()
     assert th.equal(weights(models[0]), weights(models[1]))
 
 
 def test_the_interface_of_sb3(kind):
-    """Attributes, methods, wrappers and exceptions of single slots, whichever worker they are in."""
+    """Attributes, methods, wrappers and exceptions of single envs, whichever worker they are in."""
     env = make(kind, [lambda: Monitor(Fragile())] * 5)
     env.seed(7)
     obs = env.reset()
@@ -160,8 +160,8 @@ def test_a_worker_that_hangs_is_replaced_and_its_episodes_are_lost(kind):
     with pytest.warns(UserWarning, match=says):
         model.learn(200, callback=look)
     assert time.monotonic() - start < (60 if kind == "ray" else 20)
-    assert (env.n_restarts, env.n_lost, model.last_figures["rollout/episodes_lost"]) == (1, 2, 2)
-    assert 0 < model._steps_dropped <= 2 * 6 and model.slots.start_mismatches == 0
+    assert (env.n_restarts, env.n_lost, model.last_metrics["rollout/episodes_lost"]) == (1, 2, 2)
+    assert 0 < model._steps_dropped <= 2 * 6 and model.groups.start_mismatches == 0
     env.close()
 
 
@@ -238,7 +238,7 @@ def test_a_dead_worker_of_sb3s_own_processes_is_named():
         process.kill()
 
 
-def test_workers_are_forked_from_a_server_with_luck_of_their_own():
+def test_workers_are_forked_from_a_server_with_noise_of_their_own():
     """What takes seconds is imported once, and envs that draw from NumPy's global generator do not draw the same."""
     script = """
 import os
@@ -278,7 +278,7 @@ def test_threads_change_nothing():
 
 @pytest.mark.parametrize("advantage", ["outcome", "state"])
 def test_what_a_dead_worker_was_running_is_dropped_counted_and_run_again(kind, advantage):
-    """Every group is whole, every job of it trained on once, and no step of a lost episode."""
+    """Every group is whole, every episode of it trained on once, and no step of a lost episode."""
     env = make(kind, [Fragile] * 4, restart_workers=True)
     model = grpo(env, advantage=advantage)
     seen: list[int] = []
@@ -301,8 +301,8 @@ def test_what_a_dead_worker_was_running_is_dropped_counted_and_run_again(kind, a
     model.compute_advantages = keep
     with pytest.warns(UserWarning, match="Another takes its place"):
         model.learn(400, callback=look)
-    assert env.n_lost == model.last_figures["rollout/episodes_lost"] == 4
-    assert env.n_restarts == 2 and model.slots.start_mismatches == 0
+    assert env.n_lost == model.last_metrics["rollout/episodes_lost"] == 4
+    assert env.n_restarts == 2 and model.groups.start_mismatches == 0
     assert 0 < model._steps_dropped <= 4 * 7 and model.interruptions == 0
     if advantage == "outcome":
         assert sorted(seen) == sorted(2 * list(set(seen))) and max(seen) + 1 - len(set(seen)) <= 3
@@ -422,8 +422,8 @@ def test_a_cluster_that_was_started_by_hand_and_asks_for_a_token(tmp_path):
     port, client = free_port(), free_port()
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--num-cpus", "2", "--port", str(port)]
     start += ["--ray-client-server-port", str(client), "--include-dashboard", "false", "--object-store-memory", "100000000"]
-    said = (tmp_path / "said").open("w")
-    head = subprocess.Popen(start, env=env, stdout=said, stderr=said, start_new_session=True)
+    log = (tmp_path / "said").open("w")
+    head = subprocess.Popen(start, env=env, stdout=log, stderr=log, start_new_session=True)
     try:
         wait_for(lambda: "--block" in (tmp_path / "said").read_text())
         assert "Token authentication is enabled" in (tmp_path / "said").read_text()

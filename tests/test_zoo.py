@@ -25,13 +25,11 @@ from sb_grpo import GRPO
 from tests.helpers import heed_ctrl_c, run_command, wait_for
 from zoo.__main__ import COMMANDS
 from zoo.common.command_line import run
-from zoo.common.ending import Counting, with_monitor_outside
+from zoo.common.episodes import Counting, with_monitor_outside
 from zoo.common.provenance import command, without_passwords
-from zoo.schedules import make_schedule
 from zoo.train import main
-from zoo.training.building import build
-from zoo.training.checks import check_settings
-from zoo.training.experiment import register
+from zoo.training.experiment import build, register
+from zoo.training.settings import check_settings, make_schedule
 
 ROOT = Path(__file__).parents[1]
 
@@ -176,7 +174,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_any_work(name, argumen
     assert run(f"zoo.{name}", command, [a.format(runs=runs, file=file) for a in arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"zoo.{name}: --") and error.count("\n") == 1
-    assert any(said in error for said in ("cannot be made", "cannot be written to", "is a folder: name a file"))
+    assert any(message in error for message in ("cannot be made", "cannot be written to", "is a folder: name a file"))
 
 
 RESCALE = "env_wrapper: [gymnasium.wrappers.RescaleAction: {min_action: -1, max_action: 1}]"
@@ -393,10 +391,10 @@ def test_tracking_without_a_key_says_how_to_get_one(tmp_path):
 def test_every_entry_of_the_yaml_builds_a_model(tmp_path):
     entries = yaml.safe_load((ROOT / "zoo/hyperparams/grpo.yml").read_text())
     mujoco = "HalfCheetah Hopper Walker2d Ant Humanoid HumanoidStandup Swimmer Reacher Pusher InvertedPendulum"
-    asked = [f"{name}-v5" for name in [*mujoco.split(), "InvertedDoublePendulum"]]
-    asked += ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "LunarLander-v3"]
-    asked += ["LunarLanderContinuous-v3", "BipedalWalker-v3", "MiniGrid-Empty-Random-5x5-v0", "atari", "default"]
-    assert set(asked) <= set(entries)
+    requested = [f"{name}-v5" for name in [*mujoco.split(), "InvertedDoublePendulum"]]
+    requested += ["CartPole-v1", "Pendulum-v1", "Acrobot-v1", "MountainCar-v0", "MountainCarContinuous-v0", "LunarLander-v3"]
+    requested += ["LunarLanderContinuous-v3", "BipedalWalker-v3", "MiniGrid-Empty-Random-5x5-v0", "atari", "default"]
+    assert set(requested) <= set(entries)
     for env_id in sorted(set(entries) - {"atari", "default"}) + ["PongNoFrameskip-v4"]:
         model, _ = build(env_id, 0, str(tmp_path)).setup_experiment()
         assert isinstance(model, GRPO) and gym.spec(env_id) is not None
@@ -452,7 +450,7 @@ class Endless(gym.Wrapper):
     [(Life, "100 episodes of env 0 ended, and its Monitor has closed none"), (Endless, "20 steps without an end")],
 )
 def test_an_evaluation_that_cannot_count_says_why(wrapper, says, monkeypatch):
-    monkeypatch.setattr("zoo.common.ending.ENDLESS_STEPS", 20)
+    monkeypatch.setattr("zoo.common.episodes.ENDLESS_STEPS", 20)
     env = DummyVecEnv([lambda: wrapper(Monitor(gym.make("CartPole-v1")))])
     with pytest.raises(ValueError, match=f"cannot count: .*{says}"):
         evaluate_policy(GRPO("MlpPolicy", "CartPole-v1", device="cpu"), env, 1, callback=Counting())

@@ -29,7 +29,9 @@ from zoo.benchmarking.results import read_content, read_run
 from zoo.benchmarking.specs import Spec, Variant, read_variants, settings_for
 from zoo.benchmarking.worker import evaluate, evaluation_seed
 from zoo.common.command_line import BadInput
-from zoo.common.random_policy import RandomPolicy
+from zoo.common.command_line import run as call
+from zoo.common.episodes import RandomPolicy
+from zoo.common.folders import alone_in
 
 ROOT = Path(__file__).parents[1]
 TINY = {
@@ -133,7 +135,7 @@ def test_a_broken_file_is_named_and_run_again(finished, tmp_path, capsys):
     whole = read_run(broken)
     broken.write_text(broken.read_text()[:200])
     intact = {name: (folder / name).stat().st_mtime_ns for name in RUNS[1:]}
-    assert benchmark.main(command(folder)[3:]) == 0
+    assert call("zoo.benchmark", benchmark.main, command(folder)[3:]) == 0
     assert f"broken result file, run again: {broken}: not readable as JSON" in capsys.readouterr().out
     assert {name: (folder / name).stat().st_mtime_ns for name in RUNS[1:]} == intact
     again = read_run(broken)
@@ -153,12 +155,12 @@ def test_a_line_of_the_labels_file_is_a_run_that_is_done(finished, tmp_path, cap
     lines = folder / "ppo-tiny.jsonl"
     lines.write_text(lines.read_text() + runs[1][:50])
     before = {file: file.read_bytes() for file in folder.rglob("*.jsonl")}
-    assert benchmark.main(command(folder)[3:]) == 0
+    assert call("zoo.benchmark", benchmark.main, command(folder)[3:]) == 0
     out = capsys.readouterr().out
     assert "4 runs, 3 done before, 1 to do" in out and f"broken result file, run again: {lines}:2: not readable" in out
     assert files(folder) == ["CartPole-v1/ppo-tiny/seed_1.json", "grpo-tiny.jsonl", "ppo-tiny.jsonl"]
     assert {file: file.read_bytes() for file in before} == before
-    assert benchmark.main(command(folder, steps="512")[3:]) == 2
+    assert call("zoo.benchmark", benchmark.main, command(folder, steps="512")[3:]) == 2
     error = capsys.readouterr().err
     assert f"{folder}/grpo-tiny.jsonl:1 holds a run with other settings (steps 384 there" in error
 
@@ -179,7 +181,7 @@ def test_the_runs_are_compared(finished, tmp_path):
     """Two algorithms, two seeds, from end to end."""
     out = tmp_path / "report"
     arguments = [str(finished[0]), "--baseline", "ppo-tiny", "--out", str(out)]
-    assert compare.main(arguments) == 0
+    assert call("zoo.compare", compare.main, arguments) == 0
     summary = pd.read_csv(out / "tables" / "summary.csv")
     for label in TINY:
         scores = [read_run(finished[0] / f"CartPole-v1/{label}/seed_{seed}.json").score for seed in (0, 1)]
@@ -194,7 +196,7 @@ def test_the_runs_are_compared(finished, tmp_path):
 def test_the_workflow_does_it_all(tmp_path):
     """With the random policy as lower reference, and models kept for zoo.enjoy."""
     arguments = command(tmp_path / "study", "--algos", "grpo-tiny", "random", "--keep-models")[3:]
-    assert workflow.main(["--n-runs", "1", *(x for x in arguments if x not in ("--seeds", "0-1"))]) == 0
+    assert call("zoo.workflow", workflow.main, ["--n-runs", "1", *(x for x in arguments if x not in ("--seeds", "0-1"))]) == 0
     assert {"report.md", "tables", "figures"} == {file.name for file in (tmp_path / "study" / "report").iterdir()}
     assert (tmp_path / "study/report/figures/curves.png").exists()
     results = tmp_path / "study" / "results" / "CartPole-v1"
@@ -207,7 +209,7 @@ def test_settings_that_a_model_refuses_fail_alone(tmp_path, capsys):
     variants = {"bad": {"algo": "grpo", "hyperparams": {"group_size": 0}}}
     (tmp_path / "bad.yml").write_text(yaml.safe_dump(variants))
     more = ["--variants", str(tmp_path / "bad.yml"), "--algos", "bad", "random", "--seeds", "0"]
-    assert benchmark.main(command(tmp_path / "results", *more)[3:]) == 2
+    assert call("zoo.benchmark", benchmark.main, command(tmp_path / "results", *more)[3:]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "bad seed 0 failed with code 2: group_size=0 must be an integer" in error
     assert files(tmp_path / "results") == ["CartPole-v1/bad/seed_0.failed.log", "CartPole-v1/random/seed_0.json"]
@@ -237,6 +239,8 @@ def test_settings_that_a_model_refuses_fail_alone(tmp_path, capsys):
         (["--variants", "type.yml"], "hyperparams must be a mapping"),
         (["--variants", "algo.yml"], "unknown algorithm 'pppo'"),
         (["--variants", "label.yml"], "cannot name a folder"),
+        (["--variants", "value.yml"], "variant a: n_steps='many' is str, but must be an integer."),
+        (["--variants", "conf.yml"], "conf_file=5 must be the path of a yaml file, or sb3-defaults"),
         (["--gym-packages", "no_such_package"], "no_such_package"),
     ],
 )
@@ -251,12 +255,14 @@ def test_bad_input_is_one_line_and_exit_code_2(more, says, tmp_path, monkeypatch
         "type": "a: {algo: ppo, hyperparams: 3}",
         "algo": "a: {algo: pppo}",
         "label": "a/b: {algo: ppo}",
+        "value": "a: {algo: ppo, hyperparams: {n_steps: many}}",
+        "conf": "a: {algo: ppo, conf_file: 5}",
     }
     for name, text in texts.items():
         Path(f"{name}.yml").write_text(text)
     Path("none.yml").write_text("{}")
     needed = ["--envs", "CartPole-v1", "--steps", "100", "--seeds", "0", "--out", "results", "--variants", "none.yml"]
-    assert benchmark.main([*needed, *more]) == 2
+    assert call("zoo.benchmark", benchmark.main, [*needed, *more]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and says in error.lower(), error
     assert not Path("results").exists()
@@ -271,9 +277,9 @@ FLOW = ["--envs", "CartPole-v1", "--algos", "ppo", "random", "--steps", "100"]
     ids=["nothing", "n-runs", "seeds", "with-an-equals-sign", "abbreviated"],
 )
 def test_the_workflow_runs_the_seeds_that_were_asked_for(more, seeds, tmp_path):
-    asked, baseline, report = workflow.read([*FLOW, "--out", str(tmp_path), *more, "--baseline", "ppo"])
-    assert [spec.seed for spec in asked.specs if spec.label == "ppo"] == seeds
-    assert (asked.out, baseline, report) == (tmp_path / "results", "ppo", tmp_path / "report")
+    request, baseline, report = workflow.read([*FLOW, "--out", str(tmp_path), *more, "--baseline", "ppo"])
+    assert [spec.seed for spec in request.specs if spec.label == "ppo"] == seeds
+    assert (request.out, baseline, report) == (tmp_path / "results", "ppo", tmp_path / "report")
 
 
 @pytest.mark.parametrize(
@@ -292,7 +298,7 @@ def test_the_workflow_runs_the_seeds_that_were_asked_for(more, seeds, tmp_path):
 def test_what_the_workflow_cannot_report_on_is_refused_before_it_trains(more, says, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with contextlib.suppress(SystemExit):  # argparse
-        assert workflow.main([*FLOW, *more]) == 2
+        assert call("zoo.workflow", workflow.main, [*FLOW, *more]) == 2
     error = capsys.readouterr().err
     assert says in error and error.startswith("zoo.workflow: ") and error.count("\n") == 1
     assert not list(tmp_path.iterdir())
@@ -305,7 +311,7 @@ def test_the_baseline_may_stand_in_the_folder_already(finished, tmp_path):
 
 def test_a_result_with_other_settings_is_not_taken_for_done(finished, tmp_path, capsys):
     arguments = command(finished[0], "--final-episodes", "5")[3:]
-    assert benchmark.main(arguments) == 2
+    assert call("zoo.benchmark", benchmark.main, arguments) == 2
     error = capsys.readouterr().err
     assert "holds a run with other settings (final_episodes 4 there and 5 here)" in error and error.count("\n") == 1
 
@@ -320,8 +326,9 @@ def test_the_difference_of_two_runs_names_every_setting():
 
 
 def test_two_benchmarks_do_not_share_a_folder(tmp_path, capsys):
-    with benchmark.only_one(tmp_path / "results"):
-        assert benchmark.main(command(tmp_path / "results")[3:]) == 2
+    (tmp_path / "results").mkdir()
+    with alone_in(tmp_path / "results", "refused"):
+        assert call("zoo.benchmark", benchmark.main, command(tmp_path / "results")[3:]) == 2
     assert "another benchmark is writing to" in capsys.readouterr().err
 
 

@@ -19,12 +19,10 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from sb_grpo.envs.valid_actions import ValidActions
 from zoo import check
 from zoo.benchmarking.worker import evaluate
-from zoo.checking import probes, trial
-from zoo.checking.episodes import observation_problem
-from zoo.checking.findings import BROKEN, FINE, LOOK
+from zoo.check import BROKEN, FINE, LOOK, observation_problem
 from zoo.common.command_line import run
-from zoo.common.random_policy import RandomPolicy
-from zoo.evaluating.playing import random_reference
+from zoo.common.episodes import RandomPolicy
+from zoo.evaluate import random_reference
 
 
 class Sound(gym.Env[Any, Any]):
@@ -249,7 +247,7 @@ def test_a_known_fault_is_found_and_named(env):
 
 @pytest.mark.parametrize(("env", "code", "last"), [(Sound, 0, "0 broken, "), (KeepsState, 1, " broken, ")])
 def test_exit_code_and_last_line(env, code, last, capsys):
-    assert run("zoo.check", check.body, ["--env", f"{env.__name__}-v7", "--seconds", "0"]) == code
+    assert run("zoo.check", check.main, ["--env", f"{env.__name__}-v7", "--seconds", "0"]) == code
     assert last in capsys.readouterr().out.splitlines()[-1]
 
 
@@ -264,7 +262,7 @@ def test_exit_code_and_last_line(env, code, last, capsys):
     ],
 )
 def test_bad_input_is_one_line(arguments, says, capsys):
-    assert run("zoo.check", check.body, arguments) == 2
+    assert run("zoo.check", check.main, arguments) == 2
     error = capsys.readouterr().err
     assert says in error and error.count("\n") == 1
 
@@ -276,22 +274,22 @@ def test_the_training_is_of_the_env_and_its_settings():
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "CartPole-v1, with the settings of grpo.yml: CartPole-v1" in done.stdout
-    said = re.search(r"fine    training       (learns|runs).*\d steps/s\)", done.stdout)  # which, depends on the machine
-    assert said, done.stdout
+    message = re.search(r"fine    training       (learns|runs).*\d steps/s\)", done.stdout)  # which, depends on the machine
+    assert message, done.stdout
 
 
 @pytest.mark.parametrize("last, says", [(30.0, "learns: mean return 20.5 at first, 30.5 at last"), (20.0, "no rise yet")])
 def test_a_rise_is_one_beyond_chance(last, says):
     """Ten episodes of 20 and 21 in turn at first, and as many at last."""
     returns = [20.0 + i % 2 for i in range(50)] + [last + i % 2 for i in range(50)]
-    assert says in trial._progress(returns, "2 s").says
+    assert says in check._progress(returns, "2 s").says
 
 
 def test_a_goal_env_is_asked_through_its_wrappers():
     env = ValidActions(gym.wrappers.TimeLimit(BitFlippingEnv(4), 20))
-    assert [finding.level for finding in probes.check_spaces(env)] == [FINE]
+    assert [finding.level for finding in check.check_spaces(env)] == [FINE]
     env.unwrapped.compute_reward = lambda *_: np.float32(7.0)
-    assert "not computed with `compute_reward()`" in probes.check_spaces(env)[0].says
+    assert "not computed with `compute_reward()`" in check.check_spaces(env)[0].says
 
 
 @pytest.mark.parametrize(

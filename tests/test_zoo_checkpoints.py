@@ -23,12 +23,11 @@ from sb_grpo.normalization import with_statistics
 from sb_grpo.save_util import PLAIN, STATISTICS, read_entry, with_entries
 from tests.helpers import run_command, wait_for
 from zoo import enjoy
-from zoo.common.command_line import BadInput, run
+from zoo.common.command_line import BadInput, drawn, run
 from zoo.common.folders import new_folder
-from zoo.common.pictures import drawn
 from zoo.train import main
-from zoo.training.callbacks import end_all
 from zoo.training.checkpoints import FACTS, read_facts, statistics_of
+from zoo.training.experiment import end_all
 from zoo.training.run_files import Unreadable, check_settings, env_kwargs, read_run_files, read_values, write_values
 
 ROOT = Path(__file__).parents[1]
@@ -108,8 +107,8 @@ def test_normalising_what_was_trained_without_is_refused(tmp_path, capsys, no_ar
 def test_going_on_without_the_statistics_of_the_weights_is_refused(trained, tmp_path, capsys, no_arguments):
     model, plain = trained / "CartPole-v1.zip", ["-params", "n_steps:64", "n_envs:2", "n_epochs:1", "normalize:False"]
     assert train(tmp_path, "-n", "128", "-i", str(model), *plain) == 2
-    said = capsys.readouterr().err
-    assert "normalize:False" in said and "was trained with VecNormalize" in said and "leave normalize out" in said
+    output = capsys.readouterr().err
+    assert "normalize:False" in output and "was trained with VecNormalize" in output and "leave normalize out" in output
     assert not (tmp_path / "grpo").exists()
 
 
@@ -162,7 +161,7 @@ def test_a_full_disk_is_one_line_and_what_was_saved_stays(tmp_path):
 def test_outputs_that_nobody_reads_are_dropped():
     """A process whose pipe has no reader any more can go on printing."""
     code = "import os, sys; r, w = os.pipe(); os.dup2(w, 1); os.close(r); os.close(w)\n"
-    code += "from zoo.common.ending import drop_dead_outputs; drop_dead_outputs(); print('x' * 10**6, flush=True)"
+    code += "from zoo.common.command_line import drop_dead_outputs; drop_dead_outputs(); print('x' * 10**6, flush=True)"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert result.returncode == 0 and result.stderr == ""
 
@@ -176,9 +175,9 @@ def train_in(env, folder, *options):
 
 def test_an_env_that_cannot_be_built_in_its_own_process_is_said(tmp_path):
     result = train_in("Unbuilt-v0", tmp_path, "--vec-env", "subproc")
-    said = result.stderr.strip().splitlines()
-    assert result.returncode == 2 and said[-1].startswith("zoo.train: --vec-env subproc: the process of an env ended")
-    assert "OSError: no licence for a second simulator" in said and not list(tmp_path.rglob("*.zip"))
+    messages = result.stderr.strip().splitlines()
+    assert result.returncode == 2 and messages[-1].startswith("zoo.train: --vec-env subproc: the process of an env ended")
+    assert "OSError: no licence for a second simulator" in messages and not list(tmp_path.rglob("*.zip"))
 
 
 def test_an_env_that_does_not_reach_its_simulator_says_so_itself(tmp_path):
@@ -248,17 +247,17 @@ def test_a_picture_that_cannot_be_drawn_ends_nothing(tmp_path, capsys, no_argume
 
     monkeypatch.setattr("zoo.plot.plot_learning_curve", fail)
     assert train(tmp_path, "-n", "64", "-params", "n_steps:64", "n_envs:1", "n_epochs:1") == 0
-    said = capsys.readouterr()
-    assert "The learning curve could not be drawn: RuntimeError: no fonts" in said.err and "Metrics:" in said.out
+    output = capsys.readouterr()
+    assert "The learning curve could not be drawn: RuntimeError: no fonts" in output.err and "Metrics:" in output.out
     assert drawn("picture", lambda: tmp_path) == tmp_path
 
 
 def test_a_training_that_gives_up_is_saved_and_says_why(tmp_path, capsys, no_arguments):
     options = ["--recover", "1", "-n", "4096", "--seed", "0", "-params", "n_steps:64", "n_envs:2", "learning_rate:1.0"]
     assert train(tmp_path, *options) == 3
-    said = capsys.readouterr()
-    assert "Recovery: 1 of 1" in said.out and "Traceback" not in said.err
-    assert said.err.startswith(
+    output = capsys.readouterr()
+    assert "Recovery: 1 of 1" in output.out and "Traceback" not in output.err
+    assert output.err.startswith(
         "zoo.train: The training has broken down 2 times, and max_retries is 1; the last time: The rule"
     )
     assert read_facts(tmp_path / "grpo" / "CartPole-v1_1" / "CartPole-v1.zip")["env_steps"] < 4096
@@ -316,4 +315,4 @@ def test_another_algorithms_weights_are_named_before_their_statistics(tmp_path, 
     PPO("MlpPolicy", "CartPole-v1", n_steps=64, device="cpu").save(tmp_path / "ppo")
     for settings in (NORMALIZED, ["-params", "normalize:False"]):
         assert train(tmp_path, "-n", "128", "-i", str(tmp_path / "ppo.zip"), *settings) == 2
-        assert "ppo.zip was written by PPO" in (said := capsys.readouterr().err) and "docs/fine_tuning.md" in said
+        assert "ppo.zip was written by PPO" in (message := capsys.readouterr().err) and "docs/fine_tuning.md" in message

@@ -105,11 +105,11 @@ def test_statistics_are_frozen_and_of_the_time_of_the_model(trained, monkeypatch
 
 
 def test_the_same_seed_shows_the_same_episodes(trained, capsys):
-    said = []
+    messages = []
     for seed in ("5", "5", "6"):
         assert enjoy_here(trained, "--no-render", "--n-episodes", "3", "--seed", seed) == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1] != said[2]
+        messages.append(capsys.readouterr().out)
+    assert messages[0] == messages[1] != messages[2]
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,8 @@ from tests.test_zoo_compare import write_runs
 from zoo import compare, evaluate
 from zoo.benchmarking.results import find_results, read_all
 from zoo.common.command_line import run
-from zoo.comparing.fairness import gini, worst_over_best
-from zoo.comparing.stability import area_under_curve, drop_from_best
-from zoo.evaluating.playing import variants_of
+from zoo.comparing.statistics import area_under_curve, drop_from_best, gini, worst_over_best
+from zoo.evaluate import variants_of
 from zoo.train import main as train
 
 SMALL = ["--env", "Pendulum-v1", "-n", "256", "--eval-freq", "128", "-tb", "", "--verbose", "0"]
@@ -43,7 +42,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def evaluate_here(*arguments: object) -> int:
-    return run("zoo.evaluate", evaluate.body, list(map(str, arguments)))
+    return run("zoo.evaluate", evaluate.main, list(map(str, arguments)))
 
 
 def table(out: Path, name: str) -> pd.DataFrame:
@@ -85,8 +84,8 @@ def test_untrusted_models_are_compared_without_unpickling(runs, tmp_path, monkey
 def test_variants_fairness_and_stability_are_reported(runs, tmp_path, capsys):
     places = [runs / "grpo" / "Pendulum-v1_1", f"best={runs / 'ppo' / 'Pendulum-v1_1' / 'best_model.zip'}"]
     assert evaluate_here(*places, "--env-kwargs-grid", "g=5.0,10.0", "--episodes", 4, "--out", tmp_path) == 0
-    said, report = capsys.readouterr().out, (tmp_path / "report.md").read_text()
-    assert said.count("mean return") == 4 and "Pendulum-v1[g=5.0]" in said
+    message, report = capsys.readouterr().out, (tmp_path / "report.md").read_text()
+    assert message.count("mean return") == 4 and "Pendulum-v1[g=5.0]" in message
     assert set(table(tmp_path, "summary")["env"]) == {"Pendulum-v1[g=5.0]", "Pendulum-v1[g=10.0]"}
     assert list(table(tmp_path, "stability")["evaluations"]) == [2, 2]
     assert len(table(tmp_path, "returns")) == 2 * 2 * 4
@@ -106,7 +105,7 @@ def test_the_random_reference_and_the_seeds_are_the_same_every_time(runs, tmp_pa
 
 def test_compare_takes_folders_of_runs(runs, tmp_path, capsys):
     arguments = [str(runs / "grpo"), str(runs / "ppo"), "--episodes", "3", "--baseline", "ppo", "--out", str(tmp_path)]
-    assert compare.main(arguments) == 0
+    assert run("zoo.compare", compare.main, arguments) == 0
     pairs = table(tmp_path, "paired").iloc[0]
     assert (pairs["algorithm"], pairs["other"], pairs["pairs"]) == ("grpo", "ppo", 2)
     assert "rest on few runs (1 on 2 of ppo)" in capsys.readouterr().out
@@ -116,7 +115,7 @@ def test_compare_takes_folders_of_runs(runs, tmp_path, capsys):
 def test_compare_takes_zips_of_models(runs, tmp_path, capsys):
     zips = [f"{name}={next((runs / name).glob('*_1/Pendulum-v1.zip'))}" for name in ("grpo", "ppo")]
     zips[1] = zips[1].removeprefix("ppo=")
-    assert compare.main([*zips, "--episodes", "3", "--out", str(tmp_path)]) == 0
+    assert run("zoo.compare", compare.main, [*zips, "--episodes", "3", "--out", str(tmp_path)]) == 0
     assert capsys.readouterr().err == "" and len(table(tmp_path, "pairwise")) == 1
 
 
@@ -180,7 +179,12 @@ def test_fairness_over_the_tasks_of_a_benchmark(tmp_path):
         write_runs(tmp_path / "r", env, "random", [0] * 5, algo="random")
     references = tmp_path / "references.yml"
     references.write_text("CartPole-v1: [0, 100]\nAcrobot-v1: [0, 100]\n")
-    assert compare.main([str(tmp_path / "r"), "--references", str(references), "--out", str(tmp_path / "out")]) == 0
+    assert (
+        run(
+            "zoo.compare", compare.main, [str(tmp_path / "r"), "--references", str(references), "--out", str(tmp_path / "out")]
+        )
+        == 0
+    )
     found = table(tmp_path / "out", "fairness").set_index("algorithm")
     assert found.loc["even", ["worst", "best", "worst_over_best", "gini"]].tolist() == [0.5, 0.5, 1.0, 0.0]
     assert found.loc["odd", "worst_task"] == "Acrobot-v1"
@@ -224,6 +228,6 @@ def test_a_damaged_run_is_left_out_of_a_comparison(runs, tmp_path, capsys, name)
         shutil.copytree(runs / "grpo" / f"Pendulum-v1_{number}", tmp_path / "grpo" / f"Pendulum-v1_{number}")
     (tmp_path / "grpo" / "Pendulum-v1_2" / name).write_bytes(b"a: [" if name.endswith("yml") else b'{"planned_steps": "many"}')
     arguments = [str(tmp_path / "grpo"), "--episodes", "2", "--no-figures", "--out", str(tmp_path / "out")]
-    assert compare.main(arguments) == 0
+    assert run("zoo.compare", compare.main, arguments) == 0
     assert f"Pendulum-v1_2/{name}" in capsys.readouterr().err
     assert list(table(tmp_path / "out", "runs")["seed"]) == [0]

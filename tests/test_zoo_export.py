@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def export_here(*arguments: object) -> int:
-    return run("zoo.export", export.body, list(map(str, arguments)))
+    return run("zoo.export", export.main, list(map(str, arguments)))
 
 
 @pytest.mark.parametrize("best", [[], ["--load-best"]], ids=["last", "best"])

@@ -196,14 +196,14 @@ SEARCH = ["-n", "256", "--n-seeds", "1", "--n-evaluations", "1", "--eval-episode
 def test_what_a_worker_is_told_is_a_command_that_tune_takes(tmp_path, capsys):
     """It finds the study, whatever the team's own options were, and searches in a process of its own."""
     mine = [*SEARCH, "--n-trials", "1", "--log-folder", str(tmp_path), "--no-optim-plots"]
-    assert tune.main(mine) == 0
+    assert run("zoo.tune", tune.main, mine) == 0
     team = [*mine, "--launcher", "ray", "--workers", "2", "--ray-address", "HOST:6379", "--resources", "cpus=2"]
     args = tune.make_parser().parse_args(team)
     args.study_name, args.storage = "grpo_CartPole-v1_256", str(tmp_path / "tune/grpo_CartPole-v1_256/journal.log")
-    told = tune.team_arguments(team, args, load_study(args.storage, args.study_name))
-    assert tune.main(told) == 0
+    reported = tune.team_arguments(team, args, load_study(args.storage, args.study_name))
+    assert run("zoo.tune", tune.main, reported) == 0
     assert [t.state.name for t in trials_of(args.storage, args.study_name)] == ["COMPLETE"] * 2
-    assert tune.main([*mine, "--workers", "2"]) == 2
+    assert run("zoo.tune", tune.main, [*mine, "--workers", "2"]) == 2
     assert "--workers 2 needs --launcher ray" in capsys.readouterr().err
 
 
@@ -221,8 +221,8 @@ def test_workers_of_this_machine_search_and_one_that_fails_is_named(tmp_path, mo
     done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "2 complete" in done.stdout, done.stderr
     assert sum(f"zoo.tune: worker {number} ended with code 2" in done.stderr for number in (1, 2)) == 1
-    said = done.stdout + done.stderr
-    assert said.count("zoo.tune: --gym-packages twice: no third time") == 1 and "Traceback" not in said
+    output = done.stdout + done.stderr
+    assert output.count("zoo.tune: --gym-packages twice: no third time") == 1 and "Traceback" not in output
 
 
 # ------------------------------------------------------------ bad input
@@ -283,9 +283,9 @@ def test_an_address_where_no_cluster_is(name, tmp_path, capsys):
     """Said at once, with the remedy; nothing has been made."""
     address = nobody_there()
     assert COMMANDS[name](tmp_path / "out", ["--launcher", "ray", "--ray-address", address]) == 2
-    said = capsys.readouterr().err
-    assert f"--ray-address: no Ray cluster answers at address '{address}'" in said and "ray start --head" in said
-    assert said.count("\n") == 1 and not (tmp_path / "out").exists()
+    output = capsys.readouterr().err
+    assert f"--ray-address: no Ray cluster answers at address '{address}'" in output and "ray start --head" in output
+    assert output.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -306,8 +306,8 @@ def test_an_address_where_no_cluster_is(name, tmp_path, capsys):
 def test_what_cannot_be_launched_is_one_line(more, says, tmp_path, capsys):
     with pytest.raises(SystemExit) if "slurm" in more else contextlib.nullcontext():
         assert COMMANDS["benchmark"](tmp_path / "out", more) == 2
-    said = capsys.readouterr().err
-    assert says in said and said.count("\n") == 1 and not (tmp_path / "out").exists()
+    output = capsys.readouterr().err
+    assert says in output and output.count("\n") == 1 and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("launcher", ["ray", "submitit"])
@@ -330,16 +330,14 @@ def test_resources_that_no_machine_has(tmp_path):
 
 
 def test_a_result_says_which_command_made_it(tmp_path):
-    """Errands on this very machine: what they bring is what a run here leaves, and nothing else stays behind."""
-    from dataclasses import asdict
-
-    from zoo.benchmarking import errand
-    from zoo.benchmarking.specs import Spec
+    """Runs on this very machine: what they bring is what a run here leaves, and nothing else stays behind."""
+    from zoo.benchmarking.launchers import deliver, run_here
+    from zoo.benchmarking.specs import RunOptions, Spec
 
     spec = Spec("CartPole-v1", "random", "random", 3, 10, 1, 1, 2, {}, "none")
-    brought = errand.run(asdict(spec), {"keep": True, "device": "cpu", "gym_packages": [], "command": "the command"})
+    brought = run_here(spec, RunOptions("", "the command", keep=True, device="cpu", gym_packages=[]))
     assert brought.code == 0, brought.log
-    errand.deliver(brought, spec.file(tmp_path))
+    deliver(brought, spec.file(tmp_path))
     content = json.loads(spec.file(tmp_path).read_text())
     assert content["command"] == "the command" and content["settings"] == {} and len(content["final_returns"]) == 2
     assert (spec.folder(tmp_path) / "seed_3" / "log.txt").exists()

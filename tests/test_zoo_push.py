@@ -54,14 +54,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 def push_here(client, *arguments) -> int:
-    return run("zoo.push", lambda given: push.body(given, client), list(map(str, arguments)))
+    return run("zoo.push", lambda given: push.main(given, client), list(map(str, arguments)))
 
 
 def test_models_settings_and_card_go_out_and_nothing_private(folder, capsys):
     client = Kept()
     assert push_here(client, folder, "--repo-id", "me/grpo-cartpole") == 0
-    said = capsys.readouterr().out
-    assert said.splitlines()[:-1] == [
+    output = capsys.readouterr().out
+    assert output.splitlines()[:-1] == [
         "CartPole-v1/config.yml",
         "CartPole-v1.zip",
         "README.md",

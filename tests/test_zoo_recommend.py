@@ -14,9 +14,7 @@ from optuna.trial import create_trial
 
 from zoo import recommend
 from zoo.common.command_line import run
-from zoo.tuning import robust, surface
-from zoo.tuning.robust import Candidate
-from zoo.tuning.surrogate import Encoding, Surrogate
+from zoo.recommend import Candidate, Encoding, Surrogate
 
 SPACE = {
     "lr": FloatDistribution(1e-4, 1e-2, log=True),
@@ -72,7 +70,7 @@ def test_a_lucky_peak_is_not_the_first_candidate():
     trials = [*plateau, *valley, lucky]
     for number, one in enumerate(trials):
         one.number = number
-    first, second, *_ = robust.candidates(trials, robust.fit(trials), 3)
+    first, second, *_ = recommend.candidates(trials, recommend.fit(trials), 3)
     assert first.trial.params["x"] > 0.65 and first.worst_neighbour > 60
     assert second.trial is lucky and second.worst_neighbour < 50  # the best mean has its turn
 
@@ -84,11 +82,11 @@ def test_the_recommended_one_is_the_robust_among_the_good_ones():
         return Candidate(one, 0.0, 0.0, worst, fresh)
 
     best, close, far = candidate(0, 10, (100, 110, 90)), candidate(1, 50, (96, 97, 98)), candidate(2, 99, (10, 11, 12))
-    assert robust.standard_error(best.fresh) == pytest.approx(10 / np.sqrt(3))
-    assert robust.recommended([best, close, far]) is close
+    assert recommend.standard_error(best.fresh) == pytest.approx(10 / np.sqrt(3))
+    assert recommend.recommended([best, close, far]) is close
     alone = candidate(3, 0, (200,))  # nobody knows its error
-    assert robust.recommended([best, alone, close]) is alone and np.isnan(robust.standard_error(alone.fresh))
-    assert robust.said(best.fresh) == "100.0 +- 5.8" and robust.said(alone.fresh) == "200.0"
+    assert recommend.recommended([best, alone, close]) is alone and np.isnan(recommend.standard_error(alone.fresh))
+    assert recommend.mean_and_error(best.fresh) == "100.0 +- 5.8" and recommend.mean_and_error(alone.fresh) == "200.0"
 
 
 def test_a_grid_gives_measured_cells():
@@ -98,13 +96,13 @@ def test_a_grid_gives_measured_cells():
         "c": CategoricalDistribution(("x", "y")),
     }
     trials = [trial({"a": a, "b": b, "c": c}, [a + b, a + b + 2], space) for a in (1, 2) for b in (0, 5) for c in "xy"]
-    cells = surface.measured(trials, ("a", "b"))
+    cells = recommend.measured(trials, ("a", "b"))
     assert cells["mean"].tolist() == [2, 7, 3, 8] and cells["trainings"].tolist() == [4] * 4
     assert cells["uncertainty"].tolist() == pytest.approx([np.std([0, 2, 0, 2], ddof=1) / 2] * 4)
     once = [trial({"a": a, "b": b, "c": "x"}, [a + b], space) for a in (1, 2) for b in (0, 5)]
-    cells = surface.measured(once, ("a", "b"))
+    cells = recommend.measured(once, ("a", "b"))
     assert cells["uncertainty"].isna().all()
-    uncertainty = surface.draw(cells, ("a", "b"), robust.fit(once), once, "").axes[1]
+    uncertainty = recommend.draw_surface(cells, ("a", "b"), recommend.fit(once), once, "").axes[1]
     assert uncertainty.get_title() == "its uncertainty is unknown: one training per cell"
 
 
@@ -121,12 +119,12 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def recommend_here(*arguments: object) -> int:
-    return run("zoo.recommend", recommend.body, list(map(str, arguments)))
+    return run("zoo.recommend", recommend.main, list(map(str, arguments)))
 
 
 def test_the_command_draws_trains_again_and_recommends(logs, capsys):
     assert recommend_here("--study-name", "small", "-f", logs, "--candidates", 2, "--fresh-seeds", 2) == 0
-    folder, said = logs / "tune" / "small", capsys.readouterr().out
+    folder, message = logs / "tune" / "small", capsys.readouterr().out
     (table,) = folder.glob("surface_*.csv")
     assert len(pd.read_csv(table)) == 4 and table.with_suffix(".png").stat().st_size > 10_000
     settings = yaml.safe_load((folder / "recommended.yml").read_text())["CartPole-v1"]
@@ -134,7 +132,7 @@ def test_the_command_draws_trains_again_and_recommends(logs, capsys):
     assert (folder / "recommendation.md").read_text().count("\n| ") == 3 and "(recommended)" in (
         folder / "recommendation.md"
     ).read_text()
-    assert said.count("with fresh seeds") == 2 and "Train it:" in said
+    assert message.count("with fresh seeds") == 2 and "Train it:" in message
     study = optuna.load_study(study_name="small", storage=robust_storage(logs))
     assert len(study.trials) == 4  # what was trained again is no trial
 

@@ -116,35 +116,35 @@ def test_it_is_as_silent_as_it_was(of_run, given, found, tmp_path):
 
 def test_what_cannot_be_resumed_is_named(runs, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", [])
-    for arguments, said in (
+    for arguments, expected in (
         (["--resume", str(tmp_path)], "is no run folder"),
         (["--resume", str(runs[1])], "deletes it when it has come to its end"),
         (["--resume", str(runs[1]), "--seed", "4"], "leave --seed out"),
         (["--resume", str(runs[1]), "-n", "99"], "leave --n-timesteps out"),
     ):
         assert train(*arguments) == 2
-        assert said in capsys.readouterr().err
+        assert expected in capsys.readouterr().err
     broken = runs[1] / "Pendulum-v1" / FILE
     broken.write_bytes(b"PK")
     assert train("--resume", str(runs[1])) == 2
-    said = capsys.readouterr().err
-    assert "is broken, or no zip" in said and f"-i {runs[1]}/Pendulum-v1.zip --continue -n STEPS" in said
+    expected = capsys.readouterr().err
+    assert "is broken, or no zip" in expected and f"-i {runs[1]}/Pendulum-v1.zip --continue -n STEPS" in expected
     for name, content in (("config.yml", ""), ("args.yml", "a: [")):
         damaged = runs[1] / "Pendulum-v1" / name
         before = damaged.read_text()
         damaged.write_text(content)
         assert train("--resume", str(runs[1])) == 2
-        said = capsys.readouterr().err
-        assert f"Pendulum-v1/{name}" in said and "Put the file back" in said and "--continue -n STEPS" in said
+        expected = capsys.readouterr().err
+        assert f"Pendulum-v1/{name}" in expected and "Put the file back" in expected and "--continue -n STEPS" in expected
         damaged.write_text(before)
     broken.unlink()
     killed_at_once = tmp_path / "Pendulum-v1_2"
     shutil.copytree(runs[1] / "Pendulum-v1", killed_at_once / "Pendulum-v1")
-    for model, said in ((None, "start it anew"), (killed_at_once / "rl_model_64_steps.zip", "-i {} --continue -n STEPS")):
+    for model, expected in ((None, "start it anew"), (killed_at_once / "rl_model_64_steps.zip", "-i {} --continue -n STEPS")):
         if model is not None:
             model.write_bytes(b"PK")
         assert train("--resume", str(killed_at_once)) == 2
-        assert said.format(model) in capsys.readouterr().err
+        assert expected.format(model) in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- nothing learnt is lost, and nothing of others comes in

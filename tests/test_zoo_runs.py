@@ -22,13 +22,11 @@ from tests.helpers import ProbeEnv, run_command
 from zoo import enjoy, plot, workflow
 from zoo.benchmarking.results import find_results
 from zoo.common.command_line import BadInput, known_env, run
-from zoo.common.strict_json import to_json
-from zoo.comparing import curves as reading
-from zoo.comparing import zoo_runs
+from zoo.common.plain_files import to_json
 from zoo.train import main
-from zoo.training.crashes import is_bad_input
-from zoo.training.entries import entry_name, read_entries
 from zoo.training.run_files import write_values
+from zoo.training.settings import entry_name, read_entries
+from zoo.training.setup import is_bad_input
 
 ROOT = Path(__file__).parents[1]
 
@@ -265,7 +263,7 @@ def test_a_run_that_fails_does_not_keep_the_workflow_from_its_report(tmp_path, c
         "--out",
         str(tmp_path / "study"),
     ]
-    code = workflow.main(arguments)
+    code = run("zoo.workflow", workflow.main, arguments)
     assert code != 0 and "the report is without the runs that failed" in capfd.readouterr().err
     assert "good" in (tmp_path / "study/report/report.md").read_text() and len(find_results([tmp_path / "study/results"])) == 2
     assert (tmp_path / "study/report/figures/curves.png").exists() and np.isfinite(code)
@@ -300,15 +298,15 @@ def test_a_run_goes_on_with_its_settings_step_count_and_schedule(went_on):
 
 
 def test_a_run_and_its_continuation_are_one_line(went_on, tmp_path):
-    assert zoo_runs.chains(went_on) == [[(went_on / f"grpo/CartPole-v1_{n}").resolve() for n in (1, 2)]]
-    curves, _ = reading.from_folder(went_on)
-    evaluation, training = ({c.kind: c for c in curves}[kind] for kind in (reading.EVALUATION, reading.TRAINING))
+    assert plot.find_chains(went_on) == [[(went_on / f"grpo/CartPole-v1_{n}").resolve() for n in (1, 2)]]
+    curves, _ = plot.from_folder(went_on)
+    evaluation, training = ({c.kind: c for c in curves}[kind] for kind in (plot.EVALUATION, plot.TRAINING))
     assert len(curves) == 2 and evaluation.steps.tolist() == list(range(64, 513, 64))
     assert (np.diff(training.steps) >= 0).all() and training.steps[-1] > 300
-    alone, _ = reading.from_folder(went_on / "grpo" / "CartPole-v1_1")
-    (rates,) = reading.from_tensorboard(went_on / "tb", "train/learning_rate")
+    alone, _ = plot.from_folder(went_on / "grpo" / "CartPole-v1_1")
+    (rates,) = plot.from_tensorboard(went_on / "tb", "train/learning_rate")
     assert rates.label == "GRPO" and rates.steps.tolist() == [128, 192, 256, 384, 448, 512]  # as the two runs have logged
-    assert {c.kind: c for c in alone}[reading.EVALUATION].steps[-1] == 256
+    assert {c.kind: c for c in alone}[plot.EVALUATION].steps[-1] == 256
 
 
 def test_the_picture_of_a_continuation_counts_on(went_on, tmp_path, monkeypatch):
@@ -352,8 +350,8 @@ def plain_run(folder, lr, success=False):
 def test_lines_by_run_setting_and_env(tmp_path):
     for number, lr in enumerate((1e-3, 1e-3, 3e-4), 1):
         plain_run(tmp_path / "grpo" / f"ALE-Pong-v5_{number}", lr)
-    curves, _ = reading.from_folder(tmp_path)
-    lines = {by: sorted({c.label for c in reading.labelled(curves, by)}) for by in ("run", "setting", "env")}
+    curves, _ = plot.from_folder(tmp_path)
+    lines = {by: sorted({c.label for c in plot.labelled(curves, by)}) for by in ("run", "setting", "env")}
     assert lines["run"] == [f"grpo ALE-Pong-v5_{n}" for n in (1, 2, 3)]
     assert lines["setting"] == ["grpo learning_rate=0.0003", "grpo learning_rate=0.001"] and lines["env"] == ["grpo"]
 
@@ -368,15 +366,16 @@ def test_a_continuation_is_found_from_any_directory(went_on, tmp_path, monkeypat
         args.write_text((went_on / "grpo/CartPole-v1_2/CartPole-v1/args.yml").read_text().replace(absolute, noted))
         for place in (tmp_path, tmp_path / "there"):
             monkeypatch.chdir(place)
-            assert [[run.name for run in chain] for chain in zoo_runs.chains(logs)] == [["CartPole-v1_1", "CartPole-v1_2"]]
+            found = plot.find_chains(logs)
+            assert [[run.name for run in chain] for chain in found] == [["CartPole-v1_1", "CartPole-v1_2"]]
 
 
 def test_length_and_success_may_be_drawn(tmp_path, capsys):
     plain_run(tmp_path / "grpo" / "ALE-Pong-v5_1", 1e-3, success=True)
-    assert reading.from_folder(tmp_path, "length")[0][0].values.tolist() == [7, 7, 7]
-    assert reading.from_folder(tmp_path, "success")[0][0].values.tolist() == [0.5, 0.5, 0.5]
+    assert plot.from_folder(tmp_path, "length")[0][0].values.tolist() == [7, 7, 7]
+    assert plot.from_folder(tmp_path, "success")[0][0].values.tolist() == [0.5, 0.5, 0.5]
     plain_run(tmp_path / "other" / "ALE-Pong-v5_1", 1e-3)
-    assert plot.main([str(tmp_path / "other"), "--y", "success"]) == 2
+    assert run("zoo.plot", plot.main, [str(tmp_path / "other"), "--y", "success"]) == 2
     assert "--y success: no run in" in capsys.readouterr().err
 
 
@@ -395,7 +394,7 @@ def test_a_damaged_file_is_named_and_the_others_are_drawn(tmp_path, capsys):
         write_values(run_folder / "CartPole-v1" / "config.yml", {"n_envs": 1})
         (run_folder / "0.monitor.csv").write_text(text)
     (tmp_path / "grpo" / "CartPole-v1_0" / "evaluations.npz").write_bytes(b"PK")
-    curves, broken = reading.from_folder(tmp_path)
+    curves, broken = plot.from_folder(tmp_path)
     assert len(curves) == 1 and sum("*.monitor.csv of" in line for line in broken) == 4
     assert sum("evaluations.npz of" in line and "CartPole-v1_0" in line for line in broken) == 1
     assert run("zoo.plot", plot.main, [str(tmp_path), "--out", str(tmp_path / "picture")]) == 0
@@ -419,19 +418,19 @@ def test_a_run_with_damaged_settings_stops_no_picture_of_the_others(name, text, 
 
 def test_ids_with_a_slash_share_a_panel_with_the_folders_of_their_runs():
     curves = [
-        reading.Curve(panel, "a", reading.EVALUATION, np.ones(1), np.ones(1)) for panel in ("ALE-Pong-v5", "ALE/Pong-v5")
+        plot.Curve(panel, "a", plot.EVALUATION, np.ones(1), np.ones(1)) for panel in ("ALE-Pong-v5", "ALE/Pong-v5")
     ]
-    assert {c.panel for c in reading.in_common_panels(curves)} == {"ALE/Pong-v5"}
+    assert {c.panel for c in plot.in_common_panels(curves)} == {"ALE/Pong-v5"}
 
 
 def test_markers_stand_where_something_was_measured():
     def curve(steps):
-        return reading.Curve("p", "a", reading.EVALUATION, np.array(steps), np.array(steps, dtype=float))
+        return plot.Curve("p", "a", plot.EVALUATION, np.array(steps), np.array(steps, dtype=float))
 
-    (same,) = reading.average([curve([1, 2, 3]), curve([1, 2, 3])])
-    (other,) = reading.average([curve([1, 2, 3]), curve([1, 2.5, 3])])
+    (same,) = plot.average([curve([1, 2, 3]), curve([1, 2, 3])])
+    (other,) = plot.average([curve([1, 2, 3]), curve([1, 2.5, 3])])
     assert same.measured and not other.measured
-    (longer,) = reading.average([curve([1, 2, 3]), curve([1, 2, 3, 4])])
+    (longer,) = plot.average([curve([1, 2, 3]), curve([1, 2, 3, 4])])
     assert longer.measured and longer.steps.tolist() == longer.value.tolist() == [1, 2, 3]
     lines = {mean: plot.draw([c]).axes[0].lines[0] for mean, c in {"e": curve([1, 2]), "long": curve(list(range(60)))}.items()}
     without = ("None", None, "")
@@ -442,7 +441,7 @@ def test_markers_stand_where_something_was_measured():
 def test_one_format_where_the_name_says_so(suffix, tmp_path):
     plain_run(tmp_path / "grpo" / "ALE-Pong-v5_1", 1e-3)
     for name in ("a", "b"):
-        assert plot.main([str(tmp_path), "--out", str(tmp_path / f"{name}{suffix}")]) == 0
+        assert run("zoo.plot", plot.main, [str(tmp_path), "--out", str(tmp_path / f"{name}{suffix}")]) == 0
     made = sorted(file.name for file in tmp_path.glob("[ab].*"))
     assert made == [f"a{suffix}", f"b{suffix}"]
     start = {".pdf": b"%PDF", ".png": b"\x89PNG", ".svg": b"<?xml"}[suffix]
@@ -455,7 +454,7 @@ def test_several_tags_have_a_panel_each(tmp_path):
             for tag in ("train/loss", "eval/mean_reward"):
                 writer.add_scalar(tag, step, step)
     arguments = ["--tensorboard", str(tmp_path / "tb"), "--tag", "train/loss", "eval/mean_reward"]
-    assert plot.main([*arguments, "--out", str(tmp_path / "two.svg")]) == 0
+    assert run("zoo.plot", plot.main, [*arguments, "--out", str(tmp_path / "two.svg")]) == 0
     svg = (tmp_path / "two.svg").read_text()
     assert "CartPole-v1: train/loss" in svg and "CartPole-v1: eval/mean_reward" in svg
     assert "GRPO, training (one run)" in svg and "GRPO, evaluation (one run)" in svg

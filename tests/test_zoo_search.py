@@ -12,12 +12,10 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution, Int
 from optuna.trial import TrialState, create_trial
 
 from tests.test_zoo_tune import ROOT, TINY, trials_of, tune_here
-from zoo.common.grids import parse_grid
-from zoo.tuning.journal import mend
+from zoo.common.command_line import parse_grid
 from zoo.tuning.objective import Objective, ReportCallback
-from zoo.tuning.search_space import ENTRY, GRPO_SPACE, SPACES
-from zoo.tuning.start import grpo_start, widened
-from zoo.tuning.study import PRUNERS, SURPLUS, counted, failure, give_back_surplus, open_storage
+from zoo.tuning.search_space import ENTRY, GRPO_SPACE, SPACES, grpo_start, widened
+from zoo.tuning.study import PRUNERS, SURPLUS, counted, failure, give_back_surplus, mend, open_storage
 
 FEW = [*TINY, "--no-optim-plots"]
 
@@ -69,19 +67,19 @@ def test_nothing_is_evaluated_before_the_first_update():
 def test_the_space_is_widened_to_hold_the_entry(env_id, changes):
     base = entry(env_id)
     model = Objective("grpo", env_id, base, {}, 1000, 1, 1, 1, 0).build(base, 0)[1]
-    space, start, said = widened(grpo_start(model, base))
+    space, start, messages = widened(grpo_start(model, base))
     for name, wider in changes.items():
-        assert space[name] == wider and any(line.startswith(f"{name} widened to ") for line in said)
+        assert space[name] == wider and any(line.startswith(f"{name} widened to ") for line in messages)
     assert all(space[name]._contains(space[name].to_internal_repr(value)) for name, value in start.items())
 
 
 def test_widening_by_kind():
     start = {"group_size": 64, "clip_range": 0.57, "net": ENTRY, "learning_rate": 0.0, "n_groups": None, "log2_batch_size": 4}
-    space, kept, said = widened(start)
+    space, kept, message = widened(start)
     assert space["group_size"] == CategoricalDistribution((1, 2, 4, 8, 16, 32, 64)) and ENTRY in space["net"].choices
     assert space["clip_range"] == FloatDistribution(0.1, 0.6, step=0.05) and kept["clip_range"] == 0.55  # the nearest
     assert space["log2_batch_size"] == IntDistribution(4, 9) and "n_groups" not in kept
-    assert "learning_rate" not in kept and "learning_rate 0.0 is none that can be searched" in str(said)
+    assert "learning_rate" not in kept and "learning_rate 0.0 is none that can be searched" in str(message)
     assert widened({"group_size": 8})[0] == GRPO_SPACE
 
 

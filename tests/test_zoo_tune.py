@@ -22,8 +22,7 @@ from zoo.common.command_line import run
 from zoo.common.literals import parse
 from zoo.training.run_files import read_values
 from zoo.tuning.objective import Objective
-from zoo.tuning.search_space import grpo_space, with_net
-from zoo.tuning.start import grpo_start, widened
+from zoo.tuning.search_space import grpo_space, grpo_start, widened, with_net
 from zoo.tuning.study import SAMPLERS, check_source, load_study, note_source, open_storage, settings_of_trial
 
 ROOT = Path(__file__).parents[1]
@@ -119,8 +118,8 @@ def test_ctrl_c_reports_and_keeps_the_trial_for_later(tmp_path):
     )
     wait_for(lambda: storage.exists() and "training_seeds" in storage.read_text())
     process.send_signal(signal.SIGINT)
-    said = process.communicate(timeout=60)[0]
-    assert process.returncode == 130 and "Interrupted: trials [0] will be tried again" in said
+    output = process.communicate(timeout=60)[0]
+    assert process.returncode == 130 and "Interrupted: trials [0] will be tried again" in output
     cut, waiting = trials_of(str(storage), "cut")
     assert (cut.state, waiting.state) == (TrialState.FAIL, TrialState.WAITING)
     assert waiting.system_attrs["fixed_params"] == cut.params
@@ -308,7 +307,7 @@ def test_a_study_of_the_same_name_in_another_storage_does_not_take_the_place_of_
     assert f"in journal.log, and that in {other} would overwrite them: choose another --study-name" in error
     assert error.count("\n") == 1 and not (tmp_path / "other.db").exists()
     assert (folder / "trials.csv").read_text() == table
-    assert run("zoo.recommend", recommend.body, ["-f", str(tmp_path), "--study-name", "j", "--storage", other]) == 2
+    assert run("zoo.recommend", recommend.main, ["-f", str(tmp_path), "--study-name", "j", "--storage", other]) == 2
     (folder / "storage.txt").unlink()
     check_source(folder, other)
     note_source(folder, "postgresql+psycopg://me:s3@cret@db/studies")

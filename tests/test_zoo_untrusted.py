@@ -18,7 +18,7 @@ from tests.test_zoo_resume import stopped_after
 from zoo import compare, dashboard, enjoy, evaluate, export, plot, push, report
 from zoo import train as training
 from zoo.common.command_line import BadInput, run
-from zoo.common.yaml_files import read_mapping
+from zoo.common.plain_files import read_mapping
 from zoo.training.resuming import RunSaves
 from zoo.training.run_files import read_values
 
@@ -98,14 +98,14 @@ def commands(folder: Path):
         "train --resume": (training.main, ["--resume", str(folder), *quiet]),
         "train --continue": (training.main, ["-i", model, "--continue", "-n", "192", *options, *quiet]),
         "enjoy": (enjoy.main, ["--no-render", "-n", "5", "--untrusted"]),
-        "evaluate": (evaluate.body, [str(folder), "--episodes", "2", *out, "e"]),
-        "compare": (compare.body, [str(folder), "--episodes", "2", "--no-figures", *out, "c"]),
-        "export": (export.body, [str(folder), *out, "p.pt2"]),
+        "evaluate": (evaluate.main, [str(folder), "--episodes", "2", *out, "e"]),
+        "compare": (compare.main, [str(folder), "--episodes", "2", "--no-figures", *out, "c"]),
+        "export": (export.main, [str(folder), *out, "p.pt2"]),
         "report": (report.main, [str(folder), "--untrusted"]),
         "dashboard": (dashboard.main, [str(folder), *out, "d.html"]),
-        "plot": (plot.body, [str(folder), *out, "p.svg"]),
+        "plot": (plot.main, [str(folder), *out, "p.svg"]),
         "push": (
-            lambda given: push.body(given, SimpleNamespace()),
+            lambda given: push.main(given, SimpleNamespace()),
             [str(folder), "--repo-id", "a/b", "--dry-run", "--untrusted"],
         ),
     }
@@ -215,9 +215,9 @@ def test_settings_of_strangers_are_checked_too(here, capsys):
     own = {"policy": "MlpPolicy", "n_timesteps": 64, "env_wrapper": f"{EVIL}.W"}
     Path("own.yml").write_text(yaml.safe_dump({"CartPole-v1": own}))
     Path("own.py").write_text(SOURCE)
-    for file, said in (("own.yml", "env_wrapper=planted_module.W"), ("own.py", "is a program, which would run")):
+    for file, expected in (("own.yml", "env_wrapper=planted_module.W"), ("own.py", "is a program, which would run")):
         assert run("zoo.train", training.main, ["--env", "CartPole-v1", "-conf", file, "--untrusted"]) == 2
-        assert said in capsys.readouterr().err
+        assert expected in capsys.readouterr().err
     check_nothing_ran("own.yml")
 
 

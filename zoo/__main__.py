@@ -50,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in COMMANDS:
         print(f"{program()}: no command {name!r}.{did_you_mean(name, COMMANDS)}", file=sys.stderr)
         return 2
-    body = importlib.import_module(f".{name}", __package__)
-    return run(f"zoo.{name}", getattr(body, "body", None) or body.main, rest[:-1])
+    return run(f"zoo.{name}", importlib.import_module(f".{name}", __package__).main, rest[:-1])
 
 
 if __name__ == "__main__":

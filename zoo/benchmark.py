@@ -8,23 +8,90 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+import time
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
+from rich.live import Live
+from rich.table import Table
 
-from .benchmarking.launchers import open_launcher
+from .benchmarking.launchers import DONE, FAILED, LEFT, RUNNING, Launcher, Worker, open_launcher
 from .benchmarking.results import LINES, read_all
-from .benchmarking.scheduler import table, work
-from .benchmarking.specs import Spec, read_variants, settings_for, swept
+from .benchmarking.specs import RunOptions, Spec, read_variants, settings_for, swept
 from .benchmarking.worker import BAD_SETTINGS
-from .benchmarking.workers import DONE, LEFT
 from .common.cluster import Launch, add_launcher, read_launch
-from .common.command_line import INTERRUPTED, BadInput, Parser, call, known_env, run
-from .common.folders import LOCK, alone_in
-from .common.grids import parse_grid
+from .common.command_line import INTERRUPTED, BadInput, Parser, call, check_at_least, known_env, parse_grid, run
+from .common.folders import alone_in, check_place, make_folder
+
+POLL_S = 0.2
+
+
+def progress(states: dict[Spec, str]) -> Table:
+    """Table of finished and remaining runs, envs by labels.
+
+    :param states: of every run
+    """
+    labels = list(dict.fromkeys(spec.label for spec in states))
+    view = Table("env", *labels, title="runs done / all")
+    counts = Counter((spec.env, spec.label, state) for spec, state in states.items())
+    for env in dict.fromkeys(spec.env for spec in states):
+        cells = []
+        for label in labels:
+            n = {state: counts[env, label, state] for state in (DONE, RUNNING, FAILED, LEFT)}
+            notes = [f"{n[state]} {state}" for state in (RUNNING, FAILED) if n[state]]
+            cells.append(f"{n[DONE]}/{sum(n.values())}" + (f" ({', '.join(notes)})" if notes else ""))
+        view.add_row(env, *cells)
+    return view
+
+
+def work(states: dict[Spec, str], launcher: Launcher, options: RunOptions) -> list[Worker]:
+    """Run the remaining runs. If the machine of a run dies, the run is queued again.
+
+    :param states: of every run; updated in place
+    :param launcher: runs them
+    :param options: of the workers
+    :return: the workers that failed
+    """
+    console = Console()
+    waiting = [spec for spec, state in states.items() if state == LEFT]
+    running: list[Worker] = []
+    ended: list[Worker] = []
+    view = Live(console=console, refresh_per_second=2, transient=True) if console.is_terminal else None
+    with view or nullcontext():
+        try:
+            while waiting or running:
+                while waiting and len(running) < launcher.room():
+                    running.append(launcher.start(waiting.pop(0), options))
+                    states[running[-1].spec] = RUNNING
+                if view is not None:
+                    view.update(progress(states))
+                for worker in _wait_for_any(running):
+                    running.remove(worker)
+                    ended.append(worker)
+                    states[worker.spec], line = worker.outcome()
+                    waiting += [worker.spec] if states[worker.spec] == LEFT else []
+                    left = len(waiting) + len(running)
+                    minutes = left * sum(worker.took for worker in ended) / len(ended) / launcher.room() / 60
+                    line += f"; {left} left" + (f", about {minutes:.0f} min" if left else "")
+                    console.print(line, soft_wrap=True, highlight=False, markup=False)
+        finally:
+            for worker in running:
+                states[worker.spec] = LEFT
+                worker.stop()
+    return [worker for worker in ended if worker.complaint]
+
+
+def _wait_for_any(running: list[Worker]) -> list[Worker]:
+    while not (ended := [worker for worker in running if worker.has_ended()]):
+        time.sleep(POLL_S)
+    return ended
+
+
+# ---------------------------------------------------------------- command line
 
 LOG_WIDTH = 200  # a table in a log file need not fit a terminal
 
@@ -99,25 +166,23 @@ def parse_steps(texts: Sequence[str], envs: Sequence[str], evaluations: int = 1)
     return steps
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """Parsed command line."""
 
     specs: list[Spec]
     out: Path  #: output folder
     launch: Launch
     jobs: int | None  #: runs at a time
-    options: dict[str, object]  #: of the workers
+    options: RunOptions
 
 
-def make_specs(arguments: Sequence[str]) -> Asked:
+def make_specs(arguments: Sequence[str]) -> Request:
     """Make the cross product, seeds outermost, so that an interrupted study is balanced.
 
     :param arguments: command line
     """
     args = parser().parse_args(arguments)
-    for name in ("jobs", "evaluations", "eval_episodes", "final_episodes"):
-        if getattr(args, name) is not None and getattr(args, name) < 1:
-            raise BadInput(f"--{name.replace('_', '-')} must be at least 1")
+    check_at_least(args, jobs=1, evaluations=1, eval_episodes=1, final_episodes=1)
     launch = read_launch(args)
     if args.sweep and not args.algos and args.variants is None:
         args.algos = ["grpo"]
@@ -142,8 +207,8 @@ def make_specs(arguments: Sequence[str]) -> Asked:
         if ": " in source and not source.endswith(f": {env}"):
             print(f"{env} {label}: settings of {source}")
     command = f"{call('benchmark')} {shlex.join(arguments)}"
-    options = {"command": command, "keep": args.keep_models, "device": args.device, "gym_packages": packages}
-    return Asked(specs, args.out, launch, args.jobs, {"out": str(args.out), **options})
+    options = RunOptions(str(args.out), command, args.keep_models, args.device, packages)
+    return Request(specs, args.out, launch, args.jobs, options)
 
 
 def states_of(specs: Sequence[Spec], out: Path) -> dict[Spec, str]:
@@ -166,23 +231,7 @@ def states_of(specs: Sequence[Spec], out: Path) -> dict[Spec, str]:
     return {spec: DONE if spec.file(out) in found else LEFT for spec in specs}
 
 
-@contextmanager
-def only_one(out: Path) -> Iterator[None]:
-    """Lock the output folder; two benchmarks in one folder would run everything twice.
-
-    :param out: output folder, created if missing
-    :raises BadInput: if another process has the lock
-    """
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / LOCK).touch()
-    except OSError as error:
-        raise BadInput(f"cannot write to {out}: {error.strerror}") from error
-    with alone_in(out, f"another benchmark is writing to {out}"):
-        yield
-
-
-def body(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Execute the command.
 
     :param arguments: command line
@@ -191,14 +240,16 @@ def body(arguments: Sequence[str]) -> int:
     return carry_out(make_specs(arguments))
 
 
-def carry_out(asked: Asked) -> int:
+def carry_out(request: Request) -> int:
     """Execute the remaining runs.
 
-    :param asked: of the command line
+    :param request: of the command line
     :return: 0; 1 if a run crashed, 2 if a model refused its settings, 130 if interrupted
     """
-    specs, out, launch, jobs, options = asked
-    with only_one(out):
+    specs, out, launch, jobs, options = request
+    check_place("--out", out, is_folder=True)
+    make_folder("--out", out)
+    with alone_in(out, f"another benchmark is writing to {out}"):  # two would run everything twice
         for folder in out.rglob("seed_*.run"):  # of runs that were killed
             shutil.rmtree(folder, ignore_errors=True)
         states = states_of(specs, out)
@@ -210,16 +261,11 @@ def carry_out(asked: Asked) -> int:
             except KeyboardInterrupt:
                 print("interrupted: the same command goes on from here", file=sys.stderr)
                 return INTERRUPTED
-        Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(table(states))
+        Console(width=None if sys.stdout.isatty() else LOG_WIDTH).print(progress(states))
     for worker in failed:
         print(f"zoo.benchmark: {worker.complaint}", file=sys.stderr)
     return max((BAD_SETTINGS if worker.code == BAD_SETTINGS else 1 for worker in failed), default=0)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.benchmark``."""
-    return run("zoo.benchmark", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.benchmark", main, sys.argv[1:]))

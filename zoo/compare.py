@@ -16,10 +16,10 @@ from sb_grpo import files
 from .benchmarking.results import find_results
 from .common.command_line import BadInput, Parser, add_untrusted, check_has_runs, run
 from .common.folders import check_place
-from .common.yaml_files import read_mapping
-from .comparing import figures, pairs, tables
+from .common.plain_files import read_mapping
+from .common.tracking import check_wandb, log_report
+from .comparing import figures, tables
 from .comparing.comparison import Comparison, compare_runs, load
-from .comparing.tracking import check_wandb, log_report
 
 #: Section -> (description, tables in the text, figures). Curves, profile and single runs are only in their CSV files.
 SECTIONS: dict[str, tuple[str, list[str], list[str]]] = {
@@ -132,9 +132,16 @@ def read_references(path: Path | None) -> dict[str, tuple[float, float]]:
         return {}
     table = read_mapping(path, "CartPole-v1: [20, 500]")
     try:
-        return {str(env): (float(low), float(high)) for env, (low, high) in table.items()}
+        return {str(env): _reference(values) for env, values in table.items()}
     except (TypeError, ValueError) as error:
         raise BadInput(f"{path} must hold lines such as 'CartPole-v1: [20, 500]'") from error
+
+
+def _reference(values: object) -> tuple[float, float]:
+    if not isinstance(values, list):
+        raise TypeError(values)
+    low, high = values
+    return float(low), float(high)
 
 
 def write(comparison: Comparison, broken: Sequence[str], out: Path, with_figures: bool = True) -> Path:
@@ -187,13 +194,13 @@ def results_of(places: Sequence[str], episodes: int, out: Path, untrusted: bool 
     unknown = [place for place in places if place.endswith(".zip") or not _has_results(Path(place))]
     if not unknown:
         return [Path(place) for place in places]
-    from .evaluating.models import is_saved  # imports rl_zoo3, which results do not need
+    from .evaluate import is_saved  # imports rl_zoo3, which results do not need
 
     saved = [place for place in unknown if is_saved(place)]
     plain = [Path(place) for place in places if place not in saved]
     if not saved:
         return plain
-    from .evaluate import body as evaluate
+    from .evaluate import main as evaluate
 
     evaluate([*saved, "--episodes", str(episodes), "--out", str(out / "evaluation"), *["--untrusted"] * untrusted])
     return [*plain, out / "evaluation" / "results"]
@@ -203,7 +210,7 @@ def _has_results(path: Path) -> bool:
     return path.exists() and bool(find_results([path]))
 
 
-def body(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Execute the command.
 
     :param arguments: command line
@@ -221,7 +228,7 @@ def body(arguments: Sequence[str]) -> int:
     check_has_runs("--envs", args.envs, {run.env for run in runs})
     runs = [run for run in runs if run.env in (args.envs or [run.env])]
     comparison = compare_runs(runs, args.labels, args.baseline, thresholds, references, args.allow_unequal)
-    comparison.notes += pairs.notes(comparison)
+    comparison.notes += tables.pairing_notes(comparison)
     for note in comparison.notes:
         print(note)
     print(f"Report: {write(comparison, broken, args.out, not args.no_figures)}")
@@ -231,10 +238,5 @@ def body(arguments: Sequence[str]) -> int:
     return 0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.compare``."""
-    return run("zoo.compare", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.compare", main, sys.argv[1:]))

@@ -10,14 +10,15 @@ import importlib.util
 import os
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import rl_zoo3
-import torch as th
 from huggingface_sb3 import EnvironmentName
+from PIL import Image
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.utils import set_random_seed
 from stable_baselines3.common.vec_env import VecEnv
@@ -30,20 +31,55 @@ from .common.command_line import (
     BadInput,
     Parser,
     Settings,
+    add_gym_packages,
+    add_torch,
     add_untrusted,
-    check_at_least_1,
+    check_at_least,
     check_seed,
-    default_threads,
     did_you_mean,
     how_many,
     known_env,
     run,
+    use_threads,
 )
 from .common.folders import check_place
-from .common.pictures import GifWriter
 from .training.checkpoints import read_facts
 from .training.experiment import register
 from .training.saved import Saved, check_untrusted
+
+SHORTEST = 2  # hundredths of a second that browsers keep to
+
+
+class GifWriter:
+    """GIF writer that drops frames if there are too many; each is shown until the next one's time, so errors do not add up.
+
+    :param path: of the file, written by :meth:`close`
+    :param fps: frames per second of the env
+    """
+
+    def __init__(self, path: Path, fps: float) -> None:
+        self.path = path
+        self.fps = fps
+        self.n_frames = 0
+        self.shown: list[tuple[int, Image.Image]] = []  #: hundredths of a second, picture
+
+    def append_data(self, picture: np.ndarray) -> None:
+        moment = self._moment()
+        self.n_frames += 1
+        if not self.shown or moment - self.shown[-1][0] >= SHORTEST:
+            self.shown.append((moment, Image.fromarray(picture)))
+
+    def close(self) -> None:
+        if not self.shown:
+            return
+        moments, pictures = zip(*self.shown, strict=True)
+        end = max(self._moment(), moments[-1] + SHORTEST)
+        durations = [10 * int(step) for step in np.diff([*moments, end])]
+        pictures[0].save(self.path, save_all=True, append_images=pictures[1:], duration=durations, loop=0)
+
+    def _moment(self) -> int:
+        return round(100 * self.n_frames / self.fps)
+
 
 VIDEOS = (".gif", ".mp4")
 
@@ -70,23 +106,22 @@ def make_parser() -> Parser:
     add("--record", type=Path, metavar="FILE", help="write a .gif or .mp4 in place of a window; needs no display")
     add("--seed", type=int, default=0, help="of the env")
     add("--env-kwargs", nargs="+", action=Settings, default={}, help="arguments of the env")
-    add("--gym-packages", nargs="+", default=[], help="packages to import that register envs")
+    add_gym_packages(parser)
     add("--reward-log", default="", help="folder for a monitor file of the episodes")
-    add("--device", default="auto", help="of torch")
-    add("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
+    add_torch(parser)
     add("--verbose", type=int, default=1, help="0: only the mean; 1: every episode")
     add("-P", "--progress", action="store_true", help="progress bar")
     return parser
 
 
-def check(args: Any) -> None:
+def check(args: Namespace) -> None:
     """Check the options before anything is loaded.
 
     :raises BadInput: for options that cannot work
     """
     args.env, args.gym_packages = known_env(args.env, args.gym_packages)
     check_untrusted(args.algo, not args.untrusted)
-    check_at_least_1(args, "n_timesteps", "n_episodes")
+    check_at_least(args, n_timesteps=1, n_episodes=1)
     check_seed(args.seed)
     if args.record is not None:
         if args.record.suffix not in VIDEOS:
@@ -128,7 +163,7 @@ def find_run(folder: Path, algo: str, env_name: str, exp_id: int) -> Path:
     return max(chosen)[2]
 
 
-def find_model(folder: Path, env_name: str, args: Any) -> Path:
+def find_model(folder: Path, env_name: str, args: Namespace) -> Path:
     """Find the requested model file.
 
     :raises BadInput: if it is missing, naming the existing ones
@@ -148,8 +183,16 @@ def find_model(folder: Path, env_name: str, args: Any) -> Path:
     return model
 
 
-def writer(path: Path, fps: float) -> Any:
-    """Open a video writer with ``append_data`` and ``close``."""
+class Writer(Protocol):
+    """Interface of imageio's writers."""
+
+    def append_data(self, picture: np.ndarray, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def writer(path: Path, fps: float) -> Writer:
+    """Open a writer of a video or GIF."""
     if path.suffix == ".gif":
         return GifWriter(path, fps)
     import imageio.v2 as imageio  # an extra
@@ -162,16 +205,14 @@ class Recorder:
 
     def __init__(self, env: VecEnv, path: Path | None) -> None:
         self.env = env
-        self.writer = None
+        self.writer: Writer | None = None
         if path is None:
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.unfinished = path.with_name(f".{path.stem}.part{path.suffix}")
-        fps: Any = env.unwrapped.get_attr("metadata", indices=[0])[0].get(
-            "render_fps", 30
-        )  # a VecEnv's own metadata have none
-        self.writer = writer(self.unfinished, fps)
+        metadata = env.unwrapped.get_attr("metadata", indices=[0])[0]  # a VecEnv's own have no render_fps
+        self.writer = writer(self.unfinished, metadata.get("render_fps", 30))
 
     def frame(self) -> None:
         if self.writer is None:
@@ -190,7 +231,7 @@ class Recorder:
             files.move(self.unfinished, self.path)
 
 
-def play(model: BaseAlgorithm, env: VecEnv, deterministic: bool, args: Any) -> list[tuple[float, int]]:
+def play(model: BaseAlgorithm, env: VecEnv, deterministic: bool, args: Namespace) -> list[tuple[float, int]]:
     """Run the agent.
 
     :return: return and length of every episode that ended
@@ -235,7 +276,7 @@ def _known_of(path: Path) -> str:
     return "" if known is None else f" (saved after {known['env_steps']:,} steps)"
 
 
-def restored(saved: Saved, args: Any) -> tuple[VecEnv, BaseAlgorithm]:
+def restored(saved: Saved, args: Namespace) -> tuple[VecEnv, BaseAlgorithm]:
     """Make the env as in training, with the requested rendering, and load the model."""
     kwargs = dict(args.env_kwargs)
     if args.record is not None:
@@ -267,8 +308,7 @@ def main(arguments: Sequence[str]) -> int:
     _ = saved.run  # report refused files before one is opened
     print(f"Loading {path}{_known_of(path)}")
     set_random_seed(args.seed)
-    if args.num_threads > 0:
-        th.set_num_threads(args.num_threads)
+    use_threads(args)
     env, model = restored(saved, args)
     deterministic = args.deterministic or not (args.stochastic or saved.draws_actions)
     episodes = play(model, env, deterministic, args)

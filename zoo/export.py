@@ -89,7 +89,7 @@ def read_statistics(path: Path) -> VecNormalize:
     return found
 
 
-def body(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Execute the command.
 
     :param arguments: command line
@@ -129,10 +129,5 @@ def body(arguments: Sequence[str]) -> int:
     return int(difference > TOLERANCE)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.export``."""
-    return run("zoo.export", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.export", main, sys.argv[1:]))

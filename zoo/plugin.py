@@ -9,7 +9,7 @@ import rl_zoo3
 
 from sb_grpo import GRPO
 
-from .common.yaml_files import HYPERPARAMS, read_sections
+from .common.plain_files import HYPERPARAMS, read_sections
 
 rl_zoo3.ALGOS["grpo"] = GRPO
 hyperparams = read_sections(HYPERPARAMS)

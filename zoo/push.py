@@ -7,10 +7,11 @@ created. ``--dry-run`` uploads nothing, and shows files that may contain names o
 from __future__ import annotations
 
 import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from .common.command_line import BadInput, Parser, add_untrusted, one_line, run
 from .training.card import write_card
@@ -26,11 +27,11 @@ PRIVATE = ("*/args.yml", "*/command.txt")
 class Client(Protocol):
     """Interface: the methods used of :class:`huggingface_hub.HfApi`."""
 
-    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> Any: ...
+    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> object: ...
 
     def upload_folder(
         self, *, repo_id: str, folder_path: str, commit_message: str, allow_patterns: list[str], ignore_patterns: list[str]
-    ) -> Any: ...
+    ) -> object: ...
 
 
 def make_parser() -> Parser:
@@ -65,7 +66,7 @@ def files_of(folder: Path, allowed: Sequence[str], ignored: Sequence[str]) -> li
     ]
 
 
-def push(folder: Path, client: Client, args: Any) -> list[Path]:
+def push(folder: Path, client: Client, args: Namespace) -> list[Path]:
     """Upload a run folder.
 
     :param folder: of a finished run
@@ -109,7 +110,7 @@ def push(folder: Path, client: Client, args: Any) -> list[Path]:
     return chosen
 
 
-def body(arguments: Sequence[str], client: Client | None = None) -> int:
+def main(arguments: Sequence[str], client: Client | None = None) -> int:
     """Execute the command.
 
     :param arguments: command line
@@ -131,10 +132,5 @@ def body(arguments: Sequence[str], client: Client | None = None) -> int:
     return 0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.push``."""
-    return run("zoo.push", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.push", main, sys.argv[1:]))

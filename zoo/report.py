@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .common.command_line import BadInput, Parser, run
-from .dashboards.messages import summary
-from .dashboards.page import write_page
-from .dashboards.runs import add_place, read_runs
+from .dashboard import write_page
+from .dashboards.runs import add_place, read_runs, summary
 
 
 def main(arguments: Sequence[str]) -> int:

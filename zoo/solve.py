@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch as th
 
 from sb_grpo import GRPO, files
 from sb_grpo.policies.encoding import SetPolicy
@@ -25,16 +24,24 @@ from sb_grpo.tasks.instances import PUBLIC, Cities, Jobs, public, read_cities, r
 from sb_grpo.tasks.item_policy import ItemPolicy
 from sb_grpo.tasks.routing import TSP
 from sb_grpo.tasks.solving import Solution, cp_sat, make_problem, solve
+from sb_grpo.types import Kwargs
 
-from .common.command_line import BadInput, Parser, add_untrusted, check_at_least_1, check_seed, default_threads, run
-from .common.folders import check_place
-from .common.pictures import drawn
-
-#: Envs of a training, and its settings: whole groups of attempts with the same luck.
-N_ENVS = 64
-TRAINING: dict[str, Any] = dict(
-    group_size=8, n_groups=16, learning_rate=1e-3, batch_size=512, n_epochs=4, gamma=1.0
+from .common.command_line import (
+    BadInput,
+    Parser,
+    add_torch,
+    add_untrusted,
+    check_at_least,
+    check_seed,
+    drawn,
+    run,
+    use_threads,
 )
+from .common.folders import check_place
+
+#: Envs of a training, and its settings: whole groups of attempts with the same noise.
+N_ENVS = 64
+TRAINING: Kwargs = dict(group_size=8, n_groups=16, learning_rate=1e-3, batch_size=512, n_epochs=4, gamma=1.0)
 
 
 def make_parser() -> Parser:
@@ -57,7 +64,7 @@ def make_parser() -> Parser:
     add("--seed", type=int, default=0, help="of luck and training")
     add("--out", type=Path, default=Path("solution"), metavar="FOLDER", help="place for the files")
     add_untrusted(parser)
-    add("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
+    add_torch(parser, with_device=False)
     return parser
 
 
@@ -71,16 +78,16 @@ def read_instance(args: Namespace) -> Jobs | Cities:
     if name is None or getattr(args, other) is not None:
         raise BadInput(f"--problem {args.problem} takes --{option} FILE, and not --{other}.")
     try:
-        found: Any = public(name) if name in PUBLIC else (read_jobs if option == "jobs" else read_cities)(name)
+        found = public(name) if name in PUBLIC else (read_jobs if option == "jobs" else read_cities)(name)
     except (ValueError, OSError) as error:
         raise BadInput(f"--{option} {name}: {error}") from error
     kind = "jobshop" if isinstance(found, Jobs) else "tsp" if found.demand is None else "cvrp"
     if kind != args.problem:
         raise BadInput(f"--{option} {name} is an instance of {kind}: pass --problem {kind}.")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
-def luck_of(args: Namespace) -> dict[str, float]:
+def noise_of(args: Namespace) -> Kwargs:
     """Arguments of the env that make its data uncertain."""
     if args.problem == "jobshop":
         return {"cv": args.cv, "breakdowns": args.breakdowns, "repair": args.repair}
@@ -89,10 +96,10 @@ def luck_of(args: Namespace) -> dict[str, float]:
 
 def train(args: Namespace, given: Jobs | Cities) -> GRPO:
     """Train a model on the instance: each group draws a future of its own, which its members share."""
-    luck: dict[str, Any] = luck_of(args)
+    noise: Kwargs = noise_of(args)
     if args.problem == "tsp":
-        luck["multi_start"] = True
-    env = make_problem([given] * N_ENVS, **luck)
+        noise["multi_start"] = True
+    env = make_problem([given] * N_ENVS, **noise)
     policy = SetPolicy if isinstance(env, TSP) else ItemPolicy
     model = GRPO(policy, env, advantage="outcome", seed=args.seed, device="cpu", **TRAINING)
     model.learn(args.train)
@@ -109,28 +116,30 @@ def load(args: Namespace) -> GRPO:
         raise BadInput(f"--model {args.model} cannot be loaded as a GRPO model: {error}") from error
 
 
-def answers(args: Namespace, given: Jobs | Cities, model: Any) -> dict[str, list[Solution]]:
+def answers(args: Namespace, given: Jobs | Cities, model: GRPO | None) -> dict[str, list[Solution]]:
     """Solve by every method, each under the same futures.
 
     :param model: trained; None: rules and CP-SAT alone
     :return: method -> one solution per future
     """
-    luck: dict[str, Any] = luck_of(args)
-    env: Any = make_problem([given], **luck)
+    noise: Kwargs = noise_of(args)
+    env: Any = make_problem([given], **noise)
     uncertain = getattr(env, "uncertain", False)
-    futures = [given] * (args.draws if any(luck.values()) else 1)
-    found = {rule: solve(rule, futures, seed=args.seed, **luck) for rule in getattr(env, "rules", ())}
+    futures = [given] * (args.draws if any(noise.values()) else 1)
+    found = {rule: solve(rule, futures, seed=args.seed, **noise) for rule in getattr(env, "rules", ())}
     if args.seconds > 0:
-        found |= by_cp_sat(args, given, futures, uncertain, luck)
+        found |= by_cp_sat(args, given, futures, uncertain, noise)
     if model is not None:
-        found["model, greedy"] = solve(model, futures, seed=args.seed, **luck)
+        found["model, greedy"] = solve(model, futures, seed=args.seed, **noise)
         if not uncertain:
-            found["model, all starts"] = solve(model, futures, starts="all", **luck)
-            found[f"model, best of {args.samples}"] = solve(model, futures, decode="sample", samples=args.samples, **luck)
+            found["model, all starts"] = solve(model, futures, starts="all", **noise)
+            found[f"model, best of {args.samples}"] = solve(model, futures, decode="sample", samples=args.samples, **noise)
     return found
 
 
-def by_cp_sat(args: Namespace, given: Any, futures: list[Any], uncertain: bool, luck: dict[str, Any]) -> dict[str, Any]:
+def by_cp_sat(
+    args: Namespace, given: Jobs | Cities, futures: list[Jobs | Cities], uncertain: bool, noise: Kwargs
+) -> dict[str, list[Solution]]:
     """Solve by CP-SAT: exactly, or with expected durations once and again at every event."""
     ways = {"CP-SAT": {"resolve": False}}
     if uncertain and isinstance(given, Jobs):
@@ -141,7 +150,7 @@ def by_cp_sat(args: Namespace, given: Any, futures: list[Any], uncertain: bool, 
         print("CP-SAT is left out: it has no plan for demands that show on arrival.")
         return {}
     try:
-        return {name: cp_sat(futures, args.seconds, seed=args.seed, **way, **luck) for name, way in ways.items()}
+        return {name: cp_sat(futures, args.seconds, seed=args.seed, **way, **noise) for name, way in ways.items()}
     except ImportError as error:
         print(f"CP-SAT is left out. {error}")
         return {}
@@ -171,15 +180,16 @@ def write_schedule(folder: Path, solution: Solution) -> Path:
 
 def draw(folder: Path, given: Jobs | Cities, solution: Solution, method: str) -> Path:
     """Draw a Gantt chart with one row per machine, or the tour."""
+    import matplotlib.pyplot as plt
+
     from .comparing import figures
 
-    plt: Any = figures.plt  # type: ignore[attr-defined]
     if isinstance(given, Jobs):
         figure, axes = plt.subplots(figsize=(9, 1 + 0.5 * len(given.machine_names)), layout="constrained")
-        colours = plt.get_cmap("tab20").colors
+        colours = plt.get_cmap("tab20")
         for row in solution.schedule:
             y = given.machine_names.index(row.machine)
-            colour = colours[given.job_names.index(row.job) % len(colours)]
+            colour = colours(given.job_names.index(row.job) % colours.N)
             axes.barh(y, row.end - row.start, left=row.start, color=colour, edgecolor="white")
             axes.text((row.start + row.end) / 2, y, row.job, ha="center", va="center", fontsize=7, clip_on=True)
         axes.set_yticks(range(len(given.machine_names)), given.machine_names)
@@ -223,22 +233,21 @@ def write(args: Namespace, given: Jobs | Cities, found: dict[str, list[Solution]
         print(f"Picture: {picture}")
 
 
-def body(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Execute the command.
 
     :param arguments: command line
     :return: 0
     """
     args = make_parser().parse_args(arguments)
-    check_at_least_1(args, "draws", "samples", "train")
+    check_at_least(args, draws=1, samples=1, train=1)
     check_seed(args.seed)
     if args.model is not None and args.train is not None:
         raise BadInput("--model has been trained: leave out --train, or the model.")
     if args.save is not None:
         check_place("--save", args.save)
     check_place("--out", args.out, is_folder=True)
-    if args.num_threads > 0:
-        th.set_num_threads(args.num_threads)
+    use_threads(args)
     given = read_instance(args)
     try:
         model = load(args) if args.model is not None else train(args, given) if args.train is not None else None
@@ -255,10 +264,5 @@ def body(arguments: Sequence[str]) -> int:
     return 0
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.solve``."""
-    return run("zoo.solve", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.solve", main, sys.argv[1:]))

@@ -9,19 +9,22 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import math
 import os
 import signal
 import sys
+import tempfile
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import rl_zoo3.train
+from stable_baselines3.common.base_class import BaseAlgorithm
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.profiles import PROFILES
 from sb_grpo.types import Breakdown
 
@@ -32,22 +35,59 @@ from .common.command_line import (
     Settings,
     add_untrusted,
     call,
-    check_at_least_1,
+    check_at_least,
     check_seed,
     default_threads,
+    drop_dead_outputs,
     known_env,
     one_line,
     run,
 )
-from .common.ending import drop_dead_outputs
+from .common.plain_files import HYPERPARAMS
 from .common.provenance import without_passwords
-from .common.yaml_files import HYPERPARAMS
+from .common.tracking import check_wandb, is_of_wandb, not_begun
+from .common.tracking import finish as finish_tracking
 from .training.experiment import HEALTH, Experiment, register
-from .training.followers import Follower, check_learners
 from .training.resuming import check_kinds, take_up_run
 from .training.run_files import Unreadable, read_run_files
-from .training.tracking import finish as finish_tracking
-from .training.tracking import go_on_in, is_of_wandb, not_begun
+
+
+def check_learners(given: Namespace) -> None:
+    """Check that the run supports several learners, and give all of them one seed.
+
+    :param given: options; updated in place
+    :raises BadInput: for another algorithm than GRPO
+    """
+    rank, n = distributed.announced()
+    if n == 1:
+        return
+    if given.algo != "grpo":
+        raise BadInput(f"--algo {given.algo} has one learner, but torchrun has started {n}: start it with python -m.")
+    if rank > 0:
+        given.track = given.progress = False
+    if given.seed < 0:
+        distributed.join(given.device)
+        given.seed = distributed.gathered(int(np.random.randint(2**31)))[0]
+
+
+class Follower(Experiment):
+    """The run of a rank that neither logs nor saves nor evaluates; whatever needs a folder has one that goes with it."""
+
+    def create_log_folder(self) -> None:
+        self._folder = tempfile.TemporaryDirectory()
+        self.save_path = self._folder.name
+        self.params_path = f"{self.save_path}/{self.env_name}"
+        Path(self.params_path).mkdir()
+
+    def create_callbacks(self) -> None:
+        self.save_freq = self.eval_freq = -1
+        self.show_progress = False
+        self.tensorboard_log = None
+        super().create_callbacks()
+
+    def save_trained_model(self, model: BaseAlgorithm) -> None:
+        """Rank 0 has done it."""
+
 
 #: Options of rl_zoo3's search, which zoo.tune has in their place.
 SEARCH = frozenset(
@@ -70,7 +110,7 @@ class TrainParser(Parser):
     """rl_zoo3's parser with further options, other defaults, and checks before the start."""
 
     def __init__(self) -> None:
-        self.of_a_search: dict[str, tuple[str, Any]] = {}  #: by destination: option, and rl_zoo3's default
+        self.of_a_search: dict[str, tuple[str, object]] = {}  #: by destination: option, and rl_zoo3's default
         super().__init__("zoo.train", __doc__)
         self.add_argument(
             "--profile",
@@ -101,7 +141,7 @@ class TrainParser(Parser):
         )
         add_untrusted(self)
 
-    def add_argument(self, *names: Any, **options: Any) -> Any:
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
         """Options of a search are known, so that they can be refused, but not shown."""
         if not SEARCH.intersection(names):
             return super().add_argument(*names, **options)
@@ -135,7 +175,7 @@ class TrainParser(Parser):
         return given
 
 
-def _check_options(given: Any) -> None:
+def _check_options(given: Namespace) -> None:
     """Refuse options that rl_zoo3 would answer with a traceback, or silently ignore.
 
     :raises BadInput: naming the remedy
@@ -144,7 +184,7 @@ def _check_options(given: Any) -> None:
         raise BadInput(f"--n-timesteps {given.n_timesteps}: at least 1; without it, the settings' own number.")
     if given.log_interval == 0 or given.log_interval < -2:
         raise BadInput(f"--log-interval {given.log_interval}: at least 1; -1: the algorithm's own; -2: no tables.")
-    check_at_least_1(given, "n_eval_envs", "eval_episodes")
+    check_at_least(given, n_eval_envs=1, eval_episodes=1)
     check_seed(given.seed, least=-math.inf)
     if given.trained_agent and not (given.trained_agent.endswith(".zip") and Path(given.trained_agent).is_file()):
         raise BadInput(f"--trained-agent {given.trained_agent}: there is no such .zip file.")
@@ -161,7 +201,7 @@ def _check_options(given: Any) -> None:
     _check_tracking(given)
 
 
-def _check_untrusted(given: Any) -> None:
+def _check_untrusted(given: Namespace) -> None:
     """See that there is something that can be read without running any of it.
 
     :raises BadInput: for other algorithms, and for settings that are a program
@@ -174,21 +214,20 @@ def _check_untrusted(given: Any) -> None:
         raise BadInput(f"--untrusted: --conf-file {given.conf_file} is a program, which would run: pass a .yml file.")
 
 
-def _check_tracking(given: Any) -> None:
+def _check_tracking(given: Namespace) -> None:
     """Check that the package for tracking is installed.
 
     :raises BadInput: naming the missing package
     """
     if given.track:
-        if importlib.util.find_spec("wandb") is None:
-            raise BadInput("--track needs Weights & Biases: pip install -e '.[track]'.")
+        check_wandb()
         os.environ.setdefault("WANDB_DIR", given.log_folder)  # beside the runs, not in the working directory
         Path(os.environ["WANDB_DIR"]).mkdir(parents=True, exist_ok=True)
         if getattr(given, "wandb_run", None):  # of --resume
-            go_on_in(given.wandb_run)
+            os.environ.update(WANDB_RUN_ID=given.wandb_run["id"], WANDB_RESUME="allow")
 
 
-def go_on(given: Any, parser: Parser) -> None:
+def go_on(given: Namespace, parser: Parser) -> None:
     """Fill missing options from the run to continue.
 
     :param given: options; updated in place
@@ -213,7 +252,7 @@ def go_on(given: Any, parser: Parser) -> None:
         given.n_timesteps = options.get("n_timesteps", -1)
 
 
-def take_up_trial(given: Any) -> None:
+def take_up_trial(given: Namespace) -> None:
     """Take settings, and the env's arguments if they are not given, from a trial of ``zoo.tune``.
 
     :param given: options; changed
@@ -243,7 +282,7 @@ def take_up_trial(given: Any) -> None:
 UNHEALTHY = 3
 
 
-def stop(signum: int, frame: Any) -> None:
+def stop(signum: int, frame: FrameType | None) -> None:
     """Do as Ctrl-C does: SIGTERM comes from a queue or ``kill``, SIGHUP from a terminal that was closed; the second one ends
     the process at once."""
     signal.signal(signum, signal.SIG_DFL)
@@ -267,7 +306,7 @@ def silence(arguments: Sequence[str]) -> Iterator[None]:
         heard = given.verbose != 0 or given.progress
     except argparse.ArgumentError:
         heard = True  # said by the real parser
-    if heard and ranks.announced().rank == 0:
+    if heard and distributed.announced().rank == 0:
         yield
         return
     with open(os.devnull, "w") as nothing, contextlib.redirect_stdout(nothing):
@@ -284,7 +323,7 @@ def main(arguments: Sequence[str]) -> int:
     experiments: list[Experiment] = []
 
     def experiment(*args: Any, **kwargs: Any) -> Experiment:
-        kind = Follower if ranks.announced().rank > 0 else Experiment
+        kind = Follower if distributed.announced().rank > 0 else Experiment
         experiments.append(kind(*args, **kwargs))
         return experiments[-1]
 
@@ -293,8 +332,8 @@ def main(arguments: Sequence[str]) -> int:
     rl_zoo3.train.ExperimentManager = experiment  # type: ignore
     sys.argv = [call("train"), *arguments]
     # nohup has SIGHUP ignored, which stays so.
-    asked = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, stop) for number in asked}
+    requested = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in requested}
     try:
         with silence(arguments):
             rl_zoo3.train.train()

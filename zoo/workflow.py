@@ -8,10 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from . import benchmark, compare, plot
-from .benchmarking.results import RANDOM, find_results, read_all
+from .benchmarking.results import RANDOM, Run, find_results, read_all
+from .benchmarking.specs import Spec
 from .benchmarking.worker import BAD_SETTINGS
 from .common.command_line import BadInput, Parser, did_you_mean, run
 
@@ -34,7 +34,7 @@ def parser() -> Parser:
     return it
 
 
-def read(arguments: Sequence[str]) -> tuple[benchmark.Asked, str | None, Path]:
+def read(arguments: Sequence[str]) -> tuple[benchmark.Request, str | None, Path]:
     """Parse the command line, and check it as far as possible before any training.
 
     :param arguments: command line
@@ -52,14 +52,14 @@ def read(arguments: Sequence[str]) -> tuple[benchmark.Asked, str | None, Path]:
         rest += ["--seeds", f"0-{n_runs - 1}"]
     elif args.n_runs is not None:
         raise BadInput("--n-runs N means --seeds 0 to N-1: give one of the two.")
-    asked = benchmark.make_specs(rest)
-    _check_labels(asked, args.baseline)
-    return asked, args.baseline, args.out / "report"
+    request = benchmark.make_specs(rest)
+    _check_labels(request, args.baseline)
+    return request, args.baseline, args.out / "report"
 
 
-def _check_labels(asked: benchmark.Asked, baseline: str | None) -> None:
+def _check_labels(request: benchmark.Request, baseline: str | None) -> None:
     """See that there will be something to compare, and that the baseline is among it."""
-    runs: list[Any] = [*asked.specs, *read_all(find_results([asked.out]))[0]]
+    runs: list[Spec | Run] = [*request.specs, *read_all(find_results([request.out]))[0]]
     labels = sorted({run.label for run in runs if run.algo != RANDOM})
     if not labels:
         raise BadInput("only runs of the random policy: nothing to compare. Name an algorithm in --algos too.")
@@ -69,27 +69,22 @@ def _check_labels(asked: benchmark.Asked, baseline: str | None) -> None:
         )
 
 
-def body(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """The command.
 
     :param arguments: command line
     :return: exit code of the benchmark: where runs have failed, the report is about the others
     """
-    asked, baseline, report = read(arguments)
-    failed = benchmark.carry_out(asked)
-    if failed not in FINISHED or not find_results([asked.out]):
+    request, baseline, report = read(arguments)
+    failed = benchmark.carry_out(request)
+    if failed not in FINISHED or not find_results([request.out]):
         return failed
-    compare.body([str(asked.out), "--out", str(report), *(["--baseline", baseline] if baseline else [])])
-    plot.body([str(asked.out), "--out", str(report / "figures" / "curves")])
+    compare.main([str(request.out), "--out", str(report), *(["--baseline", baseline] if baseline else [])])
+    plot.main([str(request.out), "--out", str(report / "figures" / "curves")])
     if failed:
         print("zoo.workflow: the report is without the runs that failed", file=sys.stderr)
     return failed
 
 
-def main(arguments: Sequence[str]) -> int:
-    """``python -m zoo.workflow``."""
-    return run("zoo.workflow", body, arguments)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run("zoo.workflow", main, sys.argv[1:]))

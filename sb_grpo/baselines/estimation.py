@@ -13,7 +13,7 @@ from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.maths.chunks import CHUNK, in_chunks
 from sb_grpo.maths.estimators import to_one_scale
 from sb_grpo.maths.segments import rows_by_instance
-from sb_grpo.policies.beside import with_instances
+from sb_grpo.policies.extra_inputs import with_instances
 from sb_grpo.types import AdvantageOptions, Breakdown, Estimate, Estimator, Features, Obs, Rollout, map_obs, select_episodes
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class Baselines(nn.ModuleList):
 
     uses_values = True
     whole_episodes = False
-    needs_peers = False
+    needs_other_members = False
 
     def __init__(self, make: Callable[[], StateBaseline], n_tasks: int, n_objectives: int) -> None:
         super().__init__(make() for _ in range(n_tasks * n_objectives))
@@ -52,7 +52,7 @@ class Baselines(nn.ModuleList):
         assert features is not None
         advantages = th.zeros_like(rollout.rewards)
         explained = []
-        figures = []
+        metrics = []
         task = rollout.task if self.n_tasks > 1 and rollout.task is not None else th.zeros_like(rollout.group)
         for label in th.unique(task).tolist():
             episodes = task == label
@@ -61,12 +61,12 @@ class Baselines(nn.ModuleList):
             assert isinstance(baseline, StateBaseline)
             advantages[rows], share = baseline.advantages(part, options, features.steps[rows], features.final[episodes])
             explained.append(share)
-            figures.append(baseline.figures)
+            metrics.append(baseline.metrics)
         finite = [x for x in explained if math.isfinite(x)]
-        return Estimate(advantages, sum(finite) / len(finite) if finite else math.nan, mean_figures(figures))
+        return Estimate(advantages, sum(finite) / len(finite) if finite else math.nan, mean_metrics(metrics))
 
 
-def mean_figures(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def mean_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Mean of each figure over the parts that have it."""
     found = {name: [part[name] for part in parts if name in part] for part in parts for name in part}
     return {name: sum(values) / len(values) for name, values in found.items()}
@@ -129,7 +129,7 @@ def estimate_each(
     return Estimate(
         to_one_scale(total, th.zeros_like(rollout.episode), 1),
         sum(explained) / len(explained) if explained else None,
-        mean_figures([part.figures for part in parts]),
+        mean_metrics([part.metrics for part in parts]),
     )
 
 

@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 
 import torch as th
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.baselines.estimation import Baselines
 from sb_grpo.baselines.state import StateBaseline
 from sb_grpo.config import StateSettings, check_fields, check_keys, is_function, read_settings, shown
 from sb_grpo.maths.estimators import anchor, outcome, process, step
 from sb_grpo.maths.per_step import numbers_of
-from sb_grpo.policies.beside import env_part
+from sb_grpo.policies.extra_inputs import env_part
 from sb_grpo.types import NOTHING, AdvantageOptions, Estimate, Features, Rollout, Settings, TensorOrDict
 
 #: Share of recurring states below which ``"anchor"`` warns that it is little more than ``"outcome"``.
@@ -41,7 +41,7 @@ class OfReturns:
         check_fields("advantage_kwargs", self)
 
     @property
-    def needs_peers(self) -> bool:
+    def needs_other_members(self) -> bool:
         """A group of one has no advantages."""
         return self.baseline != "global"
 
@@ -94,7 +94,7 @@ class Anchor(OfReturns):
     ) -> Estimate:
         advantages, recurs = anchor(rollout, options, self.states(rollout), self.baseline, self.anchor_weight)
         after_the_start = (rollout.t > 0).to(advantages.dtype)  # members share their start anyway
-        recurring, steps = ranks.totals((recurs * after_the_start).sum(), after_the_start.sum())
+        recurring, steps = distributed.totals((recurs * after_the_start).sum(), after_the_start.sum())
         share = float(recurring / steps.clamp(min=1.0))
         if share < FEW_RECUR and not self.warned:
             vars(self)["warned"] = True
@@ -106,7 +106,7 @@ class Anchor(OfReturns):
                 UserWarning,
                 stacklevel=2,
             )
-        return Estimate(advantages, figures={"group/anchor_fraction": share})
+        return Estimate(advantages, metrics={"group/anchor_fraction": share})
 
     def states(self, rollout: Rollout) -> th.Tensor:
         """Number the states of the steps: ``[M]`` int64.
@@ -142,7 +142,7 @@ class State(StateSettings):
 
     uses_values: ClassVar[bool] = True
     whole_episodes: ClassVar[bool] = False
-    needs_peers: ClassVar[bool] = False
+    needs_other_members: ClassVar[bool] = False
 
     def build(self, features_dim: int, n_tasks: int, n_objectives: int) -> StateBaseline | Baselines:
         """Build the baseline of a model, or one for each task and objective."""
@@ -164,7 +164,7 @@ class OfFunction:
 
     uses_values: ClassVar[bool] = False
     whole_episodes: ClassVar[bool] = True
-    needs_peers: ClassVar[bool | None] = None  # unknown for a function
+    needs_other_members: ClassVar[bool | None] = None  # unknown for a function
 
     def estimate(
         self, rollout: Rollout, options: AdvantageOptions, features: Features | None = None, objective: int = 0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch as th
 from torch import nn
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.baselines.kernel import KernelFeatures, usual_n_features
 from sb_grpo.maths.chunks import evenly_spaced_steps, in_chunks
 from sb_grpo.maths.returns import gae, is_last
@@ -87,11 +87,11 @@ class Horizons(nn.Module):
             for (signal, horizon), values, final_values in zip(columns, predicted.T, predicted_final.T, strict=True)
         ]
         target = th.stack(residuals, dim=1) + predicted
-        rows = evenly_spaced_steps(rollout, self.fit_rows, ranks.count(len(rollout.t)))
+        rows = evenly_spaced_steps(rollout, self.fit_rows, distributed.count(len(rollout.t)))
         self.phi.normalizer.update(x[rows])
         phi = self.phi(x[rows])
-        gram = ranks.total(phi.T @ phi)
-        moment = ranks.total(phi.T @ target[rows])
+        gram = distributed.total(phi.T @ phi)
+        moment = distributed.total(phi.T @ target[rows])
         if self._moments is not None:
             gram.add_(self._moments[0], alpha=MEMORY)
             moment.add_(self._moments[1], alpha=MEMORY)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch as th
 from torch import nn
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.maths.returns import Residuals
 from sb_grpo.maths.segments import segment_sum
 from sb_grpo.types import Rollout
@@ -22,8 +22,8 @@ from sb_grpo.types import Rollout
 #: Weight of earlier rollouts in the correlation, per rollout of age. The env's noise does not change with training.
 MEMORY = 0.9
 #: Parts of an episode with a coefficient each: 8 steps, 16, 32, ..., and the rest.
-STRETCHES = 8
-FIRST_STRETCH = 8
+PERIODS = 8
+FIRST_PERIOD = 8
 #: Lower bits of a key: the step's index in its episode. Upper bits: the index of its group.
 STEP_BITS = 32
 
@@ -41,7 +41,7 @@ class Moments(NamedTuple):
 
     rows: th.Tensor
     own: th.Tensor  #: of x, a row's residual
-    peers: th.Tensor  #: of m, the mean of its peers'
+    others: th.Tensor  #: of m, the mean of the other members'
     product: th.Tensor  #: of x * m
     square: th.Tensor  #: of x squared
 
@@ -71,10 +71,10 @@ class Pairing(nn.Module):
         super().__init__()
         self.coefficient = coefficient
         #: Sums over earlier rollouts, by part: rows with other members, and rows times correlation.
-        self.register_buffer("memory", th.zeros(STRETCHES, 2))
+        self.register_buffer("memory", th.zeros(PERIODS, 2))
         self._met: tuple[th.Tensor, ...] | None = None  # a :class:`Met`
         #: Metrics of the last rollout.
-        self.figures: dict[str, float] = {}
+        self.metrics: dict[str, float] = {}
 
     @th.no_grad()
     def forward(self, residuals: Residuals, rollout: Rollout) -> th.Tensor:
@@ -92,15 +92,15 @@ class Pairing(nn.Module):
         group = rollout.seed_group[rollout.episode]
         level = level_of_others(own, group)
         levelled = Residuals(residuals.by_fold - level.unsqueeze(1), residuals.fold, own - level)
-        peers, n = self._peers(levelled, (group << STEP_BITS) + rollout.t)
+        others, n = self._mean_of_others(levelled, (group << STEP_BITS) + rollout.t)
         self._forget(rollout.seed_group)
         paired = n > 0
-        c = self._coefficients(own, peers + level, paired.to(own.dtype), group, rollout.t, n)
-        after = th.where(paired, own - c * peers, own)
+        c = self._coefficients(own, others + level, paired.to(own.dtype), group, rollout.t, n)
+        after = th.where(paired, own - c * others, own)
         self._note(own, after, paired, c)
         return after
 
-    def _peers(self, residuals: Residuals, key: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
+    def _mean_of_others(self, residuals: Residuals, key: th.Tensor) -> tuple[th.Tensor, th.Tensor]:
         """Leave-one-out means over the members at the same step of the same group, and their number.
 
         :param key: ``[M]`` group and step of each row
@@ -131,21 +131,21 @@ class Pairing(nn.Module):
         self._met = Met(*(column[keep] for column in met))
 
     def _coefficients(
-        self, own: th.Tensor, peers: th.Tensor, paired: th.Tensor, group: th.Tensor, t: th.Tensor, n: th.Tensor
+        self, own: th.Tensor, others: th.Tensor, paired: th.Tensor, group: th.Tensor, t: th.Tensor, n: th.Tensor
     ) -> th.Tensor:
         """``[M]`` c of each row, from all groups but its own and from earlier rollouts.
 
         :param paired: ``[M]`` 1 if the row has other members, else 0
         """
         groups, place = th.unique(group, return_inverse=True)
-        part = place * STRETCHES + stretch(t)
-        shift = ranks.mean(own)  # affects only the rounding
+        part = place * PERIODS + period(t)
+        shift = distributed.mean(own)  # affects only the rounding
         own = own - shift
-        peers = (peers - shift) * paired
-        columns = th.stack([paired, own * paired, peers, own * peers, own.square() * paired], dim=1)
-        of_part = own.new_zeros(len(groups) * STRETCHES, columns.shape[1]).index_add_(0, part, columns)
-        of_group = of_part.view(len(groups), STRETCHES, -1)
-        whole = ranks.total(of_group.sum(0))
+        others = (others - shift) * paired
+        columns = th.stack([paired, own * paired, others, own * others, own.square() * paired], dim=1)
+        of_part = own.new_zeros(len(groups) * PERIODS, columns.shape[1]).index_add_(0, part, columns)
+        of_group = of_part.view(len(groups), PERIODS, -1)
+        whole = distributed.total(of_group.sum(0))
         before = MEMORY * self.memory
         self.memory.copy_(before + correlated(Moments(*whole.unbind(-1))))
         if self.coefficient is not None:
@@ -154,23 +154,23 @@ class Pairing(nn.Module):
         return fitted_coefficient(common / rows.clamp(min=1.0), part, n)
 
     def _note(self, own: th.Tensor, after: th.Tensor, paired: th.Tensor, c: th.Tensor) -> None:
-        share = ranks.mean(paired.to(own.dtype)).item()
-        self.figures = {"group/paired_fraction": share}
-        if ranks.count(int(paired.sum())) > 1:
-            before = ranks.moments(own[paired])[2]
-            left = ranks.moments(after[paired])[2]
-            self.figures["group/paired_coef"] = ranks.mean(c[paired]).item()
+        share = distributed.mean(paired.to(own.dtype)).item()
+        self.metrics = {"group/paired_fraction": share}
+        if distributed.count(int(paired.sum())) > 1:
+            before = distributed.moments(own[paired])[2]
+            left = distributed.moments(after[paired])[2]
+            self.metrics["group/paired_coef"] = distributed.mean(c[paired]).item()
             if before > 0:
-                self.figures["group/paired_variance"] = (left / before).item()
+                self.metrics["group/paired_variance"] = (left / before).item()
 
 
-def stretch(t: th.Tensor) -> th.Tensor:
+def period(t: th.Tensor) -> th.Tensor:
     """Part of its episode that a step is in: 0 for t < 8, 1 for t < 24, 2 for t < 56, ...
 
     :param t: ``[M]`` int64
-    :return: ``[M]`` int64 in [0, ``STRETCHES``)
+    :return: ``[M]`` int64 in [0, ``PERIODS``)
     """
-    return (t / FIRST_STRETCH + 1.0).log2().long().clamp(max=STRETCHES - 1)
+    return (t / FIRST_PERIOD + 1.0).log2().long().clamp(max=PERIODS - 1)
 
 
 def level_of_others(own: th.Tensor, group: th.Tensor) -> th.Tensor:
@@ -186,12 +186,12 @@ def level_of_others(own: th.Tensor, group: th.Tensor) -> th.Tensor:
     :return: ``[M]``; 0 with less than two other groups over all ranks
     """
     groups, place = th.unique(group, return_inverse=True)
-    others = ranks.count(len(groups)) - 1
+    others = distributed.count(len(groups)) - 1
     if others < 2:
         return th.zeros_like(own)
     mean = segment_sum(own, place, len(groups)) / segment_sum(th.ones_like(own), place, len(groups))
-    level = (ranks.total(mean.sum()) - mean) / others
-    error = ((ranks.total(mean.square().sum()) - mean.square()) / others - level.square()).clamp(min=0.0) / (others - 1)
+    level = (distributed.total(mean.sum()) - mean) / others
+    error = ((distributed.total(mean.square().sum()) - mean.square()) / others - level.square()).clamp(min=0.0) / (others - 1)
     return (level * (1.0 - error / level.square()).clamp(min=0.0).nan_to_num(0.0))[place]
 
 
@@ -204,7 +204,7 @@ def correlated(moments: Moments) -> th.Tensor:
     rows = moments.rows.clamp(min=1.0)
     mean = moments.own / rows
     variance = moments.square / rows - mean.square()
-    covariance = moments.product / rows - mean * moments.peers / rows
+    covariance = moments.product / rows - mean * moments.others / rows
     known = variance > th.finfo(mean.dtype).eps * mean.square()
     common = th.where(known, covariance / variance, th.zeros_like(mean)).clamp(-1.0, 1.0)
     return th.stack([moments.rows * known, moments.rows * common], dim=-1)
@@ -218,5 +218,5 @@ def fitted_coefficient(correlation: th.Tensor, part: th.Tensor, n: th.Tensor) ->
     :param n: ``[M]`` number of other members
     :return: ``[M]`` in [0, 1]; 0 if the members are uncorrelated
     """
-    luck = correlation.clamp(min=0.0)[part]
-    return th.where(luck > 0, luck / (luck + (1.0 - luck) / n.clamp(min=1.0)), th.zeros_like(luck))
+    noise = correlation.clamp(min=0.0)[part]
+    return th.where(noise > 0, noise / (noise + (1.0 - noise) / n.clamp(min=1.0)), th.zeros_like(noise))

@@ -14,7 +14,7 @@ from typing import Any
 import torch as th
 from torch import nn
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.baselines.horizons import Horizons
 from sb_grpo.baselines.kernel import KernelFeatures, usual_n_features
 from sb_grpo.baselines.paired import Pairing
@@ -48,7 +48,7 @@ class StateBaseline(nn.Module):
     weights: th.Tensor
     uses_values = True
     whole_episodes = False
-    needs_peers = False
+    needs_other_members = False
     #: Faster replacement for :meth:`predict` with the same result.
     fast_predict: Predict | None = None
 
@@ -78,7 +78,7 @@ class StateBaseline(nn.Module):
     def estimate(self, rollout: Rollout, options: AdvantageOptions, features: Features | None, objective: int = 0) -> Estimate:
         """Advantages and metrics of a rollout; see :meth:`advantages`."""
         assert features is not None
-        return Estimate(*self.advantages(rollout, options, *features), self.figures)
+        return Estimate(*self.advantages(rollout, options, *features), self.metrics)
 
     @th.no_grad()
     def advantages(
@@ -95,9 +95,9 @@ class StateBaseline(nn.Module):
         return centre_and_scale(advantages, target, rollout, options), explained_variance(values, target)
 
     @property
-    def figures(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Metrics of the last rollout besides the explained variance."""
-        return {} if self.pairing is None else self.pairing.figures
+        return {} if self.pairing is None else self.pairing.metrics
 
     def _judged(
         self, rollout: Rollout, options: AdvantageOptions, features: th.Tensor, final_features: th.Tensor
@@ -108,7 +108,7 @@ class StateBaseline(nn.Module):
         whole = rollout._replace(observations=features, final_observations=final_features, extra={})
         if waiting is not None:
             whole = join_rollouts(Rollout(*waiting), whole)
-        n_steps, n_episodes = ranks.counts(len(whole.t), len(whole.group))
+        n_steps, n_episodes = distributed.counts(len(whole.t), len(whole.group))
         if n_steps >= self.least_rows:
             self._waiting = None
             residuals, values, target = self._residuals(whole, options, n_steps, n_episodes)
@@ -205,9 +205,9 @@ class StateBaseline(nn.Module):
     def _folds(self, rollout: Rollout) -> th.Tensor:
         """``[E]`` fold of each episode, assigned in turn over all ranks."""
         number = th.arange(len(rollout.group), device=rollout.group.device)
-        if ranks.place().n > 1:
+        if distributed.world().size > 1:
             assert rollout.seed_group is not None
-            number, _ = ranks.episodes_before(rollout.seed_group, th.ones_like(number))
+            number, _ = distributed.episodes_before(rollout.seed_group, th.ones_like(number))
         return number % self.folds
 
     def _cross_fitted(
@@ -225,7 +225,7 @@ class StateBaseline(nn.Module):
         :return: weights ``[size, folds]``, and the Gram matrix ``[size, size]`` of all features
         """
         parts = [(phi[rows], target[rows]) for rows in (fold == k for k in range(self.folds))]
-        grams, moments = ranks.totals(th.stack([x.T @ x for x, _ in parts]), th.stack([x.T @ y for x, y in parts]))
+        grams, moments = distributed.totals(th.stack([x.T @ x for x, _ in parts]), th.stack([x.T @ y for x, y in parts]))
         whole = grams.sum(0)
         gram = whole - grams
         moment = moments.sum(0) - moments
@@ -248,7 +248,7 @@ class StateBaseline(nn.Module):
         """Index of the ridge whose predictions come closest to the lambda-returns under the middle one."""
         middle = values[:, 1]
         target = under(middle, final_values[:, 1]) + middle
-        best = int(ranks.mean((values - target.unsqueeze(1)).square()).argmin())
+        best = int(distributed.mean((values - target.unsqueeze(1)).square()).argmin())
         self.ridge.mul_(RIDGE_FACTORS[best]).clamp_(*RIDGE_RANGE)
         return best
 
@@ -260,7 +260,7 @@ class StateBaseline(nn.Module):
         :param gram: ``[size, size]`` Gram matrix of the features, if already known; modified in place
         :return: function from targets ``[M]`` and a slice of the ridges (default: all) to weights ``[size, ridges]``
         """
-        gram = ranks.total(phi.T @ phi) if gram is None else gram
+        gram = distributed.total(phi.T @ phi) if gram is None else gram
         past = self._moments
         sums = gram[0].clone()
         if past is not None:
@@ -269,7 +269,7 @@ class StateBaseline(nn.Module):
         regression = AnchoredRidge(gram.double().repeat(len(RIDGE_FACTORS), 1, 1), ridges, before, self.anchor)
 
         def solve(target: th.Tensor, which: slice = slice(None)) -> th.Tensor:
-            moment = ranks.total(phi.T @ target)
+            moment = distributed.total(phi.T @ target)
             if past is not None:
                 moment.add_(self._past_moment(past, moment[:1], sums, before), alpha=self.memory)
             self._moments = gram, moment

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.types import Info, State
 from sb_grpo.validation import check_early_reset
 
 if TYPE_CHECKING:
-    from sb_grpo.collect.slots import GroupSlots
+    from sb_grpo.collect.groups import HostGroups
     from sb_grpo.grpo import GRPO
 
 
@@ -124,15 +124,15 @@ class CurriculumCallback(BaseCallback):
         if not isinstance(self.training_env, TensorVecEnv):
             dones = self.locals["dones"]
             infos = self.locals["infos"]
-            slots = cast("GroupSlots", cast("GRPO", self.model).slots)
-            for slot in np.flatnonzero(dones).tolist():
-                self._of_rollout.append((int(slots.groups[slot]), self._succeeded(infos[slot])))
+            groups = cast("HostGroups", cast("GRPO", self.model).groups)
+            for env_index in np.flatnonzero(dones).tolist():
+                self._of_rollout.append((int(groups.group_ids[env_index]), self._succeeded(infos[env_index])))
         return True
 
     def _on_rollout_end(self) -> None:
         buffer = cast("GRPO", self.model).rollout_buffer
         if isinstance(buffer, TensorRolloutBuffer):
-            self._of_rollout.extend(device_successes(buffer, self.success, cast("GRPO", self.model).members))
+            self._of_rollout.extend(device_successes(buffer, self.success, cast("GRPO", self.model).current_group_size))
         self._count()
         self.logger.record("curriculum/level", self.level)
         if isinstance(self.levels[self.level], numbers.Real):
@@ -169,7 +169,7 @@ class CurriculumCallback(BaseCallback):
 
     def _count(self) -> None:
         """Count the successes of a rollout, over all learners, so that their levels are equal."""
-        of_all = zip_longest(*ranks.gathered(self._of_rollout))  # interleaved: no rank counts as the newest
+        of_all = zip_longest(*distributed.gathered(self._of_rollout))  # interleaved: no rank counts as the newest
         for found in of_all:
             for episode in found:
                 if episode is not None:
@@ -243,5 +243,5 @@ def device_successes(buffer: TensorRolloutBuffer, success: str | float, group_si
     """
     ends = buffer.flat("ends")
     good = ends == 1 if success == "terminated" else buffer.flat("finished_return") >= float(success)
-    groups = ranks.dealt(buffer.flat("jobs")[ends > 0] // group_size)
+    groups = distributed.global_group(buffer.flat("episode_ids")[ends > 0] // group_size)
     return list(zip(groups.tolist(), good[ends > 0].tolist(), strict=True))

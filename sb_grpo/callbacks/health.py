@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from stable_baselines3.common.callbacks import BaseCallback
 
 from sb_grpo.callbacks.health_rules import RULES, Rule
-from sb_grpo.figures import make_room
+from sb_grpo.metrics import make_room
 from sb_grpo.types import SavedState, State
 
 if TYPE_CHECKING:
@@ -33,21 +33,21 @@ class Watch:
     n_bad: int = 0
     streak: int = 0  # consecutive rollouts against the present verdict
     broken: bool = False
-    said_at: int | None = None
+    reported_at: int | None = None
     low: float = math.inf
     high: float = -math.inf
 
-    def look(self, figures: Mapping[str, float]) -> float | None:
+    def look(self, metrics: Mapping[str, float]) -> float | None:
         """Process the metrics of one rollout.
 
         :return: the value if the rule has just been broken for the first time
         """
-        value = self.rule.value(figures)
+        value = self.rule.value(metrics)
         if math.isnan(value):
             return None
         if not self.first > 0:
             self.first = value
-        excused = self._excused(figures)
+        excused = self._excused(metrics)
         bad = self.rule.is_bad(value, self.first) and not excused
         self.n = self.n + 1
         self.n_bad = self.n_bad + bad
@@ -58,11 +58,11 @@ class Watch:
             return None
         self.broken = bad
         self.streak = 0
-        return value if self.broken and self.said_at is None else None
+        return value if self.broken and self.reported_at is None else None
 
-    def _excused(self, figures: Mapping[str, float]) -> bool:
+    def _excused(self, metrics: Mapping[str, float]) -> bool:
         """Whether the value of ``excused_by`` has grown; False for nan."""
-        excuse = figures.get(self.rule.excused_by, math.nan)
+        excuse = metrics.get(self.rule.excused_by, math.nan)
         if math.isnan(self.first_excuse):
             self.first_excuse = excuse
         return excuse > self.first_excuse + 0.5 * abs(self.first_excuse)
@@ -71,7 +71,7 @@ class Watch:
         """Format one row of the report."""
         if self.n == 0:
             return f"{self.rule.name:<20} -        {self.rule.key} was not logged"
-        state = "BROKEN" if self.broken else "mended" if self.said_at is not None else "ok"
+        state = "BROKEN" if self.broken else "mended" if self.reported_at is not None else "ok"
         seen = f"{self.rule.key} {self.low:.3g} to {self.high:.3g}, bad in {self.n_bad} of {self.n} rollouts"
         return f"{self.rule.name:<20} {state:<8} {seen}"
 
@@ -98,18 +98,18 @@ class WatchingCallback(BaseCallback):
 
     def _on_training_start(self) -> None:
         self._watches = [Watch(rule) for rule in self.rules]
-        self._seen = cast("GRPO", self.model).last_figures  # of an earlier training, already processed there
+        self._seen = cast("GRPO", self.model).last_metrics  # of an earlier training, already processed there
 
     def _on_step(self) -> bool:
         return True
 
     def _looks(self) -> list[tuple[Watch, float | None]] | None:
         """Process the last rollout and update: every watch with its value, or None if already processed."""
-        figures = cast("GRPO", self.model).last_figures
-        if figures is self._seen:
+        metrics = cast("GRPO", self.model).last_metrics
+        if metrics is self._seen:
             return None
-        self._seen = figures
-        return [(watch, watch.look(figures)) for watch in self._watches]
+        self._seen = metrics
+        return [(watch, watch.look(metrics)) for watch in self._watches]
 
     def _fared(self) -> State:
         """State of every rule, by name."""
@@ -153,7 +153,7 @@ class HealthCallback(WatchingCallback):
         return not self.broken
 
     def _init_callback(self) -> None:
-        if not hasattr(self.model, "last_figures"):
+        if not hasattr(self.model, "last_metrics"):
             raise ValueError(
                 f"HealthCallback watches what GRPO logs about groups, but the model is a {type(self.model).__name__}: "
                 "leave it out, or train with sb_grpo.GRPO."
@@ -175,7 +175,7 @@ class HealthCallback(WatchingCallback):
         make_room(self.logger, [watch.rule.name for watch in self._watches])
         for watch, value in looks:
             if value is not None:
-                watch.said_at = self.num_timesteps
+                watch.reported_at = self.num_timesteps
                 advice = watch.rule.advice.format(value=value)
                 warnings.warn(f"{watch.rule.name}: {advice} (step {self.num_timesteps})", HealthWarning, stacklevel=2)
             if watch.n > 0:
@@ -184,20 +184,20 @@ class HealthCallback(WatchingCallback):
 
     def state_dict(self) -> State:
         """State of every rule, and whether the last rollout has been checked."""
-        return {"watches": self._fared(), "judged": cast("GRPO", self.model).last_figures is self._seen}
+        return {"watches": self._fared(), "judged": cast("GRPO", self.model).last_metrics is self._seen}
 
     def load_state_dict(self, state: State) -> None:
         """Restore the state; rules without one start fresh."""
         self._go_on(state["watches"])
-        self._seen = cast("GRPO", self.model).last_figures if state["judged"] else None
+        self._seen = cast("GRPO", self.model).last_metrics if state["judged"] else None
 
     def report(self) -> str:
         """Format the state of every rule, and the advice of those that were broken."""
-        said = [watch for watch in self._watches if watch.said_at is not None]
-        lines = [f"Health after {self.num_timesteps} steps: {len(said)} of {len(self._watches)} rules broken"]
+        reported = [watch for watch in self._watches if watch.reported_at is not None]
+        lines = [f"Health after {self.num_timesteps} steps: {len(reported)} of {len(self._watches)} rules broken"]
         lines += [f"  {watch.line()}" for watch in self._watches]
-        for watch in said:
+        for watch in reported:
             value = watch.low if watch.rule.low > -math.inf else watch.high
             advice = watch.rule.advice.format(value=value)
-            lines.append(f"{watch.rule.name} (from step {watch.said_at}; worst value): {advice}")
+            lines.append(f"{watch.rule.name} (from step {watch.reported_at}; worst value): {advice}")
         return "\n".join(lines)

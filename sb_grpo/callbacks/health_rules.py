@@ -45,9 +45,9 @@ class Rule:
         if self.patience < 1:
             raise ValueError(f"Rule {self.name!r}: patience={self.patience} must be at least 1 rollout.")
 
-    def value(self, figures: Mapping[str, float]) -> float:
+    def value(self, metrics: Mapping[str, float]) -> float:
         """Logged value of the rule; nan if it is not logged."""
-        return math.nan if self.unless in figures else float(figures.get(self.key, math.nan))
+        return math.nan if self.unless in metrics else float(metrics.get(self.key, math.nan))
 
     def is_bad(self, value: float, first: float) -> bool:
         """Whether a value is out of bounds; False for nan.
@@ -151,7 +151,7 @@ RULES: tuple[Rule, ...] = (
         "useful_fraction",
         "rollout/useful_fraction",
         "Only {value:.0%} of the steps taken are trained on: use advantage='state', which needs no whole groups, fewer envs, "
-        "or an env whose slots can be reset one by one.",
+        "or an env that can be reset env by env.",
         "Below one half more is thrown away than used.",
         low=0.5,
     ),

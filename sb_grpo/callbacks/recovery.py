@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.callbacks.health import WatchingCallback
 from sb_grpo.callbacks.health_rules import RULES, Rule
 from sb_grpo.grpo import GRPO
@@ -65,10 +65,10 @@ class RecoveryCallback(WatchingCallback):
                 f"RecoveryCallback goes back to what GRPO has learnt, but the model is a {type(self.model).__name__}: leave "
                 "it out, or train with sb_grpo.GRPO."
             )
-        if ranks.place().n > 1:
+        if distributed.world().size > 1:
             raise ValueError(
-                f"RecoveryCallback goes back in one process, but there are {ranks.place().n} learners: leave it out, or start "
-                "the script without torchrun."
+                f"RecoveryCallback goes back in one process, but there are {distributed.world().size} learners: leave it out, "
+                "or start the script without torchrun."
             )
 
     def _on_training_start(self) -> None:
@@ -122,7 +122,7 @@ class RecoveryCallback(WatchingCallback):
 
     def _go_back(self, error: Breakdown) -> None:
         model = cast(GRPO, self.model)
-        self._seen = model.last_figures
+        self._seen = model.last_metrics
         self._watches = [replace(watch) for watch in self._healthy_watches]
         self._healthy.put_back()
         normalize = model.get_vec_normalize_env()

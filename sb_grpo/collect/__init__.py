@@ -1,1 +1,1 @@
-"""From jobs and envs to a rollout: slots, loops, columns, buffers."""
+"""From episodes and envs to a rollout: groups, loops, extra fields, buffers."""

@@ -1,6 +1,6 @@
-"""The rollout buffer: steps come in time-major, one row per env slot, and go out packed by episode.
+"""The rollout buffer: steps come in time-major, one row per env, and go out packed by episode.
 
-Packing turns ``[time, slot]`` into one row per step, the steps of an episode adjacent and in order. Every estimator
+Packing turns ``[time, env_index]`` into one row per step, the steps of an episode adjacent and in order. Every estimator
 works on that one form, whatever the number of envs, the group size, or where an episode was cut.
 """
 
@@ -15,7 +15,7 @@ from gymnasium import spaces
 from stable_baselines3.common.buffers import BaseBuffer
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb_grpo.collect.columns import Column, check_one_task
+from sb_grpo.collect.extra_fields import FieldSpec, check_one_task
 from sb_grpo.config import check_settings
 from sb_grpo.maths.estimators import spread_and_signal
 from sb_grpo.maths.segments import segment_sum
@@ -109,7 +109,7 @@ class AsArrays:
 
 
 class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
-    """Collects steps with their (group, member) job and packs them.
+    """Collects steps with their episode id and packs them.
 
     Rows of groups that are not complete at the end of a rollout are kept, with the log-probabilities of the policy that
     acted, and come out with the rollout that completes their group. Nothing is thrown away.
@@ -118,7 +118,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
     :param observation_space: observation space, Dict included
     :param action_space: action space
     :param device: where the packed tensors live
-    :param n_envs: number of env slots
+    :param n_envs: number of envs
     """
 
     def __init__(
@@ -132,22 +132,22 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         super().__init__(buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.steps = {}
         self._rows: Rows | None = None  #: views that :meth:`add` writes to
-        self.n_idle = 0  #: rows of the last rollout in which a slot had no job; they are left out
+        self.n_idle = 0  #: rows of the last rollout in which an env had no episode; they are left out
         self.age = th.zeros(0)  #: [M] of the rows that were handed out last: updates since they were collected
         self.n_lost = 0  #: rows of earlier rollouts whose episodes were lost with a worker in this one
         self._kept: Rows | None = None
         self._obs_dtypes: dict[str, th.dtype] = {}
-        self.extra: dict[str, th.Tensor] = {}  #: columns that :meth:`add_columns` declared
+        self.extra: dict[str, th.Tensor] = {}  #: extra fields that :meth:`add_fields` declared
         self._of_episodes: set[str] = set()
         self.static_keys: tuple[str, ...] = ()  #: keys of observations that :meth:`keep_once` named
         self._static_now: dict[str, th.Tensor] = {}  # [n_envs, ...] of them, of the episodes that run
-        self._static_jobs = np.full(n_envs, -1)  # whose they are
+        self._static_ids = np.full(n_envs, -1)  # whose they are
         self._seen_before: TensorOrDict | None = None  # of the run that goes on
         self._allocate(buffer_size)
 
     @property
     def column_device(self) -> th.device | str:
-        """Device of rewards, jobs, times and ends: beside the envs that report them."""
+        """Device of rewards, episodes, times and ends: beside the envs that report them."""
         return "cpu"
 
     def _grown(
@@ -177,7 +177,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             "actions": (*action_row(self.action_space), self.device),
             "log_probs": ((), th.float32, self.device),
             "rewards": ((), th.float32, self.column_device),
-            "jobs": ((), th.int64, self.column_device),
+            "episode_ids": ((), th.int64, self.column_device),
             "t": ((), th.int64, self.column_device),
             "ends": ((), th.int8, self.column_device),  # 0 goes on, 1 terminated, 2 truncated
         }
@@ -193,14 +193,14 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         """Return the state of a copy or a pickle, without views: they would be columns of their own there."""
         return {**vars(self), "_rows": None}
 
-    def add_columns(self, columns: Sequence[Column]) -> None:
-        """Make room for further columns of every step.
+    def add_fields(self, fields: Sequence[FieldSpec]) -> None:
+        """Make room for extra fields of every step.
 
-        :param columns: of the schema
+        :param fields: of the schema
         """
-        for column in columns:
-            self.extra[column.name] = self._grown(None, self.buffer_size, column.shape, column.dtype, self.column_device)
-        self._of_episodes = {column.name for column in columns if column.of_episodes}
+        for field in fields:
+            self.extra[field.name] = self._grown(None, self.buffer_size, field.shape, field.dtype, self.column_device)
+        self._of_episodes = {field.name for field in fields if field.of_episodes}
 
     def keep_once(self, keys: Sequence[str]) -> None:
         """Keep some keys of Dict observations once per episode, as a rollout's ``instances``; ``observations`` lacks them.
@@ -219,7 +219,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         self._seen_before = None
         self._final_obs: dict[int, Obs] = {}
         self._static: dict[int, dict[str, th.Tensor]] = {}
-        self._static_jobs = np.full(self.n_envs, -1)
+        self._static_ids = np.full(self.n_envs, -1)
 
     def state_dict(self, with_seen: bool = False) -> State:
         """The rows that wait for their group; ``with_seen`` the last rollout's observations too, which normalisers await."""
@@ -237,19 +237,19 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         self._kept = None
         return n
 
-    def drop_jobs(self, jobs: th.Tensor) -> int:
-        """Throw away every row of some jobs; those of this rollout count as idle (``n_idle``).
+    def drop_episodes(self, episode_ids: th.Tensor) -> int:
+        """Throw away every row of some episodes; those of this rollout count as idle (``n_idle``).
 
-        :param jobs: ``[n]`` int64 numbers of jobs
+        :param episode_ids: ``[n]`` int64 episode ids
         :return: rows dropped among those that waited for their group to complete
         """
-        gone = th.isin(self.steps["jobs"][: self.pos], jobs)
-        self.steps["jobs"][: self.pos][gone] = -1
+        gone = th.isin(self.steps["episode_ids"][: self.pos], episode_ids)
+        self.steps["episode_ids"][: self.pos][gone] = -1
         self.steps["ends"][: self.pos][gone] = 0
         if self._kept is None:
             return 0
         before = self.n_kept
-        stays = ~th.isin(self._kept["jobs"], jobs)
+        stays = ~th.isin(self._kept["episode_ids"], episode_ids)
         self._kept = self._take(self._kept, th.nonzero(stays).squeeze(1))
         return before - self.n_kept
 
@@ -264,21 +264,21 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         actions: th.Tensor,
         log_probs: th.Tensor,
         rewards: np.ndarray,
-        jobs: np.ndarray,
+        episode_ids: np.ndarray,
         t: np.ndarray,
         ends: np.ndarray,
         extra: Mapping[str, np.ndarray] = NOTHING,
     ) -> None:
-        """Append one step of every slot.
+        """Append one step of every env.
 
         :param obs: ``[n_envs, ...]`` before the step, on the buffer's device
         :param actions: ``[n_envs]`` or ``[n_envs, n]``
         :param log_probs: ``[n_envs]`` of them
         :param rewards: ``[n_envs]``
-        :param jobs: ``[n_envs]`` int64 job of each slot
+        :param episode_ids: ``[n_envs]`` int64 episode id of each env
         :param t: ``[n_envs]`` int64 step number in the episode
         :param ends: ``[n_envs]`` int8: 0 goes on, 1 terminated, 2 truncated
-        :param extra: ``[n_envs, ...]`` values of the columns that :meth:`add_columns` declared
+        :param extra: ``[n_envs, ...]`` values of the extra fields that :meth:`add_fields` declared
         :raises ValueError: if a key that :meth:`keep_once` named changes within an episode
         """
         if isinstance(obs, dict) or obs.dtype != self._obs_dtypes.get(""):
@@ -294,13 +294,13 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             for key, column in rows["observations"].items():
                 column[pos] = _row_view(obs[key])
             if self.static_keys:
-                self._add_static(obs, jobs)
+                self._add_static(obs, episode_ids)
         else:
             rows["observations"][pos] = _row_view(obs)
         rows["actions"][pos] = _row_view(actions)
         rows["log_probs"][pos] = _row_view(log_probs)
         rows["rewards"][pos] = rewards
-        rows["jobs"][pos] = jobs
+        rows["episode_ids"][pos] = episode_ids
         rows["t"][pos] = t
         rows["ends"][pos] = ends
         for name, values in extra.items():
@@ -308,9 +308,9 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         self.pos += 1
         self.full = self.pos == self.buffer_size
 
-    def _add_static(self, obs: dict[str, th.Tensor], jobs: np.ndarray) -> None:
+    def _add_static(self, obs: dict[str, th.Tensor], episode_ids: np.ndarray) -> None:
         """Keep the static keys of the episodes that have their first step of this rollout, and compare those of the others."""
-        begins = jobs != self._static_jobs
+        begins = episode_ids != self._static_ids
         for key in self.static_keys:
             before = self._static_now.get(key)
             if before is not None:
@@ -322,9 +322,11 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
                     )
         if begins.any():
             self._static_now = {key: obs[key].clone() for key in self.static_keys}
-            self._static_jobs = jobs.copy()
-            for slot in begins.nonzero()[0].tolist():
-                self._static[int(jobs[slot])] = {key: part[slot].clone() for key, part in self._static_now.items()}
+            self._static_ids = episode_ids.copy()
+            for env_index in begins.nonzero()[0].tolist():
+                self._static[int(episode_ids[env_index])] = {
+                    key: part[env_index].clone() for key, part in self._static_now.items()
+                }
 
     def _match_dtypes(self, obs: TensorOrDict) -> None:
         """Follow the types of observations, not the space: VecNormalize makes floats of integers."""
@@ -334,32 +336,32 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
                 self._obs_dtypes = kept
                 self._allocate(self.buffer_size)
 
-    def add_final_observation(self, job: int, obs: Obs) -> None:
+    def add_final_observation(self, episode_id: int, obs: Obs) -> None:
         """Remember the observation after an episode's last step (needed where it did not terminate)."""
-        self._final_obs[job] = obs
+        self._final_obs[episode_id] = obs
 
     def new_rows(self) -> tuple[TensorOrDict, th.Tensor]:
-        """Observations and actions of this rollout's steps, ``[time * slots, ...]`` views."""
+        """Observations and actions of this rollout's steps, ``[time * envs, ...]`` views."""
         return self.flat("observations"), self.flat("actions")
 
     def flat(self, name: str) -> Obs:
-        """``[time * slots, ...]`` views of a column of this rollout's steps."""
+        """``[time * envs, ...]`` views of a column of this rollout's steps."""
         return map_obs(lambda column: column[: self.pos].flatten(0, 1), self.steps[name])
 
     def seen_observations(self) -> TensorOrDict | None:
-        """Observations of this rollout's steps, if any; idle slots are left out once :meth:`pack` has counted them."""
+        """Observations of this rollout's steps, if any; idle envs are left out once :meth:`pack` has counted them."""
         if self.pos == 0:
             return self._seen_before
         obs, _ = self.new_rows()
         if self.n_idle == 0:
             return obs
-        has_job = (self.flat("jobs") >= 0).to(self.device)
-        return map_obs(lambda o: o[has_job], obs)  # type: ignore[no-any-return]
+        has_episode = (self.flat("episode_ids") >= 0).to(self.device)
+        return map_obs(lambda o: o[has_episode], obs)  # type: ignore[no-any-return]
 
     def pack(self, log_probs: th.Tensor, group_size: int, whole_groups: bool) -> Rollout | None:
         """Sort the steps into episodes and hand them out.
 
-        :param log_probs: ``[time * slots]`` of :meth:`new_rows` under the policy that collected them
+        :param log_probs: ``[time * envs]`` of :meth:`new_rows` under the policy that collected them
         :param group_size: members per group
         :param whole_groups: keep back the rows of groups of which a member is still running
         :return: the rollout; None when no group is complete
@@ -369,16 +371,16 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             "obs": obs,
             "actions": actions,
             "log_probs": log_probs,
-            **{name: self.flat(name) for name in ("rewards", "jobs", "t", "ends")},
+            **{name: self.flat(name) for name in ("rewards", "episode_ids", "t", "ends")},
             **{name: column[: self.pos].flatten(0, 1) for name, column in self.extra.items()},
             "final_obs": self._new_final_observations(),
             "static": self._static,
-            "age": th.zeros_like(self.flat("jobs")),
+            "age": th.zeros_like(self.flat("episode_ids")),
         }
-        has_job = rows["jobs"] >= 0
-        self.n_idle = len(has_job) - int(has_job.sum())
+        has_episode = rows["episode_ids"] >= 0
+        self.n_idle = len(has_episode) - int(has_episode.sum())
         if self.n_idle:
-            rows = self._take(rows, th.nonzero(has_job).squeeze(1))
+            rows = self._take(rows, th.nonzero(has_episode).squeeze(1))
         if self._kept is not None:
             self._kept["age"] += 1
             kept_final = self._kept.pop("final_obs")
@@ -388,11 +390,11 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             rows["final_obs"] = self._join_final_observations(kept_final, new_final)
             rows["static"] = static
         self._kept = None
-        # Within a job rows are already in time order: kept rows first, then time-major ones.
-        order = th.argsort(rows["jobs"], stable=True)
+        # Within an episode rows are already in time order: kept rows first, then time-major ones.
+        order = th.argsort(rows["episode_ids"], stable=True)
         if whole_groups:
-            whole = self._whole_groups(rows["jobs"], rows["ends"], group_size)
-            ready = th.isin(rows["jobs"] // group_size, whole)
+            whole = self._whole_groups(rows["episode_ids"], rows["ends"], group_size)
+            ready = th.isin(rows["episode_ids"] // group_size, whole)
             if not ready.all():
                 self._kept = self._take(rows, th.nonzero(~ready).squeeze(1))
                 order = order[ready[order]]
@@ -402,8 +404,8 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
 
     def complete_groups(self, group_size: int) -> int:
         """Groups of which every member has ended, kept rows included."""
-        jobs, ends = self.waiting_columns("jobs", "ends")
-        return len(self._whole_groups(jobs, ends, group_size))
+        episode_ids, ends = self.waiting_columns("episode_ids", "ends")
+        return len(self._whole_groups(episode_ids, ends, group_size))
 
     def groups_with_spread(self, group_size: int, gamma: float) -> int:
         """Complete groups whose members' discounted returns differ, kept rows included.
@@ -411,21 +413,21 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         :param group_size: members per group
         :param gamma: discount
         """
-        jobs, ends, t, rewards = self.waiting_columns("jobs", "ends", "t", "rewards")
-        whole = th.isin(jobs // group_size, self._whole_groups(jobs, ends, group_size))
+        episode_ids, ends, t, rewards = self.waiting_columns("episode_ids", "ends", "t", "rewards")
+        whole = th.isin(episode_ids // group_size, self._whole_groups(episode_ids, ends, group_size))
         if not whole.any():
             return 0
-        episodes, episode = th.unique(jobs[whole], return_inverse=True)
+        episodes, episode = th.unique(episode_ids[whole], return_inverse=True)
         groups, group = th.unique(episodes // group_size, return_inverse=True)
         returns = segment_sum(rewards[whole] * gamma ** t[whole], episode, len(episodes))
         _, has_signal = spread_and_signal(returns, returns, group, len(groups))
         return int(has_signal.sum())
 
-    def unfinished_jobs(self, group_size: int) -> th.Tensor:
-        """Jobs of the rows here, kept ones included, of whose group not every member has ended."""
-        jobs, ends = self.waiting_columns("jobs", "ends")
-        whole = self._whole_groups(jobs, ends, group_size)
-        unfinished: th.Tensor = jobs[~th.isin(jobs // group_size, whole)]
+    def unfinished_episodes(self, group_size: int) -> th.Tensor:
+        """Episodes of the rows here, kept ones included, of whose group not every member has ended."""
+        episode_ids, ends = self.waiting_columns("episode_ids", "ends")
+        whole = self._whole_groups(episode_ids, ends, group_size)
+        unfinished: th.Tensor = episode_ids[~th.isin(episode_ids // group_size, whole)]
         return unfinished
 
     def waiting_columns(self, *names: str) -> list[th.Tensor]:
@@ -436,9 +438,9 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         return [th.cat([self._kept[name], column]) for name, column in zip(names, columns, strict=True)]
 
     @staticmethod
-    def _whole_groups(jobs: th.Tensor, ends: th.Tensor, group_size: int) -> th.Tensor:
+    def _whole_groups(episode_ids: th.Tensor, ends: th.Tensor, group_size: int) -> th.Tensor:
         """Numbers of the groups of which every member has ended among these rows."""
-        groups, members_ended = th.unique(jobs[ends > 0] // group_size, return_counts=True)
+        groups, members_ended = th.unique(episode_ids[ends > 0] // group_size, return_counts=True)
         return groups[members_ended == group_size]  # type: ignore[no-any-return]
 
     def _new_final_observations(self) -> Obs:
@@ -451,19 +453,21 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
     def _take(self, rows: Rows, index: th.Tensor) -> Rows:
         on_device = index.to(self.device)
         taken = {key: map_obs(lambda o: o.index_select(0, on_device), rows[key]) for key in ("obs", "actions", "log_probs")}
-        taken.update({key: rows[key].index_select(0, index) for key in ("rewards", "jobs", "t", "ends", "age", *self.extra)})
-        taken["final_obs"] = self._take_final_observations(rows["final_obs"], index, taken["jobs"])
-        taken["static"] = _of_jobs(rows["static"], taken["jobs"])
+        taken.update(
+            {key: rows[key].index_select(0, index) for key in ("rewards", "episode_ids", "t", "ends", "age", *self.extra)}
+        )
+        taken["final_obs"] = self._take_final_observations(rows["final_obs"], index, taken["episode_ids"])
+        taken["static"] = _of_episode_ids(rows["static"], taken["episode_ids"])
         return taken
 
-    def _take_final_observations(self, final_obs: Obs, index: th.Tensor, jobs: th.Tensor) -> Obs:
-        return _of_jobs(final_obs, jobs)
+    def _take_final_observations(self, final_obs: Obs, index: th.Tensor, episode_ids: th.Tensor) -> Obs:
+        return _of_episode_ids(final_obs, episode_ids)
 
     def _as_rollout(self, rows: Rows, group_size: int) -> Rollout:
-        jobs, episode, lengths = th.unique_consecutive(rows["jobs"], return_inverse=True, return_counts=True)
+        episode_ids, episode, lengths = th.unique_consecutive(rows["episode_ids"], return_inverse=True, return_counts=True)
         last = lengths.cumsum(0) - 1
         end = rows["ends"].index_select(0, last)
-        groups, group = th.unique_consecutive(jobs // group_size, return_inverse=True)
+        groups, group = th.unique_consecutive(episode_ids // group_size, return_inverse=True)
         extra = {name: rows[name].to(self.device) for name in self.extra}
         for name in self._of_episodes:
             extra[name] = extra[name].index_select(0, last.to(self.device))
@@ -471,7 +475,7 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             check_one_task(rows["task"], extra["task"].to(rows["task"].device), episode)
         fields: Rows = {name: extra.pop(name) for name in set(extra) & set(Rollout._fields)}
         if self.static_keys:
-            static = [rows["static"][job] for job in jobs.tolist()]
+            static = [rows["static"][episode_id] for episode_id in episode_ids.tolist()]
             fields["instance"] = th.arange(len(static), device=self.device)
             fields["instances"] = {key: th.stack([parts[key] for parts in static]) for key in self.static_keys}
         return Rollout(
@@ -484,27 +488,27 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
             group=group.to(self.device),
             terminated=(end == 1).to(self.device),
             truncated=(end == 2).to(self.device),
-            final_observations=self._final_observations(rows, jobs, last),
+            final_observations=self._final_observations(rows, episode_ids, last),
             n_groups=len(groups),
             max_length=int(lengths.max()),
-            seed_group=(jobs // group_size).to(self.device),
+            seed_group=(episode_ids // group_size).to(self.device),
             extra=extra,
             **fields,
         )
 
-    def _final_observations(self, rows: Rows, jobs: th.Tensor, last: th.Tensor) -> TensorOrDict:
+    def _final_observations(self, rows: Rows, episode_ids: th.Tensor, last: th.Tensor) -> TensorOrDict:
         """``[E, ...]`` observation after the last step of each episode, zeros where nobody will ask.
 
-        :param jobs: ``[E]`` job of each episode
+        :param episode_ids: ``[E]`` id of each episode
         :param last: ``[E]`` its last row
         """
         final_obs = rows["final_obs"]
-        job_list = jobs.tolist()
+        id_list = episode_ids.tolist()
 
         def stack(buffer: th.Tensor, key: str | None) -> th.Tensor:
-            out = np.zeros((len(job_list), *buffer.shape[2:]), dtype=th.zeros(0, dtype=buffer.dtype).numpy().dtype)
-            for row, job in enumerate(job_list):
-                found = final_obs.get(job) if key is None else final_obs.get(job, {}).get(key)
+            out = np.zeros((len(id_list), *buffer.shape[2:]), dtype=th.zeros(0, dtype=buffer.dtype).numpy().dtype)
+            for row, episode_id in enumerate(id_list):
+                found = final_obs.get(episode_id) if key is None else final_obs.get(episode_id, {}).get(key)
                 if found is not None:
                     out[row] = found
             return th.from_numpy(out).to(self.device)
@@ -516,10 +520,10 @@ class GroupRolloutBuffer(Discounted, AsArrays, BaseBuffer):
         raise NotImplementedError("A GroupRolloutBuffer hands out whole rollouts: use pack().")
 
 
-def _of_jobs(of_job: dict[int, Any], jobs: th.Tensor) -> dict[int, Any]:
-    """Entries of some jobs alone."""
-    wanted = set(jobs.tolist()) if of_job else set()
-    return {job: value for job, value in of_job.items() if job in wanted}
+def _of_episode_ids(of_episode: dict[int, Any], episode_ids: th.Tensor) -> dict[int, Any]:
+    """Entries of some episodes alone."""
+    wanted = set(episode_ids.tolist()) if of_episode else set()
+    return {episode_id: value for episode_id, value in of_episode.items() if episode_id in wanted}
 
 
 def _row_view(tensor: th.Tensor) -> np.ndarray | th.Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch as th
 
 from sb_grpo.collect.buffer import GroupRolloutBuffer, Rows
-from sb_grpo.policies.beside import MASK
+from sb_grpo.policies.extra_inputs import MASK
 from sb_grpo.types import Obs, TensorOrDict, map_obs
 
 
@@ -44,12 +44,12 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
             self.steps["next_observations"] = grown(seen, before)
 
     def add_steps(self, n: int, columns: dict[str, th.Tensor]) -> None:
-        """Append steps of every slot, without leaving the device.
+        """Append steps of every env, without leaving the device.
 
         :param n: how many; the buffer's size is a multiple of it
-        :param columns: ``observations``, ``actions``, ``log_probs``, ``rewards``, ``jobs``, ``t``, ``ends``,
+        :param columns: ``observations``, ``actions``, ``log_probs``, ``rewards``, ``episode_ids``, ``t``, ``ends``,
             ``next_observations`` and ``finished_return`` (return of the episode where it ended), and those that
-            :meth:`add_columns` declared, ``[n, n_envs, ...]`` each
+            :meth:`add_fields` declared, ``[n, n_envs, ...]`` each
         """
         if self.pos == self.buffer_size:
             self._allocate(2 * self.buffer_size)
@@ -68,10 +68,10 @@ class TensorRolloutBuffer(GroupRolloutBuffer):
     def _join_final_observations(self, kept: Obs, new: Obs) -> Obs:
         return map_obs(lambda a, b: th.cat([a, b]), kept, new) if self.keeps_next else None
 
-    def _take_final_observations(self, final_obs: Obs, index: th.Tensor, jobs: th.Tensor) -> Obs:
+    def _take_final_observations(self, final_obs: Obs, index: th.Tensor, episode_ids: th.Tensor) -> Obs:
         return map_obs(lambda obs: obs.index_select(0, index), final_obs) if self.keeps_next else None
 
-    def _final_observations(self, rows: Rows, jobs: th.Tensor, last: th.Tensor) -> TensorOrDict:
+    def _final_observations(self, rows: Rows, episode_ids: th.Tensor, last: th.Tensor) -> TensorOrDict:
         if not self.keeps_next:
             return map_obs(lambda obs: th.zeros_like(obs[: len(last)]), rows["obs"])  # type: ignore[no-any-return]
         return map_obs(lambda obs: obs.index_select(0, last), rows["final_obs"])  # type: ignore[no-any-return]

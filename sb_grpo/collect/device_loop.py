@@ -1,4 +1,4 @@
-"""Collection from tensor envs: jobs, resets, sampling and storage on one device; the step loop never waits for it."""
+"""Collection from tensor envs: episodes, resets, sampling and storage on one device; the step loop never waits for it."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import NamedTuple
 import torch as th
 from gymnasium import spaces
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.collect.buffer import Rows
-from sb_grpo.collect.columns import Column
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
+from sb_grpo.collect.extra_fields import FieldSpec
+from sb_grpo.collect.groups import TensorGroups
 from sb_grpo.collect.plan import Limits, Plan, check_endless, check_hopeless, too_large
-from sb_grpo.collect.simulators import InstanceSlots
-from sb_grpo.collect.slots import TensorSlots
+from sb_grpo.collect.simulators import InstanceGroups
 from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.policies.beside import CODE, MASK, MEMORY, beside, env_part, with_beside
 from sb_grpo.policies.encoding import EncodingPolicy
+from sb_grpo.policies.extra_inputs import CODE, MASK, MEMORY, env_part, extra_input, with_extra_inputs
 from sb_grpo.policies.masks import choices_of
 from sb_grpo.policies.numbers import no_numbers
 from sb_grpo.types import Breakdown, Info, Obs, TensorOrDict, map_obs
@@ -42,62 +42,62 @@ def env_actions(policy: ActorPolicy) -> Callable[[th.Tensor], th.Tensor]:
 HANDED_OUT = ("observations", "actions", "next_observations")
 
 
-def observe(policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots) -> Obs:
+def observe(policy: ActorPolicy, env: TensorVecEnv, groups: TensorGroups) -> Obs:
     """Observations as the policy sees them: with the env's masks, and the policy's memory of the running episodes."""
     parts = {} if env.action_masks is None else {MASK: env.action_masks}
     if policy.memory is not None:
-        parts[MEMORY] = policy.memory.before(slots.memory, slots.t == 0)
-    if isinstance(slots, InstanceSlots) and slots.code is not None:
+        parts[MEMORY] = policy.memory.before(groups.memory, groups.t == 0)
+    if isinstance(groups, InstanceGroups) and groups.code is not None:
         assert isinstance(env, InstanceEnv)
-        return with_beside(env.seen_states, parts)
-    return with_beside(env.observations, parts)
+        return with_extra_inputs(env.seen_states, parts)
+    return with_extra_inputs(env.observations, parts)
 
 
 def env_step(
     policy: ActorPolicy,
     env: TensorVecEnv,
-    slots: TensorSlots,
-    schema: Sequence[Column],
+    groups: TensorGroups,
+    extra_fields: Sequence[FieldSpec],
     to_env: Callable[[th.Tensor], th.Tensor],
     noise: th.Tensor,
 ) -> Rows:
-    """Act, step every slot, and start the next jobs where episodes ended: tensor arithmetic without a look at any value.
+    """Act, step every env, and start the next ones where episodes ended: tensor arithmetic without a look at any value.
 
-    :param schema: further columns
+    :param extra_fields: further fields of a step
     :param to_env: of :func:`env_actions`
     :param noise: ``[n_envs, n]`` of :meth:`ActorPolicy.noise`
     :return: columns of the step that the buffer stores, ``[n_envs, ...]`` each
     """
-    obs = observe(policy, env, slots)
-    codes = {} if not isinstance(slots, InstanceSlots) or slots.code is None else {CODE: slots.code}
-    actions, log_probs, memory = policy.sample(with_beside(obs, codes), noise)
+    obs = observe(policy, env, groups)
+    codes = {} if not isinstance(groups, InstanceGroups) or groups.code is None else {CODE: groups.code}
+    actions, log_probs, memory = policy.sample(with_extra_inputs(obs, codes), noise)
     step = env.step_tensor(to_env(actions))
-    slots.episode_return = slots.episode_return + step.rewards
+    groups.episode_return = groups.episode_return + step.rewards
     columns = {
         "observations": obs,
         "actions": actions,
         "log_probs": log_probs,
         "rewards": step.rewards,
-        "jobs": slots.job,
-        "t": slots.t,
+        "episode_ids": groups.episode_id,
+        "t": groups.t,
         "ends": (step.terminated + 2 * step.truncated).to(th.int8),
-        "next_observations": with_beside(step.observations, {} if memory is None else {MEMORY: memory}),
-        "finished_return": slots.episode_return,
+        "next_observations": with_extra_inputs(step.observations, {} if memory is None else {MEMORY: memory}),
+        "finished_return": groups.episode_return,
     }
-    slots.memory = memory
-    for column in schema:
-        values = column.tensor(env, slots.episode_return)
+    groups.memory = memory
+    for field in extra_fields:
+        values = field.tensor(env, groups.episode_return)
         assert values is not None
-        columns[column.name] = values
-    slots.step(env, step.terminated | step.truncated)
+        columns[field.name] = values
+    groups.step(env, step.terminated | step.truncated)
     return columns
 
 
 def env_steps(
     policy: ActorPolicy,
     env: TensorVecEnv,
-    slots: TensorSlots,
-    schema: Sequence[Column],
+    groups: TensorGroups,
+    extra_fields: Sequence[FieldSpec],
     to_env: Callable[[th.Tensor], th.Tensor],
     noise: th.Tensor,
 ) -> Rows:
@@ -106,7 +106,7 @@ def env_steps(
     :param noise: ``[k, n_envs, n]``
     :return: columns of :func:`env_step`, ``[k, n_envs, ...]``
     """
-    steps = [env_step(policy, env, slots, schema, to_env, step_noise) for step_noise in noise.unbind(0)]
+    steps = [env_step(policy, env, groups, extra_fields, to_env, step_noise) for step_noise in noise.unbind(0)]
     return {name: map_obs(lambda *x: th.stack(x), *(columns[name] for columns in steps)) for name in steps[0]}
 
 
@@ -115,7 +115,7 @@ Stepper = tuple[Callable[..., Rows], int]
 
 
 class StepResult(NamedTuple):
-    """One step of every slot. Callbacks find these names in their locals, as in SB3."""
+    """One step of every env. Callbacks find these names in their locals, as in SB3."""
 
     n_steps: int  #: of this rollout, per env, before this one
     obs_tensor: TensorOrDict  #: before the step
@@ -158,10 +158,10 @@ class CompleteGroups:
         self.wanted = plan.least_groups
         self.ended: Counter[int] = Counter()
         if plan.n_groups is not None:
-            self._count(*buffer.waiting_columns("jobs", "ends"))
+            self._count(*buffer.waiting_columns("episode_ids", "ends"))
 
-    def _count(self, jobs: th.Tensor, ends: th.Tensor) -> None:
-        for group in (jobs[ends > 0] // self.plan.group_size).tolist():
+    def _count(self, episode_ids: th.Tensor, ends: th.Tensor) -> None:
+        for group in (episode_ids[ends > 0] // self.plan.group_size).tolist():
             self.ended[group] += 1
             self.n += self.ended[group] == self.plan.group_size
 
@@ -169,31 +169,31 @@ class CompleteGroups:
         """Count the ends of a run of steps; return whether the rollout has its number of groups."""
         if self.plan.n_groups is None:
             return False
-        self._count(found["jobs"], found["ends"])
+        self._count(found["episode_ids"], found["ends"])
         if self.n >= self.wanted:
             self.wanted = self.plan.wanted_groups(self.n, self.buffer)
         return self.n >= self.wanted
 
 
-def encode(policy: ActorPolicy, env: TensorVecEnv, slots: TensorSlots) -> None:
+def encode(policy: ActorPolicy, env: TensorVecEnv, groups: TensorGroups) -> None:
     """Encode the instances that the next step needs and that have not been encoded, where the policy encodes."""
     if isinstance(policy, EncodingPolicy):
-        assert isinstance(slots, InstanceSlots) and isinstance(env, InstanceEnv)
-        slots.encode(policy, env)
+        assert isinstance(groups, InstanceGroups) and isinstance(env, InstanceEnv)
+        groups.encode(policy, env)
 
 
 def collect_tensors(
     env: TensorVecEnv,
     actor: Callable[[], ActorPolicy],
     buffer: TensorRolloutBuffer,
-    columns: Sequence[Column],
+    extra_fields: Sequence[FieldSpec],
     plan: Plan,
-    slots: TensorSlots,
+    groups: TensorGroups,
     stepper: Stepper,
     autocast: bool,
     task_names: Sequence[str],
     episodes: deque[Info] | None,
-    start_over: Callable[[], TensorSlots],
+    start_over: Callable[[], TensorGroups],
     on_step: Callable[[StepResult], bool],
 ) -> bool:
     """Fill the buffer with ``steps_per_env`` steps per env; whole-episode estimators go on until enough groups are complete.
@@ -202,8 +202,8 @@ def collect_tensors(
     :param autocast: run the policy in bfloat16
     :param task_names: of the declared tasks
     :param episodes: SB3's statistics, which get the episodes that ended
-    :param start_over: begins new groups in every slot, as somebody else has taken the envs
-    :param on_step: is told of every step, of those of a captured run after the whole of it; False stops the collection
+    :param start_over: begins new groups in every env, as somebody else has taken the envs
+    :param on_step: is told of every step, of those of a compiled run after the whole of it; False stops the collection
     :return: False when ``on_step`` asked to stop
     :raises ValueError: for NaN or inf from the env, steps without a valid action, and tasks that nobody declared
     """
@@ -212,35 +212,35 @@ def collect_tensors(
     to_env = env_actions(policy)
     interruptions = 0
     infos: list[Info] = [{} for _ in range(env.num_envs)]
-    groups = CompleteGroups(buffer, plan)
+    counter = CompleteGroups(buffer, plan)
     while True:
         noise = actor().noise(plan.steps_per_env, env.num_envs)
         for n_steps in range(0, plan.steps_per_env, run):
             if actor() is not policy:
                 policy = actor()
                 to_env = env_actions(policy)
-            if not slots.in_step_with(env):
-                slots = start_over()
+            if not groups.in_step_with(env):
+                groups = start_over()
                 interruptions += 1
-                groups = CompleteGroups(buffer, plan)
+                counter = CompleteGroups(buffer, plan)
             if plan.draws_noise(n_steps):
                 policy.reset_noise(env.num_envs)
             with th.no_grad(), autocasting(policy.device, autocast):
-                encode(policy, env, slots)
-                found = take_steps(policy, env, slots, columns, to_env, noise[n_steps : n_steps + run])
+                encode(policy, env, groups)
+                found = take_steps(policy, env, groups, extra_fields, to_env, noise[n_steps : n_steps + run])
             buffer.add_steps(run, found)
             dones = found["ends"] > 0
             if plan.use_sde:
                 policy.renew_noise(dones[0])
             if not all(on_step(step) for step in steps_of(found, n_steps, run, infos)):
                 return False
-            if groups.are_enough(found):
+            if counter.are_enough(found):
                 break
         complete = buffer.complete_groups(plan.group_size) if plan.whole_episodes else 0
         if complete >= plan.wanted_groups(complete, buffer):
             break
         check_hopeless(interruptions, buffer.pos, complete)
-        check_endless(slots.t, plan)
+        check_endless(groups.t, plan)
     check_finite(buffer, plan.limits, policy)
     check_masks(buffer)
     check_tasks(buffer, tuple(task_names))
@@ -252,7 +252,7 @@ def check_finite(buffer: TensorRolloutBuffer, limits: Limits, policy: ActorPolic
     """Look for NaN, inf and numbers beyond all measure in the simulator's results, once per rollout.
 
     :param policy: that acted: where its own outputs were no numbers, the simulator is not at fault
-    :raises Breakdown: naming slot, step and tensor
+    :raises Breakdown: naming env, step and tensor
     """
     steps = buffer.steps
     acted = steps["log_probs"][: buffer.pos].isfinite().all(dim=1)
@@ -268,12 +268,12 @@ def check_finite(buffer: TensorRolloutBuffer, limits: Limits, policy: ActorPolic
         rows = values[: buffer.pos].flatten(2)
         bad = ~(rows.isfinite() & (rows.abs() <= largest)).all(dim=2)
         if bool(bad.any()):
-            step, slot = bad.nonzero()[0].tolist()
+            step, env_index = bad.nonzero()[0].tolist()
             if not bool(acted[: step + 1].all()):
                 break
-            wrong = f"{too_large(largest)}," if bool(values[step, slot].isfinite().all()) else "is not finite"
+            wrong = f"{too_large(largest)}," if bool(values[step, env_index].isfinite().all()) else "is not finite"
             raise Breakdown(
-                f"{what} of slot {slot} {wrong} at step {step} of this rollout: {values[step, slot].tolist()}. The "
+                f"{what} of env {env_index} {wrong} at step {step} of this rollout: {values[step, env_index].tolist()}. The "
                 "policy has not been updated with it; the simulator has diverged: check its time step and its actions' bounds."
             )
     if not bool(acted.all()):
@@ -283,18 +283,18 @@ def check_finite(buffer: TensorRolloutBuffer, limits: Limits, policy: ActorPolic
 def check_masks(buffer: TensorRolloutBuffer) -> None:
     """Look for steps in which no action was valid, once per rollout.
 
-    :raises ValueError: naming slot and step
+    :raises ValueError: naming env and step
     """
-    masks = beside(buffer.steps["observations"], MASK)
+    masks = extra_input(buffer.steps["observations"], MASK)
     if masks is None:
         return
     for number, part in enumerate(masks[: buffer.pos].bool().split(choices_of(buffer.action_space), dim=2)):
-        dead = ~part.any(dim=2) & (buffer.steps["jobs"][: buffer.pos] >= 0)
+        dead = ~part.any(dim=2) & (buffer.steps["episode_ids"][: buffer.pos] >= 0)
         if bool(dead.any()):
-            step, slot = dead.nonzero()[0].tolist()
+            step, env_index = dead.nonzero()[0].tolist()
             raise ValueError(
-                f"action_masks of slot {slot} at step {step} of this rollout allow no action for choice {number}. Allow at "
-                "least one at every step, or end the episode where nothing can be done."
+                f"action_masks of env {env_index} at step {step} of this rollout allow no action for choice {number}. Allow "
+                "at least one at every step, or end the episode where nothing can be done."
             )
 
 
@@ -302,16 +302,16 @@ def check_tasks(buffer: TensorRolloutBuffer, names: tuple[str, ...]) -> None:
     """Look for tasks that nobody declared, once per rollout.
 
     :param names: of the declared ones
-    :raises ValueError: naming slot, step and task
+    :raises ValueError: naming env, step and task
     """
     if "task" not in buffer.extra:
         return
     tasks = buffer.extra["task"][: buffer.pos]
     bad = (tasks < 0) | (tasks >= len(names))
     if bool(bad.any()):
-        step, slot = bad.nonzero()[0].tolist()
+        step, env_index = bad.nonzero()[0].tolist()
         raise ValueError(
-            f"Task {int(tasks[step, slot])} of slot {slot} at step {step} of this rollout is not declared: there are "
+            f"Task {int(tasks[step, env_index])} of env {env_index} at step {step} of this rollout is not declared: there are "
             f"{len(names)}, {list(names)} (ids 0 to {len(names) - 1}). Declare all of them with tasks=, as a number or a list "
             "of names."
         )
@@ -324,5 +324,5 @@ def record_episodes(ep_info_buffer: deque[Info] | None, buffer: TensorRolloutBuf
     ended = (steps["ends"][: buffer.pos] > 0).nonzero()[-ep_info_buffer.maxlen :].unbind(1)
     returns = steps["finished_return"][ended].tolist()
     lengths = (steps["t"][ended] + 1).tolist()
-    groups = ranks.dealt(steps["jobs"][ended] // group_size).tolist()
+    groups = distributed.global_group(steps["episode_ids"][ended] // group_size).tolist()
     ep_info_buffer.extend({"r": r, "l": n, "group": group} for r, n, group in zip(returns, lengths, groups, strict=True))

@@ -12,8 +12,8 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.vec_env import VecEnv
 
-from sb_grpo import ranks
-from sb_grpo.config import GroupOptions, check_keys, plain, shown
+from sb_grpo import distributed
+from sb_grpo.config import GroupOptions, check_keys, shown, to_python
 from sb_grpo.envs.functional import FunctionalTensorEnv
 from sb_grpo.envs.random import group_seed, group_seeds, mix, mix_tensor, signed
 from sb_grpo.envs.tensor_env import TensorVecEnv
@@ -44,7 +44,7 @@ def read_start(entry: object, where: str) -> GivenStart:
     :param where: its place, for the message
     :raises ValueError: for anything else
     """
-    entry = plain(entry)
+    entry = to_python(entry)
     if isinstance(entry, int) and not isinstance(entry, bool):
         entry = {"seed": entry}
     keys = list(GivenStart._fields)
@@ -54,7 +54,7 @@ def read_start(entry: object, where: str) -> GivenStart:
             f"{keys}."
         )
     check_keys(where, entry, keys, "A start")
-    seed = plain(entry.get("seed"))
+    seed = to_python(entry.get("seed"))
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed <= MAX_SEED):
         raise ValueError(f"{where} has the seed {shown(seed)}: it must be an integer from 0 to {MAX_SEED}, or None.")
     options = entry.get("options")
@@ -217,11 +217,11 @@ class TensorStarts:
         self.given = GivenStarts(options, base_seed, env)
         self.env = env
         self.waits = callable(options.starts)
-        self.order_seed = th.tensor(signed(self.given.order_seed), device=env.device)  # see TensorSlots.seed_word
+        self.order_seed = th.tensor(signed(self.given.order_seed), device=env.device)  # see TensorGroups.seed_word
         if not self.waits:
             assert options.starts is not None and not callable(options.starts)
             self.seeds, self.has_state, self.states = self._table(list(each_start(options.starts, None, STARTS)))
-            self._n_turns = groups_at_once * ranks.place().n // len(self.seeds) + 2
+            self._n_turns = groups_at_once * distributed.world().size // len(self.seeds) + 2
 
     def _table(self, starts: list[GivenStart]) -> tuple[th.Tensor, th.Tensor, th.Tensor | None]:
         """Return ``[n]`` seeds, -1 for none, ``[n]`` bool, and ``[n, ...]`` states or None."""
@@ -239,7 +239,7 @@ class TensorStarts:
         """
         if self.waits:
             numbers = groups.tolist()
-            idle = GivenStart()  # of slots without a job, whose number is negative
+            idle = GivenStart()  # of envs without an episode, whose number is negative
             known = {group: idle if group < 0 else self.given.of_group(group) for group in set(numbers)}
             self.given.known = known  # a group that goes on is among them
             given, has_state, states = self._table([known[group] for group in numbers])
@@ -258,7 +258,7 @@ class TensorStarts:
         if self.given.order == "cycle":
             return groups % n
         turn = groups.div(n, rounding_mode="floor")
-        if self.env.grouping == "instances":  # its slots wait for the device anyway, and begin old groups beside new ones
+        if self.env.grouping == "instances":  # its envs wait for the device anyway, and begin old groups beside new ones
             turns, row = th.unique(turn, return_inverse=True)
             return shuffled(self.order_seed, turns, n)[row, groups % n]
         turns = turn.max() - th.arange(self._n_turns, device=groups.device)

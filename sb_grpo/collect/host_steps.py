@@ -15,13 +15,13 @@ from torch import nn
 
 from sb_grpo.collect.buffer import GroupRolloutBuffer
 from sb_grpo.collect.device_buffer import TensorRolloutBuffer
+from sb_grpo.collect.groups import Groups, HostGroups, TensorGroups
 from sb_grpo.collect.masks import APART, check_unmasked, masks_of
 from sb_grpo.collect.plan import too_large
-from sb_grpo.collect.slots import GroupSlots, Slots, TensorSlots
 from sb_grpo.envs.installing import wrappers_of
 from sb_grpo.maths.chunks import in_chunks
 from sb_grpo.policies import ActorPolicy, EncodingPolicy
-from sb_grpo.policies.beside import MASK, MEMORY, beside, with_beside
+from sb_grpo.policies.extra_inputs import MASK, MEMORY, extra_input, with_extra_inputs
 from sb_grpo.policies.masks import checked, choices_of
 from sb_grpo.policies.numbers import trouble_with
 from sb_grpo.types import Breakdown, Info, Obs, map_obs
@@ -31,7 +31,7 @@ ROUNDING = 1e-4
 ROUNDING_BFLOAT16 = 0.1
 
 
-def spaces_beside(policy: ActorPolicy, mask_source: str | None) -> Mapping[str, spaces.Space]:
+def extra_input_spaces(policy: ActorPolicy, mask_source: str | None) -> Mapping[str, spaces.Space]:
     """Spaces of the extra inputs that the buffer stores beside the observations."""
     parts: dict[str, spaces.Space] = {}
     if mask_source in APART:
@@ -41,8 +41,8 @@ def spaces_beside(policy: ActorPolicy, mask_source: str | None) -> Mapping[str, 
     return parts
 
 
-class Beside:
-    """Masks and memory of the slots of host envs, noted as the steps go by.
+class ExtraInputs:
+    """Masks and memory of host envs, noted as the steps go by.
 
     :param mask_source: of :func:`~sb_grpo.collect.masks.source_of`
     """
@@ -59,7 +59,7 @@ class Beside:
     ) -> None:
         """A step has been taken, and nobody has touched the envs since.
 
-        :param infos: of the step; None: every slot has just been reset
+        :param infos: of the step; None: every env has just been reset
         :raises ValueError: for masks that are missing, of another form, or without a valid action; after a reset also for
             masks that come with the first step alone
         """
@@ -83,18 +83,19 @@ class Beside:
             return obs
         parts: dict[str, th.Tensor] = {}
         if self.mask_source == "observation":
-            checked(beside(obs, MASK).cpu().numpy(), policy.action_space, len(t), f"of env {{slot}} at vector step {step}")
+            masks = extra_input(obs, MASK).cpu().numpy()
+            checked(masks, policy.action_space, len(t), f"of env {{index}} at vector step {step}")
         elif self._masks is not None:
             parts[MASK] = th.as_tensor(self._masks, device=policy.device)
         if policy.memory is not None:
             parts[MEMORY] = policy.memory.before(self._memory, th.as_tensor(t == 0, device=policy.device))
-        return with_beside(obs, parts)
+        return with_extra_inputs(obs, parts)
 
     def remember(self, memory: th.Tensor | None) -> None:
         """``[n_envs, n]`` of the policy after it has acted. A copy: tensors of inference mode take part in no gradient."""
         self._memory = None if memory is None else memory.clone()
 
-    def last(self, slot: int, info: Info) -> Obs:
+    def last(self, env_index: int, info: Info) -> Obs:
         """The observation after the last step of an episode that a time limit has cut, with the policy's memory there.
 
         :param info: of that step
@@ -104,27 +105,27 @@ class Beside:
             return None
         obs = info.get("terminal_observation")
         if obs is not None:
-            return self.after(slot, obs)
+            return self.after(env_index, obs)
         if not self._missed_one:
             self._missed_one = True
             warnings.warn(
-                f"A time limit has cut an episode of env {slot}, and its info has no 'terminal_observation', so nobody knows "
-                "the value of what would have come next: such episodes count as terminated, as for PPO. Let step_wait() put "
-                "the observation before the reset into info['terminal_observation'].",
+                f"A time limit has cut an episode of env {env_index}, and its info has no 'terminal_observation', so nobody "
+                "knows the value of what would have come next: such episodes count as terminated, as for PPO. Let step_wait() "
+                "put the observation before the reset into info['terminal_observation'].",
                 UserWarning,
                 stacklevel=2,
             )
         return None
 
-    def after(self, slot: int, obs: Obs) -> Obs:
-        """A slot's observation after the last step, with the policy's memory there; for the value of a cut episode.
+    def after(self, env_index: int, obs: Obs) -> Obs:
+        """An env's observation after the last step, with the policy's memory there; for the value of a cut episode.
 
         A mask that the observation itself holds stays in it: the buffer has a place for it.
         """
-        parts = {} if self._memory is None else {MEMORY: self._memory[slot].cpu().numpy()}
+        parts = {} if self._memory is None else {MEMORY: self._memory[env_index].cpu().numpy()}
         if self._masks is not None:  # that of a step which nobody takes
-            parts[MASK] = np.zeros_like(self._masks[slot])
-        return with_beside(obs, parts)
+            parts[MASK] = np.zeros_like(self._masks[env_index])
+        return with_extra_inputs(obs, parts)
 
 
 def check_outputs(policy: nn.Module, log_probs: th.Tensor, step: int) -> None:
@@ -160,14 +161,14 @@ def check_finite(env: VecEnv, what: str, value: Obs, step: int, largest: float =
     if squares <= largest * largest and squares < math.inf:
         return
     sizes = np.abs(value.reshape(len(value), -1)).max(axis=1)
-    wrong_slots = np.flatnonzero(~(np.isfinite(sizes) & (sizes <= largest)))
-    if len(wrong_slots) == 0:
+    wrong_envs = np.flatnonzero(~(np.isfinite(sizes) & (sizes <= largest)))
+    if len(wrong_envs) == 0:
         return
-    slot = int(wrong_slots[0])
-    wrong = f"{too_large(largest)}," if np.isfinite(value[slot]).all() else "is not finite"
+    env_index = int(wrong_envs[0])
+    wrong = f"{too_large(largest)}," if np.isfinite(value[env_index]).all() else "is not finite"
     raise Breakdown(
-        f"{what} of env {slot} (of {env.num_envs}) {wrong} at vector step {step} since the start of learn(): "
-        f"{value[slot]}. The policy has not been updated with it; fix the env, or bound its {what} with a wrapper."
+        f"{what} of env {env_index} (of {env.num_envs}) {wrong} at vector step {step} since the start of learn(): "
+        f"{value[env_index]}. The policy has not been updated with it; fix the env, or bound its {what} with a wrapper."
     )
 
 
@@ -176,17 +177,17 @@ def scaling_rewards(env: VecEnv) -> list[VecNormalize]:
     return [wrapper for wrapper in reversed(wrappers_of(env)) if isinstance(wrapper, VecNormalize) and wrapper.norm_reward]
 
 
-def check_callback_rewards(said: np.ndarray, rewards: np.ndarray) -> None:
+def check_callback_rewards(returned: np.ndarray, rewards: np.ndarray) -> None:
     """Check that no callback has changed the rewards in its locals.
 
-    :param said: ``[n_envs]`` as the step returned them
+    :param returned: ``[n_envs]`` as the step returned them
     :param rewards: ``[n_envs]`` after the callbacks
     :raises ValueError: if they differ
     """
-    if not np.array_equal(said, rewards):
+    if not np.array_equal(returned, rewards):
         raise ValueError(
-            f"A callback has changed rewards: {rewards.tolist()} in place of {said.tolist()}. GRPO learns from the rewards "
-            "below VecNormalize, so this would be lost: change them in a wrapper of the env, or pass "
+            f"A callback has changed rewards: {rewards.tolist()} in place of {returned.tolist()}. GRPO learns from the "
+            "rewards below VecNormalize, so this would be lost: change them in a wrapper of the env, or pass "
             "VecNormalize(..., norm_reward=False)."
         )
 
@@ -212,62 +213,62 @@ def check_reward_wrappers(env: VecEnv, scaling: Sequence[VecNormalize], rewards:
 
 
 def note_ends(
-    buffer: GroupRolloutBuffer, jobs: np.ndarray, ended: list[int], infos: list[Info], carried: Beside
+    buffer: GroupRolloutBuffer, episode_ids: np.ndarray, ended: list[int], infos: list[Info], carried: ExtraInputs
 ) -> np.ndarray:
-    """Note how each slot's episode fared in this step; keep the last observation of those that a time limit ended.
+    """Note how each env's episode fared in this step; keep the last observation of those that a time limit ended.
 
-    :param ended: slots whose episode has ended
+    :param ended: envs whose episode has ended
     :return: ``[n_envs]`` int8: 0 goes on, 1 terminated, 2 truncated
     """
-    ends = np.zeros(len(jobs), dtype=np.int8)
-    for slot in ended:
-        last = carried.last(slot, infos[slot])
-        ends[slot] = 1 if last is None else 2
+    ends = np.zeros(len(episode_ids), dtype=np.int8)
+    for env_index in ended:
+        last = carried.last(env_index, infos[env_index])
+        ends[env_index] = 1 if last is None else 2
         if last is not None:
-            buffer.add_final_observation(int(jobs[slot]), in_shape(buffer.observation_space, last, slot))
+            buffer.add_final_observation(int(episode_ids[env_index]), in_shape(buffer.observation_space, last, env_index))
     return ends
 
 
-def in_shape(space: spaces.Space, last: Obs, slot: int) -> Obs:
+def in_shape(space: spaces.Space, last: Obs, env_index: int) -> Obs:
     """Return the last observation of an episode in the space's shape; NumPy would stretch it where it can.
 
     :raises ValueError: for another size than the others have
     """
     if isinstance(space, spaces.Dict):
-        return {key: in_shape(part, last.get(key), slot) for key, part in space.items()}
+        return {key: in_shape(part, last.get(key), env_index) for key, part in space.items()}
     found = np.asarray(last)
     shape = space.shape or ()
     if found.size == math.prod(shape):
         return found.reshape(shape)
     raise ValueError(
-        f"info['terminal_observation'] of env {slot} has shape {found.shape}, but observations have {space.shape}. If a "
+        f"info['terminal_observation'] of env {env_index} has shape {found.shape}, but observations have {space.shape}. If a "
         "wrapper around the VecEnv changes observations, let its step_wait() change this one too, as VecFrameStack does, or "
         "put a gymnasium.ObservationWrapper around each env."
     )
 
 
 def give_up(
-    slots: Slots, buffer: GroupRolloutBuffer, carried: Beside, last_obs: Obs, whole_episodes: bool
+    groups: Groups, buffer: GroupRolloutBuffer, carried: ExtraInputs, last_obs: Obs, whole_episodes: bool
 ) -> tuple[int, bool]:
-    """End the running episodes, whose envs are no longer where the slots left them.
+    """End the running episodes, whose envs are no longer where the groups left them.
 
-    Estimators that use parts of episodes keep the steps so far: the episodes end here, and the next jobs begin.
+    Estimators that use parts of episodes keep the steps so far: the episodes end here, and the next episodes begin.
     Whole-episode estimators lose the running episodes; they run once more.
 
-    :param carried: masks and memory of host slots
-    :param last_obs: ``[n_envs, ...]`` array or dict of arrays, after the slots' last steps of host envs
-    :return: how many steps are dropped; whether these slots can go on (those of tensor envs cannot run a job again)
+    :param carried: masks and memory of host envs
+    :param last_obs: ``[n_envs, ...]`` array or dict of arrays, after the last steps of host envs
+    :return: how many steps are dropped; whether these groups can go on (those of tensor envs cannot run an episode again)
     """
-    if isinstance(slots, TensorSlots):
-        return (buffer.drop_jobs(buffer.unfinished_jobs(slots.group_size)) if whole_episodes else 0), False
-    assert isinstance(slots, GroupSlots)
+    if isinstance(groups, TensorGroups):
+        return (buffer.drop_episodes(buffer.unfinished_episodes(groups.group_size)) if whole_episodes else 0), False
+    assert isinstance(groups, HostGroups)
     dropped = 0
     if whole_episodes:
-        dropped = buffer.drop_jobs(th.as_tensor(slots.job))
+        dropped = buffer.drop_episodes(th.as_tensor(groups.episode_id))
     else:
-        for slot, job in enumerate(slots.job.tolist()):
-            buffer.add_final_observation(job, carried.after(slot, map_obs(lambda o: o[slot], last_obs)))  # noqa: B023
-    slots.give_up(again=whole_episodes)
+        for env_index, episode_id in enumerate(groups.episode_id.tolist()):
+            buffer.add_final_observation(episode_id, carried.after(env_index, map_obs(lambda o: o[env_index], last_obs)))  # noqa: B023
+    groups.give_up(again=whole_episodes)
     return dropped, True
 
 
@@ -297,7 +298,7 @@ def log_probs_of_actor(policy: ActorPolicy, buffer: GroupRolloutBuffer, bfloat16
 
     :param policy: as it is at the end of the rollout
     :param bfloat16: an update computes in it, while envs were acted on in float32
-    :return: ``[time * slots]``
+    :return: ``[time * envs]``
     """
     acted: th.Tensor = buffer.flat("log_probs")
     if isinstance(policy, EncodingPolicy):  # one row at a time would encode an instance at every step

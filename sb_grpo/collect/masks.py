@@ -13,7 +13,7 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv, VecNormalize
 
 from sb_grpo.envs.tensor_env import TensorVecEnv
-from sb_grpo.policies.beside import MASK
+from sb_grpo.policies.extra_inputs import MASK
 from sb_grpo.policies.masks import METHOD, checked, choices_of
 from sb_grpo.types import Info
 
@@ -26,7 +26,7 @@ EXPECTED = (
 )
 
 #: Warning of ``predict`` where nobody told it which actions are valid, with their source in training.
-UNTOLD = (
+MASKS_UNKNOWN = (
     "predict() was not told which actions are valid, so it may choose others: this policy has learnt with masks ({source}). "
     "Pass predict(obs, action_masks=...), or put them into the observation (docs/masks.md)."
 )
@@ -115,11 +115,11 @@ def _check_not_normalized(env: VecEnv) -> None:
 def masks_of(
     env: VecEnv, source: str | None, infos: Sequence[Info] | None = None, dones: Any = None, step: int = 0
 ) -> np.ndarray | None:
-    """``[n_envs, m]`` valid actions of every slot now; None where observations hold the masks, or there are none.
+    """``[n_envs, m]`` valid actions of every env now; None where observations hold the masks, or there are none.
 
     :param source: of :func:`source_of`
-    :param infos: of the last step; None: every slot has just been reset
-    :param dones: ``[n_envs]`` slots that have been reset since, whose infos are those of their resets
+    :param infos: of the last step; None: every env has just been reset
+    :param dones: ``[n_envs]`` envs that have been reset since, whose infos are those of their resets
     :param step: number of the vector step, for messages
     :raises ValueError: for masks that are missing, of another shape or kind, or without a valid action
     """
@@ -135,14 +135,14 @@ def masks_of(
     else:
         resets = base.reset_infos
         current = resets if infos is None else [r if d else i for i, d, r in zip(infos, dones, resets, strict=True)]
-        missing = [slot for slot, info in enumerate(current) if MASK not in (info or {})]
+        missing = [env_index for env_index, info in enumerate(current) if MASK not in (info or {})]
         if missing:
             raise ValueError(
                 f"The info of env {missing[0]} at vector step {step} has no {MASK!r}, which earlier ones had: report it with "
                 f"every reset and step, or give the env a method {METHOD}()."
             )
         found = [info[MASK] for info in current]
-    return checked(found, env.action_space, env.num_envs, f"of env {{slot}} at vector step {step}")
+    return checked(found, env.action_space, env.num_envs, f"of env {{index}} at vector step {step}")
 
 
 def _asked(env: VecEnv, just_reset: bool) -> Sequence[np.ndarray]:
@@ -181,13 +181,13 @@ def check_unmasked(env: VecEnv, infos: Sequence[Info], step: int) -> None:
     :param step: number of the vector step, for the message
     :raises ValueError: where one holds a mask
     """
-    slot = next((slot for slot, info in enumerate(infos) if MASK in (info or {})), None)
-    if slot is None:
+    env_index = next((env_index for env_index, info in enumerate(infos) if MASK in (info or {})), None)
+    if env_index is None:
         return
     _check_choices(env, "info")
     raise ValueError(
-        f"The info of env {slot} at vector step {step} has {MASK!r}, which that of its reset had not: report it with every "
-        f"reset and step, give the env a method {METHOD}(), or rename it where it is not about valid actions."
+        f"The info of env {env_index} at vector step {step} has {MASK!r}, which that of its reset had not: report it with "
+        f"every reset and step, give the env a method {METHOD}(), or rename it where it is not about valid actions."
     )
 
 

@@ -18,7 +18,7 @@ from sb_grpo.collect.given_starts import GivenStart, states_of
 from sb_grpo.collect.masks import masks_of, source_of
 from sb_grpo.collect.starts import start_of
 from sb_grpo.envs.functional import FunctionalTensorEnv
-from sb_grpo.envs.hold import hold_of
+from sb_grpo.envs.ownership import ownership_of
 from sb_grpo.envs.seeded_reset import observation_digest
 from sb_grpo.envs.tensor_env import TensorVecEnv, check_actions
 from sb_grpo.types import Obs
@@ -71,7 +71,7 @@ def first_starts(env: VecEnv, starts: Sequence[GivenStart]) -> list[str]:
     observations = _reset(env, starts)
     if isinstance(env, TensorVecEnv):
         return [observation_digest(row) for row in observations[: len(starts)]]
-    return [_start(env, observations, slot) for slot in range(len(starts))]
+    return [_start(env, observations, env_index) for env_index in range(len(starts))]
 
 
 def play(act: Act, env: VecEnv, starts: Sequence[GivenStart]) -> Episodes:
@@ -107,15 +107,15 @@ def held(env: VecEnv) -> Iterator[None]:
     if isinstance(env, TensorVecEnv):
         yield
         return
-    hold = hold_of(env)
+    ownership = ownership_of(env)
     judge = _Judge(env.num_envs)
-    hold.notice()  # whoever held the envs has lost them
-    hold.take(judge)
+    ownership.notice()  # whoever held the envs has lost them
+    ownership.take(judge)
     try:
         yield
     finally:
-        hold.actor = None
-        hold.notice()
+        ownership.actor = None
+        ownership.notice()
 
 
 @contextmanager
@@ -144,28 +144,28 @@ def _reset(env: VecEnv, starts: Sequence[GivenStart]) -> Obs:
             has_state = th.tensor([start.state is not None for start in padded], device=env.device)
             env.set_states(has_state, states_of(env, padded))
         return env.observations.cpu().numpy()
-    for slot, start in enumerate(starts):
-        _queue(env, slot, start)
-    for slot in range(len(starts), env.num_envs):
-        _queue_spare(env, slot, starts)
+    for env_index, start in enumerate(starts):
+        _queue(env, env_index, start)
+    for env_index in range(len(starts), env.num_envs):
+        _queue_spare(env, env_index, starts)
     return env.reset()
 
 
-def _queue_spare(env: VecEnv, slot: int, starts: Sequence[GivenStart]) -> None:
-    """Let a slot that has nothing to play begin anywhere; where starts have options, an env may not begin without."""
+def _queue_spare(env: VecEnv, env_index: int, starts: Sequence[GivenStart]) -> None:
+    """Let an env that has nothing to play begin anywhere; where starts have options, an env may not begin without."""
     start = next((start for start in starts if start.options is not None), None)
     if start is not None:
-        _queue(env, slot, start)
+        _queue(env, env_index, start)
 
 
-def _queue(env: VecEnv, slot: int, start: GivenStart) -> None:
+def _queue(env: VecEnv, env_index: int, start: GivenStart) -> None:
     assert start.seed is not None
-    hold_of(env).queue(slot, start.seed, None if start.options is None else dict(start.options))
+    ownership_of(env).queue(env_index, start.seed, None if start.options is None else dict(start.options))
 
 
-def _start(env: VecEnv, observations: Obs, slot: int) -> str:
-    """Digest of a slot's first observation, as its env returned it where that is known."""
-    start = start_of(env, slot, observations)
+def _start(env: VecEnv, observations: Obs, env_index: int) -> str:
+    """Digest of an env's first observation, as its env returned it where that is known."""
+    start = start_of(env, env_index, observations)
     assert start is not None
     return start[-1][1]
 
@@ -193,43 +193,44 @@ def _play_batch(act: Act, env: TensorVecEnv, given: Sequence[GivenStart]) -> Epi
 def _play_in_turn(act: Act, env: VecEnv, given: Sequence[GivenStart]) -> Episodes:
     """SB3's VecEnvs reset an env as its episode ends: the start of its next episode must be queued before."""
     n = min(env.num_envs, len(given))
-    turns = [list(range(slot, len(given), n)) for slot in range(n)]  # episodes of a slot, the running one first
+    turns = [list(range(env_index, len(given), n)) for env_index in range(n)]  # episodes of an env, the running one first
     returns = np.zeros(len(given))
     starts = [""] * len(given)
     earned = np.zeros(env.num_envs)
     normalize = unwrap_vec_normalize(env)
     monitored = is_vecenv_wrapped(env, VecMonitor) or env.env_is_wrapped(Monitor)[0]
 
-    def begin(slot: int) -> None:
-        earned[slot] = 0.0
-        if turns[slot]:
-            starts[turns[slot][0]] = _start(env, observations, slot)
-        queue_next(slot)
+    def begin(env_index: int) -> None:
+        earned[env_index] = 0.0
+        if turns[env_index]:
+            starts[turns[env_index][0]] = _start(env, observations, env_index)
+        queue_next(env_index)
 
-    def queue_next(slot: int) -> None:
-        if len(turns[slot]) > 1:
-            _queue(env, slot, given[turns[slot][1]])
+    def queue_next(env_index: int) -> None:
+        if len(turns[env_index]) > 1:
+            _queue(env, env_index, given[turns[env_index][1]])
         else:
-            _queue_spare(env, slot, given)
+            _queue_spare(env, env_index, given)
 
     observations = _reset(env, given[:n])
     state = None
     dones = np.ones(env.num_envs, dtype=bool)
     infos = None
     source = source_of(env)
-    for slot in range(n):
-        begin(slot)
+    for env_index in range(n):
+        begin(env_index)
     while any(turns):
         actions, state = act(observations, state, dones, masks_of(env, source, infos, dones))
         observations, rewards, dones, infos = env.step(actions)
         earned += rewards if normalize is None else normalize.get_original_reward()
-        for slot in dones.nonzero()[0].tolist():
-            if slot >= n or not turns[slot]:
-                _queue_spare(env, slot, given)
+        for env_index in dones.nonzero()[0].tolist():
+            if env_index >= n or not turns[env_index]:
+                _queue_spare(env, env_index, given)
                 continue
-            if monitored and "episode" not in infos[slot]:  # a lost life of Atari: the reset took the seed, the game goes on
-                queue_next(slot)
+            # a lost life of Atari: the reset took the seed, the game goes on
+            if monitored and "episode" not in infos[env_index]:
+                queue_next(env_index)
                 continue
-            returns[turns[slot].pop(0)] = infos[slot]["episode"]["r"] if monitored else earned[slot]
-            begin(slot)
+            returns[turns[env_index].pop(0)] = infos[env_index]["episode"]["r"] if monitored else earned[env_index]
+            begin(env_index)
     return Episodes(returns, starts)

@@ -1,6 +1,6 @@
-"""Groups for simulators whose resets cannot be seeded slot by slot: leaders' states, paired streams, common starts.
+"""Groups for simulators whose resets cannot be seeded env by env: leaders' states, paired streams, common starts.
 
-:class:`sb_grpo.collect.slots.TensorSlots` is the rule, and never waits for the device. Each class here replaces the one
+:class:`sb_grpo.collect.groups.TensorGroups` is the rule, and never waits for the device. Each class here replaces the one
 thing that the simulator cannot do. ``TensorVecEnv.grouping`` chooses between them.
 """
 
@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch.utils._pytree import tree_map
 
 from sb_grpo.collect.given_starts import GivenStarts, TensorStarts
-from sb_grpo.collect.slots import GroupSlots, TensorSlots
+from sb_grpo.collect.groups import HostGroups, TensorGroups
 from sb_grpo.config import GroupOptions
 from sb_grpo.envs.instance_env import InstanceEnv
 from sb_grpo.envs.tensor_env import TensorVecEnv, map_snapshot
@@ -22,15 +22,15 @@ from sb_grpo.policies.weights import versions
 from sb_grpo.types import Obs, Rollout, SavedState, map_obs
 
 
-class StateSlots(TensorSlots):
+class StateGroups(TensorGroups):
     """Member 0 of a group is reset; the others start from a copy of the state that it started in.
 
-    Jobs are handed out in order, so that only the start of the group handed out last has to be remembered between steps.
-    Waits for the device once per step: simulators want a list of slots, and setting the state of a running slot to itself
+    Episodes are handed out in order, so that only the start of the group handed out last has to be remembered between steps.
+    Waits for the device once per step: simulators want a list of envs, and setting the state of a running env to itself
     is not without effect in all of them, so that a full-size masked copy is no way out.
     """
 
-    STATE: ClassVar[tuple[str, ...]] = (*TensorSlots.STATE, "_last_start")
+    STATE: ClassVar[tuple[str, ...]] = (*TensorGroups.STATE, "_last_start")
     _last_start: object = None
 
     def load_state_dict(self, state: SavedState, env: VecEnv) -> None:
@@ -42,23 +42,23 @@ class StateSlots(TensorSlots):
 
     def started_all(self, env: TensorVecEnv, raw_obs: Obs = None) -> None:  # type: ignore[override]
         super().started_all(env)
-        self._start(env, th.arange(len(self.job), device=self.device))
+        self._start(env, th.arange(len(self.episode_id), device=self.device))
 
     def _restart(self, env: TensorVecEnv, done: th.Tensor) -> None:
-        slots = done.nonzero().squeeze(1)
-        if len(slots) > 0:
-            leads = done & (self.job % self.group_size == 0)
-            env.reset_slots(leads, self._seeds())
-            self._start(env, slots)
+        env_indices = done.nonzero().squeeze(1)
+        if len(env_indices) > 0:
+            leads = done & (self.episode_id % self.group_size == 0)
+            env.reset_envs(leads, self._seeds())
+            self._start(env, env_indices)
 
-    def _start(self, env: TensorVecEnv, slots: th.Tensor) -> None:
-        """Give the members among new jobs their leaders' start.
+    def _start(self, env: TensorVecEnv, env_indices: th.Tensor) -> None:
+        """Give the members among new episodes their leaders' start.
 
-        :param slots: ``[n]`` slots with new jobs, in the order of the jobs; leaders among them have just been reset
+        :param env_indices: ``[n]`` envs with new episodes, in their order; leaders among them have just been reset
         """
-        is_leader = self.job[slots] % self.group_size == 0
-        leaders = slots[is_leader]
-        members = slots[~is_leader]
+        is_leader = self.episode_id[env_indices] % self.group_size == 0
+        leaders = env_indices[is_leader]
+        members = env_indices[~is_leader]
         starts = self._last_start
         n_before = 0 if self._last_start is None else 1
         if len(leaders) > 0:
@@ -71,46 +71,46 @@ class StateSlots(TensorSlots):
         self._last_start = map_snapshot(lambda leaf: leaf[-1:], starts)
 
 
-class StreamSlots(TensorSlots):
-    """Slot i works for member ``i % group_size`` of stream ``i // group_size``: the k-th episodes of a stream are a group.
+class StreamGroups(TensorGroups):
+    """Env i works for member ``i % group_size`` of stream ``i // group_size``: the k-th episodes of a stream are a group.
 
-    Members' k-th starts are equal because their streams were seeded alike. A slot cannot take over another's job, so members
-    whose episodes are short would run ever further ahead of the others, and their episodes wait for them, older and older: a
-    slot more than ``max_lead`` episodes ahead of the slowest of its group idles, with job -1.
+    Members' k-th starts are equal because their streams were seeded alike. An env cannot take over another's episode, so
+    members whose episodes are short would run ever further ahead of the others, and their episodes wait for them, older and
+    older: an env more than ``max_lead`` episodes ahead of the slowest of its group idles, with episode id -1.
     """
 
-    STATE: ClassVar[tuple[str, ...]] = (*TensorSlots.STATE, "_first_job", "_round")
+    STATE: ClassVar[tuple[str, ...]] = (*TensorGroups.STATE, "_first_episode_id", "_round")
     #: None: no bound. For estimators that use episodes at once, whether or not their group is complete.
     max_lead: int | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._first_job = self.job
-        self._round = th.zeros_like(self.job)  # number of the episode that the slot runs or waits to run
+        self._first_episode_id = self.episode_id
+        self._round = th.zeros_like(self.episode_id)  # number of the episode that the env runs or waits to run
 
     @property
     def next_group(self) -> int:
         """Number of a group beyond those of every stream. Waits for the device."""
-        return int(self._first_job[-1] + self._round.max() * len(self.job)) // self.group_size + 1
+        return int(self._first_episode_id[-1] + self._round.max() * len(self.episode_id)) // self.group_size + 1
 
     def step(self, env: TensorVecEnv, done: th.Tensor) -> None:
-        free = done | (self.job < 0)
+        free = done | (self.episode_id < 0)
         self._round = self._round + done
         may_run = th.ones_like(done)
         if self.max_lead is not None:
             of_group = self._round.view(-1, self.group_size)
             may_run = (of_group - of_group.amin(dim=1, keepdim=True) <= self.max_lead).flatten()
         starts = free & may_run
-        self.job = th.where(may_run, self._first_job + self._round * len(self.job), -1)
+        self.episode_id = th.where(may_run, self._first_episode_id + self._round * len(self.episode_id), -1)
         self.t = th.where(starts, 0, self.t + 1)
         self.episode_return = th.where(done, 0.0, self.episode_return)
         self._restart(env, starts)
 
 
-class InstanceSlots(StreamSlots):
-    """Neighbouring slots work on one instance; a member that has ended idles, with job -1, until all of its group have.
+class InstanceGroups(StreamGroups):
+    """Neighbouring envs work on one instance; a member that has ended idles, with episode id -1, until all of its group have.
 
-    So a group is a row of slots, and what is computed once per instance needs no look at which slots share it.
+    So a group is a row of envs, and what is computed once per instance needs no look at which envs share it.
     """
 
     max_lead = 0
@@ -145,7 +145,7 @@ class InstanceSlots(StreamSlots):
             rows = self._uncoded.nonzero().squeeze(1)
             new = policy.encode(map_obs(lambda x: x.index_select(0, rows), instances))
             self.code = tree_map(lambda old, part: old.index_copy(0, rows, part), self.code, new)
-        self._uncoded = th.zeros(len(self.job) // self.group_size, dtype=th.bool, device=self.device)
+        self._uncoded = th.zeros(len(self.episode_id) // self.group_size, dtype=th.bool, device=self.device)
 
     def _restart(self, env: TensorVecEnv, done: th.Tensor) -> None:
         super()._restart(env, done)
@@ -157,42 +157,42 @@ class InstanceSlots(StreamSlots):
             super().note_starts(rollout)
 
 
-class SynchronousSlots(TensorSlots):
-    """All groups start together; a slot whose episode has ended idles, with job -1, until the last has ended.
+class SynchronousGroups(TensorGroups):
+    """All groups start together; an env whose episode has ended idles, with episode id -1, until the last has ended.
 
     Waits for the device once per step, to see whether all have.
     """
 
-    STATE: ClassVar[tuple[str, ...]] = (*TensorSlots.STATE, "_first_job")
+    STATE: ClassVar[tuple[str, ...]] = (*TensorGroups.STATE, "_first_episode_id")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._first_job = self.job
+        self._first_episode_id = self.episode_id
 
     @property
     def next_group(self) -> int:
-        return int(self._first_job[-1]) // self.group_size + 1
+        return int(self._first_episode_id[-1]) // self.group_size + 1
 
-    def _next_jobs(self, done: th.Tensor) -> th.Tensor:
-        return self.job.masked_fill(done, -1)
+    def _next_episode_ids(self, done: th.Tensor) -> th.Tensor:
+        return self.episode_id.masked_fill(done, -1)
 
     def _restart(self, env: TensorVecEnv, done: th.Tensor) -> None:
-        if bool((self.job < 0).all()):
-            self._first_job = self.job = self._first_job + len(self.job)
+        if bool((self.episode_id < 0).all()):
+            self._first_episode_id = self.episode_id = self._first_episode_id + len(self.episode_id)
             self.t = th.zeros_like(self.t)  # it has counted idle steps
             self._begin(env, None)
 
 
-SLOTS: dict[str, type[TensorSlots]] = {
-    "seeds": TensorSlots,
-    "state": StateSlots,
-    "streams": StreamSlots,
-    "synchronous": SynchronousSlots,
-    "instances": InstanceSlots,
+GROUPS: dict[str, type[TensorGroups]] = {
+    "seeds": TensorGroups,
+    "state": StateGroups,
+    "streams": StreamGroups,
+    "synchronous": SynchronousGroups,
+    "instances": InstanceGroups,
 }
 
 
-def make_slots(
+def make_groups(
     env: VecEnv,
     group_size: int,
     base_seed: int,
@@ -201,8 +201,8 @@ def make_slots(
     *,
     options: GroupOptions,
     whole_episodes: bool,
-) -> GroupSlots | TensorSlots:
-    """The slots that go with an env.
+) -> HostGroups | TensorGroups:
+    """The groups that go with an env.
 
     :param env: tensor env, or host envs
     :param group_size: members per group
@@ -214,12 +214,12 @@ def make_slots(
     """
     if not isinstance(env, TensorVecEnv):
         given = GivenStarts(options, base_seed, env) if options.starts is not None or options.tell_member else None
-        return GroupSlots(env.num_envs, group_size, base_seed, first_group, options.shared_noise, given)
+        return HostGroups(env.num_envs, group_size, base_seed, first_group, options.shared_noise, given)
     on_device = None if options.starts is None else TensorStarts(options, base_seed, env, env.num_envs // group_size + 2)
-    slots = SLOTS[env.grouping](env.num_envs, group_size, base_seed, first_group, device, on_device)
-    if isinstance(slots, InstanceSlots):
+    groups = GROUPS[env.grouping](env.num_envs, group_size, base_seed, first_group, device, on_device)
+    if isinstance(groups, InstanceGroups):
         assert isinstance(env, InstanceEnv)
-        slots.unequal_starts = env.unequal_starts
-    elif isinstance(slots, StreamSlots) and whole_episodes:
-        slots.max_lead = 1  # episodes that wait for their group must not grow old
-    return slots
+        groups.unequal_starts = env.unequal_starts
+    elif isinstance(groups, StreamGroups) and whole_episodes:
+        groups.max_lead = 1  # episodes that wait for their group must not grow old
+    return groups

@@ -20,22 +20,22 @@ AROUND = "the wrappers around the VecEnv"
 UNEQUAL = "Groups still average over episodes, but not over equal starts. Counted as group/start_mismatch."
 
 
-def start_of(env: VecEnv, slot: int, raw_obs: Obs) -> Start | None:
-    """The start of a slot's episode as its reset info has it, or else from the observation.
+def start_of(env: VecEnv, env_index: int, raw_obs: Obs) -> Start | None:
+    """The start of an env's episode as its reset info has it, or else from the observation.
 
-    :param env: a VecEnv of somebody's own may have no reset infos, or fewer than slots
+    :param env: a VecEnv of somebody's own may have no reset infos, or fewer than envs
     :param raw_obs: ``[n_envs, ...]`` after the reset, below any VecNormalize; None: not known
     :return: None where neither says
     """
     reset_infos = getattr(env.unwrapped, "reset_infos", None) or ()
-    reset_info = (reset_infos[slot] if slot < len(reset_infos) else None) or {}
+    reset_info = (reset_infos[env_index] if env_index < len(reset_infos) else None) or {}
     if START_LAYERS in reset_info:
         return as_start(reset_info[START_LAYERS])
     if START_DIGEST in reset_info:
         return (Begun("", reset_info[START_DIGEST]),)
     if raw_obs is None:
         return None
-    return (Begun("", observation_digest(map_obs(lambda o: o[slot], raw_obs))),)
+    return (Begun("", observation_digest(map_obs(lambda o: o[env_index], raw_obs))),)
 
 
 def as_start(layers: Iterable[Sequence[Any]]) -> Start:
@@ -58,7 +58,7 @@ def same_inside(first: Start, other: Start) -> bool:
     return not (first[0].digest and other[0].digest) or first[0].digest == other[0].digest
 
 
-def mismatch_message(env: VecEnv, group: int, seed: int, first: Start, other: Start) -> str:
+def start_mismatch_message(env: VecEnv, group: int, seed: int, first: Start, other: Start) -> str:
     """Says that two members of a group started differently, and which layer made the difference.
 
     :param env: with its wrappers
@@ -149,7 +149,7 @@ def _other_options(first: Start, other: Start, layer: int) -> str | None:
     )
 
 
-def not_reset_message(env: VecEnv, slot: int) -> str:
+def not_reset_message(env: VecEnv, env_index: int) -> str:
     """Says that an episode ended, and the next one began where it had been left.
 
     :param env: with its wrappers
@@ -157,13 +157,14 @@ def not_reset_message(env: VecEnv, slot: int) -> str:
     wrappers = [type(wrapper).__name__ for wrapper in wrappers_of(env)]
     if not wrappers:
         return (
-            f"Env {slot} was not reset although its episode ended: a wrapper around SeededResetWrapper plays on in its reset, "
-            f"so the members of a group start wherever they were left. Put SeededResetWrapper outermost. {UNEQUAL}"
+            f"Env {env_index} was not reset although its episode ended: a wrapper around SeededResetWrapper plays on in its "
+            f"reset, so the members of a group start wherever they were left. Put SeededResetWrapper outermost. {UNEQUAL}"
         )
     return (
-        f"Env {slot} was not reset although its episode ended: one of the wrappers around the VecEnv ({', '.join(wrappers)}) "
-        "says that episodes are done while the envs play on, so the members of a group start wherever they were left. End "
-        f"episodes by a gymnasium wrapper inside the env, whose done lets the VecEnv reset it. {UNEQUAL}"
+        f"Env {env_index} was not reset although its episode ended: one of the wrappers around the VecEnv "
+        f"({', '.join(wrappers)}) says that episodes are done while the envs play on, so the members of a group start "
+        f"wherever they were left. End episodes by a gymnasium wrapper inside the env, whose done lets the VecEnv reset it. "
+        f"{UNEQUAL}"
     )
 
 

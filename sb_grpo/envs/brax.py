@@ -36,12 +36,12 @@ def _choose(mask: jax.Array, new: Any, old: Any) -> Any:
     """
 
     def choose(a: jax.Array, b: jax.Array) -> jax.Array:
-        return jnp.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b) if _per_slot(a, len(mask)) else b
+        return jnp.where(mask.reshape(-1, *[1] * (a.ndim - 1)), a, b) if _per_env(a, len(mask)) else b
 
     return jax.tree.map(choose, new, old)
 
 
-def _per_slot(leaf: jax.Array, n: int) -> bool:
+def _per_env(leaf: jax.Array, n: int) -> bool:
     return bool(leaf.shape[:1] == (n,))
 
 
@@ -53,7 +53,7 @@ class BraxEnv(TensorVecEnv):
     the device once per step.
 
     :param env: a raw env, without Brax's or Playground's training wrappers
-    :param num_envs: number of slots
+    :param num_envs: number of envs
     :param episode_length: time limit in steps, kept here
     :param device: torch device; JAX must have the same kind
     :param obs_key: key of the policy's observation, if the env returns a dict
@@ -96,7 +96,7 @@ class BraxEnv(TensorVecEnv):
         self._state = self._reset_jit(_to_jax(seeds.to(th.int32)))
         self.elapsed = th.zeros_like(self.elapsed)
 
-    def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:
+    def reset_envs(self, mask: th.Tensor, seeds: th.Tensor) -> None:
         if bool(mask.any()):
             fresh = self._reset_jit(_to_jax(seeds.to(th.int32)))
             self._state = self._choose_jit(_to_jax(mask), fresh, self._state)
@@ -109,23 +109,23 @@ class BraxEnv(TensorVecEnv):
         truncated = (self.elapsed >= self.max_episode_steps) & ~terminated
         return TensorStep(self.observations, _to_torch(self._state.reward), terminated, truncated)
 
-    def snapshot(self, slots: th.Tensor) -> tuple[th.Tensor, ...]:
-        """:return: steps since the reset, and every per-slot array of the env's state; random keys as int32"""
-        rows = _to_jax(slots.to(th.int32))
-        leaves = [leaf[rows] for leaf in jax.tree.leaves(self._state) if _per_slot(leaf, self.num_envs)]
+    def snapshot(self, env_indices: th.Tensor) -> tuple[th.Tensor, ...]:
+        """:return: steps since the reset, and every per-env array of the env's state; random keys as int32"""
+        rows = _to_jax(env_indices.to(th.int32))
+        leaves = [leaf[rows] for leaf in jax.tree.leaves(self._state) if _per_env(leaf, self.num_envs)]
         # torch has few operations on uint32, the type of JAX's random keys.
         leaves = [leaf.view(jnp.int32) if leaf.dtype == jnp.uint32 else leaf for leaf in leaves]
-        return (self.elapsed[slots], *(_to_torch(leaf) for leaf in leaves))
+        return (self.elapsed[env_indices], *(_to_torch(leaf) for leaf in leaves))
 
-    def restore(self, slots: th.Tensor, snapshot: tuple[th.Tensor, ...]) -> None:
-        rows = _to_jax(slots.to(th.int32))
+    def restore(self, env_indices: th.Tensor, snapshot: tuple[th.Tensor, ...]) -> None:
+        rows = _to_jax(env_indices.to(th.int32))
         copies = iter(snapshot[1:])
         leaves, form = jax.tree.flatten(self._state)
         for i, leaf in enumerate(leaves):
-            if _per_slot(leaf, self.num_envs):
+            if _per_env(leaf, self.num_envs):
                 leaves[i] = leaf.at[rows].set(_to_jax(next(copies)).view(leaf.dtype))
         self._state = jax.tree.unflatten(form, leaves)
-        self.elapsed = self.elapsed.index_copy(0, slots, snapshot[0])
+        self.elapsed = self.elapsed.index_copy(0, env_indices, snapshot[0])
 
 
 def _check_platform(device: th.device) -> None:
@@ -153,7 +153,7 @@ def make_brax_env(
     """Make a Brax env by its name.
 
     :param name: such as ``"inverted_pendulum"`` or ``"halfcheetah"``
-    :param num_envs: number of slots
+    :param num_envs: number of envs
     :param device: torch device
     :param episode_length: time limit in steps
     :param kwargs: of the env, such as ``backend="mjx"`` (``"generalized"``, ``"spring"``, ``"positional"``)
@@ -172,7 +172,7 @@ def make_playground_env(name: str, num_envs: int, device: th.device | str = "cpu
     """Make a MuJoCo Playground env by its name, with the time limit of its configuration.
 
     :param name: such as ``"CartpoleBalance"``
-    :param num_envs: number of slots
+    :param num_envs: number of envs
     :param device: torch device
     :param kwargs: of ``mujoco_playground.registry.load``
     :raises ImportError: if Playground is not installed

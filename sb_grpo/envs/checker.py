@@ -25,10 +25,10 @@ def check_tensor_env(env: TensorVecEnv, n_steps: int = 20, noisy: bool = False) 
     :param env: at least 2 envs
     :param n_steps: steps to take after each reset
     :param noisy: ``step`` intentionally draws noise per env: do not compare steps after equal initial states
-    :raises ValueError: naming slot, step and remedy
+    :raises ValueError: naming env, step and remedy
     """
     if env.num_envs < 2:
-        raise ValueError(f"num_envs={env.num_envs}: groups can only be checked with 2 slots or more.")
+        raise ValueError(f"num_envs={env.num_envs}: groups can only be checked with 2 envs or more.")
     if env.grouping not in GROUPINGS:
         raise ValueError(f"grouping={env.grouping!r} is unknown; use one of {list(GROUPINGS)}.")
     _check_starts(env)
@@ -40,7 +40,7 @@ def check_tensor_env(env: TensorVecEnv, n_steps: int = 20, noisy: bool = False) 
             _check_equal(step, number)
         if env.grouping != "synchronous":
             done = step.terminated | step.truncated
-            env.reset_slots(done, _seeds(env, equal=True))
+            env.reset_envs(done, _seeds(env, equal=True))
             alike = alike and not (env.grouping == "state" and bool(done.any()))
     if env.grouping in ("seeds", "state", "instances"):
         _check_mask(env)
@@ -76,7 +76,7 @@ def _check_tensor(env: TensorVecEnv, name: str, value: th.Tensor, shape: tuple[i
         raise ValueError(f"{name} {when} is on {value.device}, the env on {env.device}: keep everything on one device.")
     bad = (~th.isfinite(value)).reshape(len(value), -1).any(dim=1).nonzero()
     if len(bad):
-        raise ValueError(f"{name} of slot {int(bad[0])} {when} is not finite: {value[bad[0]].tolist()}. Fix the simulator.")
+        raise ValueError(f"{name} of env {int(bad[0])} {when} is not finite: {value[bad[0]].tolist()}. Fix the simulator.")
 
 
 def _check_observations(env: TensorVecEnv, value: th.Tensor, when: str) -> None:
@@ -93,7 +93,7 @@ def _check_step(env: TensorVecEnv, step: TensorStep, number: int) -> None:
     _check_tensor(env, "truncated", step.truncated, (env.num_envs,), th.bool, when)
     both = (step.terminated & step.truncated).nonzero()
     if len(both):
-        raise ValueError(f"Slot {int(both[0])} {when} is both terminated and truncated: report truncated & ~terminated.")
+        raise ValueError(f"Env {int(both[0])} {when} is both terminated and truncated: report truncated & ~terminated.")
 
 
 def _check_starts(env: TensorVecEnv) -> None:
@@ -104,17 +104,17 @@ def _check_starts(env: TensorVecEnv) -> None:
     if _differing(first, first[:1].expand_as(first)) is None and env.num_envs > 1:
         warnings.warn(
             f"Different seeds give equal first observations in {type(env).__name__}: every group starts in the same state. "
-            "Use the seed in reset_slots if that is not meant.",
+            "Use the seed in reset_envs if that is not meant.",
             UserWarning,
             stacklevel=3,
         )
     if env.grouping == "state":
         return
     env.reset_all(_seeds(env, equal=False))
-    slot = _differing(env.observations, first)
-    if slot is not None:
+    env_index = _differing(env.observations, first)
+    if env_index is not None:
         raise ValueError(
-            f"The start of slot {slot} differs between two resets with the same seed: draw it from the seed alone (see "
+            f"The start of env {env_index} differs between two resets with the same seed: draw it from the seed alone (see "
             "sb_grpo.envs.random.uniform), or set grouping = 'state' and offer snapshot and restore."
         )
 
@@ -129,52 +129,52 @@ def _start_alike(env: TensorVecEnv) -> bool:
         every = th.arange(env.num_envs, device=env.device)
         env.restore(every, env.snapshot(th.zeros_like(every)))
     start = env.observations
-    slot = _differing(start, start[:1].expand_as(start))
-    if slot is None:
+    env_index = _differing(start, start[:1].expand_as(start))
+    if env_index is None:
         return True
     if env.grouping == "synchronous":
         warnings.warn(
-            f"Slots of this synchronous {type(env).__name__} start in different states although their seeds are equal: groups "
-            "only average over episodes. Copy the leader's state to the other slots in reset_all.",
+            f"Envs of this synchronous {type(env).__name__} start in different states although their seeds are equal: groups "
+            "only average over episodes. Copy the leader's state to the other envs in reset_all.",
             UserWarning,
             stacklevel=3,
         )
         return False
     cause = "restored from one snapshot" if env.grouping == "state" else "reset with one seed"
     raise ValueError(
-        f"The first observation of slot {slot} differs from that of slot 0, {cause}. It must not depend on the slot."
+        f"The first observation of env {env_index} differs from that of env 0, {cause}. It must not depend on the env."
     )
 
 
 def _check_equal(step: TensorStep, number: int) -> None:
     for name, value in step._asdict().items():
-        slot = _differing(value, value[:1].expand_as(value))
-        if slot is not None:
+        env_index = _differing(value, value[:1].expand_as(value))
+        if env_index is not None:
             raise ValueError(
-                f"{name} of slot {slot} differs from slot 0's after step {number}, although start and actions were equal: "
-                "part of the state is not reset with the seed, or is not in the snapshot, or step draws noise per slot. Mend "
+                f"{name} of env {env_index} differs from env 0's after step {number}, although start and actions were equal: "
+                "part of the state is not reset with the seed, or is not in the snapshot, or step draws noise per env. Mend "
                 "the reset; if the noise is meant, pass noisy=True."
             )
 
 
 def _check_mask(env: TensorVecEnv) -> None:
-    """Check that a reset of slot 0 does not change the others."""
+    """Check that a reset of env 0 does not change the others."""
     env.reset_all(_seeds(env, equal=False))
     env.step_tensor(_actions(env, equal=False))
     before = env.observations.clone()
     mask = th.zeros(env.num_envs, dtype=th.bool, device=env.device)
-    env.reset_slots(mask, _seeds(env, equal=True))
+    env.reset_envs(mask, _seeds(env, equal=True))
     if _differing(env.observations, before) is not None:
-        raise ValueError("reset_slots with an empty mask changed the observations: it must do nothing.")
+        raise ValueError("reset_envs with an empty mask changed the observations: it must do nothing.")
     mask[0] = True
-    env.reset_slots(mask, _seeds(env, equal=True))
-    slot = _differing(env.observations[1:], before[1:])
-    if slot is not None:
-        raise ValueError(f"reset_slots of slot 0 changed slot {slot + 1}: only slots under the mask may change.")
+    env.reset_envs(mask, _seeds(env, equal=True))
+    env_index = _differing(env.observations[1:], before[1:])
+    if env_index is not None:
+        raise ValueError(f"reset_envs of env 0 changed env {env_index + 1}: only envs under the mask may change.")
 
 
 def _check_snapshot(env: TensorVecEnv, n_steps: int) -> None:
-    """Check that slot 1, restored from slot 0's snapshot in mid-episode, continues as slot 0 does."""
+    """Check that env 1, restored from env 0's snapshot in mid-episode, continues as env 0 does."""
     env.reset_all(_seeds(env, equal=False))
     for _ in range(3):
         env.step_tensor(_actions(env, equal=False))
@@ -191,5 +191,5 @@ def _check_snapshot(env: TensorVecEnv, n_steps: int) -> None:
 
 def _check_rows(leaf: th.Tensor) -> th.Tensor:
     if leaf.dim() == 0 or len(leaf) != 1:
-        raise ValueError(f"snapshot of 1 slot holds a tensor of shape {tuple(leaf.shape)}: the first dimension counts slots.")
+        raise ValueError(f"snapshot of 1 env holds a tensor of shape {tuple(leaf.shape)}: the first dimension counts envs.")
     return leaf

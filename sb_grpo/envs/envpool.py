@@ -26,7 +26,7 @@ class EnvPoolEnv(HostSimulatorEnv):
     step, so EnvPool's autoreset never runs.
 
     :param task_id: one of ``envpool.list_all_envs()``
-    :param num_envs: number of slots; a multiple of the model's ``group_size``
+    :param num_envs: number of envs; a multiple of the model's ``group_size``
     :param device: torch device of the tensors
     :param kwargs: of ``envpool.make``, such as ``num_threads``
     :raises ValueError: for an unknown task, EnvPool's asynchronous mode, a seed, or observations that tensors cannot hold
@@ -42,7 +42,7 @@ class EnvPoolEnv(HostSimulatorEnv):
         if kwargs.get("batch_size", num_envs) != num_envs:
             raise ValueError(
                 f"batch_size={kwargs['batch_size']} with num_envs={num_envs} is EnvPool's asynchronous mode, in which a step "
-                "returns some of the slots: GRPO steps all of them. Leave batch_size out."
+                "returns some of the envs: GRPO steps all of them. Leave batch_size out."
             )
         if "seed" in kwargs:
             raise ValueError(f"seed={kwargs['seed']}: GRPO(..., seed=...) decides the seeds of the pool. Leave it out here.")
@@ -63,10 +63,10 @@ class EnvPoolEnv(HostSimulatorEnv):
         self.wake()
         self._obs = self.to_tensor(self.pool.reset()[0])
 
-    def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:
-        slots = mask.cpu().numpy().nonzero()[0].astype(np.int32)
-        if len(slots) > 0:
-            obs, info = self.pool.reset(slots)
+    def reset_envs(self, mask: th.Tensor, seeds: th.Tensor) -> None:
+        env_indices = mask.cpu().numpy().nonzero()[0].astype(np.int32)
+        if len(env_indices) > 0:
+            obs, info = self.pool.reset(env_indices)
             self._see(info["env_id"], obs)
             self.idle = self.idle & ~mask
 
@@ -76,16 +76,16 @@ class EnvPoolEnv(HostSimulatorEnv):
         running = (~self.idle).cpu().numpy().nonzero()[0].astype(np.int32)
         if len(running) > 0:
             obs, *columns, info = self.pool.step(self.to_numpy(actions)[running], running)
-            slots = info["env_id"]
-            self._see(slots, obs)
-            rewards[slots], terminated[slots], truncated[slots] = columns
+            env_indices = info["env_id"]
+            self._see(env_indices, obs)
+            rewards[env_indices], terminated[env_indices], truncated[env_indices] = columns
         step = self.note_step(rewards, terminated, truncated)
         self.idle = self.idle | step.terminated | step.truncated
         return step
 
-    def _see(self, slots: np.ndarray, obs: np.ndarray) -> None:
+    def _see(self, env_indices: np.ndarray, obs: np.ndarray) -> None:
         """Store the observations of some envs, ``[n, ...]``."""
-        self._obs = self._obs.index_copy(0, th.as_tensor(slots, dtype=th.int64, device=self.device), self.to_tensor(obs))
+        self._obs = self._obs.index_copy(0, th.as_tensor(env_indices, dtype=th.int64, device=self.device), self.to_tensor(obs))
 
     def close(self) -> None:
         self.pool = None

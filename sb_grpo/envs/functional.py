@@ -25,11 +25,11 @@ class FunctionalTensorEnv(TensorVecEnv):
     """Base of envs whose physics are tensor arithmetic.
 
     The initial state depends only on the seed, on any device, env and batch size. The tensor interface never leaves the device
-    and never waits for it, so GRPO can capture many steps in a graph (``compile=``).
+    and never waits for it, so GRPO can compile many steps into one graph (``compile=``).
 
-    :param num_envs: number of slots
-    :param observation_space: of one slot
-    :param action_space: of one slot
+    :param num_envs: number of envs
+    :param observation_space: of one env
+    :param action_space: of one env
     :param max_episode_steps: time limit
     :param device: torch device
     :param dtype: floating point type of state and physics; observations are float32
@@ -92,7 +92,7 @@ class FunctionalTensorEnv(TensorVecEnv):
     def observations(self) -> th.Tensor:
         return self.observe(self.state)
 
-    def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:
+    def reset_envs(self, mask: th.Tensor, seeds: th.Tensor) -> None:
         self.state = th.where(mask.unsqueeze(1), self.initial_state(seeds), self.state)
         self.elapsed = th.where(mask, 0, self.elapsed)
 
@@ -110,12 +110,12 @@ class FunctionalTensorEnv(TensorVecEnv):
         truncated = (self.elapsed >= self.time_limits()) & ~terminated
         return TensorStep(self.observations, rewards.float(), terminated, truncated)
 
-    def snapshot(self, slots: th.Tensor) -> Snapshot:
-        return Snapshot(self.state[slots], self.elapsed[slots])
+    def snapshot(self, env_indices: th.Tensor) -> Snapshot:
+        return Snapshot(self.state[env_indices], self.elapsed[env_indices])
 
-    def restore(self, slots: th.Tensor, snapshot: Snapshot) -> None:
-        self.state = self.state.index_copy(0, slots, snapshot.state)
-        self.elapsed = self.elapsed.index_copy(0, slots, snapshot.elapsed)
+    def restore(self, env_indices: th.Tensor, snapshot: Snapshot) -> None:
+        self.state = self.state.index_copy(0, env_indices, snapshot.state)
+        self.elapsed = self.elapsed.index_copy(0, env_indices, snapshot.elapsed)
 
     def state_dict(self) -> State:
         """State of the env, including all tensors among its attributes."""
@@ -126,7 +126,7 @@ class FunctionalTensorEnv(TensorVecEnv):
         for name, tensor in state["tensors"].items():
             there = getattr(self, name, None)
             if isinstance(there, th.Tensor) and there.shape == tensor.shape:
-                there.copy_(tensor)  # in place: a captured graph may hold it
+                there.copy_(tensor)  # in place: a compiled graph may hold it
             else:
                 setattr(self, name, tensor)
 

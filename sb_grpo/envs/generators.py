@@ -9,7 +9,7 @@ from sb_grpo.state import attributes
 from sb_grpo.types import State
 
 #: SB3's seeds and options for the next resets.
-TOLD = ("_seeds", "_options")
+NEXT_RESETS = ("_seeds", "_options")
 
 
 def generators_of(env: VecEnv) -> State | None:
@@ -19,7 +19,7 @@ def generators_of(env: VecEnv) -> State | None:
         if isinstance(base, TensorVecEnv):
             return base.state_dict()
         states = [generator.bit_generator.state for generator in env.get_attr("np_random")]
-        return {"np_random": states, "told": attributes(base, TOLD)}
+        return {"np_random": states, "next_resets": attributes(base, NEXT_RESETS)}
     except (AttributeError, NotImplementedError):
         return None
 
@@ -35,7 +35,7 @@ def put_generators(env: VecEnv, state: State | None) -> None:
     if isinstance(base, TensorVecEnv):
         base.load_state_dict(state)
         return
-    vars(base).update(state["told"])
-    for slot, (generator, known) in enumerate(zip(env.get_attr("np_random"), state["np_random"], strict=True)):
+    vars(base).update(state["next_resets"])
+    for env_index, (generator, known) in enumerate(zip(env.get_attr("np_random"), state["np_random"], strict=True)):
         generator.bit_generator.state = known
-        env.set_attr("np_random", generator, indices=[slot])  # get_attr returned a copy if it is in another process
+        env.set_attr("np_random", generator, indices=[env_index])  # get_attr returned a copy if it is in another process

@@ -67,9 +67,9 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
 
     # ------------------------------------------------------------ the tensor interface
 
-    def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:
+    def reset_envs(self, mask: th.Tensor, seeds: th.Tensor) -> None:
         if self.grouping == "synchronous":
-            raise NotImplementedError("A synchronous vector env starts all slots together: use reset_all.")
+            raise NotImplementedError("A synchronous vector env starts all envs together: use reset_all.")
         chosen = mask.cpu().numpy()
         if chosen.any():
             seed_list = [s if m else None for s, m in zip(seeds.tolist(), chosen.tolist(), strict=True)]
@@ -80,8 +80,8 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
         seed_list = seeds.tolist()
         obs, _ = self.vec_env.reset(seed=seed_list if self._seed_lists else seed_list[0])
         if self.broadcast is not None:
-            _, first, slot_of = np.unique(seed_list, return_index=True, return_inverse=True)
-            leader = first[slot_of]
+            _, first, inverse = np.unique(seed_list, return_index=True, return_inverse=True)
+            leader = first[inverse]
             self.broadcast(self.vec_env, leader)
             obs = obs[leader]
         self._obs = self.to_tensor(obs)
@@ -122,7 +122,7 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
                 ) from error
             raise ValueError(self._refusal(f"reset(seed=[...], options={{'reset_mask': ...}}) raised {error!r}")) from error
         if not np.array_equal(after[1:], before[1:]):
-            raise ValueError(self._refusal("a reset under a mask changed slots outside it"))
+            raise ValueError(self._refusal("a reset under a mask changed envs outside it"))
         if not (_rows_equal(start) and np.array_equal(after[0], start[0])):
             raise ValueError(self._refusal("equal seeds gave different starts"))
 
@@ -135,8 +135,8 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
             else "Make the same env with vectorization_mode='sync' (or 'async', or as an EnvPoolEnv)"
         )
         return (
-            f"{type(self.vec_env).__name__} cannot reset single slots to a seed ({reason}), so members of a group cannot be "
-            f"started one by one. {remedy}, or pass synchronous=True: then all groups start together, slots whose episode has "
+            f"{type(self.vec_env).__name__} cannot reset single envs to a seed ({reason}), so members of a group cannot be "
+            f"started one by one. {remedy}, or pass synchronous=True: then all groups start together, envs whose episode has "
             "ended idle until the last has ended (rollout/useful_fraction shows what that costs), and members start alike "
             "where the vector env takes a list of seeds or you pass broadcast=..., a function that copies each leader's state "
             "to its members."
@@ -150,7 +150,7 @@ class GymnasiumVectorEnv(HostSimulatorEnv):
             self._seed_lists = False
         if not self._seed_lists and self.broadcast is None:
             warnings.warn(
-                f"{type(self.vec_env).__name__} takes one seed for all slots, and no broadcast=... was given: members of a "
+                f"{type(self.vec_env).__name__} takes one seed for all envs, and no broadcast=... was given: members of a "
                 "group start in different states, so a group only averages over episodes.",
                 UserWarning,
                 stacklevel=3,
@@ -178,7 +178,7 @@ def _check_resets_last(vec_env: VectorEnv, mode: AutoresetMode) -> None:
     base = vec_env.unwrapped
     if mode == AutoresetMode.NEXT_STEP and isinstance(base, AsyncVectorEnv) and not base.shared_memory:
         raise ValueError(
-            "AsyncVectorEnv(shared_memory=False) resets a slot whose episode has ended once more in its next step, to no seed "
+            "AsyncVectorEnv(shared_memory=False) resets an env whose episode has ended once more in its next step, to no seed "
             "(Gymnasium's worker forgets only with shared memory that an episode has ended), so members of a group would not "
             "start alike. Pass autoreset_mode=gymnasium.vector.AutoresetMode.DISABLED, or leave shared_memory=True."
         )

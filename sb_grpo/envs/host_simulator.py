@@ -32,9 +32,9 @@ def _channels_last(space: spaces.Space) -> bool:
 class HostSimulatorEnv(TensorVecEnv):
     """Batch of envs with NumPy arrays on the host; every step and reset waits for it.
 
-    :param num_envs: number of slots
+    :param num_envs: number of envs
     :param observation_space: of one env, in the simulator's form
-    :param action_space: of one slot
+    :param action_space: of one env
     :param max_episode_steps: time limit of the simulator; None: unknown
     :param device: torch device of the tensors
     :raises ValueError: for an observation space that tensors cannot hold, no envs, or an unavailable device

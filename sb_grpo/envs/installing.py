@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecEnvWrapper
 
-from sb_grpo.envs.hold import Hold, Infos, Observations, hold_of
 from sb_grpo.envs.listening import listener_of
+from sb_grpo.envs.ownership import EnvOwnership, Infos, Observations, ownership_of
 from sb_grpo.envs.seeded_reset import Seat, SeededEnv, observation_digest
 from sb_grpo.envs.tensor_env import TensorVecEnv
 from sb_grpo.envs.time_limits import OF_TIME_LIMIT, limit_among, smallest
@@ -27,35 +27,35 @@ def install_seeded_reset(venv: VecEnv) -> None:
         raise ValueError(
             f"{type(venv).__name__} moves every step of a {type(base).__name__} through NumPy: pass the TensorVecEnv itself."
         )
-    _check_slots(venv)
-    held = isinstance(listener_of(base), Hold)
+    _check_one_env_each(venv)
+    held = isinstance(listener_of(base), EnvOwnership)
     if isinstance(base, DummyVecEnv):
-        hold = hold_of(base) if held else Hold(base, ours=True, near=True)
+        ownership = ownership_of(base) if held else EnvOwnership(base, ours=True, near=True)
         steps = ("step", "step_async", "step_wait", "reset")
         plain = all(getattr(type(base), name) is getattr(DummyVecEnv, name) for name in steps)
         kind = Seat if plain else SeededEnv  # a step_wait() of the user's may ask the envs for anything
-        hold.sit(base.envs, [hold.seat_of(env) or kind(env) for env in base.envs])
+        ownership.sit(base.envs, [ownership.seat_of(env) or kind(env) for env in base.envs])
         base.buf_infos = Infos(base.buf_infos)
         base.buf_obs = Observations(base.buf_obs)
     elif not held:
-        _hold_out_of_reach(base)
+        _ownership_at_a_distance(base)
 
 
 def check_no_pool(*envs: object) -> None:
-    """See that none of these is a pool of EnvPool, whose slots reset themselves without seeds.
+    """See that none of these is a pool of EnvPool, whose envs reset themselves without seeds.
 
     :raises ValueError: naming the adapter that there is
     """
     for env in envs:
         if any(base.__module__.startswith("envpool.") for base in type(env).__mro__):
             raise ValueError(
-                f"{type(env).__name__} is a pool of EnvPool, whose slots reset themselves and take no seeds for it. Pass "
+                f"{type(env).__name__} is a pool of EnvPool, whose envs reset themselves and take no seeds for it. Pass "
                 "sb_grpo.envs.envpool.EnvPoolEnv(task_id, num_envs), which makes the pool (docs/own_env.md)."
             )
 
 
-def _check_slots(venv: VecEnv) -> None:
-    """See that every env is one slot: the seed of a slot's next reset goes to the env of that number.
+def _check_one_env_each(venv: VecEnv) -> None:
+    """See that no wrapper changes the number of envs: the seed of an env's next reset goes to the env of that number.
 
     :raises ValueError: naming a wrapper that shows fewer or more
     """
@@ -64,12 +64,12 @@ def _check_slots(venv: VecEnv) -> None:
             raise ValueError(
                 f"{type(wrapper).__name__} shows {wrapper.num_envs} slots of {wrapper.venv.num_envs} envs: GRPO seeds the "
                 "resets env by env, so every env must be one slot. Let one env (a gymnasium.Env) play for one learner, or "
-                "write a VecEnv of your own, not a VecEnvWrapper, that takes seeds slot by slot (docs/own_env.md)."
+                "write a VecEnv of your own, not a VecEnvWrapper, that takes seeds env by env (docs/own_env.md)."
             )
 
 
-def _hold_out_of_reach(base: VecEnv) -> Hold:
-    """Hold envs that only ``env_method`` reaches.
+def _ownership_at_a_distance(base: VecEnv) -> EnvOwnership:
+    """Own envs that only ``env_method`` reaches.
 
     :raises ValueError: if they do not take seeds
     """
@@ -80,20 +80,20 @@ def _hold_out_of_reach(base: VecEnv) -> Hold:
             "wrapper_class=sb_grpo.SeededResetWrapper)"
         )
     if isinstance(base, SubprocVecEnv):
-        return Hold(base, ours=base.has_attr("seeded_reset_facts"))
+        return EnvOwnership(base, ours=base.has_attr("seeded_reset_facts"))
     says_yes_to_all = _answers(base, "no_such_method")
     for noise in ([None], []):
         seed = int(np.random.randint(2**31))  # will be overwritten
         if _answers(base, "set_next_seed", seed, *noise) and (not says_yes_to_all or _obeys(base, seed, *noise)):
             ours = not says_yes_to_all and _answers(base, "seeded_reset_facts")
-            return Hold(base, ours, takes_noise=bool(noise))
+            return EnvOwnership(base, ours, takes_noise=bool(noise))
     check_no_pool(*getattr(base, "__dict__", {}).values())
     raise ValueError(
         f"GRPO must choose the seed of every reset, but {type(base).__name__} has no way to say it. Either let "
-        "env_method('set_next_seed', seed, noise_seed, indices=[slot]) set the seed of a slot's next reset, whether step() or "
-        "reset() makes it (docs/own_env.md); or, if it steps all slots at once on one device, write it as a "
+        "env_method('set_next_seed', seed, noise_seed, indices=[env]) set the seed of an env's next reset, whether step() or "
+        "reset() makes it (docs/own_env.md); or, if it steps all envs at once on one device, write it as a "
         "sb_grpo.envs.tensor_env.TensorVecEnv; or, if it stands around a gymnasium.vector.VectorEnv, pass "
-        "sb_grpo.envs.gymnasium_vector.GymnasiumVectorEnv(vector_env) in its place. If its slots are agents of one env, as "
+        "sb_grpo.envs.gymnasium_vector.GymnasiumVectorEnv(vector_env) in its place. If its envs are agents of one env, as "
         "SuperSuit's are: docs/own_env.md, Several agents."
     )
 
@@ -130,11 +130,11 @@ def facts(env: VecEnv) -> tuple[str | None, int | None]:
     base = env.unwrapped
     if isinstance(base, TensorVecEnv):
         return base.env_id or None, base.max_episode_steps
-    hold = hold_of(env)
-    if hold.ours:
-        env_id, limit = hold.facts()
+    ownership = ownership_of(env)
+    if ownership.ours:
+        env_id, limit = ownership.facts()
         # Wrappers around the seeded resets, where those were not the last that a process put on.
-        outside = None if hold.near or not env.has_attr(OF_TIME_LIMIT) else env.get_attr(OF_TIME_LIMIT, indices=[0])[0]
+        outside = None if ownership.near or not env.has_attr(OF_TIME_LIMIT) else env.get_attr(OF_TIME_LIMIT, indices=[0])[0]
         return env_id, smallest([limit, outside])
     spec = getattr(base, "spec", None)
     return getattr(spec, "id", None), limit_among([base], spec)

@@ -23,7 +23,7 @@ Item: TypeAlias = int | np.integer
 
 
 class InstanceSnapshot(NamedTuple):
-    """State of chosen slots."""
+    """State of chosen envs."""
 
     seeds: th.Tensor  #: [n] of their instances
     state: th.Tensor  #: [n, s]
@@ -37,13 +37,13 @@ class InstanceEnv(FunctionalTensorEnv, Generic[InstanceT]):
     A reset seed is an instance, and the members of a group are attempts at the same one. Subclasses implement
     :meth:`instance`, :meth:`initial_state`, :meth:`transition` and :meth:`valid`, and set what these need before they call
     this constructor, which finds the spaces with an instance of its own. Tensors have the axes b (instances), g (members per
-    instance), and their own. Below GRPO g is ``group_size``; otherwise every slot has an instance of its own, and g is 1.
+    instance), and their own. Below GRPO g is ``group_size``; otherwise every env has an instance of its own, and g is 1.
 
     An observation is one row: the visible parts of the instance, then what :meth:`observe` shows of the state
     (:class:`InstanceSpace`). An :class:`~sb_grpo.policies.encoding.EncodingPolicy` gets them apart, the instance once per
     group. Actions are the items of :meth:`valid`.
 
-    :param num_envs: number of slots; GRPO needs a multiple of ``group_size``
+    :param num_envs: number of envs; GRPO needs a multiple of ``group_size``
     :param max_episode_steps: time limit
     :param device: torch device
     :param dtype: floating point type of the constants; the policy sees float32
@@ -76,7 +76,7 @@ class InstanceEnv(FunctionalTensorEnv, Generic[InstanceT]):
         """Compute instances, a pure function of the seeds (see ``sb_grpo.envs.random.uniform``).
 
         :param seeds: ``[b]`` int64
-        :return: a tensor ``[b, ...]`` or a dict of such; luck that the policy must not see under keys of :attr:`hidden`
+        :return: a tensor ``[b, ...]`` or a dict of such; noise that the policy must not see under keys of :attr:`hidden`
         """
 
     @abstractmethod
@@ -127,7 +127,7 @@ class InstanceEnv(FunctionalTensorEnv, Generic[InstanceT]):
     # ------------------------------------------------------------ tensors
 
     def _first_state(self) -> th.Tensor:
-        self.seeds = th.zeros_like(self.elapsed)  #: [N] of the slots' instances
+        self.seeds = th.zeros_like(self.elapsed)  #: [N] of the envs' instances
         self._find_instances()
         state = self.initial_state(self.instances, self._members)
         self._check_shape("initial_state", state, 3)
@@ -154,14 +154,14 @@ class InstanceEnv(FunctionalTensorEnv, Generic[InstanceT]):
             )
 
     def arrange(self, group_size: int) -> None:
-        """Let neighbouring slots share an instance; ``reset_all`` must follow.
+        """Let neighbouring envs share an instance; ``reset_all`` must follow.
 
-        :param group_size: slots per instance; slot i is member ``i % group_size``
-        :raises ValueError: if it does not divide the number of slots
+        :param group_size: envs per instance; env i is member ``i % group_size``
+        :raises ValueError: if it does not divide the number of envs
         """
         if self.num_envs % group_size:
             raise ValueError(
-                f"group_size={group_size} must divide num_envs={self.num_envs}, because the slots of a group share an "
+                f"group_size={group_size} must divide num_envs={self.num_envs}, because the envs of a group share an "
                 f"instance: make the env with num_envs={-(-self.num_envs // group_size) * group_size}."
             )
         self.group_size = group_size
@@ -179,7 +179,7 @@ class InstanceEnv(FunctionalTensorEnv, Generic[InstanceT]):
 
     @property
     def visible_instances(self) -> TensorOrDict:
-        """``[b, ...]`` instances that the slots work on, as the policy sees them."""
+        """``[b, ...]`` instances that the envs work on, as the policy sees them."""
         return self.visible(self.instances)
 
     @property
@@ -196,7 +196,7 @@ class InstanceEnv(FunctionalTensorEnv, Generic[InstanceT]):
     def action_masks(self) -> th.Tensor:
         return self.valid(self.instances, self._grouped(self.state)).flatten(0, 1)
 
-    def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:
+    def reset_envs(self, mask: th.Tensor, seeds: th.Tensor) -> None:
         if mask.device.type == "cpu" and not mask.any():  # instances cost more than a look
             return
         self.seeds = th.where(mask, seeds, self.seeds)
@@ -217,15 +217,17 @@ class InstanceEnv(FunctionalTensorEnv, Generic[InstanceT]):
         observations = self.seen_states if self.apart else self.observations
         return TensorStep(observations, rewards.flatten().float().masked_fill(idle, 0.0), terminated, truncated)
 
-    def snapshot(self, slots: th.Tensor) -> InstanceSnapshot:  # type: ignore[override]
-        return InstanceSnapshot(self.seeds[slots], self.state[slots], self.elapsed[slots], self.idle[slots])
+    def snapshot(self, env_indices: th.Tensor) -> InstanceSnapshot:  # type: ignore[override]
+        return InstanceSnapshot(
+            self.seeds[env_indices], self.state[env_indices], self.elapsed[env_indices], self.idle[env_indices]
+        )
 
-    def restore(self, slots: th.Tensor, snapshot: InstanceSnapshot) -> None:  # type: ignore[override]
-        self.seeds = self.seeds.index_copy(0, slots, snapshot.seeds)
+    def restore(self, env_indices: th.Tensor, snapshot: InstanceSnapshot) -> None:  # type: ignore[override]
+        self.seeds = self.seeds.index_copy(0, env_indices, snapshot.seeds)
         self._find_instances()
-        self.state = self.state.index_copy(0, slots, snapshot.state)
-        self.elapsed = self.elapsed.index_copy(0, slots, snapshot.elapsed)
-        self.idle = self.idle.index_copy(0, slots, snapshot.idle)
+        self.state = self.state.index_copy(0, env_indices, snapshot.state)
+        self.elapsed = self.elapsed.index_copy(0, env_indices, snapshot.elapsed)
+        self.idle = self.idle.index_copy(0, env_indices, snapshot.idle)
 
     def state_dict(self) -> State:
         return {**super().state_dict(), "group_size": self.group_size}
@@ -246,7 +248,7 @@ class InstanceEnv(FunctionalTensorEnv, Generic[InstanceT]):
 
     def step_async(self, actions: np.ndarray) -> None:
         if self.group_size > 1:
-            raise ValueError(f"The slots run the groups of a training (group_size={self.group_size}): call reset() first.")
+            raise ValueError(f"The envs run the groups of a training (group_size={self.group_size}): call reset() first.")
         super().step_async(actions)
 
     def env_method(
@@ -258,15 +260,17 @@ class InstanceEnv(FunctionalTensorEnv, Generic[InstanceT]):
 
 
 class HostInstance(gym.Env[np.ndarray, Item]):
-    """One slot of an :class:`InstanceEnv` as a Gymnasium env, with ``action_masks()`` for sb3-contrib's MaskablePPO.
+    """One env of an :class:`InstanceEnv` as a Gymnasium env, with ``action_masks()`` for sb3-contrib's MaskablePPO.
 
-    :param env: with one slot
-    :raises ValueError: for another number of slots
+    :param env: with ``num_envs=1``
+    :raises ValueError: for another number of envs
     """
 
     def __init__(self, env: InstanceEnv) -> None:
         if env.num_envs != 1:
-            raise ValueError(f"num_envs={env.num_envs} must be 1: a host env is one slot. Make {type(env).__name__}(1, ...).")
+            raise ValueError(
+                f"num_envs={env.num_envs} must be 1: a host env is a single env. Make {type(env).__name__}(1, ...)."
+            )
         self.tensor_env = env
         self.observation_space = env.observation_space
         self.action_space = env.action_space

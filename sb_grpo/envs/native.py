@@ -170,7 +170,7 @@ def make_tensor_env(env_id: str, num_envs: int, device: th.device | str = "cpu",
     """Make a native env by its Gymnasium id.
 
     :param env_id: one of :data:`TENSOR_VERSIONS`
-    :param num_envs: number of slots
+    :param num_envs: number of envs
     :param device: torch device
     :param kwargs: of the env's class (``dtype``; multi-task: ``task``)
     :raises ValueError: for an id without a native version, or an unavailable device

@@ -75,7 +75,7 @@ def naming_the_dead(env: VecEnv) -> Iterator[None]:
 class ProcessVecEnv(WorkerVecEnv):
     """SB3's ``SubprocVecEnv`` with several envs per process, seeded resets, and processes that may die.
 
-    :param env_fns: make the envs, one per slot
+    :param env_fns: make the envs
     :param n_workers: processes that they are dealt out to; None: one for each
     :param restart_workers: replace a process that died; False: raise, and say which and how
     :param max_restarts: replacements in all

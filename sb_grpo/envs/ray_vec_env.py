@@ -62,14 +62,14 @@ def imported(address: str | None) -> ModuleType:
     return import_module("ray")
 
 
-def enter(ray: ModuleType, address: str | None, said: bool = False) -> None:
+def enter(ray: ModuleType, address: str | None, show_output: bool = False) -> None:
     """Join a cluster, or start one on this machine that ends with this process.
 
     :param address: of the cluster; None: start one
     :param said: print the output of its processes here
     """
     here = {} if address else {"include_dashboard": False}
-    ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=said, **here)
+    ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=show_output, **here)
 
 
 def joined(address: str | None) -> ModuleType:
@@ -236,8 +236,8 @@ class RayVecEnv(WorkerVecEnv):
         """Describe the fate of an actor; the error of its graph only reports that it is closed."""
         try:
             self._ray.get(self._actors[worker].__ray_ready__.remote(), timeout=PATIENCE_S)
-        except self._ray.exceptions.RayError as said:
-            error = said
+        except self._ray.exceptions.RayError as failure:
+            error = failure
         return f"{type(error).__name__}, {str(error).strip().splitlines()[-1].strip()}"
 
     def _stop(self, worker: int) -> None:

@@ -16,9 +16,9 @@ import torch as th
 from gymnasium import spaces
 
 from sb_grpo.config import shown
-from sb_grpo.envs.hold import PROTOCOL, Hold
 from sb_grpo.envs.listening import listen, listener_of
-from sb_grpo.envs.time_limits import asked, layers, limit_of
+from sb_grpo.envs.ownership import PROTOCOL, EnvOwnership
+from sb_grpo.envs.time_limits import attribute_of, layers, limit_of
 from sb_grpo.types import Action, Info, Kwargs, Obs
 
 START_DIGEST = "group_start_digest"
@@ -116,7 +116,7 @@ def torchs_numbers_kept() -> Iterator[None]:
 
 
 class Layer:
-    """The listener of one layer of an env: remembers the start of its episode, and tells holds of calls.
+    """The listener of one layer of an env: remembers the start of its episode, and tells ownerships of calls.
 
     :param env: the layer
     :param base: that of the env without its wrappers; None: this is it
@@ -124,24 +124,25 @@ class Layer:
 
     def __init__(self, env: gym.Env, base: Layer | None) -> None:
         self.name = type(env).__name__
-        self.space = asked(env, "observation_space")
+        self.space = attribute_of(env, "observation_space")
         self.calls = 0
         self.base: Layer = self if base is None else base
-        self.holds: tuple[ref[Hold], ...] = ()  #: of all VecEnvs that share this layer; they come and go with their models
+        #: of all VecEnvs that share this layer; they come and go with their models
+        self.ownerships: tuple[ref[EnvOwnership], ...] = ()
         self.pending: int | None = None  #: seed of the next reset, if that is given none
-        self.told: tuple[object, ...] | None = None  #: by a reset last, of any layer on this base
-        self.told_digest = ""
+        self.known: tuple[object, ...] | None = None  #: by a reset last, of any layer on this base
+        self.known_digest = ""
         self.queued: Kwargs | None = None  #: options of the trainer's that the running reset began with
         self.forget()
 
-    def watch(self, hold: Hold) -> None:
-        """Tell a hold when somebody else resets or steps this layer."""
-        self.leave(hold)
-        self.holds = (*self.holds, ref(hold))
+    def watch(self, ownership: EnvOwnership) -> None:
+        """Tell an ownership when somebody else resets or steps this layer."""
+        self.leave(ownership)
+        self.ownerships = (*self.ownerships, ref(ownership))
 
-    def leave(self, hold: Hold) -> None:
-        """Tell a hold nothing any more."""
-        self.holds = tuple(there for there in self.holds if there() not in (None, hold))
+    def leave(self, ownership: EnvOwnership) -> None:
+        """Tell an ownership nothing any more."""
+        self.ownerships = tuple(there for there in self.ownerships if there() not in (None, ownership))
 
     def forget(self) -> None:
         """The next episode has not begun here."""
@@ -158,10 +159,10 @@ class Layer:
     def called(self) -> None:
         """A reset or a step of the env without its wrappers, or a wrapper's reset, begins."""
         self.calls += 1
-        for there in self.holds:
-            hold = there()
-            if hold is not None and hold.actor is not hold.holder:
-                hold.notice()
+        for there in self.ownerships:
+            ownership = there()
+            if ownership is not None and ownership.actor is not ownership.owner:
+                ownership.notice()
 
     # ------------------------------------------------------------ the env's own methods
 
@@ -195,11 +196,11 @@ class Layer:
         if type(obs) is not np.ndarray:
             self.digest = observation_digest(obs, self.space)
             return
-        told = obs.tobytes(), obs.dtype, getattr(self.space, "dtype", None)
-        if self.base.told != told:  # most wrappers hand on the very numbers that they got
-            self.base.told = told
-            self.base.told_digest = observation_digest(obs, self.space)
-        self.digest = self.base.told_digest
+        known = obs.tobytes(), obs.dtype, getattr(self.space, "dtype", None)
+        if self.base.known != known:  # most wrappers hand on the very numbers that they got
+            self.base.known = known
+            self.base.known_digest = observation_digest(obs, self.space)
+        self.digest = self.base.known_digest
 
 
 def layer_of(env: gym.Env, base: Layer | None) -> Layer | None:
@@ -250,24 +251,24 @@ class Seat:
 
     # ------------------------------------------------------------ for the trainer
 
-    def watch(self, hold: Hold) -> None:
-        """Tell a hold when somebody else resets or steps the env."""
-        self._layers[0].watch(hold)
+    def watch(self, ownership: EnvOwnership) -> None:
+        """Tell an ownership when somebody else resets or steps the env."""
+        self._layers[0].watch(ownership)
 
-    def leave(self, hold: Hold, seed: int) -> None:
-        """The env is no longer in a hold's VecEnv; whoever has it now finds it random.
+    def leave(self, ownership: EnvOwnership, seed: int) -> None:
+        """The env is no longer in the VecEnv of an ownership; whoever has it now finds it random.
 
         :param seed: of its generator
         """
         self.withdraw_seed(seed)
-        self._layers[0].leave(hold)
+        self._layers[0].leave(ownership)
 
     def seeded_reset_facts(self) -> tuple[str | None, int | None]:
         """Id and time limit of the env; None where it has none.
 
         Plain values, because the ``spec`` itself may not survive the way between processes.
         """
-        return asked(asked(self.sb_grpo_env, "spec"), "id"), limit_of(self.sb_grpo_env)
+        return attribute_of(attribute_of(self.sb_grpo_env, "spec"), "id"), limit_of(self.sb_grpo_env)
 
     def set_next_seed(self, seed: int, noise_seed: int | None = None, options: Kwargs | None = None) -> bool | int:
         """Queue the seed of the next reset; it wins over the seed that ``VecEnv.seed`` left for the first reset.

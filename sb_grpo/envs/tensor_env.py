@@ -48,31 +48,31 @@ def map_snapshot(fn: Callable[..., th.Tensor], *snapshots: Any) -> Any:
 class TensorVecEnv(VecEnv):
     """Envs on one torch device with resets of single envs: GRPO's interface to simulators with tensors.
 
-    The tensor interface (``observations``, ``reset_slots``, ``step_tensor``; optionally ``snapshot``, ``restore``) never
+    The tensor interface (``observations``, ``reset_envs``, ``step_tensor``; optionally ``snapshot``, ``restore``) never
     resets by itself. The VecEnv interface (``reset``, ``step``) uses NumPy and resets by itself, for ``evaluate_policy``,
     callbacks and recorders; it reports episodes like Monitor.
 
     Write your own env as a :class:`sb_grpo.envs.functional.FunctionalTensorEnv` if possible: three pure functions of tensors.
 
-    :param num_envs: number of slots
-    :param observation_space: of one slot
-    :param action_space: of one slot
+    :param num_envs: number of envs
+    :param observation_space: of one env
+    :param action_space: of one env
     :param max_episode_steps: time limit; None: unknown to this class
     :param device: torch device
     :raises ValueError: for no envs, observations that are not a single tensor, or an unavailable device
     """
 
     env_id: ClassVar[str] = ""
-    #: Whether the tensor interface is only tensor arithmetic, so that a graph can capture many steps.
+    #: Whether the tensor interface is only tensor arithmetic, so that many steps can be compiled into one graph.
     capturable: ClassVar[bool] = False
 
     #: Means to give members of a group equal initial states:
     #:
     #: - ``"seeds"``: envs are reset singly, and equal seeds give equal initial states.
     #: - ``"state"``: envs are reset singly without seeds: a leader is reset, and the others get its ``snapshot``.
-    #: - ``"streams"``: initial states come from streams that ``reset_all`` seeds; ``reset_slots`` takes each env's next.
+    #: - ``"streams"``: initial states come from streams that ``reset_all`` seeds; ``reset_envs`` takes each env's next.
     #: - ``"synchronous"``: only ``reset_all``. Ended envs idle until the last has ended (:meth:`hold_ended`).
-    #: - ``"instances"``: neighbouring slots work on one problem instance and start together
+    #: - ``"instances"``: neighbouring envs work on one problem instance and start together
     #:   (:class:`~sb_grpo.envs.instance_env.InstanceEnv`).
     grouping: str = "seeds"
 
@@ -126,7 +126,7 @@ class TensorVecEnv(VecEnv):
         return None
 
     @abstractmethod
-    def reset_slots(self, mask: th.Tensor, seeds: th.Tensor) -> None:
+    def reset_envs(self, mask: th.Tensor, seeds: th.Tensor) -> None:
         """Reset the envs in a mask: equal seeds give equal initial states (if ``grouping`` is ``"seeds"``).
 
         :param mask: ``[N]`` bool
@@ -136,9 +136,9 @@ class TensorVecEnv(VecEnv):
     def reset_all(self, seeds: th.Tensor) -> None:
         """Reset every env, and its stream of later initial states if there is one.
 
-        :param seeds: ``[N]`` int64 in [0, 2^31), one per slot
+        :param seeds: ``[N]`` int64 in [0, 2^31), one per env
         """
-        self.reset_slots(th.ones(self.num_envs, dtype=th.bool, device=self.device), seeds)
+        self.reset_envs(th.ones(self.num_envs, dtype=th.bool, device=self.device), seeds)
 
     @abstractmethod
     def step_tensor(self, actions: th.Tensor) -> TensorStep:
@@ -147,21 +147,21 @@ class TensorVecEnv(VecEnv):
         :param actions: ``[N]`` int64 or ``[N, k]`` float on the env's device
         """
 
-    def snapshot(self, slots: th.Tensor) -> Any:
+    def snapshot(self, env_indices: th.Tensor) -> Any:
         """Copy the state of chosen envs, if the simulator supports it.
 
-        :param slots: ``[n]`` int64 indices
+        :param env_indices: ``[n]`` int64 indices
         :return: a tensor, or a tuple of tensors, with n rows each
         """
-        raise NotImplementedError(f"{type(self).__name__} cannot copy the state of slots.")
+        raise NotImplementedError(f"{type(self).__name__} cannot copy the state of envs.")
 
-    def restore(self, slots: th.Tensor, snapshot: Any) -> None:
+    def restore(self, env_indices: th.Tensor, snapshot: Any) -> None:
         """Write copied states into envs; several may get the same row.
 
-        :param slots: ``[n]`` int64 indices, all different
+        :param env_indices: ``[n]`` int64 indices, all different
         :param snapshot: n rows of :meth:`snapshot`
         """
-        raise NotImplementedError(f"{type(self).__name__} cannot set the state of slots.")
+        raise NotImplementedError(f"{type(self).__name__} cannot set the state of envs.")
 
     #: Attributes in :meth:`state_dict` besides the envs' states.
     STATE: ClassVar[tuple[str, ...]] = (
@@ -174,16 +174,16 @@ class TensorVecEnv(VecEnv):
 
         :raises NotImplementedError: if the simulator cannot copy its state
         """
-        return {"slots": self.snapshot(th.arange(self.num_envs, device=self.device)), **attributes(self, self.STATE)}
+        return {"envs": self.snapshot(th.arange(self.num_envs, device=self.device)), **attributes(self, self.STATE)}
 
     def load_state_dict(self, state: SavedState) -> None:
         """Restore the state of another env of this kind.
 
         :param state: of :meth:`state_dict`
         """
-        slots = th.arange(self.num_envs, device=self.device)
-        self.reset_all(th.zeros_like(slots))  # some have no state before their first reset
-        self.restore(slots, map_snapshot(lambda _, saved: saved, self.snapshot(slots), state["slots"]))
+        env_indices = th.arange(self.num_envs, device=self.device)
+        self.reset_all(th.zeros_like(env_indices))  # some have no state before their first reset
+        self.restore(env_indices, map_snapshot(lambda _, saved: saved, self.snapshot(env_indices), state["envs"]))
         put_attributes(self, self.STATE, state)
 
     @property
@@ -264,17 +264,21 @@ class TensorVecEnv(VecEnv):
         if dones.any():
             final = step.observations.cpu().numpy()
             truncated = step.truncated.cpu().numpy()
-            for slot in np.flatnonzero(dones).tolist():
+            for env_index in np.flatnonzero(dones).tolist():
                 seconds = round(time.time() - self._start, 6)
-                infos[slot] |= {
-                    "terminal_observation": final[slot],
-                    "TimeLimit.truncated": bool(truncated[slot]),
-                    "episode": {"r": float(self._episode_return[slot]), "l": int(self._episode_length[slot]), "t": seconds},
+                infos[env_index] |= {
+                    "terminal_observation": final[env_index],
+                    "TimeLimit.truncated": bool(truncated[env_index]),
+                    "episode": {
+                        "r": float(self._episode_return[env_index]),
+                        "l": int(self._episode_length[env_index]),
+                        "t": seconds,
+                    },
                 }
             self._episode_return[dones] = 0.0
             self._episode_length[dones] = 0
             if self.grouping != "synchronous":
-                self.reset_slots(done_mask, self._fresh_seeds())
+                self.reset_envs(done_mask, self._fresh_seeds())
             elif self.idle.all():
                 self.reset_all(self._fresh_seeds())
         return self.observations.cpu().numpy(), rewards, dones, infos
@@ -290,14 +294,14 @@ class TensorVecEnv(VecEnv):
 
     def set_attr(self, attr_name: str, value: object, indices: int | Iterable[int] | None = None) -> None:
         if self._n(indices) != self.num_envs:
-            raise ValueError(f"{attr_name!r} belongs to all slots of a {type(self).__name__} together: leave indices out.")
+            raise ValueError(f"{attr_name!r} belongs to all envs of a {type(self).__name__} together: leave indices out.")
         setattr(self, attr_name, value)
 
     def env_method(
         self, method_name: str, *args: object, indices: int | Iterable[int] | None = None, **kwargs: object
     ) -> list[Any]:
         if self._n(indices) != self.num_envs:
-            raise ValueError(f"{method_name!r} acts on all slots of a {type(self).__name__} together: leave indices out.")
+            raise ValueError(f"{method_name!r} acts on all envs of a {type(self).__name__} together: leave indices out.")
         return [getattr(self, method_name)(*args, **kwargs)] * self.num_envs
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: int | Iterable[int] | None = None) -> list[bool]:
@@ -309,7 +313,7 @@ def check_actions(actions: np.ndarray, space: spaces.Space) -> None:
     """Check that the space contains the actions. Box actions must be finite; envs clip them.
 
     :param actions: ``[N, ...]``
-    :param space: of one slot
+    :param space: of one env
     :raises ValueError: naming the first env, its action and the space
     """
     if isinstance(space, spaces.Box):
@@ -319,10 +323,10 @@ def check_actions(actions: np.ndarray, space: spaces.Space) -> None:
     else:
         n = space.nvec if isinstance(space, spaces.MultiDiscrete) else space.n  # type: ignore[attr-defined]
         bad = (actions < 0) | (actions >= n)
-    bad_slots = bad.reshape(len(actions), -1).any(axis=1)
-    if bad_slots.any():
-        slot = int(np.flatnonzero(bad_slots)[0])
-        raise ValueError(f"Action {actions[slot]} of slot {slot} is outside {space}.")
+    bad_envs = bad.reshape(len(actions), -1).any(axis=1)
+    if bad_envs.any():
+        env_index = int(np.flatnonzero(bad_envs)[0])
+        raise ValueError(f"Action {actions[env_index]} of env {env_index} is outside {space}.")
 
 
 def is_tensor_env(env: object) -> bool:

@@ -29,7 +29,7 @@ def layers(env: gym.Env) -> list[gym.Env]:
     return found
 
 
-def asked(holder: object, name: str) -> Any:
+def attribute_of(holder: object, name: str) -> Any:
     """Get an attribute; None if it is missing or raises, as a property of an env may before its first reset."""
     try:
         return getattr(holder, name, None)
@@ -56,9 +56,9 @@ def limit_among(holders: Sequence[object], spec: object) -> int | None:
     taken = list(accumulate([1, *map(repeats, holders)], operator.mul))  # steps of each layer per step of the outermost
 
     def kept(name: str) -> int | None:
-        return smallest(sooner(asked(holder, name), n) for holder, n in zip(holders, taken, strict=False))
+        return smallest(sooner(attribute_of(holder, name), n) for holder, n in zip(holders, taken, strict=False))
 
-    registered = sooner(asked(spec, "max_episode_steps"), taken[-1])
+    registered = sooner(attribute_of(spec, "max_episode_steps"), taken[-1])
     limit = kept(OF_TIME_LIMIT) or registered or kept("max_episode_steps")
     if limit is not None or not any(reads(type(holder), "max_steps") for holder in holders):
         return limit
@@ -76,7 +76,9 @@ def repeats(layer: object) -> int:
     step = inspect.unwrap(type(layer).step) if isinstance(layer, gym.Wrapper) else None
     if not inspect.isfunction(step):
         return 1
-    return max((smallest([asked(layer, name)]) or 1 for name in OF_FRAME_SKIP if _reads(step.__code__, name)), default=1)
+    return max(
+        (smallest([attribute_of(layer, name)]) or 1 for name in OF_FRAME_SKIP if _reads(step.__code__, name)), default=1
+    )
 
 
 def limit_of(env: gym.Env) -> int | None:
@@ -84,7 +86,7 @@ def limit_of(env: gym.Env) -> int | None:
 
     :param env: with all of its wrappers
     """
-    return limit_among(layers(env), asked(env, "spec"))
+    return limit_among(layers(env), attribute_of(env, "spec"))
 
 
 def reads(kind: type, name: str) -> bool:

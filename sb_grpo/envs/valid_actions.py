@@ -9,7 +9,7 @@ from typing import Any, SupportsFloat
 import gymnasium as gym
 import numpy as np
 
-from sb_grpo.policies.beside import MASK
+from sb_grpo.policies.extra_inputs import MASK
 from sb_grpo.policies.masks import METHOD, allows, checked, choices_of, drawn
 from sb_grpo.types import Action, Info, Obs, Settings
 

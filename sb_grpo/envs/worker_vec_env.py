@@ -1,4 +1,4 @@
-"""A VecEnv whose slots are in workers that may die: who died is named, or replaced, and its episodes dropped and counted."""
+"""A VecEnv whose envs are in workers that may die: who died is named, or replaced, and its episodes dropped and counted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sb_grpo.types import Kwargs, Obs, map_obs
 START_S = 120.0
 #: Seconds that a call may take.
 TIMEOUT = number(0, 1e6, "a few times what the slowest reset takes is usual, None waits without end", above=True, none=True)
-#: Calls that decide on the seed of a slot's next reset; a worker that takes over must know the last one.
+#: Calls that decide on the seed of an env's next reset; a worker that takes over must know the last one.
 SEEDING = ("set_next_seed", "withdraw_seed")
 
 
@@ -44,15 +44,15 @@ class WorkerDied(Exception):
 
 
 class WorkerVecEnv(VecEnv):
-    """Slots in workers, several to each, one call per worker and step. Subclasses define the worker.
+    """Envs in workers, several to each, one call per worker and step. Subclasses define the worker.
 
     When a worker dies and may be replaced, another one makes its envs anew, with the attributes that were set through the
-    VecEnv. In the step after, each of its slots reports the end of an episode (``done``, truncated, reward 0, the last
+    VecEnv. In the step after, each of its envs reports the end of an episode (``done``, truncated, reward 0, the last
     observation as ``terminal_observation``, and a mark in the info) and begins the next one, from the seed that was queued.
-    GRPO drops the steps of such an episode, counts them in ``rollout/useful_fraction``, and runs its job once more.
+    GRPO drops the steps of such an episode, counts them in ``rollout/useful_fraction``, and runs its episode once more.
 
-    :param env_fns: make the envs, one per slot
-    :param n_workers: workers; slots are dealt out in order, as evenly as they go
+    :param env_fns: make the envs
+    :param n_workers: workers; envs are dealt out in order, as evenly as they go
     :param restart_workers: replace a worker that died; False: raise, naming it
     :param max_restarts: replacements in all; if more of them die, the env itself is the cause
     :param timeout: seconds after which a worker that does not answer a call is killed, and so has died; the first call may
@@ -78,8 +78,12 @@ class WorkerVecEnv(VecEnv):
         self.n_lost = 0  #: episodes that ended with their worker
         self._fns = list(env_fns)
         parts = np.array_split(np.arange(len(env_fns)), n_workers)
-        self._slots = [part.tolist() for part in parts]  #: by worker
-        self._place = {slot: (worker, i) for worker, slots in enumerate(self._slots) for i, slot in enumerate(slots)}
+        self._env_indices = [part.tolist() for part in parts]  #: by worker
+        self._place = {
+            env_index: (worker, i)
+            for worker, env_indices in enumerate(self._env_indices)
+            for i, env_index in enumerate(env_indices)
+        }
         self._given: list[Kwargs] = [{} for _ in env_fns]
         self._queued: list[tuple[str, tuple[object, ...]] | None] = [None] * len(env_fns)
         self._last_obs: VecEnvObs | None = None
@@ -88,7 +92,7 @@ class WorkerVecEnv(VecEnv):
         self._everywhere = range(n_workers)
         self._starting = set(self._everywhere)  #: workers that have not been called yet
         for worker in self._everywhere:
-            self._start(worker, [self._fns[slot] for slot in self._slots[worker]])
+            self._start(worker, [self._fns[env_index] for env_index in self._env_indices[worker]])
         self._await_start()
         observation_space, action_space = self._gather([(worker, "spaces") for worker in self._everywhere])[0]
         super().__init__(len(env_fns), observation_space, action_space)
@@ -140,10 +144,10 @@ class WorkerVecEnv(VecEnv):
         """Answers to calls, at most one per worker: ``(worker, method, *args)`` each."""
         return self._collect([(call, self._ask(*call)) for call in calls])
 
-    def _collect(self, asked: Sequence[tuple[Call, Ticket]]) -> list[Any]:
+    def _collect(self, requested: Sequence[tuple[Call, Ticket]]) -> list[Any]:
         answers = []
         errors = []
-        for call, ticket in asked:
+        for call, ticket in requested:
             try:
                 answers.append(self._answer_or_replace(call, ticket))
             except Exception as error:  # of an env; the other workers answer all the same, and must be heard
@@ -163,8 +167,8 @@ class WorkerVecEnv(VecEnv):
             raise RuntimeError(f"{self._who(call[0])} died again at once, in {call[1]}(): {death}.") from death
 
     def _who(self, worker: int) -> str:
-        slots = self._slots[worker]
-        return f"{self._name(worker)} with envs {slots[0]} to {slots[-1]} (of {len(self._fns)})"
+        env_indices = self._env_indices[worker]
+        return f"{self._name(worker)} with envs {env_indices[0]} to {env_indices[-1]} (of {len(self._fns)})"
 
     def _replace(self, worker: int, death: WorkerDied) -> None:
         if not self.restart_workers:
@@ -179,11 +183,11 @@ class WorkerVecEnv(VecEnv):
             UserWarning,
             stacklevel=2,
         )
-        slots = self._slots[worker]
+        env_indices = self._env_indices[worker]
         self._stop(worker)
         self._starting.add(worker)
-        self._start(worker, [self._fns[slot] for slot in slots])
-        renew = [self._given[slot] for slot in slots], [self._queued[slot] for slot in slots]
+        self._start(worker, [self._fns[env_index] for env_index in env_indices])
+        renew = [self._given[env_index] for env_index in env_indices], [self._queued[env_index] for env_index in env_indices]
         try:
             self._answer(self._ask(worker, "renew", *renew))
         except WorkerDied as again:
@@ -192,7 +196,7 @@ class WorkerVecEnv(VecEnv):
     # ------------------------------------------------------------ SB3's interface
 
     def step_async(self, actions: np.ndarray) -> None:
-        calls = [(worker, "step", actions[self._slots[worker]]) for worker in self._everywhere]
+        calls = [(worker, "step", actions[self._env_indices[worker]]) for worker in self._everywhere]
         self._pending = [(call, self._ask(*call)) for call in calls]
 
     def step_wait(self) -> VecEnvStepReturn:
@@ -201,19 +205,19 @@ class WorkerVecEnv(VecEnv):
         self._pending = None
         rows = [row for answer in self._collect(pending) for row in answer]
         obs, rewards, dones, infos, reset_infos = zip(*rows, strict=True)
-        for slot in np.flatnonzero(dones).tolist():
-            self._queued[slot] = None
-            self.reset_infos[slot] = reset_infos[slot]
-            if EPISODE_LOST in infos[slot]:
+        for env_index in np.flatnonzero(dones).tolist():
+            self._queued[env_index] = None
+            self.reset_infos[env_index] = reset_infos[env_index]
+            if EPISODE_LOST in infos[env_index]:
                 self.n_lost += 1
-                infos[slot]["terminal_observation"] = map_obs(lambda o: o[slot], self._last_obs)  # noqa: B023
+                infos[env_index]["terminal_observation"] = map_obs(lambda o: o[env_index], self._last_obs)  # noqa: B023
         self._last_obs = stacked(obs, self.observation_space)
         return map_obs(np.copy, self._last_obs), np.array(rewards, dtype=np.float32), np.array(dones), list(infos)
 
     def reset(self) -> Obs:
         calls = []
-        for worker, slots in enumerate(self._slots):
-            calls.append((worker, "reset", [self._seeds[s] for s in slots], [self._options[s] for s in slots]))
+        for worker, env_indices in enumerate(self._env_indices):
+            calls.append((worker, "reset", [self._seeds[s] for s in env_indices], [self._options[s] for s in env_indices]))
         rows = [row for answer in self._gather(calls) for row in answer]
         self._queued = [None] * self.num_envs
         self.reset_infos = [info for _, info in rows]
@@ -223,24 +227,24 @@ class WorkerVecEnv(VecEnv):
         return map_obs(np.copy, self._last_obs)
 
     def _among(self, indices: VecEnvIndices, method: str, *args: object) -> list[Any]:
-        """Answers of some slots, in the order asked for; one call per worker that has any of them."""
-        asked = [int(i) % self.num_envs for i in self._get_indices(indices)]
+        """Answers of some envs, in the order asked for; one call per worker that has any of them."""
+        requested = [int(i) % self.num_envs for i in self._get_indices(indices)]
         by_worker: dict[int, list[int]] = {}
-        for slot in asked:
-            by_worker.setdefault(self._place[slot][0], []).append(slot)
-        calls = [(w, method, [self._place[s][1] for s in slots], *args) for w, slots in by_worker.items()]
+        for env_index in requested:
+            by_worker.setdefault(self._place[env_index][0], []).append(env_index)
+        calls = [(w, method, [self._place[s][1] for s in env_indices], *args) for w, env_indices in by_worker.items()]
         answers = self._gather(calls)
-        slots = [slot for part in by_worker.values() for slot in part]
-        of_slot = dict(zip(slots, [value for answer in answers for value in answer], strict=True))
-        return [of_slot[slot] for slot in asked]
+        env_indices = [env_index for part in by_worker.values() for env_index in part]
+        of_env = dict(zip(env_indices, [value for answer in answers for value in answer], strict=True))
+        return [of_env[env_index] for env_index in requested]
 
     def env_method(
         self, method_name: str, *method_args: object, indices: VecEnvIndices = None, **method_kwargs: object
     ) -> list[Any]:
         answers = self._among(indices, "call", method_name, method_args, method_kwargs)
         if method_name in SEEDING:
-            for slot in self._get_indices(indices):
-                self._queued[slot] = (method_name, method_args)
+            for env_index in self._get_indices(indices):
+                self._queued[env_index] = (method_name, method_args)
         return answers
 
     def get_attr(self, attr_name: str, indices: VecEnvIndices = None) -> list[Any]:
@@ -250,10 +254,10 @@ class WorkerVecEnv(VecEnv):
         return all(self._gather([(worker, "has", attr_name) for worker in self._everywhere]))
 
     def set_attr(self, attr_name: str, value: object, indices: VecEnvIndices = None) -> None:
-        slots = list(self._get_indices(indices))
-        self._among(slots, "set", attr_name, value)
-        for slot in slots:
-            self._given[slot][attr_name] = value
+        env_indices = list(self._get_indices(indices))
+        self._among(env_indices, "set", attr_name, value)
+        for env_index in env_indices:
+            self._given[env_index][attr_name] = value
 
     def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: VecEnvIndices = None) -> list[bool]:
         return self._among(indices, "wrapped", wrapper_class)
@@ -281,7 +285,7 @@ class WorkerVecEnv(VecEnv):
 
 
 def stacked(obs: Sequence[Obs], space: spaces.Space) -> VecEnvObs:
-    """One observation of every slot as ``[n_envs, ...]`` arrays."""
+    """One observation of every env as ``[n_envs, ...]`` arrays."""
     if isinstance(space, spaces.Dict):
         return {key: np.stack([o[key] for o in obs]) for key in space.spaces}
     return np.stack(obs)

@@ -25,7 +25,7 @@ from sb_grpo.maths.chunks import in_chunks
 from sb_grpo.maths.normalizer import RunningNormalizer
 from sb_grpo.maths.per_step import per_step
 from sb_grpo.maths.returns import rewards_to_go
-from sb_grpo.policies.beside import env_part
+from sb_grpo.policies.extra_inputs import env_part
 from sb_grpo.policies.observations import from_zero, starts_of
 from sb_grpo.types import Rollout, State, TensorOrDict, map_obs
 

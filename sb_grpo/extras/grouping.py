@@ -18,7 +18,7 @@ from sb_grpo.envs.random import mix
 from sb_grpo.maths.estimators import to_one_scale
 from sb_grpo.maths.returns import episode_returns
 from sb_grpo.maths.segments import segment_mean, segment_std, segment_sum
-from sb_grpo.policies.beside import env_part
+from sb_grpo.policies.extra_inputs import env_part
 from sb_grpo.types import Rollout
 
 

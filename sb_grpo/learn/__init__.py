@@ -1,1 +1,1 @@
-"""From a rollout to new weights: minibatches, gradients, captured execution."""
+"""From a rollout to new weights: minibatches, gradients, compiled execution."""

@@ -1,4 +1,4 @@
-"""Rollback on error: bad gradients never reach the weights that are kept, nor bad rollouts the other learners."""
+"""Rollback on error: bad gradients never reach the weights that are kept, nor bad rollouts the other trainable parts."""
 
 from __future__ import annotations
 
@@ -60,16 +60,16 @@ class LastGood:
 
 
 @contextmanager
-def unharmed(learners: Sequence[object], at_fault: str) -> Iterator[None]:
+def rollback_on_error(trainable_parts: Sequence[object], at_fault: str) -> Iterator[None]:
     """Put all that learns or is averaged beside the policy back to its former state on an error, or if it is not finite after.
 
     Once a running mean has seen an inf it never recovers, and nothing says so.
 
-    :param learners: modules with all their parts; other objects have nothing to lose
+    :param trainable_parts: modules with all their parts; other objects have nothing to lose
     :param at_fault: sentence about the rollout, for the message
     :raises Breakdown: naming the tensor that is not finite
     """
-    before = Snapshot(learners)
+    before = Snapshot(trainable_parts)
     try:
         yield
         for module in before.modules:
@@ -88,11 +88,11 @@ def unharmed(learners: Sequence[object], at_fault: str) -> Iterator[None]:
 class Snapshot:
     """All that learns, as it was: to go back to, as often as need be.
 
-    :param learners: modules with all their parts, optimisers included; other objects have nothing to keep
+    :param trainable_parts: modules with all their parts, optimisers included; other objects have nothing to keep
     """
 
-    def __init__(self, learners: Sequence[object]) -> None:
-        self.modules = [module for learner in learners if isinstance(learner, nn.Module) for module in learner.modules()]
+    def __init__(self, trainable_parts: Sequence[object]) -> None:
+        self.modules = [module for part in trainable_parts if isinstance(part, nn.Module) for module in part.modules()]
         self._states = [own_state(module) for module in self.modules]
 
     def put_back(self) -> None:

@@ -10,12 +10,12 @@ import torch as th
 from stable_baselines3.common.type_aliases import Schedule
 from torch import nn
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.config import check_keys, read_settings, shown
 from sb_grpo.maths.losses import Clip, importance_ratio, kl_k3
 from sb_grpo.maths.precision import autocasting
 from sb_grpo.policies import ActorPolicy
-from sb_grpo.policies.beside import with_instances
+from sb_grpo.policies.extra_inputs import with_instances
 from sb_grpo.types import TURN, Minibatch
 
 
@@ -209,11 +209,11 @@ class Objective(nn.Module):
     def approximate_kl(self, minibatch: Minibatch) -> float:
         """k3 KL between the policy that acted and the one as it is now, over some rows; those of all ranks."""
         if len(minibatch.advantages) == 0:  # of one of several learners
-            return ranks.mean(minibatch.old_log_probs).item()
+            return distributed.mean(minibatch.old_log_probs).item()
         with self.autocasting():
             observations = with_instances(minibatch.observations, minibatch.instances)
             log_prob = self.policy.log_prob(observations, minibatch.actions)
         divergence = kl_k3(minibatch.old_log_probs, log_prob)
         if minibatch.instances is not None:
             divergence = divergence[minibatch.episode >= 0]  # the others fill up the rows of an instance
-        return ranks.mean(divergence).item()
+        return distributed.mean(divergence).item()

@@ -6,36 +6,36 @@ from collections.abc import Iterator
 
 import torch as th
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.maths.chunks import evenly_spaced
 from sb_grpo.maths.segments import InstanceRows, rows_by_instance
-from sb_grpo.policies.beside import MEMORY, SEQUENCE, beside, with_beside
+from sb_grpo.policies.extra_inputs import MEMORY, SEQUENCE, extra_input, with_extra_inputs
 from sb_grpo.types import Minibatch, map_obs
 
 
-def stretches(episode: th.Tensor, length: int) -> th.Tensor:
-    """Cut episodes into stretches of steps.
+def sequence_numbers(episode: th.Tensor, length: int) -> th.Tensor:
+    """Cut episodes into sequences of steps.
 
     :param episode: ``[M]`` of each row, rows of an episode adjacent and in order
-    :param length: steps of a stretch; the last one of an episode may be shorter
-    :return: ``[M]`` number of the stretch
+    :param length: steps of a sequence; the last one of an episode may be shorter
+    :return: ``[M]`` number of the sequence
     """
     _, row, lengths = th.unique_consecutive(episode, return_inverse=True, return_counts=True)
     first = lengths.cumsum(0) - lengths
     place = th.arange(len(episode), device=episode.device) - first[row]
-    stretch: th.Tensor = th.unique_consecutive(row * len(episode) + place // length, return_inverse=True)[1]
-    return stretch
+    sequence: th.Tensor = th.unique_consecutive(row * len(episode) + place // length, return_inverse=True)[1]
+    return sequence
 
 
 def portions(minibatch: Minibatch, size: int) -> list[tuple[int, int]]:
-    """Cut a minibatch into parts that fit into memory; a stretch that a memory learns from stays whole.
+    """Cut a minibatch into parts that fit into memory; a sequence that a memory learns from stays whole.
 
     :param minibatch: B rows
-    :param size: rows at once, as many as a stretch at least
+    :param size: rows at once, as many as a sequence at least
     :return: first row and end of each part
     """
     rows = len(minibatch.advantages)
-    sequence = beside(minibatch.observations, SEQUENCE)
+    sequence = extra_input(minibatch.observations, SEQUENCE)
     if sequence is None or size >= rows:
         return [(start, min(start + size, rows)) for start in range(0, rows, size)]
     cuts = [0]
@@ -97,7 +97,7 @@ def minibatches(
 
     :param batch: M rows
     :param batch_size: rows per minibatch, met as closely as M allows; those of all ranks
-    :param together: ``[M]`` adjacent rows of one number are kept together and in order: episodes, or stretches of them; these
+    :param together: ``[M]`` adjacent rows of one number are kept together and in order: episodes, or sequences of them; these
         are shuffled instead of rows. The minibatches are then of unequal size, and their weights make up for it: the mean of
         weight * loss over a minibatch, averaged over minibatches, is that over all rows. A memory learns which rows these are
     :param of_all: rows of all ranks, where they have been counted
@@ -107,7 +107,7 @@ def minibatches(
         return
     n = len(batch.advantages)
     device = batch.advantages.device
-    of_all = ranks.count(n) if of_all is None else of_all
+    of_all = distributed.count(n) if of_all is None else of_all
     k = max(1, round(of_all / batch_size))
     if together is not None:
         _, row, length = th.unique_consecutive(together, return_inverse=True, return_counts=True)
@@ -115,13 +115,13 @@ def minibatches(
         order = rank[row].argsort(stable=True)
         ranked_length = th.zeros_like(length).scatter_(0, rank, length)
         before = ranked_length.cumsum(0) - ranked_length
-        if ranks.place().n == 1:
+        if distributed.world().size == 1:
             _, bucket = th.unique_consecutive(before // batch_size, return_inverse=True)
             counts = th.bincount(bucket, ranked_length).long()
         else:
             counts = th.bincount(before * k // max(n, 1), ranked_length, minlength=k).long()
         splits = counts.tolist()
-        whole = ranks.total(counts).tolist()
+        whole = distributed.total(counts).tolist()
     else:
         order = th.randperm(n, device=device)
         splits = whole = [n // k + (i < n % k) for i in range(k)]
@@ -137,6 +137,6 @@ def minibatches(
         observations = map_obs(lambda x: x.index_select(0, rows), batch.observations)  # noqa: B023
         if together is not None:
             weights = weights * (size_of_all * n_parts / of_all)
-            if beside(observations, MEMORY) is not None:
-                observations = with_beside(observations, {SEQUENCE: together[rows]})
+            if extra_input(observations, MEMORY) is not None:
+                observations = with_extra_inputs(observations, {SEQUENCE: together[rows]})
         yield part._replace(observations=observations, weights=weights)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch as th
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.types import Obs, Rollout, map_obs
 
 #: Rows per forward pass without gradient. A GPU gets more if rows are narrow, because launches dominate its time.
@@ -54,14 +54,14 @@ def evenly_spaced_steps(rollout: Rollout, at_most: int, of_all: int) -> th.Tenso
     :param of_all: steps of all ranks
     """
     n = len(rollout.t)
-    place = ranks.place()
-    if place.n == 1:
+    world = distributed.world()
+    if world.size == 1:
         return evenly_spaced(n, at_most, rollout.t.device)
     if of_all <= at_most:
         return slice(None)
     _, lengths = th.unique_consecutive(rollout.episode, return_counts=True)
     assert rollout.seed_group is not None
-    before = ranks.episodes_before(rollout.seed_group, lengths)[1]
+    before = distributed.episodes_before(rollout.seed_group, lengths)[1]
     number = before[rollout.episode] + th.arange(n, device=before.device) - (lengths.cumsum(0) - lengths)[rollout.episode]
     chosen = th.arange(at_most, device=before.device) * of_all // at_most
     return th.isin(number, chosen).nonzero().squeeze(1)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import torch as th
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.maths.returns import episode_returns, rewards_to_go
 from sb_grpo.maths.segments import Total, own, segment_mean, segment_means, segment_median, segment_std, segment_sum
 from sb_grpo.types import AdvantageOptions, Rollout
@@ -94,8 +94,8 @@ def scale(
     tiny = th.finfo(spread.dtype).tiny
     if normalize == "group":
         centred = centred / spread[group].clamp(min=tiny)
-    elif normalize == "batch" and ranks.some(bool(alive.any())):
-        centred = centred / ranks.spread(spread_of[alive]).clamp(min=tiny)
+    elif normalize == "batch" and distributed.some(bool(alive.any())):
+        centred = centred / distributed.spread(spread_of[alive]).clamp(min=tiny)
     return th.where(alive, centred, th.zeros_like(centred))
 
 
@@ -214,7 +214,7 @@ def centre_and_scale(advantages: th.Tensor, targets: th.Tensor, rollout: Rollout
     if options.normalize == "batch":
         row_group = th.zeros_like(row_group)
         n = 1
-        total = ranks.total
+        total = distributed.total
     means = segment_means((advantages, targets.square()), row_group, n, total)
     centred = advantages - means[0][row_group]
     one_over_horizon = max(1.0 - options.gamma, 1.0 / rollout.max_length)
@@ -230,14 +230,14 @@ def to_one_scale(advantages: th.Tensor, label: th.Tensor, n: int) -> th.Tensor:
     :param n: number of labels
     :return: ``[M]``
     """
-    rows = ranks.total(segment_sum((advantages != 0).to(advantages.dtype), label, n)).clamp_(min=1.0)
-    size = (ranks.total(segment_sum(advantages.square(), label, n)) / rows).sqrt()
+    rows = distributed.total(segment_sum((advantages != 0).to(advantages.dtype), label, n)).clamp_(min=1.0)
+    size = (distributed.total(segment_sum(advantages.square(), label, n)) / rows).sqrt()
     return advantages / size.clamp(min=th.finfo(size.dtype).tiny)[label]
 
 
 def _baseline(values: th.Tensor, group: th.Tensor, n_groups: int, kind: str) -> th.Tensor:
     if kind == "global":
-        return ranks.mean(values).expand_as(values)
+        return distributed.mean(values).expand_as(values)
     return peer_baseline(values, group, n_groups, kind)
 
 

@@ -6,9 +6,9 @@ from typing import Any, TypeAlias
 
 import torch as th
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 
-#: A float; a 0-d tensor where the loss is captured in a graph (torch's annotations know no such union).
+#: A float; a 0-d tensor where the loss is compiled in a graph (torch's annotations know no such union).
 Scalar: TypeAlias = Any
 #: Lower and upper clip range.
 Clip: TypeAlias = tuple[Scalar, Scalar]
@@ -63,8 +63,8 @@ def step_weights(episode: th.Tensor, aggregation: str, horizon: int) -> th.Tenso
     if aggregation == "step":
         return th.ones(len(episode), device=episode.device)
     _, row, length = th.unique_consecutive(episode, return_inverse=True, return_counts=True)
-    rows = ranks.count(len(episode))
-    episodes = ranks.count(len(length))
+    rows = distributed.count(len(episode))
+    episodes = distributed.count(len(length))
     if aggregation == "constant":
         return th.full((len(episode),), rows / (max(episodes, 1) * horizon), device=episode.device)
     weights: th.Tensor = rows / (episodes * length.float())

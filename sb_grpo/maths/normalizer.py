@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch as th
 from torch import nn
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 
 
 class RunningNormalizer(nn.Module):
@@ -40,7 +40,7 @@ class RunningNormalizer(nn.Module):
 
         :param x: ``[M, dim]``; of several learners the rows of all
         """
-        n, mean, var = ranks.moments(x)
+        n, mean, var = distributed.moments(x)
         total = self.count + n
         delta = mean - self.mean
         share = n / total

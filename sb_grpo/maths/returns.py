@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch as th
 
-from sb_grpo import ranks
+from sb_grpo import distributed
 from sb_grpo.types import Rollout
 
 
@@ -108,5 +108,5 @@ def residuals_of(advantages: Gae, values: th.Tensor, final_values: th.Tensor, fo
 
 def explained_variance(predicted: th.Tensor, actual: th.Tensor) -> float:
     """1 - Var[actual - predicted] / Var[actual]: 1 is perfect, 0 equals a constant; nan without variance."""
-    whole, left = ranks.variances(actual, actual - predicted)
+    whole, left = distributed.variances(actual, actual - predicted)
     return math.nan if whole == 0 else 1.0 - left / whole

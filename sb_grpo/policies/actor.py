@@ -29,7 +29,7 @@ from torch import nn
 
 from sb_grpo.config import integer, shown
 from sb_grpo.maths.normalizer import RunningNormalizer
-from sb_grpo.policies.beside import MASK, MEMORY, SEQUENCE, beside, env_part, space_without
+from sb_grpo.policies.extra_inputs import MASK, MEMORY, SEQUENCE, env_part, extra_input, space_without
 from sb_grpo.policies.heads import GaussianHead, StateDependentNoiseHead, make_discrete_head
 from sb_grpo.policies.masks import GivenMasks, choices_of, put_masks
 from sb_grpo.policies.memory import SPAN, Memory
@@ -249,7 +249,7 @@ class ActorPolicy(PredictingPolicy):
             seen = self.obs_normalizer(flat) if self.normalize_obs else flat
         else:
             seen = self.extract_features(from_zero(env_part(obs), self._starts))
-        return (seen, None) if self.memory is None else self.memory(seen, beside(obs, MEMORY), beside(obs, SEQUENCE))
+        return (seen, None) if self.memory is None else self.memory(seen, extra_input(obs, MEMORY), extra_input(obs, SEQUENCE))
 
     def _outputs(self, obs: PyTorchObs) -> tuple[th.Tensor, th.Tensor | None]:
         """Parameters of the action distribution, and the recurrent state after the step."""

@@ -26,7 +26,7 @@ from torch import nn
 
 from sb_grpo.config import shown
 from sb_grpo.policies.actor import ActorPolicy
-from sb_grpo.policies.beside import MASK, beside, env_part, space_without
+from sb_grpo.policies.extra_inputs import MASK, env_part, extra_input, space_without
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.policies.masks import put_masks
 from sb_grpo.policies.weights import versions
@@ -208,7 +208,7 @@ class Trunk(BaseFeaturesExtractor):
 
 
 def _masked(out: th.Tensor, obs: PyTorchObs) -> th.Tensor:
-    masks = beside(obs, MASK)
+    masks = extra_input(obs, MASK)
     return out if masks is None else put_masks(out, masks)
 
 

@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from sb_grpo.policies.actor import ActorPolicy
-from sb_grpo.policies.beside import CODE, INSTANCE, MASK, beside, env_part, with_beside
+from sb_grpo.policies.extra_inputs import CODE, INSTANCE, MASK, env_part, extra_input, with_extra_inputs
 from sb_grpo.policies.heads import make_discrete_head
 from sb_grpo.policies.observations import ONE, InstanceSpace
 from sb_grpo.policies.weights import versions
@@ -182,17 +182,17 @@ class EncodingPolicy(ActorPolicy, Generic[CodeT]):
         if not th.equal(of_group[instance], of_episode):  # members that did not start alike
             instance, of_group = th.arange(len(of_episode), device=rows.device), of_episode
         instances, _ = self.instance_space.split(F.pad(of_group, (0, self.instance_space.state_dim)))
-        masks = beside(rollout.observations, MASK)
+        masks = extra_input(rollout.observations, MASK)
         return rollout._replace(
-            observations=with_beside(rows[:, n_static:], {} if masks is None else {MASK: masks}),
+            observations=with_extra_inputs(rows[:, n_static:], {} if masks is None else {MASK: masks}),
             final_observations=self.rows_of(rollout.final_observations)[:, n_static:],
             instance=instance,
             instances=instances,
         )
 
     def _code_and_state(self, obs: PyTorchObs) -> tuple[CodeT, th.Tensor]:
-        code = beside(obs, CODE)
-        instance = beside(obs, INSTANCE)
+        code = extra_input(obs, CODE)
+        instance = extra_input(obs, INSTANCE)
         rows = self.rows_of(obs)
         if code is None and instance is None:
             code, rows = self._code_of_rows(rows)

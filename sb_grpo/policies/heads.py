@@ -23,7 +23,7 @@ HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 class ActionHead(Protocol):
     """Interface of an action distribution. ``out`` is the output of the action net, ``[batch, n]``.
 
-    Random numbers are drawn separately, so that one call draws those of many steps and a graph can capture the arithmetic.
+    Random numbers are drawn separately, so that one call draws those of many steps and the arithmetic can be compiled.
     """
 
     def noise(self, like: th.Tensor) -> th.Tensor:

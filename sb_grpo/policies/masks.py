@@ -56,12 +56,12 @@ def checked(masks: Masks, space: spaces.Space, n: int, where: str) -> np.ndarray
     :param masks: ``[n, m]`` of booleans, or numbers that are 0 or 1; ``[m]`` if n is 1
     :param space: action space
     :param n: number of rows required
-    :param where: source of the masks, for the message; ``{slot}`` stands for the row
+    :param where: source of the masks, for the message; ``{index}`` stands for the row
     :return: ``[n, m]`` bool
     :raises ValueError: for another shape, for other values, and for a row without a valid action
     """
     choices = choices_of(space)
-    each = re.sub(r"(\w+) \{slot\}", r"each \1", where)
+    each = re.sub(r"(\w+) \{index\}", r"each \1", where)
     is_one = np.ndim(masks) <= 1 and len(masks) > 0 and np.ndim(masks[0]) == 0
     rows = [np.asarray(row) for row in ([masks] if is_one else masks)]
     shapes = {row.shape for row in rows}
@@ -81,7 +81,7 @@ def checked(masks: Masks, space: spaces.Space, n: int, where: str) -> np.ndarray
         if dead.any():
             of = "" if len(choices) == 1 else f" for choice {number}"
             raise ValueError(
-                f"The mask {where.format(slot=int(np.flatnonzero(dead)[0]))} allows no action{of}. Allow at least one at "
+                f"The mask {where.format(index=int(np.flatnonzero(dead)[0]))} allows no action{of}. Allow at least one at "
                 "every step, or end the episode where nothing can be done."
             )
     return found

@@ -128,13 +128,13 @@ class Memory(nn.Module):
         """
         if len(x) == 0:  # one of several learners may have no rows
             return self.step(x, state)[0]
-        _, stretch, lengths = th.unique_consecutive(sequence, return_inverse=True, return_counts=True)
+        _, number, lengths = th.unique_consecutive(sequence, return_inverse=True, return_counts=True)
         first = lengths.cumsum(0) - lengths
-        place = th.arange(len(x), device=x.device) - first[stretch]
-        padded = x.new_zeros((int(lengths.max()), len(lengths), x.shape[1])).index_put((place, stretch), x)
+        place = th.arange(len(x), device=x.device) - first[number]
+        padded = x.new_zeros((int(lengths.max()), len(lengths), x.shape[1])).index_put((place, number), x)
         start = state[first].view(-1, *self.form).permute(1, 2, 0, 3).contiguous()
         out, _ = self.net(padded, (start[0], start[1]) if self.form[0] == 2 else start[0])
-        return out[place, stretch]  # type: ignore[no-any-return]
+        return out[place, number]  # type: ignore[no-any-return]
 
     def to_parts(self, state: th.Tensor) -> tuple[np.ndarray, ...]:
         """Split a state into the form of sb3-contrib's RecurrentPPO: ``[n_layers, batch, size]`` per part."""

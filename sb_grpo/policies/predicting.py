@@ -12,7 +12,7 @@ from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.type_aliases import PyTorchObs
 
-from sb_grpo.policies.beside import MASK, MEMORY, beside, with_beside
+from sb_grpo.policies.extra_inputs import MASK, MEMORY, extra_input, with_extra_inputs
 from sb_grpo.policies.heads import ActionHead
 from sb_grpo.policies.masks import GivenMasks, checked, choices_of
 from sb_grpo.policies.memory import Memory
@@ -94,7 +94,9 @@ class PredictingPolicy(BasePolicy):
         _check_numbers("observation", observation)
         obs, vectorized = self.obs_to_tensor(observation)
         with th.no_grad():
-            actions, after = self.act_and_remember(self._beside(obs, state, episode_start, action_masks), deterministic)
+            actions, after = self.act_and_remember(
+                self._with_extra_inputs(obs, state, episode_start, action_masks), deterministic
+            )
         found = self.in_bounds(actions.cpu().numpy()).reshape((-1, *(self.action_space.shape or ())))
         _check_numbers("action", found)
         remembered = state if self.memory is None or after is None else self.memory.to_parts(after)
@@ -112,17 +114,17 @@ class PredictingPolicy(BasePolicy):
         if not choices_of(self.action_space):
             raise ValueError(f"action_masks are for discrete actions, not for {self.action_space}: leave them out.")
         given = action_masks.cpu().numpy() if isinstance(action_masks, th.Tensor) else action_masks
-        masks = checked(given, self.action_space, _n_rows(obs), "of row {slot}")
-        return with_beside(obs, {MASK: th.as_tensor(masks, device=self.device)})
+        masks = checked(given, self.action_space, _n_rows(obs), "of row {index}")
+        return with_extra_inputs(obs, {MASK: th.as_tensor(masks, device=self.device)})
 
-    def _beside(
+    def _with_extra_inputs(
         self,
         obs: Obs,
         state: tuple[np.ndarray, ...] | None,
         episode_start: np.ndarray | None,
         action_masks: np.ndarray | None,
     ) -> Obs:
-        obs = self.with_masks(obs, beside(obs, MASK) if action_masks is None else action_masks)
+        obs = self.with_masks(obs, extra_input(obs, MASK) if action_masks is None else action_masks)
         parts: dict[str, th.Tensor] = {}
         if self.memory is not None:
             n = _n_rows(obs)
@@ -134,7 +136,7 @@ class PredictingPolicy(BasePolicy):
                 )
             before = self.memory.from_parts(state, n, self.device)
             parts[MEMORY] = self.memory.before(before, th.as_tensor(begins, device=self.device))
-        return with_beside(obs, parts)
+        return with_extra_inputs(obs, parts)
 
     def in_bounds(self, actions: np.ndarray) -> np.ndarray:
         """Map actions to the env's bounds: unsquashed or clipped if the space is a Box.

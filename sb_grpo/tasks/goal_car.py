@@ -68,7 +68,7 @@ class TensorGoalCar(MountainCar):
 
         :param difficulty: in [0, 1]
         """
-        self.goal.fill_(goal_position(difficulty))  # in place: a captured graph may hold it
+        self.goal.fill_(goal_position(difficulty))  # in place: a compiled graph may hold it
 
     def transition(self, state: th.Tensor, actions: th.Tensor) -> tuple[th.Tensor, th.Tensor, th.Tensor]:
         after, reward, _ = super().transition(state, actions)

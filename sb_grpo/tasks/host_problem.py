@@ -22,10 +22,11 @@ Problem: TypeAlias = JobShop | CVRP | Knapsack
 
 
 class HostProblem(HostInstance):
-    """One slot of a problem's tensor env, with ``action_masks()``, chosen instances, and luck of its own.
+    """One env of a problem's tensor env, with ``action_masks()``, chosen instances, and noise of its own.
 
     A generator that is put into the env between ``reset`` and the first step, as by GRPO with ``shared_noise=False``, draws
-    the luck anew, and the instance stays. After the last step ``info["cost"]`` is the makespan, the length or minus the value.
+    the noise anew, and the instance stays. After the last step ``info["cost"]`` is the makespan, the length or minus the
+    value.
 
     :param problem: entry point of the tensor env
     :param kwargs: of the tensor env
@@ -40,8 +41,8 @@ class HostProblem(HostInstance):
     def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[np.ndarray, Info]:
         """Reset to the instance of a seed.
 
-        :param seed: of instance and luck
-        :param options: ``{"instance": k}`` takes the k-th of the env's ``instances``; the seed then draws its luck alone
+        :param seed: of instance and noise
+        :param options: ``{"instance": k}`` takes the k-th of the env's ``instances``; the seed then draws its noise alone
         :raises ValueError: for a number without an instance
         """
         env = self.tensor_env
@@ -68,7 +69,7 @@ class HostProblem(HostInstance):
         if self.np_random is not self._generator:
             self._generator = self.np_random
             seeds = th.tensor([int(self.np_random.integers(2**31))])
-            env.instances = env.with_luck(env.instances, seeds)
+            env.instances = env.with_noise(env.instances, seeds)
             env.state = env.initial_state(env.instances, th.arange(1)).flatten(0, 1)
         mask = self.action_masks()
         if not (0 <= int(action) < len(mask) and mask[int(action)]):

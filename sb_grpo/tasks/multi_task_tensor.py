@@ -16,7 +16,7 @@ from sb_grpo.tasks.multi_task import SUITES, as_rewarded, find_task
 class _Tasks(FunctionalTensorEnv):
     """Base of the suites. The state is that of the base env and, last, the number of the task.
 
-    :param num_envs: number of slots
+    :param num_envs: number of envs
     :param device: torch device
     :param dtype: of state and physics
     :param task: number or name of the task of every episode; None: drawn from the reset seed

@@ -17,7 +17,7 @@ class TSP(InstanceEnv[th.Tensor]):
     episode begins in city 0 and takes n - 1 steps; an action is the next city. State: first city, current city, and which
     were visited.
 
-    :param num_envs: number of slots
+    :param num_envs: number of envs
     :param n: number of cities, at least 3
     :param multi_start: member k of a group begins in city k modulo n (POMO, Kwon et al., 2020, arXiv 2010.16011)
     :param cities: ``[m, n, 2]`` instances to choose from by the seed; None: uniform ones

@@ -1,8 +1,8 @@
-"""Job shops with luck: uncertain durations, breakdowns and jobs that arrive; dispatching rules.
+"""Job shops with noise: uncertain durations, breakdowns and jobs that arrive; dispatching rules.
 
 Jobs visit machines in a fixed order, and a machine works on one operation at a time (Pinedo, "Scheduling", chapter 7). The env
 simulates events: it asks for a decision when a machine and a job that needs it are both free, and time then runs to the next
-such moment. So schedules have no avoidable delay, unless ``waiting=True`` allows it. Luck is a pure function of (seed, job,
+such moment. So schedules have no avoidable delay, unless ``waiting=True`` allows it. Noise is a pure function of (seed, job,
 operation): the members of a group meet the same durations, whatever they do.
 """
 
@@ -16,12 +16,12 @@ import numpy as np
 import torch as th
 
 from sb_grpo.envs.instance_env import InstanceEnv
-from sb_grpo.envs.luck import exponential, normal
+from sb_grpo.envs.noise import exponential, normal
 from sb_grpo.envs.random import mix_tensor, uniform
 from sb_grpo.tasks.instances import Jobs
 
-#: Separates the luck of a seed from its instance.
-LUCK = 1
+#: Separates the noise of a seed from its instance.
+NOISE = 1
 #: Mean of generated durations, whole numbers from 1 to 99 as in Taillard (1993).
 MEAN = 50.0
 #: Columns of :meth:`JobShop.observe` per action.
@@ -67,7 +67,7 @@ class JobShop(InstanceEnv[Instance]):
     instances are Taillard's: every job visits every machine once in random order, durations from 1 to 99. The policy sees the
     jobs' features, none of the durations to come.
 
-    :param num_envs: number of slots
+    :param num_envs: number of envs
     :param n_jobs: jobs of an instance
     :param n_machines: machines of an instance, and operations of every job
     :param cv: coefficient of variation of durations, lognormal with the expected duration as mean; 0: known durations
@@ -157,7 +157,7 @@ class JobShop(InstanceEnv[Instance]):
 
     @property
     def uncertain(self) -> bool:
-        """Whether instances have luck that nobody knows when he decides."""
+        """Whether instances have noise that nobody knows when he decides."""
         return self.cv > 0 or self.breakdowns > 0 or self.flow
 
     @property
@@ -172,10 +172,10 @@ class JobShop(InstanceEnv[Instance]):
             found = self.generate(seeds)
         total = (found["expected"].sum(dim=2) / (self.unit * self.n_ops)).to(self.dtype)
         found["total"] = th.cat([total, th.zeros_like(total[:, :1])], dim=1) if self.waiting else total
-        return self.with_luck(found, seeds)
+        return self.with_noise(found, seeds)
 
     def generate(self, seeds: th.Tensor) -> Instance:
-        """Generate instances without their luck.
+        """Generate instances without their noise.
 
         :param seeds: ``[b]`` int64
         """
@@ -190,7 +190,7 @@ class JobShop(InstanceEnv[Instance]):
             "weight": ones,
         }
 
-    def with_luck(self, instance: Instance, seeds: th.Tensor) -> Instance:
+    def with_noise(self, instance: Instance, seeds: th.Tensor) -> Instance:
         """Draw the durations, from (seed, job, operation).
 
         :param instance: ``[b, ...]``
@@ -198,7 +198,7 @@ class JobShop(InstanceEnv[Instance]):
         """
         expected = instance["expected"]
         job, operation = (th.arange(n, device=seeds.device) for n in expected.shape[1:])
-        words = mix_tensor(seeds.view(-1, 1, 1), LUCK, job.unsqueeze(1), operation)
+        words = mix_tensor(seeds.view(-1, 1, 1), NOISE, job.unsqueeze(1), operation)
         u = uniform(words.flatten(), 3, self.dtype).view(*expected.shape, 3)
         duration = lognormal(expected, u[..., 0], self.cv)
         broken = (u[..., 1] < self.breakdowns) & (expected > 0)
@@ -435,8 +435,8 @@ class DynamicJobShop(JobShop):
         u = uniform(mix_tensor(seeds, 2), self.n_jobs, self.dtype)
         return {**found, "weight": 1.0 + (u >= 0.2) + 2.0 * (u >= 0.8)}
 
-    def with_luck(self, instance: Instance, seeds: th.Tensor) -> Instance:
-        found = super().with_luck(instance, seeds)
+    def with_noise(self, instance: Instance, seeds: th.Tensor) -> Instance:
+        found = super().with_noise(instance, seeds)
         if self.given is not None:
             return found
         gaps = exponential(uniform(mix_tensor(seeds, 3), self.n_jobs, self.dtype), MEAN / self.load)

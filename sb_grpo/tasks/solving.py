@@ -83,7 +83,7 @@ class Played(NamedTuple):
 
 
 def make_problem(instances: Sequence[Given], **kwargs: Any) -> Problem:
-    """Make a tensor env with one slot per instance, without luck unless ``kwargs`` ask for it.
+    """Make a tensor env with one env per instance, without noise unless ``kwargs`` ask for it.
 
     :param instances: of one type
     :param kwargs: of the env: ``cv``, ``breakdowns``, ``waiting``, ``n_jobs`` (shops), ``spread`` (CVRP), ``cv`` (knapsack)
@@ -245,17 +245,17 @@ def solve(
     seed: int = 0,
     **kwargs: Any,
 ) -> list[Solution]:
-    """Solve instances with a trained model or a rule. With luck (``cv``, ``breakdowns``, ``spread``) it decides online.
+    """Solve instances with a trained model or a rule. With noise (``cv``, ``breakdowns``, ``spread``) it decides online.
 
     :param model: GRPO, MaskablePPO, a policy, or the name of a rule
     :param instances: of one type
     :param decode: ``"greedy"`` takes the most probable actions; ``"sample"`` the best of ``samples`` drawn ones
     :param samples: draws per instance
     :param starts: ``"all"``: one attempt per first action (POMO, Kwon et al., 2020), of which the best counts; None: one
-    :param seed: of the luck: instance i meets the luck of ``seed * len(instances) + i``
+    :param seed: of the noise: instance i meets the noise of ``seed * len(instances) + i``
     :param kwargs: of the env (:func:`make_problem`)
     :return: one solution per instance, costs in the unit of the instance
-    :raises ValueError: for the best of several attempts where luck makes the comparison hindsight, and unknown options
+    :raises ValueError: for the best of several attempts where noise makes the comparison hindsight, and unknown options
     """
     if decode not in ("greedy", "sample") or starts not in (None, "all") or samples < 1:
         raise ValueError(
@@ -510,13 +510,13 @@ def cp_sat(
 ) -> list[Solution]:
     """Solve instances with CP-SAT of OR-Tools (``pip install 'sb_grpo[solve]'``): exactly, if it has the time.
 
-    With luck it plans with expected durations, and its order of the operations is kept as they come; ``resolve=True`` plans
+    With noise it plans with expected durations, and its order of the operations is kept as they come; ``resolve=True`` plans
     again at every event.
 
     :param instances: of one type
     :param seconds: limit of every search, on one core
     :param resolve: plan again at every event (shops)
-    :param seed: of the luck, as of :func:`solve`
+    :param seed: of the noise, as of :func:`solve`
     :param kwargs: of the env (:func:`make_problem`)
     :return: one solution per instance
     :raises ValueError: for uncertain demands or sizes, and if nothing was found in time

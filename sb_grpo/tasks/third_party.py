@@ -103,9 +103,9 @@ def make_inventory(task: str, **kwargs: Any) -> gym.Env:
         ``gym.make``
     """
     source = INVENTORY[task]
-    told = {} if source.backlog is None else {"backlog": source.backlog}
+    options = {} if source.backlog is None else {"backlog": source.backlog}
     module = _package("or-gym-inventory", f"or_gym_inventory.{source.module}")
-    return UnitBoxes(getattr(module, source.name)(**told, **kwargs))
+    return UnitBoxes(getattr(module, source.name)(**options, **kwargs))
 
 
 def make_motor(task: str, **kwargs: Any) -> gym.Env:

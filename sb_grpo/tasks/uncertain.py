@@ -1,4 +1,4 @@
-"""CVRP and knapsack with luck: demands show on arrival, sizes on packing."""
+"""CVRP and knapsack with noise: demands show on arrival, sizes on packing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CVRP(InstanceEnv[dict[str, th.Tensor]]):
     depot, Bertsimas, 1992). ``spread=0``: known demands, and a customer is valid only where the load suffices. Generated
     instances: customers uniform in the unit square, demands 1 to 9, capacity 30 (Kool et al., 2019, section 5).
 
-    :param num_envs: number of slots
+    :param num_envs: number of envs
     :param n: number of customers
     :param spread: demands are uniform within expected x (1 - spread, 1 + spread)
     :param instances: :class:`~sb_grpo.tasks.instances.Cities` with demands to choose from by the seed; None: generated ones
@@ -88,9 +88,9 @@ class CVRP(InstanceEnv[dict[str, th.Tensor]]):
             places = u[..., :2]
             customer = th.arange(self.n + 1, device=seeds.device) > 0
             expected = (1.0 + (9.0 * u[..., 2]).floor()) / 30.0 * customer
-        return self.with_luck({"places": places, "expected": expected}, seeds)
+        return self.with_noise({"places": places, "expected": expected}, seeds)
 
-    def with_luck(self, instance: dict[str, th.Tensor], seeds: th.Tensor) -> dict[str, th.Tensor]:
+    def with_noise(self, instance: dict[str, th.Tensor], seeds: th.Tensor) -> dict[str, th.Tensor]:
         """Draw the demands, from (seed, customer)."""
         u = uniform(mix_tensor(seeds, 1), self.n + 1, self.dtype)
         return {**instance, "demand": instance["expected"] * (1.0 + self.spread * (2.0 * u - 1.0))}
@@ -172,7 +172,7 @@ class Knapsack(InstanceEnv[dict[str, th.Tensor]]):
     only items that fit are valid. Generated instances: values uniform in (0, 1), expected sizes in (0.02, 0.3) of the
     capacity.
 
-    :param num_envs: number of slots
+    :param num_envs: number of envs
     :param n: number of items
     :param cv: coefficient of variation of the sizes, lognormal with the expected size as mean
     :param instances: :class:`~sb_grpo.tasks.instances.Items` to choose from by the seed; None: generated ones
@@ -227,9 +227,9 @@ class Knapsack(InstanceEnv[dict[str, th.Tensor]]):
             u = uniform(seeds, 2 * self.n, self.dtype).view(-1, 2, self.n)
             value = u[:, 0]
             expected = 0.02 + 0.28 * u[:, 1]
-        return self.with_luck({"value": value, "expected": expected}, seeds)
+        return self.with_noise({"value": value, "expected": expected}, seeds)
 
-    def with_luck(self, instance: dict[str, th.Tensor], seeds: th.Tensor) -> dict[str, th.Tensor]:
+    def with_noise(self, instance: dict[str, th.Tensor], seeds: th.Tensor) -> dict[str, th.Tensor]:
         """Draw the sizes, from (seed, item)."""
         return {
             **instance,

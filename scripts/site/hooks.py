@@ -20,7 +20,7 @@ from mkdocs.structure.pages import Page
 
 from scripts.site.formulas import with_mathml
 from scripts.site.sensitivity import surfaces
-from zoo.dashboards.page import ASSETS, PLOTLY
+from zoo.dashboard import ASSETS, PLOTLY
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

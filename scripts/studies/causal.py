@@ -29,7 +29,7 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
 from sb_grpo import GRPO
-from sb_grpo.collect.slots import GroupSlots
+from sb_grpo.collect.groups import HostGroups
 from sb_grpo.envs.random import group_seed
 from sb_grpo.tasks.causal import ENV_ID
 from sb_grpo.tasks.causal.baselines import BASELINES
@@ -40,7 +40,7 @@ from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, DOCS, IMG
 from scripts.studies.common.tables import put_between
 from zoo.common.provenance import commit, machine, versions
-from zoo.training.building import build
+from zoo.training.experiment import build
 
 GRAPHS = 200
 #: Reset seeds of the evaluation.
@@ -100,8 +100,8 @@ def write(content: dict[str, Any], choose: Choose) -> None:
 
 def check_unmet(model: GRPO) -> None:
     """See that no training episode had the seed of an evaluation."""
-    assert isinstance(model.slots, GroupSlots)
-    met = {group_seed(model.slots.base_seed, group) for group in range(model.slots.next_group + 1)}
+    assert isinstance(model.groups, HostGroups)
+    met = {group_seed(model.groups.base_seed, group) for group in range(model.groups.next_group + 1)}
     assert met.isdisjoint(SEEDS), "an evaluation seed was met in training: choose other SEEDS"
 
 

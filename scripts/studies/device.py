@@ -24,7 +24,7 @@ from sb_grpo.envs.native import make_tensor_env
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA
 from zoo.comparing.statistics import interval, iqm
-from zoo.training.building import build
+from zoo.training.experiment import build
 
 
 def with_zoo_settings(env_id: str, seed: int, on_device: bool) -> tuple[Any, int]:

@@ -34,7 +34,7 @@ from scripts.studies.critic_probe import Critic
 from zoo.common.provenance import commit, versions
 
 FILE = DATA / "gradient_agreement.jsonl"
-#: By env, where it is not (8, dict(gamma=0.99)): slots, and constructor arguments.
+#: By env, where it is not (8, dict(gamma=0.99)): envs, and constructor arguments.
 SETTINGS: dict[str, tuple[int, dict[str, Any]]] = {
     "Swimmer-v5": (4, dict(n_steps=1024, batch_size=256, gamma=0.9999, gae_lambda=0.98, learning_rate=6e-4))
 }

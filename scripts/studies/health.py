@@ -34,7 +34,7 @@ class Kept(HealthCallback):
         """Range of the watched value and verdict, by rule."""
         return {
             "health": {
-                w.rule.name: {"n": w.n, "bad": w.n_bad, "said_at": w.said_at, "low": w.low, "high": w.high}
+                w.rule.name: {"n": w.n, "bad": w.n_bad, "said_at": w.reported_at, "low": w.low, "high": w.high}
                 for w in self._watches
                 if w.n > 0
             }
@@ -63,8 +63,8 @@ def table() -> str:
             seen = [run["health"][rule.name] for run in runs if rule.name in run["health"]]
             low = min((s["low"] for s in seen), default=0.0)
             high = max((s["high"] for s in seen), default=0.0)
-            said = sum(s["said_at"] is not None for s in seen)
-            cells.append(f"{low:.3g} to {high:.3g}{f', **broken in {said}**' if said else ''}" if seen else "-")
+            reported = sum(s["said_at"] is not None for s in seen)
+            cells.append(f"{low:.3g} to {high:.3g}{f', **broken in {reported}**' if reported else ''}" if seen else "-")
         what = ", ".join(bounds) + (" x its start" if rule.relative else "")
         rows.append(f"| `{rule.name}` | {what}, {rule.patience} in a row | " + " | ".join(cells) + " |")
     return "\n".join([*rows, "", f"({seeds})"])
@@ -96,8 +96,8 @@ def example() -> dict[str, dict[str, Any]]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", HealthWarning)
                 GRPO("MlpPolicy", "CartPole-v1", learning_rate=rate, seed=0, device="cpu").learn(20_000, callback=watched)
-            said = {watch.rule.name: watch.said_at for watch in watched._watches}
-            found[name] = {"seen": watched.seen, "said_at": said}
+            reported = {watch.rule.name: watch.reported_at for watch in watched._watches}
+            found[name] = {"seen": watched.seen, "said_at": reported}
         EXAMPLE.write_text(json.dumps(found) + "\n")
     content: dict[str, dict[str, Any]] = json.loads(EXAMPLE.read_text())
     return content
@@ -113,9 +113,9 @@ def draw() -> None:
         for label, training in trainings.items():
             steps, values = ([point[key] for point in training["seen"]] for key in ("steps", name))
             (line,) = axis.plot(steps, values, marker=".", label=label)
-            if (said := training["said_at"][name]) is not None:
-                at = values[steps.index(said)]
-                axis.plot(said, at, "x", color=line.get_color(), markersize=11, markeredgewidth=2)
+            if (reported := training["said_at"][name]) is not None:
+                at = values[steps.index(reported)]
+                axis.plot(reported, at, "x", color=line.get_color(), markersize=11, markeredgewidth=2)
         axis.axhline(rule.low if rule.low > -1e9 else rule.high, color="grey", linestyle="--", linewidth=0.8)
         axis.set(title=name, xlabel="environment steps", ylabel=rule.key)
         axis.set_yscale("log" if name in ("kl", "grad_norm") else "linear")

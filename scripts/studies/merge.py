@@ -31,7 +31,7 @@ def merge(out: Path, label: str) -> int:
     found = {_key(record): record for record in records.read(target)}
     for file in files:
         read_run(file)  # or it is named as broken
-        content = read_content(file)
+        content = dict(read_content(file))
         if found.setdefault(_key(content), content) != content:
             raise BrokenResult(f"{file}: {target} holds another run with this seed; remove one of them")
     merged = [found[key] for key in sorted(found)]

@@ -3,8 +3,8 @@
 usage: python -m scripts.studies.multi_task run [--suite ID] [--seeds 5] [--variants ...]  a line of JSON per run not there yet
        python -m scripts.studies.multi_task report                                         tables and picture from the files
 
-Every run of several tasks has two env slots per task, so every task gets the same steps; a single-task run has the same two
-slots and the same steps of its task. All of a suite have one set of hyperparameters.
+Every run of several tasks has two envs per task, so every task gets the same steps; a single-task run has the same two
+envs and the same steps of its task. All of a suite have one set of hyperparameters.
 Scores are normalised: 0 is a random policy, 1 the single-task policies of GRPO (mean over seeds).
 """
 
@@ -27,9 +27,9 @@ from sb_grpo.tasks.multi_task import SUITES
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, IMG
 from zoo.common.provenance import commit, versions
-from zoo.schedules import make_schedule
+from zoo.training.settings import make_schedule
 
-SLOTS_PER_TASK = 2
+ENVS_PER_TASK = 2
 EPISODES = 20
 FOLDER = DATA / "multi_task"
 PICTURE = IMG / "multi_task.png"
@@ -89,9 +89,9 @@ def task_names(suite: str) -> list[str]:
 
 
 def make_env(suite: str, tasks: list[str], seed: int) -> VecEnv:
-    """Two slots per task."""
+    """Two envs per task."""
     env = DummyVecEnv(
-        [lambda name=name: Monitor(gym.make(suite, task=name)) for name in tasks for _ in range(SLOTS_PER_TASK)]  # type: ignore[misc]
+        [lambda name=name: Monitor(gym.make(suite, task=name)) for name in tasks for _ in range(ENVS_PER_TASK)]  # type: ignore[misc]
     )
     env.seed(seed)
     return env
@@ -154,7 +154,7 @@ def run(suite: str, name: str, seed: int) -> dict[str, Any]:
         "env_steps": sum(part["env_steps"] for part in parts),
         "seconds": sum(part["seconds"] for part in parts),
         "returns": {task: returns for part in parts for task, returns in part["returns"].items()},
-        "settings": {**settings(suite, variant), "slots_per_task": SLOTS_PER_TASK, "scaled": variant.scaled},
+        "settings": {**settings(suite, variant), "slots_per_task": ENVS_PER_TASK, "scaled": variant.scaled},
         "versions": versions(),
         "commit": commit(),
     }

@@ -20,8 +20,8 @@ from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sb_grpo.collect.slots import GroupSlots
-from sb_grpo.envs.hold import hold_of
+from sb_grpo.collect.groups import HostGroups
+from sb_grpo.envs.ownership import ownership_of
 from scripts.studies.common import records
 from scripts.studies.common.runs import DATA, evaluate_normalized, probe_parser, run_probe
 from zoo.common.provenance import commit, versions
@@ -43,19 +43,19 @@ KEPT = ("std", "clip_fraction", "approx_kl", "explained_variance")
 
 
 class Grouped(BaseCallback):
-    """Hands every slot the seed of its next episode, as GRPO does."""
+    """Hands every env the seed of its next episode, as GRPO does."""
 
-    def __init__(self, slots: GroupSlots) -> None:
+    def __init__(self, groups: HostGroups) -> None:
         super().__init__()
-        self.slots = slots
+        self.groups = groups
 
     def _on_training_start(self) -> None:
-        self.slots.started_all(self.training_env)
-        hold_of(self.training_env).actor = self.slots  # PPO's steps are to consume the seeds
+        self.groups.started_all(self.training_env)
+        ownership_of(self.training_env).actor = self.groups  # PPO's steps are to consume the seeds
 
     def _on_step(self) -> bool:
         ended = self.locals["dones"].nonzero()[0].tolist()
-        self.slots.step(self.training_env, self.slots.starts(self.training_env, ended))
+        self.groups.step(self.training_env, self.groups.starts(self.training_env, ended))
         return True
 
 
@@ -106,9 +106,9 @@ def build(env_id: str, changes: Collection[str], seed: int) -> tuple[PPO, list[B
         clip_apart(model)
     if "starts" not in changes:
         return model, []
-    slots = GroupSlots(N_ENVS, GROUP_SIZE, seed)
-    slots.queue_all(env)
-    return model, [Grouped(slots)]
+    groups = HostGroups(N_ENVS, GROUP_SIZE, seed)
+    groups.queue_all(env)
+    return model, [Grouped(groups)]
 
 
 def path(env_id: str, changes: Collection[str]) -> Path:

@@ -48,8 +48,8 @@ PROBLEMS: dict[str, type[JobShop]] = {"JobShop-v0": JobShop, "DynamicJobShop-v0"
 class OwnLuckJobShop(JobShop):
     """Job shop whose members share the instance, and draw durations of their own."""
 
-    def with_luck(self, instance: Instance, seeds: th.Tensor) -> Instance:
-        each = [super(OwnLuckJobShop, self).with_luck(instance, mix_tensor(seeds, 9, k)) for k in range(self.group_size)]
+    def with_noise(self, instance: Instance, seeds: th.Tensor) -> Instance:
+        each = [super(OwnLuckJobShop, self).with_noise(instance, mix_tensor(seeds, 9, k)) for k in range(self.group_size)]
         return {**instance, "duration": th.stack([one["duration"] for one in each], dim=1)}
 
 
@@ -122,7 +122,7 @@ def mean_costs(problem: str, choose: Callable[[JobShop], Any], **kwargs: Any) ->
     """Costs on the same instances, each a mean over :data:`FUTURES`, which are the same for all methods."""
     seeds = EVALUATION.repeat_interleave(FUTURES)
     env = PROBLEMS[problem](len(seeds), **kwargs)
-    instance = env.with_luck(env.instance(seeds), mix_tensor(seeds, 10, th.arange(FUTURES).repeat(len(EVALUATION))))
+    instance = env.with_noise(env.instance(seeds), mix_tensor(seeds, 10, th.arange(FUTURES).repeat(len(EVALUATION))))
     return [round(x, 3) for x in _played(env, instance, choose).view(-1, FUTURES).mean(dim=1).tolist()]
 
 

@@ -26,7 +26,7 @@ from scripts.studies.common import records
 from scripts.studies.common.runs import DATA
 from scripts.studies.common.tables import put_between
 from zoo.common.provenance import commit, versions
-from zoo.training.building import build
+from zoo.training.experiment import build
 
 FILE = DATA / "transfer.jsonl"
 STEPS = 20_480

@@ -126,7 +126,7 @@ class Critic(nn.Module):
 class WithCritic:
     """Settings of a critic; ``build`` knows the size of the features."""
 
-    uses_values, whole_episodes, needs_peers = True, False, False
+    uses_values, whole_episodes, needs_other_members = True, False, False
 
     def __init__(self, lm: dict[str, Any] | None = None) -> None:
         self.lm = lm

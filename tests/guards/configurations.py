@@ -199,4 +199,4 @@ def tensors(state: dict[str, Any]) -> list[th.Tensor]:
 
 def logged(model: GRPO) -> Iterable[str]:
     """Keys of what the last rollout and the update after it logged."""
-    return model.last_figures
+    return model.last_metrics

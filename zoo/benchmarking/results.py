@@ -11,13 +11,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
 from sb_grpo import files
 
-from ..common.strict_json import finite
+from ..common.plain_files import finite
 
 LINES = ".jsonl"  # one run per line, in the place of folders of files
 EVALUATED = "evaluated: "  # prefix of models in results of zoo.evaluate
@@ -26,6 +26,55 @@ RANDOM = "random"  # pseudo-algorithm: uniformly random actions, the lower refer
 
 class BrokenResult(ValueError):
     """Error of an unusable result file; the message names the file and the reason."""
+
+
+class SpecFields(TypedDict, total=False):
+    """Fields of :class:`zoo.benchmarking.specs.Spec` in a result file; those of ``zoo.evaluate`` have the first six."""
+
+    env: str
+    label: str
+    algo: str
+    seed: int
+    steps: int
+    source: str
+    evaluations: int
+    eval_episodes: int
+    final_episodes: int
+    hyperparams: dict[str, object]
+
+
+class Point(TypedDict):
+    """One evaluation during training."""
+
+    steps: int
+    env_steps: int
+    train_wall_s: float
+    returns: list[float]
+
+
+class Results(TypedDict, total=False):
+    """Results of a run."""
+
+    env_steps: int
+    gradient_steps: int
+    n_updates: int
+    parameters: int
+    train_wall_s: float
+    train_cpu_s: float
+    eval_wall_s: float
+    checkpoints: list[Point]
+    final_returns: list[float]
+    settings: dict[str, object]
+
+
+class Record(Results, total=False):
+    """Content of a result file; :func:`read_run` checks it."""
+
+    spec: SpecFields
+    commit: str | None
+    versions: dict[str, str] | None
+    machine: dict[str, str | int | None]
+    command: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +103,7 @@ class Run:
     """
 
     path: Path
-    spec: dict[str, Any]
+    spec: SpecFields
     env: str
     label: str
     algo: str
@@ -70,7 +119,7 @@ class Run:
     checkpoint_wall_s: np.ndarray
     checkpoint_returns: np.ndarray
     final_returns: np.ndarray
-    settings: dict[str, Any]
+    settings: dict[str, object]
     origin: dict[str, str]
 
     @property
@@ -108,21 +157,23 @@ def seed_file(seed: int | str) -> str:
     return f"seed_{seed}.json"
 
 
-def write_result(path: Path, content: dict[str, Any]) -> None:
+def write_result(path: Path, content: Record) -> None:
     """Write a complete and valid result file atomically.
 
     :param path: of the file
     :param content: JSON values
     :raises BrokenResult: if :func:`read_run` would refuse it
     """
-    settings = {"settings": finite(content["settings"])} if "settings" in content else {}  # results themselves must be finite
-    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in {**content, **settings}.items()]
+    lines = []
+    for key, value in content.items():
+        plain = finite(value) if key == "settings" else value  # results themselves must be finite
+        lines.append(f"  {json.dumps(key)}: {json.dumps(plain)}")
     with files.replacing(path) as unfinished:
         unfinished.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         read_run(unfinished)
 
 
-def read_content(path: Path) -> dict[str, Any]:
+def read_content(path: Path) -> Record:
     """Read the JSON of a result file.
 
     :param path: of the file
@@ -147,9 +198,9 @@ def _text(path: Path) -> str:
         raise BrokenResult(f"{path}: not readable as JSON ({error})") from error
 
 
-def _content(path: Path, text: str) -> dict[str, Any]:
+def _content(path: Path, text: str) -> Record:
     try:
-        content = json.loads(text)
+        content: Record = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise BrokenResult(f"{path}: not readable as JSON ({error})") from error
     if not isinstance(content, dict):
@@ -157,13 +208,13 @@ def _content(path: Path, text: str) -> dict[str, Any]:
     return content
 
 
-def _run(path: Path, content: dict[str, Any]) -> Run:
+def _run(path: Path, content: Record) -> Run:
     try:
         spec = content["spec"]
         checkpoints = content["checkpoints"]
         run = Run(
             path=path,
-            spec=dict(spec),
+            spec=spec,
             env=str(spec["env"]),
             label=str(spec["label"]),
             algo=str(spec["algo"]),
@@ -190,8 +241,9 @@ def _run(path: Path, content: dict[str, Any]) -> Run:
     return run
 
 
-def _origin(content: dict[str, Any]) -> dict[str, str]:
-    words = {name: content.get(name) or "unknown" for name in ("commit", "versions", "machine", "command")}
+def _origin(content: Record) -> dict[str, str]:
+    names = ("commit", "versions", "machine", "command")
+    words: dict[str, object] = {name: content.get(name) or "unknown" for name in names}
     plain = {name: ", ".join(f"{k} {v}" for k, v in x.items()) if isinstance(x, dict) else str(x) for name, x in words.items()}
     return {"settings_of": str(content["spec"].get("source", "unknown")), **plain}
 

@@ -5,20 +5,18 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import rl_zoo3
 
 from ..benchmarking.results import RANDOM, env_folder, seed_file
-from ..common.command_line import BadInput, did_you_mean
-from ..common.yaml_files import HYPERPARAMS, read_sections
-from ..training.checks import check_settings
-from ..training.entries import entry_name
+from ..common.command_line import BadInput, Grid, did_you_mean
+from ..common.plain_files import HYPERPARAMS, Hyperparams, read_sections
 from ..training.experiment import register
+from ..training.settings import check_settings, entry_name
 
 CONSTRUCTOR_DEFAULTS = ("defaults", "sb3-defaults")
 VARIANT_KEYS = ("algo", "conf_file", "hyperparams")
@@ -35,7 +33,7 @@ class Variant:
     label: str
     algo: str
     conf_file: str
-    hyperparams: dict[str, Any]
+    hyperparams: Hyperparams
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +48,7 @@ class Spec:
     evaluations: int
     eval_episodes: int
     final_episodes: int
-    hyperparams: dict[str, Any]
+    hyperparams: Hyperparams
     source: str
 
     def folder(self, out: Path) -> Path:
@@ -61,7 +59,7 @@ class Spec:
         """The result file."""
         return self.folder(out) / seed_file(self.seed)
 
-    def difference(self, other: dict[str, Any]) -> str:
+    def difference(self, other: Mapping[str, object]) -> str:
         """Describe the differing fields of a result file's spec; empty if it is this run. ``source`` may differ.
 
         :param other: as read from the file
@@ -71,10 +69,29 @@ class Spec:
         return ", ".join(f"{name} {there.get(name, NOT_GIVEN)} there and {here.get(name, NOT_GIVEN)} here" for name in names)
 
 
-def _flat(spec: dict[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class RunOptions:
+    """Options that all runs of a benchmark have in common.
+
+    :param out: output folder
+    :param command: command line of the benchmark, for the result files
+    :param keep: keep each run's folder
+    :param device: of torch
+    :param gym_packages: to import, because they register envs
+    """
+
+    out: str
+    command: str
+    keep: bool
+    device: str
+    gym_packages: list[str]
+
+
+def _flat(spec: Mapping[str, object]) -> dict[str, object]:
     """Fields of a spec, with hyperparameters as separate fields."""
     fields = {name: value for name, value in spec.items() if name not in ("source", "hyperparams")}
-    return {**fields, **spec.get("hyperparams", {})}
+    hyperparams = spec.get("hyperparams", {})
+    return {**fields, **hyperparams} if isinstance(hyperparams, dict) else {**fields, "hyperparams": hyperparams}
 
 
 def known_algos() -> list[str]:
@@ -101,7 +118,7 @@ def read_variants(path: Path | None, names: Sequence[str]) -> list[Variant]:
     return [table.get(name) or Variant(name, name, "", {}) for name in dict.fromkeys(names)] or list(table.values())
 
 
-def swept(variants: Sequence[Variant], grid: dict[str, list[Any]]) -> list[Variant]:
+def swept(variants: Sequence[Variant], grid: Grid) -> list[Variant]:
     """Combine every variant with every combination of a grid's settings, with labels that name the combination.
 
     :param variants: to repeat
@@ -124,17 +141,18 @@ def swept(variants: Sequence[Variant], grid: dict[str, list[Any]]) -> list[Varia
     return made
 
 
-def settings_for(variant: Variant, env_id: str) -> tuple[dict[str, Any], str]:
+def settings_for(variant: Variant, env_id: str) -> tuple[Hyperparams, str]:
     """Settings of a variant on an env, in rl_zoo3's format, and where they come from.
 
     :param variant: the variant
     :param env_id: registered id
     :return: settings; ``file: entry``
+    :raises BadInput: for a name or type that the algorithm does not accept
     """
     if variant.algo == RANDOM:
         return {}, "none"
     if variant.conf_file in CONSTRUCTOR_DEFAULTS:
-        entry = {"policy": "MlpPolicy"}
+        entry: Hyperparams = {"policy": "MlpPolicy"}
         source = "constructor's defaults"
     else:
         path = Path(variant.conf_file) if variant.conf_file else _default_conf(variant.algo)
@@ -142,12 +160,14 @@ def settings_for(variant: Variant, env_id: str) -> tuple[dict[str, Any], str]:
         name = entry_name(table, env_id, path)
         entry = table[name]
         source = f"{path.name}: {name}"
-    settings: dict[str, Any] = {"policy": "MlpPolicy", **entry, **variant.hyperparams}
+    settings: Hyperparams = {"policy": "MlpPolicy", **entry, **variant.hyperparams}
     for name, changes in variant.hyperparams.items():
         before = entry.get(name)
         if isinstance(before, dict) and isinstance(changes, dict):
             settings[name] = before | changes  # the entry's other keys stay
     settings.pop("n_timesteps", None)  # the budget is the benchmark's
+    where = {name: source if name not in variant.hyperparams else f"variant {variant.label}" for name in settings}
+    check_settings(variant.algo, {"n_timesteps": 1.0, **settings}, lambda name: where.get(name, source))
     return settings, source
 
 
@@ -155,26 +175,29 @@ def _default_conf(algo: str) -> Path:
     return HYPERPARAMS if algo == "grpo" else Path(rl_zoo3.__file__).parent / "hyperparams" / f"{algo}.yml"
 
 
-def _variant(path: Path, label: str, entry: dict[str, Any]) -> Variant:
+def _variant(path: Path, label: str, entry: Hyperparams) -> Variant:
     if not LABEL.fullmatch(str(label)):
         raise BadInput(f"{path}: label {label!r} cannot name a folder; use letters, digits and . _ + = -")
     for key in entry:
         if key not in VARIANT_KEYS:
             raise BadInput(f"{path}: {label}: unknown key {key!r}.{did_you_mean(key, VARIANT_KEYS)}")
     algo = entry.get("algo")
+    conf_file = entry.get("conf_file", "")
     hyperparams = entry.get("hyperparams", {})
-    if algo not in known_algos():
+    if not isinstance(algo, str) or algo not in known_algos():
         raise BadInput(f"{path}: {label}: unknown algorithm {algo!r} (known: {', '.join(known_algos())})")
     if not isinstance(hyperparams, dict):
         raise BadInput(f"{path}: {label}: hyperparams must be a mapping, not {hyperparams!r}")
+    if not isinstance(conf_file, str):
+        raise BadInput(f"{path}: {label}: conf_file={conf_file!r} must be the path of a YAML file, or sb3-defaults")
     known = [*ZOO_KEYS, *(inspect.signature(rl_zoo3.ALGOS[algo].__init__).parameters if algo != RANDOM else [])]
     for key in hyperparams:
         if key not in known:
             raise BadInput(f"{path}: {label}: unknown hyperparameter {key!r} of {algo}.{did_you_mean(key, known)}")
-    return Variant(label, algo, str(entry.get("conf_file", "")), {key: _number(x) for key, x in hyperparams.items()})
+    return Variant(label, algo, conf_file, {key: _number(x) for key, x in hyperparams.items()})
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> object:
     """Convert text such as ``1e-3``, which YAML 1.1 does not read as a number."""
     try:
         return float(value) if isinstance(value, str) else value

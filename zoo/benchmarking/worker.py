@@ -1,6 +1,6 @@
 """One run of a benchmark in a process of its own: train to the budget, evaluate at fixed steps, write one result file.
 
-Started by :mod:`zoo.benchmarking.errand` through :mod:`zoo.common.lifeline`.
+Started by :mod:`zoo.benchmarking.launchers` through :mod:`zoo.common.lifeline`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import inspect
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch as th
@@ -18,19 +17,18 @@ import yaml
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.evaluation import evaluate_policy
+from stable_baselines3.common.type_aliases import PolicyPredictor
 from stable_baselines3.common.utils import ConstantSchedule, FloatSchedule
 from stable_baselines3.common.vec_env import VecEnv
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from sb_grpo import files
 
-from ..benchmarking.results import RANDOM, write_result
-from ..benchmarking.specs import Spec
+from ..benchmarking.results import RANDOM, Point, Record, Results, write_result
+from ..benchmarking.specs import RunOptions, Spec
 from ..common import provenance
-from ..common.ending import Counting, close
-from ..common.random_policy import RandomPolicy
-from ..training.building import build
-from ..training.experiment import Experiment, sync
+from ..common.episodes import Counting, Locals, RandomPolicy, close
+from ..training.experiment import Experiment, build, sync
 
 BAD_SETTINGS = 2
 NO_SETTINGS = ("self", "env", "policy", "tensorboard_log", "verbose", "_init_setup_model", "monitor_wrapper")
@@ -48,7 +46,7 @@ def evaluation_seed(seed: int, evaluation: int) -> int:
     return 2**31 + int(np.random.SeedSequence([seed, evaluation]).generate_state(1)[0]) % (2**31 - 2**16)
 
 
-def evaluate(model: Any, env: VecEnv, seed: int, deterministic: bool) -> list[float]:
+def evaluate(model: PolicyPredictor, env: VecEnv, seed: int, deterministic: bool) -> list[float]:
     """Return of one episode per env of a VecEnv.
 
     :param model: with ``predict``
@@ -60,7 +58,7 @@ def evaluate(model: Any, env: VecEnv, seed: int, deterministic: bool) -> list[fl
     finished: list[int] = []
     counting = Counting()
 
-    def note(step: dict[str, Any], everything: dict[str, Any]) -> None:
+    def note(step: Locals, everything: Locals) -> None:
         counting(step, everything)
         if step["done"] and "episode" in step["info"]:
             finished.append(step["i"])
@@ -85,7 +83,7 @@ class Checkpoints(BaseCallback):
         self.spec = spec
         self.experiment = experiment
         self.points = [spec.steps * i // spec.evaluations for i in range(spec.evaluations + 1)]
-        self.records: list[dict[str, Any]] = []
+        self.records: list[Point] = []
         self.wall = 0.0
         self.cpu = 0.0
         self.eval_wall = self.eval_cpu = 0.0
@@ -135,18 +133,27 @@ class Checkpoints(BaseCallback):
         close(self.env)
 
 
-def run_random(spec: Spec, experiment: Experiment) -> dict[str, Any]:
+def run_random(spec: Spec, experiment: Experiment) -> Results:
     """Evaluate the random policy; there is only a final evaluation."""
     env = experiment.create_envs(spec.final_episodes, eval_env=True, no_log=True)
     start = time.perf_counter()
     policy = RandomPolicy(env.action_space, spec.seed)
     returns = evaluate(policy, env, evaluation_seed(spec.seed, 0), deterministic=False)
-    counts = dict.fromkeys(("env_steps", "gradient_steps", "n_updates", "parameters"), 0)
-    times = {"train_wall_s": 0.0, "train_cpu_s": 0.0, "eval_wall_s": round(time.perf_counter() - start, 3)}
-    return {**counts, **times, "checkpoints": [], "final_returns": returns, "settings": {}}
+    return {
+        "env_steps": 0,
+        "gradient_steps": 0,
+        "n_updates": 0,
+        "parameters": 0,
+        "train_wall_s": 0.0,
+        "train_cpu_s": 0.0,
+        "eval_wall_s": round(time.perf_counter() - start, 3),
+        "checkpoints": [],
+        "final_returns": returns,
+        "settings": {},
+    }
 
 
-def run_training(spec: Spec, experiment: Experiment, model: BaseAlgorithm, keep: bool) -> dict[str, Any]:
+def run_training(spec: Spec, experiment: Experiment, model: BaseAlgorithm, keep: bool) -> Results:
     """Train and evaluate.
 
     :param spec: the run
@@ -156,7 +163,7 @@ def run_training(spec: Spec, experiment: Experiment, model: BaseAlgorithm, keep:
     """
     gradient_steps = 0
 
-    def count(*_: Any) -> None:
+    def count(*_: object) -> None:
         nonlocal gradient_steps
         gradient_steps += 1
 
@@ -188,32 +195,32 @@ def run_training(spec: Spec, experiment: Experiment, model: BaseAlgorithm, keep:
     }
 
 
-def settings_used(model: BaseAlgorithm, experiment: Experiment) -> dict[str, Any]:
+def settings_used(model: BaseAlgorithm, experiment: Experiment) -> dict[str, object]:
     """Effective constructor arguments of the model, and the settings of its envs."""
     names = [name for name in inspect.signature(type(model).__init__).parameters if name not in NO_SETTINGS]
-    settings = {name: plain(getattr(model, name)) for name in names if hasattr(model, name)}
+    settings = {name: to_python(getattr(model, name)) for name in names if hasattr(model, name)}
     return {
         **settings,
         "policy": type(model.policy).__name__,
         "n_envs": model.n_envs,
-        "normalize": plain({"on": bool(experiment.normalize), **experiment.normalize_kwargs}),
+        "normalize": to_python({"on": bool(experiment.normalize), **experiment.normalize_kwargs}),
         "frame_stack": experiment.frame_stack,
         "torch_threads": th.get_num_threads(),
     }
 
 
-def plain(value: Any) -> Any:
+def to_python(value: object) -> object:
     """Convert a value to JSON: schedules by their numbers, classes and functions by their names."""
     if isinstance(value, FloatSchedule):
-        return plain(value.value_schedule)
+        return to_python(value.value_schedule)
     if isinstance(value, ConstantSchedule):
         return value.val
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):
-        return {str(key): plain(x) for key, x in value.items()}
+        return {str(key): to_python(x) for key, x in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(x) for x in value]
+        return [to_python(x) for x in value]
     name = getattr(value, "__qualname__", None) or str(value)
     return type(value).__qualname__ if " at 0x" in name else name
 
@@ -236,17 +243,18 @@ def main(arguments: list[str]) -> int:
     """
     th.set_num_threads(1)
     spec = Spec(**json.loads(arguments[0]))
-    options = json.loads(arguments[1])
-    folder = Path(options["folder"])
-    for package in options["gym_packages"]:
+    given = json.loads(arguments[1])
+    folder = Path(given.pop("folder"))
+    options = RunOptions(**given)
+    for package in options.gym_packages:
         importlib.import_module(package)
-    origin: dict[str, Any] = {
+    origin: Record = {
         "commit": provenance.commit(),
         "versions": provenance.versions(),
         "machine": provenance.machine(),
+        "command": options.command,
     }
-    origin["command"] = options["command"]
-    experiment = make_experiment(spec, folder, options["device"])
+    experiment = make_experiment(spec, folder, options.device)
     if spec.algo == RANDOM:
         result = run_random(spec, experiment)
     else:
@@ -256,6 +264,6 @@ def main(arguments: list[str]) -> int:
             print(" ".join(str(error).split()) or repr(error))
             return BAD_SETTINGS
         assert built is not None
-        result = run_training(spec, experiment, built[0], options["keep"])
-    write_result(spec.file(Path(options["out"])), {"spec": spec.__dict__, **result, **origin})
+        result = run_training(spec, experiment, built[0], options.keep)
+    write_result(spec.file(Path(options.out)), {"spec": json.loads(arguments[0]), **result, **origin})
     return 0

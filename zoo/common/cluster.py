@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
-from typing import Any
+from pathlib import Path
+from types import ModuleType
+from typing import TextIO, TypedDict
 
 from sb_grpo.envs.ray_vec_env import ITS_TOKEN, check_answers, enter, imported
+from sb_grpo.types import Kwargs
 
-from ..common.command_line import BadInput, Parser, did_you_mean
+from ..common.command_line import PACKAGE, BadInput, Parser, did_you_mean
 
+#: Small networks are many times slower with more threads, and a machine runs as many runs as it has cores.
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 #: Launcher -> its name in messages.
 ENGINES = {"local": "processes of this machine", "ray": "a Ray cluster", "submitit": "SLURM"}
 PACKAGES = {"ray": "ray", "submitit": "submitit"}
+
+
+class Node(TypedDict):
+    """One machine in the answer of ``ray.nodes()``."""
+
+    Alive: bool
+    Resources: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -34,12 +49,12 @@ class Resources:
     minutes: int = 240
     partition: str = ""
 
-    def for_ray(self) -> dict[str, Any]:
+    def for_ray(self) -> dict[str, float]:
         """Arguments of Ray's ``options``."""
         memory = {"memory": int(self.memory_gb * 2**30)} if self.memory_gb else {}
         return {"num_cpus": self.cpus, "num_gpus": self.gpus, **memory}
 
-    def for_submitit(self) -> dict[str, Any]:
+    def for_submitit(self) -> dict[str, float | str]:
         """Arguments of submitit's ``update_parameters``.
 
         :raises BadInput: for fractions of a core or GPU, which SLURM does not support
@@ -49,9 +64,13 @@ class Resources:
                 raise BadInput(
                     f"--resources {name}={getattr(self, name):g}: submitit gives whole {name}; only Ray shares one."
                 )
-        wanted = {"cpus_per_task": max(int(self.cpus), 1), "gpus_per_node": int(self.gpus), "timeout_min": self.minutes}
-        memory = {"mem_gb": self.memory_gb} if self.memory_gb else {}
-        return {**wanted, **memory, **({"slurm_partition": self.partition} if self.partition else {})}
+        wanted: dict[str, float | str] = {"cpus_per_task": max(int(self.cpus), 1), "gpus_per_node": int(self.gpus)}
+        wanted["timeout_min"] = self.minutes
+        if self.memory_gb:
+            wanted["mem_gb"] = self.memory_gb
+        if self.partition:
+            wanted["slurm_partition"] = self.partition
+        return wanted
 
 
 def parse_resources(text: str) -> Resources:
@@ -61,7 +80,7 @@ def parse_resources(text: str) -> Resources:
     :raises BadInput: for an unknown name, or a value that is no number from 0 on
     """
     kinds: dict[str, type] = {name: type(value) for name, value in asdict(Resources()).items()}
-    values: dict[str, Any] = {}
+    values: Kwargs = {}
     for pair in filter(None, text.split(",")):
         name, equals, value = pair.partition("=")
         if not equals or name not in kinds:
@@ -108,7 +127,7 @@ def add_launcher(parser: Parser, *launchers: str) -> None:
     )
 
 
-def read_launch(args: Any) -> Launch:
+def read_launch(args: Namespace) -> Launch:
     """Read the launcher's options, and check before the start that its resources are available.
 
     :param args: with the options of :func:`add_launcher`
@@ -142,7 +161,7 @@ def check_installed(launcher: str) -> None:
         raise BadInput(f"--launcher {launcher}: {launcher} is not installed. Install it: pip install 'sb_grpo[scale]'")
 
 
-def connect_ray(launch: Launch, said: bool = False) -> Any:
+def connect_ray(launch: Launch, show_output: bool = False) -> ModuleType:
     """Join a Ray cluster, or start one on this machine that ends with this process.
 
     :param launch: some machine of the cluster must have its resources
@@ -153,7 +172,7 @@ def connect_ray(launch: Launch, said: bool = False) -> Any:
     address = launch.address
     ray = imported(address)
     try:
-        enter(ray, address, said)
+        enter(ray, address, show_output)
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise BadInput(f"--ray-address {address}: {error}; {ITS_TOKEN}.") from error
     try:
@@ -164,18 +183,58 @@ def connect_ray(launch: Launch, said: bool = False) -> Any:
     return ray
 
 
-def _check_room(nodes: Sequence[dict[str, Any]], resources: Resources) -> None:
+def _jobs_of(machine: dict[str, float], resources: Resources) -> int:
+    """Number of jobs that fit on a machine."""
+    wanted = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": resources.memory_gb * 2**30}
+    return min((int(machine.get(name, 0) / amount) for name, amount in wanted.items() if amount > 0), default=1)
+
+
+def _check_room(nodes: Sequence[Node], resources: Resources) -> None:
     machines = [node["Resources"] for node in nodes if node["Alive"]]
-    wanted = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": resources.memory_gb * 2**30}
-    if not any(all(machine.get(name, 0) >= amount for name, amount in wanted.items()) for machine in machines):
+    if not any(_jobs_of(machine, resources) for machine in machines):
         most = ", ".join(f"{max(m.get(name, 0) for m in machines):g} {name}" for name in ("CPU", "GPU"))
-        asked = f"cpus={resources.cpus:g},gpus={resources.gpus:g}"
-        raise BadInput(f"--resources {asked}: no machine of the Ray cluster has that (the most of one: {most}); ask for less.")
+        requested = f"cpus={resources.cpus:g},gpus={resources.gpus:g}"
+        raise BadInput(
+            f"--resources {requested}: no machine of the Ray cluster has that (the most of one: {most}); ask for less."
+        )
 
 
-def room_in(ray: Any, resources: Resources) -> int:
+def room_in(ray: ModuleType, resources: Resources) -> int:
     """Number of jobs that fit on the machines of a Ray cluster, including machines that have joined later."""
-    wanted = {"CPU": resources.cpus, "GPU": resources.gpus, "memory": resources.memory_gb * 2**30}
-    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    rooms = [min((int(m.get(name, 0) / x) for name, x in wanted.items() if x > 0), default=1) for m in machines]
-    return max(sum(rooms), 1)
+    return max(sum(_jobs_of(node["Resources"], resources) for node in ray.nodes() if node["Alive"]), 1)
+
+
+def search_here(arguments: Sequence[str], folder: str) -> int:
+    """Search here, in a process that ends with this one.
+
+    :param arguments: command line of ``zoo.tune``
+    :param folder: where the command was given; paths count from there, if this machine has it
+    :return: exit code
+    """
+    return wait_for(start_part("tune", *arguments, folder=folder if Path(folder).is_dir() else None))
+
+
+def start_part(module: str, *arguments: str, log: TextIO | None = None, folder: str | None = None) -> subprocess.Popen[bytes]:
+    """Start a module's ``main`` in a process that ends when its standard input is closed.
+
+    :param module: within this package
+    :param log: for its output
+    :param folder: working directory
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", f"{PACKAGE}.common.lifeline", module, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=log,
+        stderr=None if log is None else subprocess.STDOUT,
+        cwd=folder,
+        env={**os.environ, **ONE_THREAD},
+    )
+
+
+def wait_for(process: subprocess.Popen[bytes]) -> int:
+    """Exit code of a process, which ends with this one at the latest."""
+    try:
+        return process.wait()
+    finally:
+        process.kill()
+        process.communicate()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import difflib
 import errno
 import importlib
 import os
 import re
+import select
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
@@ -89,10 +91,16 @@ def add_untrusted(parser: argparse.ArgumentParser) -> None:
 class Settings(StoreDict):
     """Action for ``name:value`` pairs. Values are Python, as in rl_zoo3; other plain words are text."""
 
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        settings: dict[str, Any] = dict(getattr(namespace, self.dest, None) or {})  # of the same option before
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[object] | None,
+        option_string: str | None = None,
+    ) -> None:
+        settings: dict[str, object] = dict(getattr(namespace, self.dest, None) or {})  # of the same option before
         example = "render_mode:rgb_array" if self.dest.endswith("env_kwargs") else "learning_rate:3e-4"
-        for pair in values:
+        for pair in map(str, values or ()):
             name, colon, value = pair.partition(":")
             if not colon or not name:
                 raise argparse.ArgumentError(self, f"{pair!r} must be name:value, for example {example}")
@@ -151,17 +159,37 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {' or '.join(by_lower[n] for n in nearest)}?" if nearest else ""
 
 
-def check_at_least_1(given: Any, *names: str) -> None:
-    """Check that options are counts of at least 1, or None if not given.
+def check_at_least(given: argparse.Namespace, **least: int) -> None:
+    """Check that options are numbers from a least one on, or None if not given.
 
     :param given: options
-    :param names: of the options, as attributes
-    :raises BadInput: naming the first that is not
+    :param least: by name of the option
+    :raises BadInput: naming the first that is less
     """
-    for name in names:
+    for name, lowest in least.items():
         value = getattr(given, name)
-        if value is not None and value < 1:
-            raise BadInput(f"--{name.replace('_', '-')} {value} must be at least 1.")
+        if value is not None and value < lowest:
+            raise BadInput(f"--{name.replace('_', '-')} {value} must be at least {lowest}.")
+
+
+def add_torch(parser: argparse.ArgumentParser, with_device: bool = True) -> None:
+    """Add the options of torch; see :func:`use_threads`."""
+    if with_device:
+        parser.add_argument("--device", default="auto", help="of torch")
+    parser.add_argument("--num-threads", type=int, default=default_threads(), help="threads of torch; -1: its own choice")
+
+
+def use_threads(args: argparse.Namespace) -> None:
+    """Set the number of torch's threads, unless torch shall choose it."""
+    if args.num_threads > 0:
+        import torch
+
+        torch.set_num_threads(args.num_threads)
+
+
+def add_gym_packages(parser: argparse.ArgumentParser) -> None:
+    """Add ``--gym-packages``; see :func:`known_env`."""
+    parser.add_argument("--gym-packages", nargs="+", default=[], help="packages to import that register envs")
 
 
 #: Largest seed of NumPy's generators.
@@ -238,8 +266,8 @@ def run(name: str, main: Callable[[Sequence[str]], int], arguments: Sequence[str
         if full is None:
             raise
         place = f"{full.filename}: " if full.filename else ""
-        said = f"{place}{full.strerror}. Files that were saved before are whole; make room, and run the command again."
-        print(f"{program(name)}: {said}", file=sys.stderr)
+        message = f"{place}{full.strerror}. Files that were saved before are whole; make room, and run the command again."
+        print(f"{program(name)}: {message}", file=sys.stderr)
         return NO_ROOM
 
 
@@ -248,3 +276,62 @@ def full_disk(error: BaseException | None) -> OSError | None:
     while error is not None and not (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)):
         error = error.__cause__ or error.__context__
     return error
+
+
+def drop_dead_outputs() -> None:
+    """Drop a closed terminal or pipe, because an error of ``print`` would prevent saving."""
+    for descriptor in (1, 2):
+        poll = select.poll()
+        poll.register(descriptor, 0)  # reports only errors
+        if poll.poll(0):
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, descriptor)
+            os.close(nothing)
+
+
+def drawn(what: str, draw: Callable[[], Path]) -> Path | None:
+    """Draw a picture; a failure must not lose the results.
+
+    :param what: name of the picture, for the message
+    :param draw: draws it and returns its path
+    :return: the path; None after a failure, which stderr reports
+    """
+    try:
+        return draw()
+    except Exception as error:  # fonts, backends, full disks and others
+        print(f"The {what} could not be drawn: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
+        return None
+
+
+#: Values of settings by name.
+Grid = dict[str, list[Any]]
+
+
+def parse_grid(option: str, texts: Sequence[str]) -> Grid:
+    """Parse values by name. They are literals, or plain words: ``net_arch=[64],[64,64]``, ``advantage=state,step``.
+
+    :param option: such as ``--grid``, for messages
+    :param texts: of the command line
+    :raises BadInput: for text that is not ``name=value,value``, and for a repeated name or value
+    """
+    grid: Grid = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not name.isidentifier() or not values.strip(", "):
+            raise BadInput(f"{option} {text!r} must be name=value,value,..., for example learning_rate=3e-4,1e-3")
+        if name in grid:
+            raise BadInput(f"{option} names {name} twice")
+        try:
+            grid[name] = list(ast.literal_eval(f"[{values}]"))
+        except (ValueError, SyntaxError):
+            grid[name] = [_word(word.strip()) for word in values.split(",")]
+        if len({repr(value) for value in grid[name]}) < len(grid[name]):
+            raise BadInput(f"{option} {text!r} has a value twice")
+    return grid
+
+
+def _word(text: str) -> object:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -20,7 +20,7 @@ def end_with_parent() -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Call the ``main`` of a module.
+    """Call the ``main`` of a module; bad input becomes one line on stderr.
 
     :param arguments: the module within this package, such as ``benchmarking.worker``, and the arguments of its ``main``
     :return: exit code
@@ -28,8 +28,9 @@ def main(arguments: list[str]) -> int:
     threading.Thread(target=end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides the reaction
     module = importlib.import_module(f"..{arguments[0]}", __package__)
-    code: int = module.main(arguments[1:])
-    return code
+    from .command_line import run
+
+    return run(f"zoo.{arguments[0]}", module.main, arguments[1:])
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import ast
 import importlib
 import inspect
 from collections.abc import Callable, Iterator
-from typing import Any
+from types import ModuleType
 
 import gymnasium as gym
 import stable_baselines3.common.torch_layers as layers
@@ -22,6 +22,7 @@ from stable_baselines3.common.sb2_compat.rmsprop_tf_like import RMSpropTFLike
 from stable_baselines3.common.vec_env import VecEnvWrapper
 
 from ..common.command_line import BadInput, did_you_mean, one_line
+from .plain_files import Hyperparams
 
 #: Settings that rl_zoo3 evaluates if they are text.
 TEXTS = ("policy_kwargs", "replay_buffer_class", "replay_buffer_kwargs", "normalize", "monitor_kwargs")
@@ -32,7 +33,7 @@ CLASSES: dict[str, type] = {
     **{name: getattr(layers, name) for name in ("FlattenExtractor", "NatureCNN", "CombinedExtractor")},
 }
 #: Module -> (its names in a text, base of its classes).
-MODULES: dict[Any, tuple[tuple[str, ...], type]] = {
+MODULES: dict[ModuleType, tuple[tuple[str, ...], type]] = {
     th.nn: (("nn", "th.nn", "torch.nn"), th.nn.Module),
     th.optim: (("th.optim", "torch.optim", "optim"), th.optim.Optimizer),
 }
@@ -41,7 +42,7 @@ NAMED_CLASSES: dict[str, type] = {"env_wrapper": gym.Wrapper, "vec_env_wrapper":
 GRAMMAR = "literals, dict(name=value, ...) and classes such as nn.ReLU"
 
 
-def parse(text: str) -> Any:
+def parse(text: str) -> object:
     """Parse a text.
 
     :raises ValueError: if it is outside of the grammar
@@ -52,7 +53,7 @@ def parse(text: str) -> Any:
         raise ValueError(f"{text!r} is none of {GRAMMAR}: {one_line(error)}") from error
 
 
-def _value(node: ast.expr) -> Any:
+def _value(node: ast.expr) -> object:
     match node:
         case ast.Call(func=ast.Name(id="dict"), args=[], keywords=keywords):
             return _merged((None if k.arg is None else k.arg, _value(k.value)) for k in keywords)
@@ -71,11 +72,16 @@ def _value(node: ast.expr) -> Any:
                 raise ValueError(f"{ast.unparse(node)!r} is none of {GRAMMAR}") from None
 
 
-def _merged(pairs: Iterator[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Merge pairs to a dict; a key of None stands for ``**value``."""
-    merged: dict[Any, Any] = {}
+def _merged(pairs: Iterator[tuple[object, object]]) -> dict[object, object]:
+    """Merge pairs to a dict; a key of None stands for ``**value``.
+
+    :raises TypeError: if that value is no mapping
+    """
+    merged: dict[object, object] = {}
     for key, value in pairs:
-        merged.update(value if key is None else {key: value})
+        if key is None and not isinstance(value, dict):
+            raise TypeError(f"{value!r} behind ** is no mapping")
+        merged |= value if key is None and isinstance(value, dict) else {key: value}
     return merged
 
 
@@ -90,7 +96,7 @@ def _class(name: str) -> type:
     raise ValueError(f"{name!r} is none of {GRAMMAR}")
 
 
-def to_text(value: Any) -> str:
+def to_text(value: object) -> str:
     """Write a value as text for :func:`parse`.
 
     :raises ValueError: if there is no such text
@@ -110,7 +116,7 @@ def to_text(value: Any) -> str:
     return text
 
 
-def read_text(name: str, text: str, where: str) -> Any:
+def read_text(name: str, text: str, where: str) -> object:
     """Parse a setting that rl_zoo3 would evaluate. The value is never text, because rl_zoo3 would evaluate it again.
 
     :raises BadInput: for a text outside of the grammar
@@ -126,18 +132,18 @@ def read_text(name: str, text: str, where: str) -> Any:
     return value
 
 
-def without_texts(settings: dict[str, Any], where: Callable[[str], str]) -> dict[str, Any]:
+def without_texts(settings: Hyperparams, where: Callable[[str], str]) -> Hyperparams:
     """Parse the texts in settings, so that rl_zoo3 does not evaluate them.
 
     :param settings: of a run
     :param where: from a name to its place in the user's input
     :raises BadInput: for a text outside of the grammar
     """
-    texts = {name: settings[name] for name in TEXTS if isinstance(settings.get(name), str)}
+    texts = {name: text for name in TEXTS if isinstance(text := settings.get(name), str)}
     return {**settings, **{name: read_text(name, text, where(name)) for name, text in texts.items()}}
 
 
-def check_named_classes(settings: dict[str, Any], where: Callable[[str], str]) -> None:
+def check_named_classes(settings: Hyperparams, where: Callable[[str], str]) -> None:
     """Check that settings name classes of the right kind. It imports their modules, so all other checks come first.
 
     :param settings: of a run
@@ -145,7 +151,8 @@ def check_named_classes(settings: dict[str, Any], where: Callable[[str], str]) -
     :raises BadInput: for a name that is no class of its kind, and for unknown arguments
     """
     named = [(key, base, *entry) for key, base in NAMED_CLASSES.items() for entry in named_classes(settings.get(key))]
-    for key, _, path, arguments in named:
+    checked: list[tuple[str, type, str, dict[str, object]]] = []
+    for key, base, path, arguments in named:
         if not isinstance(path, str) or not all(part.isidentifier() for part in path.split(".")):
             raise BadInput(
                 f"{where(key)}: {key}: {path!r} must be a class by its dotted name, such as my_module.MyClass, or a "
@@ -155,12 +162,13 @@ def check_named_classes(settings: dict[str, Any], where: Callable[[str], str]) -
             raise BadInput(
                 f"{where(key)}: {key}: {path}: its arguments must be a mapping, such as {{name: value}}, not {arguments!r}."
             )
-    for key, base, path, arguments in named:
+        checked.append((key, base, path, arguments))
+    for key, base, path, arguments in checked:
         what = f"{where(key)}: {key}: {path}"
         _check_arguments(_class_at(path, base, what), arguments, [] if base is BaseCallback else ["env"], what)
 
 
-def named_classes(value: Any) -> Iterator[tuple[Any, Any]]:
+def named_classes(value: object) -> Iterator[tuple[object, object]]:
     """Dotted names and arguments in a setting of rl_zoo3's form: a name, ``{name: arguments}``, or a list of these."""
     for entry in value if isinstance(value, list) else [value]:
         if isinstance(entry, dict) and len(entry) > 1:
@@ -171,7 +179,7 @@ def named_classes(value: Any) -> Iterator[tuple[Any, Any]]:
             yield entry, {}
 
 
-def _check_arguments(kind: type, arguments: dict[str, Any], before: list[str], what: str) -> None:
+def _check_arguments(kind: type, arguments: dict[str, object], before: list[str], what: str) -> None:
     """Check that a class accepts its arguments.
 
     :param before: names of the arguments in front

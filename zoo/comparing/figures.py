@@ -6,7 +6,6 @@ import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
@@ -18,8 +17,10 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
+from numpy.typing import ArrayLike
 
 from sb_grpo import files
+from sb_grpo.types import Kwargs
 
 OKABE_ITO = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 LINES = ("-", "--", "-.", ":")
@@ -29,7 +30,7 @@ BRIGHT = 6
 PER_ROW = 3
 
 
-def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+def styles(labels: Sequence[str]) -> dict[str, Kwargs]:
     """Colour, line style and marker of each label; labels beyond eight differ by line style.
 
     The colour follows from the label's own name, so that it stays when other labels join a comparison. Of two labels with
@@ -39,7 +40,7 @@ def styles(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
     """
     n = len(OKABE_ITO)
     taken: set[int] = set()
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Kwargs] = {}
     for label in labels:
         start = zlib.crc32(label.encode()) % BRIGHT
         order = [*((start + k) % BRIGHT for k in range(BRIGHT)), *range(BRIGHT, n)]
@@ -56,24 +57,28 @@ def save(figure: Figure, path: Path) -> list[Path]:
     :param figure: closed afterwards
     :param path: without suffix: both; ``.png``, ``.svg`` or ``.pdf``: that one
     """
-    if path.suffix in (".png", ".svg", ".pdf"):
-        date: dict[str, Any] = (
-            {} if path.suffix == ".png" else {"metadata": {"CreationDate" if path.suffix == ".pdf" else "Date": None}}
-        )
-        with matplotlib.rc_context({"svg.hashsalt": path.stem}), files.replacing(path) as unfinished:
-            figure.savefig(unfinished, dpi=120, format=path.suffix[1:], **date)
-        plt.close(figure)
-        return [path]
-    png, svg = (path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg"))
-    with matplotlib.rc_context({"svg.hashsalt": path.name}), files.replacing(png) as first, files.replacing(svg) as second:
-        figure.savefig(first, dpi=120)
-        figure.savefig(second, metadata={"Date": None})
+    one = path.suffix in (".png", ".svg", ".pdf")
+    places = [path] if one else [path.with_name(f"{path.name}.{kind}") for kind in ("png", "svg")]
+    undated: dict[str, Kwargs] = {".svg": {"metadata": {"Date": None}}, ".pdf": {"metadata": {"CreationDate": None}}}
+    for place in places:
+        with (
+            matplotlib.rc_context({"svg.hashsalt": path.stem if one else path.name}),
+            files.replacing(place) as unfinished,
+        ):
+            figure.savefig(unfinished, dpi=120, format=place.suffix[1:], **undated.get(place.suffix, {}))
     plt.close(figure)
-    return [png, svg]
+    return places
 
 
 def band(
-    axes: Axes, x: Any, value: Any, low: Any, high: Any, label: str, style: dict[str, Any], every: int | None = None
+    axes: Axes,
+    x: ArrayLike,
+    value: ArrayLike,
+    low: ArrayLike,
+    high: ArrayLike,
+    label: str,
+    style: Kwargs,
+    every: int | None = None,
 ) -> None:
     """Draw a line with a shaded interval.
 
@@ -134,7 +139,7 @@ def legend_below(figure: Figure, axes: Axes) -> None:
 def legend_of_all(figure: Figure) -> None:
     """Draw one legend with the lines of all panels, below them."""
     named = {label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    place: dict[str, Any] = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
+    place: Kwargs = {"loc": "outside lower center", "frameon": False, "fontsize": 8}
     figure.legend(list(named.values()), list(named), ncols=_columns(figure, list(named), 2, 8), **place)
 
 

@@ -15,10 +15,11 @@ import copy
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from scipy import stats
+from scipy.integrate import trapezoid
 
 Array = np.ndarray
 Scores = Sequence[Array]
@@ -181,7 +182,7 @@ def _sizes(n: int, most: int) -> Iterator[int]:
     yield from (min(most, n - start) for start in range(0, n, most))
 
 
-def with_interval(name: str, value: float, low: Any, high: Any) -> dict[str, float]:
+def with_interval(name: str, value: float | Array, low: float | Array, high: float | Array) -> dict[str, float]:
     """Make three cells of a table's row: the value and its bounds."""
     return {name: float(value), f"{name}_low": float(low), f"{name}_high": float(high)}
 
@@ -310,7 +311,7 @@ def paired(x: Array, y: Array, level: float = 0.95) -> Paired:
     return Paired(difference, float(bounds.low), float(bounds.high), float(test.statistic), float(test.pvalue), signed_ranks)
 
 
-def common_luck(x: Scores, y: Scores) -> tuple[float, float]:
+def common_noise(x: Scores, y: Scores) -> tuple[float, float]:
     """Correlation of two samples, and the share of the variance of their mean difference that pairing saves.
 
     The share is 1 - Var(x - y) / (Var x + Var y) = 2 Cov / (Var x + Var y): 1 if all noise is common, 0 if none is, negative
@@ -387,3 +388,69 @@ def ranks(table: Array) -> Array:
     :param table: ``[algorithms, tasks]``
     """
     return np.asarray(stats.rankdata(-np.asarray(table), axis=0))
+
+
+# ---------------------------------------------------------------- fairness over tasks, stability of runs
+
+
+def gini(scores: Array) -> Array:
+    """Gini coefficient over the last axis: 0 if all tasks have equal scores, near 1 if one has everything.
+
+    Half the mean absolute difference of two tasks, over their mean. Scores below 0, worse than random, count as 0.
+
+    :param scores: ``[..., tasks]`` normalised
+    :return: ``[...]``; NaN where no task has more than 0
+    """
+    x = np.clip(scores, 0.0, None)
+    differences = np.abs(x[..., :, None] - x[..., None, :]).mean(axis=(-2, -1))
+    mean = x.mean(axis=-1)
+    return np.asarray(np.divide(differences, 2.0 * mean, out=np.full_like(mean, np.nan), where=mean > 0))
+
+
+def worst_over_best(scores: Array) -> Array:
+    """Worst task's score as a share of the best one's; scores below 0 count as 0.
+
+    :param scores: ``[..., tasks]`` normalised
+    :return: ``[...]``; NaN where no task has more than 0
+    """
+    x = np.clip(scores, 0.0, None)
+    best = x.max(axis=-1)
+    return np.asarray(np.divide(x.min(axis=-1), best, out=np.full_like(best, np.nan), where=best > 0))
+
+
+def fairness_row(tasks: Sequence[str], scores: Array) -> dict[str, str | float]:
+    """One line of a table.
+
+    :param tasks: names
+    :param scores: ``[tasks]`` normalised
+    """
+    worst = int(np.argmin(scores))
+    best = int(np.argmax(scores))
+    return {
+        "tasks": len(tasks),
+        "worst_task": tasks[worst],
+        "worst": float(scores[worst]),
+        "best_task": tasks[best],
+        "best": float(scores[best]),
+        "worst_over_best": float(worst_over_best(scores)),
+        "gini": float(gini(scores)),
+    }
+
+
+def drop_from_best(curve: Array) -> float:
+    """Difference between the best and the last checkpoint; 0 if the last is the best.
+
+    :param curve: ``[C]`` mean return of each checkpoint
+    """
+    return float(curve.max() - curve[-1])
+
+
+def area_under_curve(curve: Array, steps: Array) -> float:
+    """Mean height of the curve over the steps that it covers (trapezoids): a return, comparable between budgets.
+
+    :param curve: ``[C]``
+    :param steps: ``[C]`` increasing; where there is one checkpoint, its value
+    """
+    if len(curve) == 1:
+        return float(curve[0])
+    return float(trapezoid(curve, steps) / (steps[-1] - steps[0]))

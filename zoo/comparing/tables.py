@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ..benchmarking.results import Run
-from ..comparing import statistics
-from ..comparing.comparison import Comparison
-from ..comparing.fairness import fairness
-from ..comparing.pairs import paired
-from ..comparing.stability import stability
+from . import statistics
+from .comparison import Comparison
+from .statistics import Array
 
 PROFILE_POINTS = 81
 PROFILE_RANGE = (-1.0, 3.0)
@@ -90,7 +87,7 @@ def threshold(c: Comparison) -> pd.DataFrame:
 
 def aggregate(c: Comparison) -> pd.DataFrame:
     """Per algorithm: normalised scores over the common envs, with stratified bootstrap intervals."""
-    measures: dict[str, Callable[..., Any]] = {
+    measures: dict[str, Callable[..., statistics.Array]] = {
         "iqm": statistics.iqm,
         "mean": statistics.mean,
         "median": statistics.median,
@@ -99,7 +96,7 @@ def aggregate(c: Comparison) -> pd.DataFrame:
     rows = []
     for label in c.labels if c.common_envs else []:
         scores = c.normalised(label)
-        row = dict[str, Any](algorithm=label)
+        row: dict[str, str | float] = {"algorithm": label}
         for name, measure in measures.items():
             row |= statistics.with_interval(name, float(measure(scores)), *statistics.interval(measure, scores))
         rows.append({**row, "envs": len(scores), "runs": sum(map(len, scores))})
@@ -165,7 +162,7 @@ def cost(c: Comparison) -> pd.DataFrame:
     """Per env and algorithm: cost of a run (medians)."""
     rows = []
     for env, label, group in c.groups:
-        processor, timed = _timed(group)
+        processor, timed = max(_by_processor(group).items(), key=lambda entry: len(entry[1]))
         row = {
             "env": env,
             "algorithm": label,
@@ -189,11 +186,6 @@ def _by_processor(runs: Iterable[Run]) -> dict[str, list[Run]]:
     return dict(sorted(found.items()))
 
 
-def _timed(runs: Iterable[Run]) -> tuple[str, list[Run]]:
-    """Most frequent processor of the runs, and the runs on it."""
-    return max(_by_processor(runs).items(), key=lambda entry: len(entry[1]))
-
-
 def _timed_together(some: Iterable[Run], others: Iterable[Run]) -> tuple[list[Run], list[Run]] | None:
     """Runs of both on a common processor with the largest smaller number of runs; None without one."""
     a = _by_processor(some)
@@ -213,7 +205,7 @@ def speed(c: Comparison) -> pd.DataFrame:
         both = [env for env in c.envs if {label, c.baseline} <= set(c.on(env))]
         timed = {env: pair for env in both if (pair := _timed_together(c.runs[env, c.baseline], c.runs[env, label]))}
         for name, envs in [*((env, [env]) for env in timed), ("all", list(timed))] if timed else []:
-            row: dict[str, Any] = {"algorithm": label, "over": c.baseline, "env": name}
+            row: dict[str, str | float] = {"algorithm": label, "over": c.baseline, "env": name}
             for column, field in (("speedup", "train_wall_s"), ("cpu_speedup", "train_cpu_s")):
                 times = [[np.array([getattr(run, field) for run in timed[env][side]]) for env in envs] for side in (0, 1)]
                 known = all((t > 0).all() for side in times for t in side)  # later evaluations have no times
@@ -292,6 +284,114 @@ def profile(c: Comparison) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+NAMED_PAIRS = 3  # of the pairs of algorithms that a note lists
+
+
+def same_seeds(some: Sequence[Run], others: Sequence[Run]) -> list[tuple[Run, Run]]:
+    """Match runs with the same seed and number of final episodes.
+
+    :param some: runs of one env and algorithm
+    :param others: of the same env and another algorithm
+    :return: in the order of the seeds
+    """
+    by_seed = {run.seed: run for run in others}
+    both = [(run, by_seed[run.seed]) for run in sorted(some, key=lambda run: run.seed) if run.seed in by_seed]
+    return [(a, b) for a, b in both if len(a.final_returns) == len(b.final_returns)]
+
+
+def paired(c: Comparison) -> pd.DataFrame:
+    """Per env and pair of algorithms: the paired t-test over the seeds that both have, and the variance it saves.
+
+    :func:`zoo.benchmarking.worker.evaluation_seed` derives the initial states of an evaluation from the run's seed alone, so
+    two runs of one seed share them and the env's noise, episode by episode. A run's score is one observation.
+
+    ``correlation`` and ``variance_saved`` are of the runs' scores over seeds; with ``_within`` they are of episodes within
+    their seeds: the effect of shared initial states alone.
+    """
+    rows = []
+    for env in c.envs:
+        of_env = [_paired_row(env, a, b, same_seeds(c.runs[env, a], c.runs[env, b])) for a, b in combinations(c.on(env), 2)]
+        corrected = statistics.holm(np.array([row["p"] for row in of_env]))
+        rows += [{**row, "p_holm": p} for row, p in zip(of_env, corrected, strict=True)]
+    names = ["env", "algorithm", "other", "pairs", "difference", "difference_low", "difference_high", "t", "p", "p_holm"]
+    names += ["p_wilcoxon", "correlation", "variance_saved", "correlation_within", "variance_saved_within"]
+    table = pd.DataFrame(rows, columns=names)
+    return table if (table["pairs"] >= 2).any() else table.iloc[:0]
+
+
+def _paired_row(env: str, a: str, b: str, pairs: Sequence[tuple[Run, Run]]) -> dict[str, str | float]:
+    row: dict[str, str | float] = {"env": env, "algorithm": a, "other": b, "pairs": len(pairs), "p": np.nan}
+    if len(pairs) < 2:
+        return row
+    x, y = ([pair[side].final_returns for pair in pairs] for side in (0, 1))
+    scores_x, scores_y = (np.array([block.mean() for block in blocks]) for blocks in (x, y))
+    test = statistics.paired(scores_x, scores_y)
+    row |= {"difference": test.difference, "difference_low": test.low, "difference_high": test.high}
+    row |= {"t": test.t, "p": test.p, "p_wilcoxon": test.wilcoxon}
+    row["correlation"], row["variance_saved"] = statistics.common_noise([scores_x], [scores_y])
+    row["correlation_within"], row["variance_saved_within"] = statistics.common_noise(x, y)
+    return row
+
+
+def pairing_notes(c: Comparison) -> list[str]:
+    """At most one line about algorithms that cannot be paired, and seeds left out of pairs."""
+    apart = []
+    partial = []
+    for env in c.envs:
+        for a, b in combinations(c.on(env), 2):
+            some = c.runs[env, a]
+            others = c.runs[env, b]
+            n = len(same_seeds(some, others))
+            if n < 2:
+                apart.append(f"{env} {a} and {b} ({_why(some, others)})")
+            elif n < max(len(some), len(others)):
+                partial.append(f"{env} {a} and {b} ({n} of {len(some)} and {len(others)} runs)")
+    messages = [
+        f"{what} {', '.join(found[:NAMED_PAIRS])}{f' and {len(found) - NAMED_PAIRS} more' * (len(found) > NAMED_PAIRS)}."
+        for what, found in (("Not paired:", apart), ("Paired in part:", partial))
+        if found
+    ]
+    return [" ".join(messages)] if messages else []
+
+
+def _why(some: Sequence[Run], others: Sequence[Run]) -> str:
+    common = {run.seed for run in some} & {run.seed for run in others}
+    if len(common) < 2:
+        return f"{len(common) or 'no'} seed in common"
+    return "other numbers of final episodes"
+
+
+def stability(c: Comparison) -> pd.DataFrame:
+    """Per env and algorithm, means over runs: drop from the best checkpoint, and area under the curve."""
+    rows = []
+    for env, label in c.keys:
+        curves = c.curves(env, label)
+        steps = c.runs[env, label][0].checkpoint_steps
+        drops = np.array([statistics.drop_from_best(curve) for curve in curves])
+        areas = np.array([statistics.area_under_curve(curve, steps) for curve in curves])
+        row: dict[str, str | float] = {"env": env, "algorithm": label, "seeds": len(curves)}
+        for name, values in (("drop_from_best", drops), ("area_under_curve", areas)):
+            row |= statistics.with_interval(name, values.mean(), *statistics.interval(statistics.mean, [values]))
+        rows.append({**row, "largest_drop": drops.max()})
+    return pd.DataFrame(rows)
+
+
+def fairness(c: Comparison) -> pd.DataFrame:
+    """Per algorithm, over the common envs: worst and best one, worst over best, and Gini, of mean normalised scores."""
+    rows = []
+    for label in c.labels if len(c.common_envs) > 1 else []:
+        scores = c.normalised(label)
+        line = {"algorithm": label, **statistics.fairness_row(c.common_envs, np.array([s.mean() for s in scores]))}
+        for name, measure in (("worst_over_best", statistics.worst_over_best), ("gini", statistics.gini)):
+
+            def of_means(scores: statistics.Scores, measure: Callable[[Array], Array] = measure) -> Array:
+                return measure(np.stack([s.mean(axis=-1) for s in scores], axis=-1))
+
+            line |= statistics.with_interval(name, float(line[name]), *statistics.interval(of_means, scores))
+        rows.append(line)
+    return pd.DataFrame(rows)
+
+
 ALL: dict[str, Callable[[Comparison], pd.DataFrame]] = {
     table.__name__: table
     for table in (
@@ -334,7 +434,7 @@ def to_markdown(table: pd.DataFrame) -> str:
     return "\n".join(lines)
 
 
-def _text(value: Any) -> str:
+def _text(value: str | float) -> str:
     if isinstance(value, str):
         return value
     if np.isnan(value):
@@ -346,7 +446,7 @@ def _text(value: Any) -> str:
     return f"{value:.3g}" if abs(value) < 100 else f"{value:.1f}"
 
 
-def _speedup(bar: Any, mine: Any) -> Any:
+def _speedup(bar: statistics.Scores, mine: statistics.Scores) -> statistics.Array:
     """Geometric mean over envs of the ratio of the median times."""
     logs = [np.log(np.median(b, axis=-1)) - np.log(np.median(m, axis=-1)) for b, m in zip(bar, mine, strict=True)]
-    return np.exp(np.mean(logs, axis=0))
+    return np.asarray(np.exp(np.mean(logs, axis=0)))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import yaml
 
@@ -18,17 +19,35 @@ from ..common.command_line import call, how_many
 LONG = ("final_returns", "settings", "versions")
 
 
+class Metrics(TypedDict, total=False):
+    """Content of ``metrics.json``, with null for numbers that are not finite."""
+
+    algo: str
+    env: str
+    seed: int
+    env_steps: int
+    planned_steps: int
+    gradient_steps: int | None
+    wall_time_s: float
+    final_returns: Sequence[float | None]
+    settings: dict[str, object]
+    mean_return: float | None
+    std_return: float | None
+    commit: str | None
+    versions: dict[str, str]
+
+
 def write_card(folder: Path) -> Path:
     """Write the model card from the files in the run's folder.
 
     :param folder: with ``metrics.json``, ``<env>/config.yml`` and optionally ``learning_curve.png``
     :return: its path
     """
-    metrics = json.loads((folder / "metrics.json").read_text())
+    metrics: Metrics = json.loads((folder / "metrics.json").read_text())
     return files.write(folder / "README.md", f"---\n{_metadata(metrics)}---\n\n{_text(folder, metrics)}")
 
 
-def _metadata(metrics: dict[str, Any]) -> str:
+def _metadata(metrics: Metrics) -> str:
     """The head that the Hugging Face Hub reads."""
     value = f"{_number(metrics['mean_return'], 2)} +/- {_number(metrics['std_return'], 2)}"
     result = {
@@ -44,7 +63,7 @@ def _metadata(metrics: dict[str, Any]) -> str:
     return yaml.safe_dump(head, sort_keys=False)
 
 
-def _text(folder: Path, metrics: dict[str, Any]) -> str:
+def _text(folder: Path, metrics: Metrics) -> str:
     algo = metrics["algo"]
     env = metrics["env"]
     returns = [value for value in metrics["final_returns"] if value is not None]
@@ -91,7 +110,7 @@ def _number(value: float | None, digits: int = 1) -> str:
     return "not a number" if value is None else f"{value:.{digits}f}"
 
 
-def _cell(value: Any) -> str:
+def _cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     return "unknown" if value is None else str(value)

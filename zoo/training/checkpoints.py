@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 from stable_baselines3.common.base_class import BaseAlgorithm
@@ -24,33 +24,54 @@ from sb_grpo.normalization import statistics_to_bytes, with_statistics
 from sb_grpo.save_util import PLAIN, STATISTICS, read_entry, with_entries, write_zip
 
 from ..common.command_line import BadInput
-from ..common.ending import Counting
+from ..common.episodes import Counting, Locals
+from ..common.plain_files import Hyperparams, to_json
 from ..common.provenance import commit, versions
-from ..common.strict_json import to_json
-from .tracking import Keep
 
 FACTS = "checkpoint.json"
 LAST_STATISTICS = "vecnormalize.pkl"
 
 
-def facts(model: BaseAlgorithm, settings: dict[str, Any], **more: Any) -> dict[str, Any]:
+class Facts(TypedDict, total=False):
+    """Facts about a run in its checkpoints."""
+
+    step: int
+    env_steps: int
+    updates: int
+    mean_return: float | None
+    tensorboard: str | None
+    evaluated: float  #: of the best model alone
+    settings_sha256: str
+    commit: str | None
+    versions: dict[str, str]
+
+
+#: Function of the path of a model and its facts.
+Keep = Callable[[Path, Facts], None]
+
+
+def facts(model: BaseAlgorithm, settings: Hyperparams, evaluated: float | None = None) -> Facts:
     """Current facts about a run.
 
     :param model: in training
     :param settings: of the run
-    :param more: further values
+    :param evaluated: mean return of the evaluation that the checkpoint belongs to
     """
     returns = [episode["r"] for episode in model.ep_info_buffer or []]
-    return {
+    provenance = _provenance()
+    known: Facts = {
         "step": model.num_timesteps // model.n_envs,
         "env_steps": model.num_timesteps,
         "updates": model._n_updates,
         "mean_return": float(np.mean(returns)) if returns else None,
         "tensorboard": tensorboard_of(model),
-        **more,
         "settings_sha256": hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest(),
-        **_provenance(),
+        "commit": provenance[0],
+        "versions": provenance[1],
     }
+    if evaluated is not None:
+        known["evaluated"] = evaluated
+    return known
 
 
 def tensorboard_of(model: BaseAlgorithm) -> str | None:
@@ -62,12 +83,12 @@ def tensorboard_of(model: BaseAlgorithm) -> str | None:
 
 
 @cache
-def _provenance() -> dict[str, Any]:
+def _provenance() -> tuple[str | None, dict[str, str]]:
     """Provenance of the code at the first checkpoint; it does not change later."""
-    return {"commit": commit(), "versions": versions()}
+    return commit(), versions()
 
 
-def save(model: BaseAlgorithm, path: Path, known: dict[str, Any]) -> None:
+def save(model: BaseAlgorithm, path: Path, known: Facts) -> None:
     """Write a whole checkpoint, of any algorithm of SB3's.
 
     :param model: to save
@@ -83,13 +104,19 @@ def save(model: BaseAlgorithm, path: Path, known: dict[str, Any]) -> None:
     write_zip(path, with_entries(file.getvalue(), entries))
 
 
-def read_facts(path: Path) -> dict[str, Any] | None:
+def read_facts(path: Path) -> Facts | None:
     """Read a checkpoint's facts; None for other zips."""
     content = read_entry(path, FACTS)
-    known = None if content is None else dict(json.loads(content))
+    known: Facts | None = None if content is None else json.loads(content)
     if known is not None and not isinstance(known.get("env_steps"), int):
         raise ValueError(f"{path}: {FACTS} has env_steps={known.get('env_steps')!r:.80}, which is no number of steps")
     return known
+
+
+def _save_and_keep(model: BaseAlgorithm, path: Path, known: Facts, keep: Keep | None) -> None:
+    save(model, path, known)
+    if keep is not None:
+        keep(path, known)
 
 
 class Checkpoints(BaseCallback):
@@ -103,7 +130,7 @@ class Checkpoints(BaseCallback):
 
     rank_0_only = True
 
-    def __init__(self, every: int, folder: Path, settings: dict[str, Any], keep: Keep | None = None) -> None:
+    def __init__(self, every: int, folder: Path, settings: Hyperparams, keep: Keep | None = None) -> None:
         super().__init__()
         self.every = every
         self.folder = folder
@@ -113,10 +140,7 @@ class Checkpoints(BaseCallback):
     def _on_step(self) -> bool:
         if self.n_calls % self.every == 0:
             path = self.folder / f"rl_model_{self.num_timesteps}_steps.zip"
-            known = facts(self.model, self.settings)
-            save(self.model, path, known)
-            if self.keep is not None:
-                self.keep(path, known)
+            _save_and_keep(self.model, path, facts(self.model, self.settings), self.keep)
         return True
 
 
@@ -128,7 +152,7 @@ class BestModel(BaseCallback):
     :param keep: called with the file and its facts
     """
 
-    def __init__(self, folder: Path, settings: dict[str, Any], keep: Keep | None = None) -> None:
+    def __init__(self, folder: Path, settings: Hyperparams, keep: Keep | None = None) -> None:
         super().__init__()
         self.folder = folder
         self.settings = settings
@@ -137,9 +161,7 @@ class BestModel(BaseCallback):
     def _on_step(self) -> bool:
         assert isinstance(self.parent, EvalCallback)
         known = facts(self.model, self.settings, evaluated=float(self.parent.best_mean_reward))
-        save(self.model, self.folder / "best_model.zip", known)
-        if self.keep is not None:
-            self.keep(self.folder / "best_model.zip", known)
+        _save_and_keep(self.model, self.folder / "best_model.zip", known, self.keep)
         return True
 
 
@@ -148,15 +170,17 @@ class Evaluations(EvalCallback):
 
     :param env: for evaluation
     :param folder: of the run
-    :param kwargs: of EvalCallback
+    :param best: called after the best evaluation so far; then as in EvalCallback
     """
 
-    def __init__(self, env: VecEnv, folder: Path, **kwargs: Any) -> None:
-        super().__init__(env, log_path=str(folder), **kwargs)
+    def __init__(
+        self, env: VecEnv, folder: Path, best: BaseCallback, n_eval_episodes: int, eval_freq: int, deterministic: bool
+    ) -> None:
+        super().__init__(env, best, None, n_eval_episodes, eval_freq, str(folder), deterministic=deterministic)
         self.finished = folder / "evaluations.npz"
         self.log_path = str(folder / ".evaluations.part")  # to which np.savez adds .npz
 
-    def _log_success_callback(self, locals_: dict[str, Any], globals_: dict[str, Any]) -> None:
+    def _log_success_callback(self, locals_: Locals, globals_: Locals) -> None:
         super()._log_success_callback(locals_, globals_)
         self.counting(locals_, globals_)
 

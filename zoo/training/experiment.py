@@ -6,37 +6,73 @@ import contextlib
 import shutil
 import sys
 import time
+from argparse import Namespace
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import rl_zoo3
 import rl_zoo3.train
 from stable_baselines3.common.base_class import BaseAlgorithm
-from stable_baselines3.common.callbacks import ProgressBarCallback
+from stable_baselines3.common.callbacks import BaseCallback, ProgressBarCallback
 from stable_baselines3.common.evaluation import evaluate_policy
-from stable_baselines3.common.logger import configure
+from stable_baselines3.common.logger import HParam, configure
 from stable_baselines3.common.vec_env import VecEnv, sync_envs_normalization
 
-from sb_grpo import GRPO, files, ranks
+from sb_grpo import GRPO, distributed, files
 from sb_grpo.callbacks import RULES, STRICT_RULES, HealthCallback, RecoveryCallback
-from sb_grpo.figures import as_shown
+from sb_grpo.metrics import NOT_PRINTED, as_shown
+from sb_grpo.types import Kwargs
 
-from ..common.command_line import BadInput, how_many
-from ..common.ending import Counting, close, drop_dead_outputs
+from ..common.command_line import BadInput, drawn, drop_dead_outputs, how_many, one_line
+from ..common.episodes import Counting, close
 from ..common.folders import alone_in, make_folder, new_folder
-from ..common.pictures import drawn
+from ..common.plain_files import HYPERPARAMS, Hyperparams, to_json
 from ..common.provenance import command, commit, versions
-from ..common.strict_json import to_json
-from ..training.callbacks import HParamsCallback, end_all
-from ..training.card import write_card
-from ..training.checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, facts, read_facts, save
-from ..training.crashes import is_bad_input
-from ..training.resuming import FILE as RUN_FILE
-from ..training.resuming import RunSaves, set_monitors_aside
-from ..training.run_files import write_values
-from ..training.setup import Setup
-from ..training.tracking import Keep, artifact_name, define_metrics, keeper
+from ..common.tracking import artifact_name, define_metrics, keeper
+from .card import Metrics, write_card
+from .checkpoints import LAST_STATISTICS, BestModel, Checkpoints, Evaluations, Keep, facts, read_facts, save
+from .resuming import FILE as RUN_FILE
+from .resuming import RunSaves, set_monitors_aside
+from .run_files import write_values
+from .setup import Setup, is_bad_input
+
+#: Scalars that the HParams tab shows beside the settings.
+METRICS = ("eval/mean_reward", "rollout/ep_rew_mean")
+
+
+class HParamsCallback(BaseCallback):
+    """Write the settings of a run to TensorBoard's HParams tab when training starts: all arguments of a GRPO model among them.
+
+    :param settings: of the run
+    """
+
+    def __init__(self, settings: Hyperparams) -> None:
+        super().__init__()
+        self.settings = settings
+
+    def _on_training_start(self) -> None:
+        settings = as_shown({**getattr(self.model, "settings", {}), **self.settings})
+        hparam = HParam(settings, {name: 0.0 for name in METRICS})
+        self.logger.record("hparams", hparam, exclude=NOT_PRINTED)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def end_all(callbacks: Iterable[BaseCallback]) -> None:
+    """End bars and reports after an error, which SB3 does not, and which none of them may hide.
+
+    :param callbacks: of the training; those that it has not begun have nothing to end
+    """
+    for callback in callbacks:
+        if not callback.locals:
+            continue
+        try:
+            callback.on_training_end()
+        except Exception as error:  # users' own callbacks may raise anything
+            print(f"{type(callback).__name__} could not end: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
+
 
 FINAL_EPISODES = 20
 #: Rules of ``--health``.
@@ -61,7 +97,7 @@ class Experiment(Setup):
     _own_folder: Path | None = None  #: the run's, once it has made one
     _above: tuple[Path, ...] = ()  #: further folders that were not there before
 
-    def setup_experiment(self) -> tuple[BaseAlgorithm, dict[str, Any]] | None:
+    def setup_experiment(self) -> tuple[BaseAlgorithm, Hyperparams] | None:
         """rl_zoo3's, with everything that a user can have asked for wrongly as :class:`BadInput`; a crash stays a crash."""
         try:
             return super().setup_experiment()
@@ -69,10 +105,10 @@ class Experiment(Setup):
             self._take_back()
             if isinstance(error, BadInput) or not is_bad_input(error):
                 raise
-            said = str(error)
-            if "You must use `MultiInputPolicy`" in said:  # SB3's words for Dict observations
-                said += f": add --hyperparams policy:MultiInputPolicy, or give {self.env_name.gym_id} an entry with it."
-            raise BadInput(said) from error
+            message = str(error)
+            if "You must use `MultiInputPolicy`" in message:  # SB3's words for Dict observations
+                message += f": add --hyperparams policy:MultiInputPolicy, or give {self.env_name.gym_id} an entry with it."
+            raise BadInput(message) from error
 
     def let_go(self) -> None:
         """The run is over: its folder is free."""
@@ -122,7 +158,7 @@ class Experiment(Setup):
         if self.eval_freq > 0:
             evaluations = Evaluations(
                 self.create_envs(self.n_eval_envs, eval_env=True), folder,
-                callback_on_new_best=BestModel(folder, settings, self._keeper("best")),
+                best=BestModel(folder, settings, self._keeper("best")),
                 n_eval_episodes=self.n_eval_episodes, eval_freq=max(self.eval_freq // self.n_envs, 1),
                 deterministic=self.deterministic_eval,
             )  # fmt: skip
@@ -134,6 +170,7 @@ class Experiment(Setup):
             from wandb.integration.sb3 import WandbCallback
 
             self.callbacks.append(WandbCallback())
+            assert wandb.run is not None
             define_metrics(wandb.run)
         if getattr(self.args, "health", None):
             self.health = HealthCallback(HEALTH[self.args.health])
@@ -141,7 +178,7 @@ class Experiment(Setup):
         if getattr(self.args, "recover", 0):
             self.callbacks.append(RecoveryCallback(self.args.recover))
 
-        if self.algo == "grpo" and ranks.announced().n == 1 and hasattr(self.args, "resume"):
+        if self.algo == "grpo" and distributed.announced().size == 1 and hasattr(self.args, "resume"):
             every = max(self.save_freq // self.n_envs, 1) if self.save_freq > 0 else 0
             self.run_saves = RunSaves(every, folder, Path(self.params_path) / RUN_FILE)
             self.callbacks.append(self.run_saves)
@@ -152,15 +189,17 @@ class Experiment(Setup):
             return None
         import wandb  # an extra
 
+        assert wandb.run is not None
         return keeper(wandb.run, artifact_name(self.algo, self.env_name, f"seed-{self.seed}"), alias)
 
     @property
     def tensorboard_name(self) -> str:
         """Name of this run in TensorBoard, without its number; a continued run is named after the previous one."""
-        before = (read_facts(Path(self.trained_agent)) or {}).get("tensorboard") if self.going_on else None
+        known = read_facts(Path(self.trained_agent)) if self.going_on else None
+        before = None if known is None else known.get("tensorboard")
         return f"{before}_continued" if before else self.algo.upper()
 
-    def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
+    def _save_config(self, saved_hyperparams: Hyperparams) -> None:
         """Settings, options and command, as plain values."""
         if self.resumed is not None:
             print(f"Log path: {self.save_path}")
@@ -184,7 +223,7 @@ class Experiment(Setup):
             print("Interrupted.")
             if saves is not None:
                 saves.stopped()
-        except (Exception, ranks.RankLost):
+        except (Exception, distributed.RankLost):
             drop_dead_outputs()
             ended = f"The training ended in an error after {model.num_timesteps:,} steps; the model"
             try:
@@ -208,7 +247,7 @@ class Experiment(Setup):
         if self.tensorboard_log is not None and (self.resumed is None or not self.trusted):
             folder = new_folder(Path(self.tensorboard_log), self.tensorboard_name)
             model.set_logger(configure(str(folder), ["stdout", "tensorboard"] if model.verbose else ["tensorboard"]))
-        options: dict[str, Any] = {}
+        options: Kwargs = {}
         if self.log_interval != -1:
             options["log_interval"] = self.log_interval if self.log_interval >= 0 else None
         steps = self.n_timesteps
@@ -284,7 +323,7 @@ class Experiment(Setup):
         self.save_model(model)
         returns = self.evaluate(model)
         folder = Path(self.save_path)
-        metrics = {
+        metrics: Metrics = {
             "algo": self.algo,
             "env": self.env_name.gym_id,
             "seed": self.seed,
@@ -325,3 +364,42 @@ def sync(model: BaseAlgorithm, env: VecEnv) -> None:
     training_env = model.get_env()
     assert training_env is not None
     sync_envs_normalization(training_env, env)
+
+
+def build(
+    env_id: str,
+    seed: int,
+    log_folder: str,
+    algo: str = "grpo",
+    n_timesteps: int = -1,
+    config: str | None = None,
+    device: str = "auto",
+    **hyperparams: object,
+) -> Experiment:
+    """A run from Python.
+
+    :param env_id: registered env id
+    :param seed: of the run
+    :param log_folder: where its folder goes
+    :param algo: any algorithm that rl_zoo3 knows
+    :param n_timesteps: in place of the file's
+    :param config: the file; None: ``zoo/hyperparams/grpo.yml``, or rl_zoo3's of the algorithm
+    :param device: as SB3's
+    :param hyperparams: in place of the file's
+    :return: the experiment; ``setup_experiment()`` gives the model
+    """
+    register()
+    return Experiment(
+        Namespace(env=env_id, seed=seed, algo=algo),
+        algo,
+        env_id,
+        log_folder,
+        n_timesteps=n_timesteps,
+        eval_freq=-1,
+        hyperparams=hyperparams,
+        seed=seed,
+        log_interval=-2,
+        verbose=0,
+        config=config or (str(HYPERPARAMS) if algo == "grpo" else None),
+        device=device,
+    )

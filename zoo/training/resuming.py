@@ -7,14 +7,14 @@ import math
 import os
 import time
 from argparse import ArgumentParser, Namespace
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from rl_zoo3.utils import StoreDict
 from stable_baselines3.common.callbacks import BaseCallback
 
-from sb_grpo import GRPO, files, ranks
+from sb_grpo import GRPO, distributed, files
 from sb_grpo.checkpoint import read_run
 
 from ..common.command_line import BadInput
@@ -44,7 +44,7 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
     :raises BadInput: if there is nothing to go on with, or options are given that the run has decided
     """
     folder = Path(given.resume)
-    if ranks.announced().n > 1:
+    if distributed.announced().size > 1:
         raise BadInput("--resume goes on with one learner: start it with python -m, not with torchrun.")
     others = [name for name, value in vars(given).items() if name not in MAY_BE_GIVEN and value != parser.get_default(name)]
     if others:
@@ -65,11 +65,12 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
         settings, options = read_run_files(config.parent, not given.untrusted)
         check_kinds(options, parser)
     except BadInput as error:
-        said = f"{str(error).rstrip('.')}. Put the file back as it was. Without it: {another_way(folder)}"
-        raise BadInput(f"--resume {folder}: {said}") from error
+        message = f"{str(error).rstrip('.')}. Put the file back as it was. Without it: {another_way(folder)}"
+        raise BadInput(f"--resume {folder}: {message}") from error
     if given.untrusted:
         options = {name: value for name, value in options.items() if name in OF_STRANGERS}
-    for name, value in {**options, **settings, **(options.get("env_kwargs") or {})}.items():
+    arguments = options.get("env_kwargs")
+    for name, value in {**options, **settings, **(arguments if isinstance(arguments, dict) else {})}.items():
         if isinstance(value, Unreadable) and name != "hyperparams":
             raise BadInput(f"--resume {folder}: its settings have a Python object as {name}, which no file can say.")
     kept = {name: getattr(given, name) for name in MAY_BE_GIVEN if getattr(given, name) != parser.get_default(name)}
@@ -80,7 +81,7 @@ def take_up_run(given: Namespace, parser: ArgumentParser, not_ours: Collection[s
     _stay_beside(folder, given)
 
 
-def check_kinds(options: dict[str, Any], parser: ArgumentParser) -> None:
+def check_kinds(options: Mapping[str, object], parser: ArgumentParser) -> None:
     """See that options are of the kinds that the command line makes of them.
 
     :raises BadInput: naming the first that is not
@@ -90,7 +91,7 @@ def check_kinds(options: dict[str, Any], parser: ArgumentParser) -> None:
         option = f"--{action.dest.replace('_', '-')}"
         if value is None or isinstance(value, Unreadable):
             continue
-        kind: Any = bool if action.const is True else object
+        kind: type = bool if action.const is True else object
         if action.nargs == "+":
             kind = dict if isinstance(action, StoreDict) else list
         elif action.nargs == "?":
@@ -126,6 +127,13 @@ def another_way(folder: Path) -> str:
     if not models:
         return "no model of it was saved either, so there is nothing to go on from: start it anew."
     return f"begin a new run from its model with -i {models[-1]} --continue -n STEPS."
+
+
+class Known(TypedDict):
+    """State of :class:`RunSaves`."""
+
+    seconds: float
+    monitors: dict[str, int]
 
 
 class RunSaves(BaseCallback):
@@ -188,12 +196,12 @@ class RunSaves(BaseCallback):
         """There is nothing to go on with any more."""
         self.path.unlink(missing_ok=True)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Known:
         """Seconds, and how long the monitor files were."""
         sizes = {path.name: path.stat().st_size for path in self.folder.glob("*.monitor.csv")}
         return {"seconds": self.seconds, "monitors": sizes}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Known) -> None:
         """Count the seconds on; :func:`set_monitors_aside` is for the rest."""
         self.seconds_before = state["seconds"]
 

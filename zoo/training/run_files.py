@@ -9,9 +9,9 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import gymnasium as gym
 import numpy as np
@@ -23,7 +23,7 @@ from sb_grpo import GRPO, files
 
 from ..common.command_line import BadInput
 from ..common.literals import TEXTS, named_classes, read_text
-from ..common.yaml_files import Loader, read_mapping
+from ..common.plain_files import Hyperparams, Loader, read_mapping
 
 #: Wrappers of Gymnasium that an untrusted file may name; others write files, open windows or import modules.
 OF_GYMNASIUM = frozenset(
@@ -67,14 +67,14 @@ class Unreadable(NamedTuple):
 class RunFiles(NamedTuple):
     """Plain values of a run, with :class:`Unreadable` in the place of Python objects."""
 
-    settings: dict[str, Any]  #: ``config.yml``; empty where there is none
-    options: dict[str, Any]  #: ``args.yml``; empty where there is none
+    settings: Hyperparams  #: ``config.yml``; empty where there is none
+    options: dict[str, object]  #: ``args.yml``; empty where there is none
 
 
 class _Dumper(yaml.SafeDumper):
     """Plain values; a Python object becomes text with the tag ``!object``."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
 
@@ -88,11 +88,11 @@ class _Loader(Loader):
     """Plain values, tuples and the ordered mappings that rl_zoo3 writes."""
 
 
-def _tuple(loader: yaml.SafeLoader, node: Any) -> tuple[Any, ...]:
+def _tuple(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> tuple[object, ...]:
     return tuple(loader.construct_sequence(node, deep=True))
 
 
-def _pairs(loader: yaml.SafeLoader, node: Any) -> dict[str, Any]:
+def _pairs(loader: yaml.SafeLoader, node: yaml.SequenceNode) -> dict[str, object]:
     (pairs,) = loader.construct_sequence(node, deep=True)
     return dict(pairs)
 
@@ -114,12 +114,12 @@ def settings_folder_of(folder: Path) -> Path:
     return found[0] if found else folder / "none"
 
 
-def write_values(path: Path, values: dict[str, Any]) -> None:
+def write_values(path: Path, values: Mapping[str, object]) -> None:
     """Write a mapping; values that are not plain are written as their repr."""
     files.write(path, yaml.dump(values, Dumper=_Dumper, sort_keys=False))
 
 
-def read_values(path: Path) -> dict[str, Any]:
+def read_values(path: Path) -> dict[str, object]:
     """The mapping in a file; empty where there is no file.
 
     :return: with :class:`Unreadable` in the place of Python objects
@@ -160,7 +160,7 @@ def check_links(folder: Path, itself: bool = False) -> None:
             )
 
 
-def check_settings(settings: dict[str, Any]) -> None:
+def check_settings(settings: Hyperparams) -> None:
     """Check that settings only name objects that are imported already.
 
     :param settings: of a run or a file that is not trusted
@@ -170,8 +170,8 @@ def check_settings(settings: dict[str, Any]) -> None:
         if settings.get(name):
             raise _refused(name, settings[name], "names code")
     for name in TEXTS:
-        if isinstance(settings.get(name), str):
-            read_text(name, settings[name], "--untrusted")
+        if isinstance(text := settings.get(name), str):
+            read_text(name, text, "--untrusted")
     for name, (base, modules) in NAMED.items():
         for path, arguments in named_classes(settings.get(name)):
             if not _is_known(path, base, modules) and not (name == "policy" and path in GRPO.policy_aliases):
@@ -181,7 +181,7 @@ def check_settings(settings: dict[str, Any]) -> None:
         _check_words(name, settings.get(name))
 
 
-def _is_known(path: Any, base: type, modules: dict[str, frozenset[str] | None]) -> bool:
+def _is_known(path: object, base: type, modules: dict[str, frozenset[str] | None]) -> bool:
     """Whether a dotted name is that of a class which a file may name."""
     module, _, name = path.rpartition(".") if isinstance(path, str) else ("", "", "")
     if module not in modules:
@@ -193,7 +193,7 @@ def _is_known(path: Any, base: type, modules: dict[str, frozenset[str] | None]) 
     return isinstance(found, type) and issubclass(found, base) and (allowed is None or name in allowed)
 
 
-def check_options(options: dict[str, Any]) -> None:
+def check_options(options: Mapping[str, object]) -> None:
     """See that options name no code, and nothing outside of the run's folder.
 
     :param options: of a run that is not trusted
@@ -206,14 +206,14 @@ def check_options(options: dict[str, Any]) -> None:
         _check_words(name, options.get(name))
 
 
-def _check_words(where: str, value: Any) -> None:
+def _check_words(where: str, value: object) -> None:
     """See that arguments are numbers and words, however deep."""
     for part in _parts(value):
         if isinstance(part, str) and not WORD.fullmatch(part):
             raise _refused(where, part, "may be a path, or a name to import")
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _parts(value: object) -> Iterator[object]:
     if isinstance(value, dict):
         for key, part in value.items():
             yield from _parts(key)
@@ -225,11 +225,11 @@ def _parts(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _refused(name: str, value: Any, why: str) -> BadInput:
+def _refused(name: str, value: object, why: str) -> BadInput:
     return BadInput(f"--untrusted: the run's files have {name}={value!s:.80}, which {why}. Without --untrusted it is used.")
 
 
-def env_kwargs(run: RunFiles, settings_folder: Path, given: dict[str, Any]) -> dict[str, Any]:
+def env_kwargs(run: RunFiles, settings_folder: Path, given: Mapping[str, object]) -> dict[str, object]:
     """Arguments of a run's env: from its settings, its command line, and ``given``.
 
     :param run: of :func:`read_run_files`
@@ -237,7 +237,7 @@ def env_kwargs(run: RunFiles, settings_folder: Path, given: dict[str, Any]) -> d
     :param given: take precedence
     :raises BadInput: naming the values missing in the files
     """
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for source, arguments in (("config.yml", run.settings.get("env_kwargs")), ("args.yml", run.options.get("env_kwargs"))):
         if arguments is not None and not isinstance(arguments, dict):
             raise BadInput(f"{settings_folder / source}: env_kwargs must be a mapping, but is {arguments!s:.80}.")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import rl_zoo3
@@ -17,7 +17,10 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.off_policy_algorithm import OffPolicyAlgorithm
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
+from sb_grpo.types import Kwargs
+
 from ..common.command_line import BadInput
+from ..common.plain_files import Hyperparams
 from .checkpoints import statistics_of
 from .run_files import RunFiles, env_kwargs, read_run_files
 
@@ -54,7 +57,7 @@ class Saved:
         return read_run_files(self.settings_folder, self.trusted)
 
     @property
-    def hyperparams(self) -> dict[str, Any]:
+    def hyperparams(self) -> Hyperparams:
         """Settings of the run."""
         return self.run.settings
 
@@ -63,7 +66,7 @@ class Saved:
         """Whether actions are sampled; as in rl_zoo3, on Atari and MiniGrid only."""
         return bool(ExperimentManager.is_atari(self.env_id) or ExperimentManager.is_minigrid(self.env_id))
 
-    def make_env(self, kwargs: dict[str, Any], seed: int = 0, n_envs: int = 1, monitor_dir: str | None = None) -> VecEnv:
+    def make_env(self, kwargs: Mapping[str, object], seed: int = 0, n_envs: int = 1, monitor_dir: str | None = None) -> VecEnv:
         """Envs as in training.
 
         :param kwargs: of the env; they go over the run's own
@@ -84,7 +87,7 @@ class Saved:
             env = env if vec_env_wrapper is None else vec_env_wrapper(env)  # type: ignore[assignment, arg-type]
             env = env if wrap is None else wrap(env, True)
             n_stack = hyperparams.get("frame_stack") or 0
-            return VecFrameStack(env, n_stack) if n_stack > 0 else env
+            return VecFrameStack(env, n_stack) if isinstance(n_stack, int) and n_stack > 0 else env
         except Exception as error:  # envs and their renderers raise any type
             raise BadInput(f"cannot build {self.env_id}: {str(error).rstrip('.')}.") from error
 
@@ -94,7 +97,7 @@ class Saved:
         :param env: for models that need one to be loaded
         :raises BadInput: if the file is no model
         """
-        kwargs: dict[str, Any] = {} if self.trusted else {"trusted": False}
+        kwargs: Kwargs = {} if self.trusted else {"trusted": False}
         if issubclass(rl_zoo3.ALGOS[self.algo], OffPolicyAlgorithm):
             kwargs = {"buffer_size": 1, "optimize_memory_usage": False}
         if self.hyperparams.get("replay_buffer_class") in (HerReplayBuffer, "HerReplayBuffer"):

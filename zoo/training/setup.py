@@ -4,39 +4,106 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import sysconfig
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from pprint import pprint
 from typing import Any
 
+import gymnasium as gym
 from huggingface_sb3 import EnvironmentName
 from rl_zoo3.exp_manager import ExperimentManager
+from rl_zoo3.utils import get_wrapper_class
 from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import SubprocVecEnv, VecEnv, VecNormalize
 
-from sb_grpo import GRPO, SeededResetWrapper, ranks
+import sb_grpo
+from sb_grpo import GRPO, SeededResetWrapper, distributed
 from sb_grpo.normalization import OtherObservations
 from sb_grpo.save_util import attributes_in, check_is_grpo
+from sb_grpo.types import Kwargs
 
 from ..common.command_line import BadInput, one_line
-from ..common.ending import with_monitor_outside
+from ..common.episodes import with_monitor_outside
 from ..common.literals import check_named_classes, without_texts
-from ..schedules import with_schedules
-from ..training.checkpoints import statistics_of
-from ..training.checks import check_env_kwargs, check_normalize, check_settings
-from ..training.crashes import naming
-from ..training.entries import entry_name, read_entries
-from ..training.run_files import check_settings as check_untrusted_settings
-from ..training.run_files import read_run_files, settings_folder_of
-from ..training.tracking import take_note
+from ..common.plain_files import Hyperparams
+from ..common.tracking import take_note
+from .checkpoints import statistics_of
+from .run_files import check_settings as check_untrusted_settings
+from .run_files import read_run_files, settings_folder_of
+from .settings import check_env_kwargs, check_normalize, check_settings, entry_name, read_entries, with_schedules
+
+#: Packages whose code checks its arguments.
+LIBRARIES = (
+    *(Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib", "stdlib")),
+    Path(sb_grpo.__file__).resolve().parent,
+    Path(__file__).resolve().parents[1],
+)
+REFUSALS = (ValueError, AssertionError, OSError, ImportError, gym.error.Error)
+
+
+def naming(key: str, setting: object, where: str) -> Callable | None:
+    """Make a function that applies the wrappers of a setting, and names the one that fails.
+
+    :param key: ``env_wrapper`` or ``vec_env_wrapper``
+    :param setting: in rl_zoo3's form
+    :param where: place of the setting in the user's input
+    :return: None without wrappers
+    """
+    if not setting:
+        return None
+    parts = [(entry, get_wrapper_class({key: entry}, key)) for entry in (setting if isinstance(setting, list) else [setting])]
+
+    def wrap(env: gym.Env) -> gym.Env:
+        for entry, part in parts:
+            try:
+                env = env if part is None else part(env)
+            except Exception as error:
+                if not _in_a_library(error):  # the user's own code has crashed
+                    raise
+                name = next(iter(entry)) if isinstance(entry, dict) else entry
+                raise BadInput(f"{where}: {key}: {name} does not fit the env: {error}. Take it out, or change what it is "
+                               "given.") from error  # fmt: skip
+        return env
+
+    return wrap
+
+
+def is_bad_input(error: BaseException) -> bool:
+    """Whether an error is a library's answer to wrong arguments, wrong names or missing files.
+
+    A TypeError or AttributeError is one only where it speaks of an argument, or of a name that a module lacks.
+    """
+    root: BaseException = error
+    while root.__cause__ is not None:  # gymnasium wraps errors of an env's constructor
+        root = root.__cause__
+    if not _in_a_library(root):
+        return False
+    message = str(error)
+    if isinstance(error, TypeError):
+        return "argument" in message
+    if isinstance(error, AttributeError):
+        return message.startswith("module ")
+    return isinstance(error, REFUSALS) and bool(message)
+
+
+def _in_a_library(error: BaseException) -> bool:
+    """Whether it was raised there, and not in a user's own code."""
+    trace = error.__traceback__
+    if trace is None:
+        return True
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    name = trace.tb_frame.f_code.co_filename
+    return name.startswith("<frozen") or any(Path(name).resolve().is_relative_to(folder) for folder in LIBRARIES)
 
 
 class Setup(ExperimentManager):
     """An rl_zoo3 run up to its training."""
 
-    settings: dict[str, Any]
+    settings: Hyperparams
 
     def __init__(self, args: Namespace, *given: Any, **named: Any) -> None:
         super().__init__(args, *given, **named)
@@ -44,28 +111,30 @@ class Setup(ExperimentManager):
             take_note(args)
             self.tensorboard_log = str(Path(args.tensorboard_log, self.env_name))
 
-    def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def read_hyperparameters(self) -> tuple[Hyperparams, Hyperparams]:
         if self.resumed is not None or self.going_on or self.of_trial is not None:
             hyperparams, saved = self._whole_settings()
         else:
-            asked = self.env_name
+            requested = self.env_name
             try:
-                self.env_name = EnvironmentName(self._entry(asked.gym_id))  # rl_zoo3 looks entries up by the env's name
+                self.env_name = EnvironmentName(self._entry(requested.gym_id))  # rl_zoo3 looks entries up by the env's name
                 hyperparams, saved = super().read_hyperparameters()
                 self._drop_kwargs_of_another_estimator(hyperparams, saved)
             finally:
-                self.env_name = asked
+                self.env_name = requested
         if not self.trusted:
             check_untrusted_settings(hyperparams)
         check_settings(self.algo, hyperparams, self._where)
-        share_of_envs(int(hyperparams.get("n_envs", 1)))
+        n_envs = hyperparams.get("n_envs", 1)
+        assert isinstance(n_envs, int)  # checked above
+        share_of_envs(n_envs)
         self.settings = saved
         read = without_texts(hyperparams, self._where)
         check_normalize(read.get("normalize"), self._where("normalize"))
         check_named_classes(read, self._where)
         return read, saved
 
-    def _drop_kwargs_of_another_estimator(self, *settings: dict[str, Any]) -> None:
+    def _drop_kwargs_of_another_estimator(self, *settings: Hyperparams) -> None:
         """Drop the entry's ``advantage_kwargs`` where ``advantage`` is overridden: they belong to the entry's estimator."""
         given = self.custom_hyperparams or {}
         if self.algo != "grpo" or "advantage" not in given or "advantage_kwargs" in given:
@@ -75,7 +144,7 @@ class Setup(ExperimentManager):
             for found in settings:
                 found.pop("advantage_kwargs", None)
 
-    def _whole_settings(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _whole_settings(self) -> tuple[Hyperparams, Hyperparams]:
         """Those of the run that goes on, or of a trial, and none of an entry, which it never had or has been edited since."""
         found = dict(sorted((self.custom_hyperparams or {}).items()))
         if "env_kwargs" in found and self.env_kwargs:
@@ -92,15 +161,15 @@ class Setup(ExperimentManager):
         return "--hyperparams" if name in (self.custom_hyperparams or {}) else self.config
 
     def _preprocess_hyperparams(
-        self, hyperparams: dict[str, Any]
-    ) -> tuple[dict[str, Any], Callable | None, list[BaseCallback], Callable | None]:
+        self, hyperparams: Hyperparams
+    ) -> tuple[Hyperparams, Callable | None, list[BaseCallback], Callable | None]:
         """rl_zoo3's, with wrappers that are named where they refuse the env, and a look at the env's arguments."""
         for option, kwargs in (
             ("--env-kwargs", self.env_kwargs),
             ("--eval-env-kwargs", self._eval_env_kwargs_args),
             (f"{self._where('env_kwargs')}: env_kwargs", hyperparams.get("env_kwargs")),
         ):
-            check_env_kwargs(option, self.env_name.gym_id, kwargs or {})
+            check_env_kwargs(option, self.env_name.gym_id, kwargs if isinstance(kwargs, dict) else {})
         keys = ("env_wrapper", "vec_env_wrapper")
         inner, outer = (naming(key, hyperparams.get(key), self._where(key)) for key in keys)
         others, _, callbacks, _ = super()._preprocess_hyperparams(hyperparams)
@@ -117,7 +186,7 @@ class Setup(ExperimentManager):
         return name
 
     @staticmethod
-    def _preprocess_schedules(hyperparams: dict[str, Any]) -> dict[str, Any]:
+    def _preprocess_schedules(hyperparams: Hyperparams) -> Hyperparams:
         """Make schedules of their names; rl_zoo3 takes every name for a linear one, and knows none for clip_range_high."""
         made = with_schedules(hyperparams)
         named = {k: v for k, v in made.items() if v is not hyperparams[k]}
@@ -169,7 +238,7 @@ class Setup(ExperimentManager):
             raise BadInput(f"{model} was trained without VecNormalize, but these settings normalise: add normalize:False.")
         return env
 
-    def _load_pretrained_agent(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
+    def _load_pretrained_agent(self, hyperparams: Hyperparams, env: VecEnv) -> BaseAlgorithm:
         if self.resumed is not None:
             return GRPO.load_run(
                 self.trained_agent, env, self.device, trusted=self.trusted, verbose=self.verbose,
@@ -201,8 +270,8 @@ class Setup(ExperimentManager):
                 "model's spaces, or begin without -i."
             ) from error
 
-    def _load_untrusted(self, hyperparams: dict[str, Any], env: VecEnv) -> BaseAlgorithm:
-        kept = {name: value for name, value in hyperparams.items() if name not in ("policy", "policy_kwargs")}
+    def _load_untrusted(self, hyperparams: Hyperparams, env: VecEnv) -> BaseAlgorithm:
+        kept: Kwargs = {name: value for name, value in hyperparams.items() if name not in ("policy", "policy_kwargs")}
         try:
             return GRPO.load(
                 self.trained_agent, env, self.device, trusted=False, seed=self.seed, tensorboard_log=self.tensorboard_log,
@@ -240,7 +309,7 @@ def share_of_envs(n_envs: int) -> int:
 
     :raises BadInput: if the envs cannot be divided equally
     """
-    n = ranks.announced().n
+    n = distributed.announced().size
     if n_envs % n:
         raise BadInput(
             f"n_envs={n_envs} cannot be shared out evenly to {n} learners: use --hyperparams n_envs:{-(-n_envs // n) * n}, or "

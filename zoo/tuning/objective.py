@@ -9,7 +9,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import optuna
@@ -17,12 +16,15 @@ from stable_baselines3.common.base_class import BaseAlgorithm
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import VecEnv
 
-from ..common.ending import close
+from sb_grpo.types import Kwargs
+
+from ..common.episodes import close
 from ..common.literals import check_named_classes, without_texts
+from ..common.plain_files import Hyperparams
 from ..training.experiment import Experiment, register
 from ..tuning.search_space import SPACES, Draw
-from ..tuning.start import AS_IT_STANDS
 from ..tuning.study import derived_seed, worker
+from .search_space import AS_IT_STANDS
 
 #: SB3 trains on whole rollouts, so beyond the budget. Some rollouts of whole episodes are larger than the budget itself:
 #: steps this far beyond are not trained, or the study would find that more steps are better.
@@ -32,7 +34,7 @@ OVERSHOOT = 1.05
 class TrialRun(Experiment):
     """A run that leaves no folder behind: its settings come from the study, its results go there."""
 
-    def read_hyperparameters(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def read_hyperparameters(self) -> tuple[Hyperparams, Hyperparams]:
         self.settings = deepcopy(self.custom_hyperparams or {})
         read = without_texts(self.settings, lambda name: "settings")
         check_named_classes(read, lambda name: "settings")
@@ -41,7 +43,7 @@ class TrialRun(Experiment):
     def create_log_folder(self) -> None:
         """None: two trials at once would choose the same one."""
 
-    def _save_config(self, saved_hyperparams: dict[str, Any]) -> None:
+    def _save_config(self, saved_hyperparams: Hyperparams) -> None:
         """The study's storage holds them."""
 
     def create_envs(self, n_envs: int, eval_env: bool = False, no_log: bool = False) -> VecEnv:
@@ -122,14 +124,14 @@ class Objective:
 
     algo: str
     env_id: str
-    base: dict[str, Any]
-    fixed: dict[str, Any]
+    base: Hyperparams
+    fixed: Hyperparams
     n_timesteps: int
     n_seeds: int
     n_evaluations: int
     eval_episodes: int
     seed: int
-    run_options: dict[str, Any] = field(default_factory=dict)
+    run_options: Kwargs = field(default_factory=dict)
     draw: Draw | None = None
     evaluation_envs: EvaluationEnvs = field(default_factory=EvaluationEnvs)
 
@@ -154,35 +156,47 @@ class Objective:
             trial.set_user_attr("traceback", traceback.format_exc())
             raise
 
-    def _train(self, trial: optuna.Trial, settings: dict[str, Any], seed: int, earlier: list[float]) -> float:
+    def _train(self, trial: optuna.Trial, settings: Hyperparams, seed: int, earlier: list[float]) -> float:
         """Run one training of a trial.
 
         :param earlier: results of its trainings with other seeds
         :return: mean return at the end
         """
-        run, model = self.build(settings, seed)
         before = len(earlier) * self.n_evaluations
+
+        def report(number: int, value: float) -> None:
+            step = before + number
+            trial.report(float(np.mean([*earlier, value])), step)
+            if step < self.n_seeds * self.n_evaluations and trial.should_prune():
+                raise optuna.TrialPruned
+
+        return self.train(settings, seed, report)
+
+    def train(self, settings: Hyperparams, seed: int, report: Callable[[int, float], object]) -> float:
+        """Train once.
+
+        :param report: called with the number and the mean return of each evaluation
+        :return: mean return at the end
+        """
+        run, model = self.build(settings, seed)
 
         def evaluate(number: int) -> float:
             value = float(np.mean(self.evaluation_envs.returns(run, model, self.eval_episodes)))
             if not np.isfinite(value):
                 raise ValueError(f"evaluation {number} of {self.n_evaluations} with seed {seed}: the mean return is {value}")
-            step = before + number
-            trial.report(float(np.mean([*earlier, value])), step)
-            if step < self.n_seeds * self.n_evaluations and trial.should_prune():
-                raise optuna.TrialPruned
+            report(number, value)
             return value
 
-        report = ReportCallback(self.n_timesteps, self.n_evaluations, evaluate)
+        evaluations = ReportCallback(self.n_timesteps, self.n_evaluations, evaluate)
         try:
-            model.learn(self.n_timesteps, callback=[*run.callbacks, report])
+            model.learn(self.n_timesteps, callback=[*run.callbacks, evaluations])
             return evaluate(self.n_evaluations)
         finally:
             env = model.get_env()
             assert env is not None
             close(env)
 
-    def build(self, settings: dict[str, Any], seed: int) -> tuple[TrialRun, BaseAlgorithm]:
+    def build(self, settings: Hyperparams, seed: int) -> tuple[TrialRun, BaseAlgorithm]:
         """The run and its model.
 
         :raises BadInput: if the settings are refused

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -9,7 +10,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import optuna
@@ -19,7 +19,7 @@ from optuna.exceptions import ExperimentalWarning, UpdateFinishedTrialError
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
 from optuna.samplers import BaseSampler, GPSampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.study import Study
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError
@@ -27,9 +27,53 @@ from sqlalchemy.exc import ArgumentError, IntegrityError, OperationalError
 from sb_grpo import files
 
 from ..common.command_line import BadInput, did_you_mean
+from ..common.plain_files import Hyperparams
 from ..common.provenance import without_passwords
-from ..tuning.journal import mend
-from ..tuning.start import AS_IT_STANDS
+from .search_space import AS_IT_STANDS
+
+
+def mend(path: Path) -> int:
+    """Drop an incomplete last line after a crash; the next append would otherwise make a broken line in the middle.
+
+    No other process can be writing it, because every write takes the journal's lock, which is held here.
+
+    :param path: of the journal
+    :return: number of dropped bytes
+    """
+    if not path.exists() or _ends_well(path):
+        return 0
+    lock = JournalFileSymlinkLock(str(path))
+    lock.acquire()
+    try:
+        content = path.read_bytes()
+        whole = content.rfind(b"\n") + 1
+        rest = content[whole:]
+        if not rest:
+            return 0
+        with path.open("r+b") as file:
+            if _is_json(rest):  # but for its end
+                file.seek(0, 2)
+                file.write(b"\n")
+                return 0
+            file.truncate(whole)
+        return len(rest)
+    finally:
+        lock.release()
+
+
+def _ends_well(path: Path) -> bool:
+    with path.open("rb") as file:
+        size = file.seek(0, 2)
+        file.seek(max(size - 1, 0))
+        return file.read(1) in (b"", b"\n")
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
 
 warnings.simplefilter("ignore", ExperimentalWarning)  # heartbeats and the grouped TPE are, by name, since 2020
 
@@ -86,12 +130,14 @@ class SeededByTrial(BaseSampler):
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         return self._sampler(trial).infer_relative_search_space(study, trial)
 
-    def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, object]:
         return self._sampler(trial).sample_relative(study, trial, search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
-    ) -> Any:
+    ) -> object:
         return self._sampler(trial).sample_independent(study, trial, param_name, param_distribution)
 
     def after_trial(self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None) -> None:
@@ -166,7 +212,7 @@ def _open_database(url: str) -> RDBStorage:
             time.sleep(patience.pop(0))
 
 
-def worker() -> list[Any]:
+def worker() -> list[str | float]:
     """Identity of this worker: host, process id and start time, because ids are reused."""
     return [socket.gethostname(), os.getpid(), psutil.Process().create_time()]
 
@@ -313,7 +359,7 @@ def _source(folder: Path, storage: str) -> str:
     return f"{scheme}{whole.relative_to(home) if whole.is_relative_to(home) else whole}"
 
 
-def settings_of_trial(study: Study, number: int) -> dict[str, Any]:
+def settings_of_trial(study: Study, number: int) -> Hyperparams:
     """All settings of a trial of ``zoo.tune``, in the form of an entry.
 
     :raises BadInput: if there are none
@@ -322,7 +368,7 @@ def settings_of_trial(study: Study, number: int) -> dict[str, Any]:
     name = study.study_name
     if not 0 <= number < len(trials) or "settings" not in trials[number].user_attrs:
         raise BadInput(f"--trial-id {number}: {name} has no such trial with settings of zoo.tune.")
-    settings: dict[str, Any] = trials[number].user_attrs["settings"]
+    settings: Hyperparams = trials[number].user_attrs["settings"]
     if not isinstance(settings, dict):
         raise BadInput(f"--trial-id {number}: the settings of {name} are {type(settings).__name__}, not a mapping.")
     return settings

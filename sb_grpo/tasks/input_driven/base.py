@@ -10,7 +10,7 @@ import numpy as np
 import torch as th
 from gymnasium.core import ActType
 
-from sb_grpo.envs.luck import EpisodeLuck, LuckyTensorEnv
+from sb_grpo.envs.noise import EpisodeNoise, NoisyTensorEnv
 from sb_grpo.types import Info, Kwargs
 
 
@@ -27,16 +27,16 @@ class InputDrivenEnv(gym.Env[np.ndarray, ActType]):
         self.observation_space = version.observed
         self.action_space = version.acted
         self.t = 0
-        self._luck = EpisodeLuck(self, version.k, version.noise)
+        self._noise = EpisodeNoise(self, version.k, version.noise)
 
     def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
         self.t = 0
-        self.start(self._luck.begin(seed, self.tensor_version.n_start))
+        self.start(self._noise.begin(seed, self.tensor_version.n_start))
         return self.observation(), {}
 
     def step(self, action: ActType) -> tuple[np.ndarray, float, bool, bool, Info]:
-        reward, info = self.advance(action, self._luck.at(self.t))
+        reward, info = self.advance(action, self._noise.at(self.t))
         self.t += 1
         return self.observation(), reward, False, False, info
 
@@ -53,7 +53,7 @@ class InputDrivenEnv(gym.Env[np.ndarray, ActType]):
         """Current observation, float32."""
 
 
-class TensorInputDrivenEnv(LuckyTensorEnv):
+class TensorInputDrivenEnv(NoisyTensorEnv):
     """Tensor version for any number of envs.
 
     :param num_envs: number of envs

@@ -1,7 +1,7 @@
 """BatteryArbitrage-v0: buy power when it is cheap, store it with losses, sell it when it is dear.
 
 A week in hours with a battery of four hours, as in the storage problems of Powell and Meisel, "Tutorial on Stochastic
-Optimization in Energy" (IEEE Transactions on Power Systems 31, 2016). Luck: the price, a
+Optimization in Energy" (IEEE Transactions on Power Systems 31, 2016). Noise: the price, a
 daily shape + an AR(1) process + spikes.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from sb_grpo.envs.luck import exponential, normal
+from sb_grpo.envs.noise import exponential, normal
 from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 from sb_grpo.types import Info
 

@@ -1,7 +1,7 @@
 """Inventory-v0: order one good every day, against a demand that cannot wait, with three days until an order arrives.
 
 The lost-sales system with lead time (Zipkin, "Old and new methods for lost-sales inventory systems", Operations Research 56,
-2008), for which no simple rule is optimal. Luck: the demand, negative binomial around a season of 20 days.
+2008), for which no simple rule is optimal. Noise: the demand, negative binomial around a season of 20 days.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from sb_grpo.envs.luck import Numbers, geometric
+from sb_grpo.envs.noise import Numbers, geometric
 from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 from sb_grpo.types import Info
 

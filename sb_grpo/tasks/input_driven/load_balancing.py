@@ -1,7 +1,7 @@
 """LoadBalancing-v0: give every arriving job to one of ten servers of different speed.
 
 After the load balancing task of Mao et al., "Variance Reduction for Reinforcement Learning in Input-Driven Environments" (ICLR
-2019, arXiv 1807.02264), and of the Park project. Luck: sizes of jobs (Pareto) and times between them (exponential).
+2019, arXiv 1807.02264), and of the Park project. Noise: sizes of jobs (Pareto) and times between them (exponential).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from sb_grpo.envs.luck import exponential, pareto
+from sb_grpo.envs.noise import exponential, pareto
 from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 from sb_grpo.types import Info
 

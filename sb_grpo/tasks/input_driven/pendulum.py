@@ -13,8 +13,8 @@ import torch as th
 from gymnasium import spaces
 from gymnasium.envs.classic_control.pendulum import PendulumEnv
 
-from sb_grpo.envs.luck import EpisodeLuck, normal
 from sb_grpo.envs.native import seen_of_pole, swing
+from sb_grpo.envs.noise import EpisodeNoise, normal
 from sb_grpo.tasks.input_driven.base import TensorInputDrivenEnv
 from sb_grpo.types import Info, Kwargs
 
@@ -64,18 +64,18 @@ class DisturbedPendulum(PendulumEnv):
         super().__init__(render_mode)
         self.t = 0
         self.torque = 0.0
-        self._luck = EpisodeLuck(self, 1, TensorDisturbedPendulum.noise)
+        self._noise = EpisodeNoise(self, 1, TensorDisturbedPendulum.noise)
 
     def reset(self, *, seed: int | None = None, options: Kwargs | None = None) -> tuple[np.ndarray, Info]:
         super().reset(seed=seed)
-        *state, self.torque = _start(th.from_numpy(self._luck.begin(seed, 3)).unsqueeze(0))[0].tolist()
+        *state, self.torque = _start(th.from_numpy(self._noise.begin(seed, 3)).unsqueeze(0))[0].tolist()
         self.state = np.array(state)
         self.t = 0
         return self._get_obs(), {}  # type: ignore[no-untyped-call]
 
     def step(self, action: np.ndarray) -> tuple[np.ndarray, float, bool, bool, Info]:
         torque = self.torque
-        innovation = self._luck.at(self.t)[0]
+        innovation = self._noise.at(self.t)[0]
         self.state = np.array([self.state[0], self.state[1] + KICK * torque])
         obs, reward, _, _, _ = super().step(action)  # type: ignore[no-untyped-call]
         self.torque = PERSISTENCE * torque + innovation

@@ -14,7 +14,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 
-from sb_grpo.envs.luck import exponential, pareto
+from sb_grpo.envs.noise import exponential, pareto
 from sb_grpo.tasks.input_driven.base import InputDrivenEnv, TensorInputDrivenEnv
 from sb_grpo.types import Info
 

@@ -28,7 +28,7 @@ WASTE = -0.02
 class TensorTMaze(FunctionalTensorEnv):
     """State: steps down the corridor, cue.
 
-    :param num_envs: number of slots
+    :param num_envs: number of envs
     :param device: torch device
     :param dtype: of the state
     :param masks: provide masks of the possible moves (docs/masks.md)

@@ -119,8 +119,8 @@ class ReasoningGym(TokenEnv):
                 f"{list(TASKS)}."
             )
         answer = max_tokens or (self.task.max_tokens if self.task else 64)
-        asked = self.task.longest_prompt if self.task and prompt == "short" else 1000
-        super().__init__(tokens, context or asked + answer, answer, render_mode)
+        requested = self.task.longest_prompt if self.task and prompt == "short" else 1000
+        super().__init__(tokens, context or requested + answer, answer, render_mode)
         self.entry: Kwargs = {}
         if masks:
             assert self.task is not None
@@ -172,7 +172,7 @@ class ReasoningGym(TokenEnv):
     def step(self, action: np.int64) -> tuple[np.ndarray, float, bool, bool, Info]:
         if not self.write(int(action)):
             return self.look(), 0.0, False, False, {}
-        reward = float(self._data.score_answer(self.said(), self.entry)) if self.finished else 0.0
+        reward = float(self._data.score_answer(self.line_text(), self.entry)) if self.finished else 0.0
         return self.look(), reward, self.finished, not self.finished, {"is_success": reward >= 1.0}
 
     def expert_line(self) -> str:

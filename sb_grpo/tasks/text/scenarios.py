@@ -96,7 +96,7 @@ def draw_sum(rng: np.random.Generator) -> Scenario:
     """Two facts; the partner asks for their sum."""
     facts = _facts(rng, 2)
     first, second = facts.values()
-    prompt = f"{_told(facts)}. together?\n"
+    prompt = f"{_listed(facts)}. together?\n"
     return Scenario("arithmetic", prompt, judge_sum, facts, f"{first}+{second}={int(first) + int(second)}")
 
 
@@ -104,7 +104,7 @@ def draw_lookup(rng: np.random.Generator) -> Scenario:
     """Three facts; the partner asks for one of them."""
     facts = _facts(rng, 3)
     need = str(rng.choice(list(facts)))
-    return Scenario("lookup", f"{_told(facts)}. {need}?\n", judge_fact, facts, f"{need} {facts[need]}")
+    return Scenario("lookup", f"{_listed(facts)}. {need}?\n", judge_fact, facts, f"{need} {facts[need]}")
 
 
 def draw_clarification(rng: np.random.Generator) -> Scenario:
@@ -112,7 +112,7 @@ def draw_clarification(rng: np.random.Generator) -> Scenario:
     numbers = rng.choice(np.arange(1, 100), 3, replace=False)
     facts = dict(zip(map(str, numbers), map(str, rng.choice(STATES, 3, replace=False)), strict=True))
     need = str(rng.choice(list(facts)))
-    prompt = f"order {_told(facts)}. where is mine?\n"
+    prompt = f"order {_listed(facts)}. where is mine?\n"
     return Scenario("clarification", prompt, judge_clarified, facts, f"{need} {facts[need]}", hidden=need)
 
 
@@ -129,7 +129,7 @@ def _facts(rng: np.random.Generator, n: int) -> dict[str, str]:
     return {str(name): str(rng.integers(1, 30)) for name in names}
 
 
-def _told(facts: Mapping[str, str]) -> str:
+def _listed(facts: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in facts.items())
 
 
@@ -196,7 +196,7 @@ class TextScenario(TokenEnv):
         info: Info = {"turn": self.turn, "task": self.scenario.family, "rewards": dict.fromkeys(REWARDS, 0.0)}
         if not self.write(int(action)):
             return self.look(), 0.0, False, False, info
-        verdict = self.scenario.judge(self.scenario, self.said())
+        verdict = self.scenario.judge(self.scenario, self.line_text())
         solved = verdict.solved and self.finished
         info["rewards"] = {
             "solved": float(solved),

@@ -139,7 +139,7 @@ class TokenEnv(gym.Env[np.ndarray, np.int64]):
         """Whether the agent has ended its line itself."""
         return bool(self.line) and self.line[-1] == END
 
-    def said(self) -> str:
+    def line_text(self) -> str:
         """Text of the agent's line."""
         return self.tokenizer.decode(self.line)
 

@@ -50,8 +50,8 @@ class Progress(BaseCallback):
         self.curve: list[tuple[int, float]] = []
 
     def _on_step(self) -> bool:
-        for slot in np.flatnonzero(self.locals["dones"]).tolist():
-            reached = not self.locals["infos"][slot].get("TimeLimit.truncated", False)
+        for env_index in np.flatnonzero(self.locals["dones"]).tolist():
+            reached = not self.locals["infos"][env_index].get("TimeLimit.truncated", False)
             self.episodes = self.episodes + 1
             self.goals = self.goals + reached
             if reached and self.first_goal is None:

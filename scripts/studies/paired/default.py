@@ -81,8 +81,8 @@ def default(runs: Sequence[Run], label: str) -> Default | None:
     ours = c.normalised(label)
     theirs = c.normalised(without)
     cells = [_cell(env, c.scores(env, label), c.scores(env, without)) for env in c.envs]
-    asked = {r.env for r in runs if r.label == without}
-    return Default(label, cells, middle(ours), middle(theirs), middle_difference(ours, theirs), len(asked))
+    requested = {r.env for r in runs if r.label == without}
+    return Default(label, cells, middle(ours), middle(theirs), middle_difference(ours, theirs), len(requested))
 
 
 def _cell(env: str, ours: Array, theirs: Array) -> Cell:

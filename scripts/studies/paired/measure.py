@@ -63,7 +63,8 @@ def _model(run: Run) -> Any:
     settings = dict(run.spec["hyperparams"])
     settings["advantage_kwargs"] = settings.pop("baseline_kwargs")  # its name when the runs were recorded
     with tempfile.TemporaryDirectory() as folder:
-        built = make_experiment(Spec(**{**run.spec, "hyperparams": settings}), Path(folder), "cpu").setup_experiment()
+        fields: dict[str, Any] = {**run.spec, "hyperparams": settings}
+        built = make_experiment(Spec(**fields), Path(folder), "cpu").setup_experiment()
     assert built is not None
     return built[0]
 
@@ -71,13 +72,13 @@ def _model(run: Run) -> Any:
 def _pairing_of(run: Run) -> dict[str, Any]:
     """Logged values of pairing by rollout, and its share of the training's processor time."""
     model = _model(run)
-    figures = []
+    metrics = []
     seconds = []
     pairing = model.estimator.pairing
 
     def note(*_: Any) -> None:
         seconds.append(time.process_time() - started.pop())
-        figures.append(dict(pairing.figures))
+        metrics.append(dict(pairing.metrics))
 
     started: list[float] = []
     pairing.register_forward_pre_hook(lambda *_: started.append(time.process_time()))
@@ -85,5 +86,5 @@ def _pairing_of(run: Run) -> dict[str, Any]:
     start = time.process_time()
     model.learn(run.steps)
     cost = sum(seconds) / (time.process_time() - start)
-    by_name = {name.removeprefix("group/"): [round(of[name], 3) for of in figures] for name in figures[0]}
+    by_name = {name.removeprefix("group/"): [round(of[name], 3) for of in metrics] for name in metrics[0]}
     return {"steps": run.steps, "seed": run.seed, "cost": round(cost, 6), **by_name}

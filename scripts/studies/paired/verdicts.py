@@ -42,12 +42,12 @@ def verdicts(
     """
     by_label = {x.label: x for x in defaults}
     return [
-        *(v._replace(complete=study.complete()) for v in _where_luck_counts(study, rows, variance)),
+        *(v._replace(complete=study.complete()) for v in _where_noise_counts(study, rows, variance)),
         *(_default(by_label.get(label), what, AGGREGATE[label]) for label, what in DEFAULTS.items()),
     ]
 
 
-def _where_luck_counts(study: Study, rows: Sequence[Row], variance: dict[str, dict[str, Any]]) -> list[Verdict]:
+def _where_noise_counts(study: Study, rows: Sequence[Row], variance: dict[str, dict[str, Any]]) -> list[Verdict]:
     others = sum(task in {**INVENTORY, **MOTORS} for task in study.runs)
     above = [r for r in rows if r.gain.low > 0]
     cost = max(of["cost"] for of in variance.values())

@@ -10,7 +10,7 @@ import pandas as pd
 
 from scripts.studies.results.cells import estimate, left_out, shown_pictures, steps_text
 from zoo.benchmarking.results import Run
-from zoo.common.yaml_files import read_sections
+from zoo.common.plain_files import read_sections
 from zoo.comparing import figures, tables
 from zoo.comparing.comparison import Comparison, compare_runs, load
 
@@ -27,7 +27,7 @@ def read_ablations(folder: Path | None) -> list[dict[str, Any]]:
     if folder is None:
         return []
     entries = read_sections(folder / "ablations.yml", "groups: {section: Ablations, title: Groups, labels: [defaults]}")
-    where = {name: folder / entry.get("folder", name) for name, entry in entries.items()}
+    where = {name: folder / str(entry.get("folder", name)) for name, entry in entries.items()}
     loaded = {path: load([path]) for path in set(where.values()) if path.exists()}  # once, however many entries share it
     return [{**entry, "name": name, "loaded": loaded[where[name]]} for name, entry in entries.items() if where[name] in loaded]
 

@@ -64,9 +64,9 @@ def with_defaults(runs: Sequence[Run], entry: str = TUNED, defaults: str = DEFAU
     own = [r for r in runs if r.label == defaults]
     if not own:
         return list(runs)
-    asked = {r.env for r in own}
+    requested = {r.env for r in own}
     settings = effective(own[0].settings)
-    entries = (r for r in runs if r.label == entry and r.env not in asked)
+    entries = (r for r in runs if r.label == entry and r.env not in requested)
     return [*runs, *(replace(r, label=defaults) for r in entries if effective(r.settings) == settings)]
 
 

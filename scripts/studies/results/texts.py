@@ -6,7 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 from scripts.studies.common.runs import DATA
-from zoo.common.yaml_files import read_sections
+from zoo.common.plain_files import read_sections
 
 FILE = DATA / "results.yml"
 

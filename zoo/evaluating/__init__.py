@@ -1,1 +1,0 @@
-"""Parts of ``zoo.evaluate``: find saved models, play them on common seeds, and report."""
