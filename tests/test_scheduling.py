@@ -155,6 +155,17 @@ def test_rules_choose_by_their_names() -> None:
     assert first == {"MWKR": 1, "MOR": 1, "SPT": 1, "FIFO": 0, "WSPT": 2, "WSRPT": 2, "ATC": 2}
 
 
+def test_shops_with_weights_show_the_ratios_of_weight_to_time() -> None:
+    """As logarithms in units, at jobs that are here; the last job comes later."""
+    jobs = make_jobs("ratios", [[(0, 5.0)], [(0, 2.0), (1, 8.0)], [(0, 3.0)]], release=[0, 0, 9], weight=[1, 4, 9])
+    for waiting in (False, True):
+        env: Any = DynamicJobShop(1, cv=0.0, instances=[jobs], waiting=waiting)
+        env.unit = 10.0
+        shown = env.features(env.instances, env.state.unsqueeze(1))[0, 0, :, -3:]
+        expected = [[np.log(10 / 5), np.log(10 / 5), 0.0], [np.log(10 * 4 / 2), np.log(10 * 4 / 10), 0.0], [0.0, 0.0, 0.0]]
+        np.testing.assert_allclose(shown.numpy(), [*expected, *[[0.0, 0.0, 1.0]] * waiting], rtol=1e-6)
+
+
 # ------------------------------------------------------------ routing and packing
 
 

@@ -33,6 +33,7 @@ from scripts.studies import (
     routing,
     scheduling,
     search,
+    shop_sizes,
     sparse,
     speed,
     transfer,
@@ -92,7 +93,11 @@ def test_the_page_of_causal_systems_has_the_table_of_transfer():
 
 def test_the_page_of_scheduling_has_the_tables_of_the_raw_files():
     page = (DOCS / "scheduling.md").read_text()
-    assert all(scheduling.table(problem) in page for problem in scheduling.PROBLEMS)
+    for problem in scheduling.PROBLEMS:
+        assert scheduling.table(problem) in page
+        assert scheduling.pairs(problem) in page
+    assert shop_sizes.table() in page
+    assert shop_sizes.known_table() in page
     assert routing.table(20) in page
 
 
@@ -102,6 +107,19 @@ def test_the_interval_of_costs_draws_seeds_and_instances():
     assert 0.38 < low < 0.43
     assert 0.57 < high < 0.62
     assert scheduling.interval(np.repeat([[0.0], [1.0]], 100, axis=1)) == (0.0, 1.0)  # two seeds, of which one is drawn twice
+
+
+def test_a_planner_without_a_plan_in_time_has_no_costs(tmp_path, monkeypatch):
+    monkeypatch.setattr(shop_sizes, "DATA", tmp_path)
+    monkeypatch.setattr(shop_sizes, "SIZES", {3: 2})
+    monkeypatch.setattr(shop_sizes, "EVALUATION", shop_sizes.EVALUATION[:4])
+    shop_sizes.measure(3, "MWKR", 0, 0.0)
+    for limit in (1e-9, 10.0):
+        shop_sizes.measure(3, "CP-SAT, one plan", 0, limit)
+    rows = {(row["method"], row["limit"]): row for row in records.read(tmp_path / "sizes.jsonl")}
+    assert [len(row["costs"]) for row in rows.values()] == [0, 2, 2]
+    assert len(rows["MWKR", 0.0]["all_costs"]) == 4
+    assert "no plan within 1e-09 s" in shop_sizes.table()
 
 
 @pytest.mark.parametrize("suite", multi_task.SETTINGS)

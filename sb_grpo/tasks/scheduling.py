@@ -26,6 +26,8 @@ NOISE = 1
 MEAN = 50.0
 #: Columns of :meth:`JobShop.observe` per action.
 N_FEATURES = 14
+#: Rules whose priorities are further columns where the weighted time in the system counts.
+RATIOS = ("WSPT", "WSRPT")
 
 Instance = dict[str, th.Tensor]
 
@@ -349,14 +351,25 @@ class JobShop(InstanceEnv[Instance]):
         return rest.clamp(min=0.0)
 
     def features(self, instance: Instance, state: th.Tensor) -> th.Tensor:
-        """``[b, g, n_actions, N_FEATURES]`` features of the actions; times are divided by ``unit``."""
-        look = self.look(instance, state)
+        """``[b, g, n_actions, per_item]`` features of the actions; times are divided by ``unit``."""
         valid = self.valid(instance, state)
+        columns = self._columns(self.look(instance, state), valid[..., : self.n_jobs])
+        features = th.stack([column.to(state.dtype) for column in columns], dim=3)
+        features = th.cat([features, th.zeros_like(features[..., :1])], dim=3)
+        if not self.waiting:
+            return features
+        wait = th.zeros_like(features[:, :, :1])
+        wait[..., 1] = valid[..., -1:]
+        wait[..., -1] = 1.0
+        return th.cat([features, wait], dim=2)
+
+    def _columns(self, look: Look, valid: th.Tensor) -> list[th.Tensor]:
+        """Compute the jobs' features, ``[b, g, n_jobs]`` each, without the one that marks waiting."""
         whole = self.unit * self.n_ops
         behind = (look.work.amax(dim=2, keepdim=True) - look.work) * look.here
-        columns = [
+        return [
             look.here,
-            valid[..., : self.n_jobs],
+            valid,
             look.next_time / self.unit,
             look.work / whole,
             look.n_left / self.n_ops,
@@ -369,14 +382,6 @@ class JobShop(InstanceEnv[Instance]):
             look.later_wait / self.unit,
             behind / whole,
         ]
-        features = th.stack([column.to(state.dtype) for column in columns], dim=3)
-        features = th.cat([features, th.zeros_like(features[..., :1])], dim=3)
-        if not self.waiting:
-            return features
-        wait = th.zeros_like(features[:, :, :1])
-        wait[..., 1] = valid[..., -1:]
-        wait[..., -1] = 1.0
-        return th.cat([features, wait], dim=2)
 
     def observe(self, instance: Instance, state: th.Tensor) -> th.Tensor:  # type: ignore[override]
         return self.features(instance, state).transpose(2, 3).flatten(2)
@@ -396,6 +401,7 @@ class DynamicJobShop(JobShop):
     :raises ValueError: as :class:`JobShop`, and for a load that is not positive
     """
 
+    per_item = N_FEATURES + len(RATIOS)
     flow = True
     hidden = (*JobShop.hidden, "total")
     rules = ("WSPT", "WSRPT", "ATC", "SPT", "FIFO")
@@ -418,6 +424,11 @@ class DynamicJobShop(JobShop):
 
     def _generated_size(self, n_jobs: int | None, n_machines: int | None) -> None:
         super()._generated_size(10 if n_jobs is None else n_jobs, 4 if n_machines is None else n_machines)
+
+    def _columns(self, look: Look, valid: th.Tensor) -> list[th.Tensor]:
+        # Logarithms, because a short time makes a ratio much larger than the other columns.
+        ratios = [(self.unit * RULES[rule](look)).clamp(min=1e-3).log() * look.here for rule in RATIOS]
+        return [*super()._columns(look, valid), *ratios]
 
     def generate(self, seeds: th.Tensor) -> Instance:
         found = super().generate(seeds)

@@ -4,7 +4,7 @@ usage: python -m scripts.studies.scheduling [--problem JobShop-v0] [--steps 3000
 
 All learners have the same network (``ItemPolicy``), env steps, batch and learning rate. Every method plans the same 100
 instances with the same luck, and 10 further futures of each. Runs on disk are kept: ``docs/studies/data/scheduling``, one line
-per method, seed and number of steps. The table goes into ``docs/scheduling.md``.
+per method, seed and number of steps. The tables go into ``docs/scheduling.md``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from sb_grpo.tasks.item_policy import ItemExtractor, ItemHead, ItemPolicy
 from sb_grpo.tasks.scheduling import DynamicJobShop, Instance, JobShop
 from sb_grpo.tasks.solving import Planner, by_model, by_rule, play
 from scripts.studies.common import records
-from scripts.studies.common.compared import markdown
+from scripts.studies.common.compared import better, markdown, middle
 from scripts.studies.common.runs import DOCS
 from scripts.studies.common.tables import put_between
 
@@ -118,10 +118,10 @@ def costs(problem: str, choose: Callable[[JobShop], Any], **kwargs: Any) -> list
     return [round(x, 3) for x in _played(env, env.instance(EVALUATION), choose).tolist()]
 
 
-def mean_costs(problem: str, choose: Callable[[JobShop], Any]) -> list[float]:
+def mean_costs(problem: str, choose: Callable[[JobShop], Any], **kwargs: Any) -> list[float]:
     """Costs on the same instances, each a mean over :data:`FUTURES`, which are the same for all methods."""
     seeds = EVALUATION.repeat_interleave(FUTURES)
-    env = PROBLEMS[problem](len(seeds))
+    env = PROBLEMS[problem](len(seeds), **kwargs)
     instance = env.with_noise(env.instance(seeds), mix_tensor(seeds, 10, th.arange(FUTURES).repeat(len(EVALUATION))))
     return [round(x, 3) for x in _played(env, instance, choose).view(-1, FUTURES).mean(dim=1).tolist()]
 
@@ -145,6 +145,8 @@ def run(problem: str, method: str, seed: int, steps: int) -> dict[str, Any]:
     planner = method.startswith("CP-SAT")
     found = costs(problem, choose, waiting=planner)
     cpu = trained - begun if model else time.process_time() - trained
+    # CP-SAT takes most of an hour for ten futures of jobs that arrive.
+    futures = problem == "JobShop-v0" or not planner
     return {
         "method": method,
         "seed": seed,
@@ -152,7 +154,7 @@ def run(problem: str, method: str, seed: int, steps: int) -> dict[str, Any]:
         "env_steps": model.num_timesteps if model else 0,
         "cpu": round(cpu, 2),
         "costs": found,
-        **({} if planner else {"mean_costs": mean_costs(problem, choose)}),
+        **({"mean_costs": mean_costs(problem, choose, waiting=planner)} if futures else {}),
     }
 
 
@@ -179,54 +181,87 @@ def interval(costs: np.ndarray) -> tuple[float, float]:
 
 
 def table(problem: str) -> str:
-    """Mean costs, differences to MaskablePPO's critic with its own trunk, instances better than rules, processor time.
+    """Mean costs with intervals, instances better than rules, processor time.
 
     :param problem: env's id
     """
-    rows = records.read(DATA / f"{problem}.jsonl")
-    by_key = {(row["method"], row["steps"], row["seed"]): row for row in rows}
-    rules = np.array([by_key[rule, 0, 0]["mean_costs"] for rule in RIVALS[problem]])
+    runs = _runs(problem)
+    rules = np.array([runs[rule, 0][0]["mean_costs"] for rule in RIVALS[problem]])
     lines = []
-    for method, steps in dict.fromkeys((row["method"], row["steps"]) for row in rows):
-        mine = [row for row in rows if (row["method"], row["steps"]) == (method, steps)]
-        means = np.array([row["costs"] for row in mine]).mean(axis=1)
+    for (method, steps), mine in runs.items():
+        means = [np.mean(row["costs"]) for row in mine]
         expected = np.array([row["mean_costs"] for row in mine if "mean_costs" in row])
-        differences = [_difference(row, by_key.get(("ppo-own", steps, row["seed"]))) for row in mine if steps]
-        both = np.array([one for one in differences if one is not None])
         shares = [(expected < rule).mean() for rule in [*rules, rules.min(axis=0)]] if len(expected) else []
         cells = [
             LEARNERS[method][0] if steps else method,
             f"{steps:,}" if steps else "",
             str(len(mine)) if steps else "",
-            f"{means.mean():.1f}",
-            f"{means.min():.1f} to {means.max():.1f}" if len(mine) > 1 else "",
-            f"{expected.mean():.1f}" if len(expected) else "",
-            "{:+.1f} [{:+.1f}, {:+.1f}]".format(both.mean(), *interval(both)) if method != "ppo-own" and len(both) else "",
+            f"{np.mean(means):.1f}",
+            middle(expected.mean(axis=1)) if len(expected) else "",
+            _signed(expected - rules[0]) if len(expected) and method != RIVALS[problem][0] else "",
             "; ".join(f"{100 * share:.0f}" for share in shares),
             f"{np.mean([row['cpu'] for row in mine]):.1f}",
         ]
-        lines.append((steps, means.mean(), cells))
+        lines.append((steps, np.mean(means), cells))
     heads = [
         "method",
         "steps",
         "seeds",
         "mean cost",
-        "over seeds",
         f"mean over {FUTURES} futures",
-        "minus MaskablePPO with its own trunk",
+        f"minus {RIVALS[problem][0]}",
         f"instances below {', '.join(RIVALS[problem])}; all of these",
         "seconds",
     ]
     return markdown(heads, [cells for *_, cells in sorted(lines, key=lambda line: line[:2])])
 
 
-def _difference(ours: dict[str, Any], theirs: dict[str, Any] | None) -> np.ndarray | None:
-    """``[instances]`` differences of costs: of means over futures where both runs have them."""
-    if theirs is None:
-        return None
-    name = "mean_costs" if "mean_costs" in ours and "mean_costs" in theirs else "costs"
-    difference: np.ndarray = np.array(ours[name]) - np.array(theirs[name])
-    return difference
+def pairs(problem: str) -> str:
+    """Differences between learners, for the numbers of steps that have several seeds.
+
+    :param problem: env's id
+    """
+    runs = _runs(problem)
+    groups = [name for name in LEARNERS if name not in ("own-luck", "ppo-shared", "ppo-own")]
+    rows = []
+    for steps in sorted({steps for _, steps in runs}):
+        for ours, theirs in [*((g, p) for p in ("ppo-own", "ppo-shared") for g in groups), ("outcome", "own-luck")]:
+            a, b = _of_same_seeds(runs.get((ours, steps), []), runs.get((theirs, steps), []))
+            if len(a) > 1:
+                name = "mean_costs" if all("mean_costs" in row for row in [*a, *b]) else "costs"
+                costs, others = (np.array([row[name] for row in side]) for side in (a, b))
+                seconds, other_seconds = (np.mean([row["cpu"] for row in side]) for side in (a, b))
+                rows.append([
+                    LEARNERS[ours][0],
+                    LEARNERS[theirs][0],
+                    f"{steps:,}",
+                    str(len(a)),
+                    _signed(costs - others),
+                    better(-costs.mean(axis=1), -others.mean(axis=1)),
+                    f"{seconds / other_seconds:.2f}",
+                ])  # fmt: skip
+    heads = ["A", "B", "steps", "seeds", "cost of A minus B", "probability that A is better", "seconds of A / B"]
+    return markdown(heads, rows)
+
+
+def _signed(differences: np.ndarray) -> str:
+    """Mean of ``[seeds, instances]`` differences of costs, with its interval."""
+    return "{:+.1f} [{:+.1f}, {:+.1f}]".format(differences.mean(), *interval(differences))
+
+
+def _runs(problem: str) -> dict[tuple[str, int], list[dict[str, Any]]]:
+    """Runs on disk by method and steps."""
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in records.read(DATA / f"{problem}.jsonl"):
+        found.setdefault((row["method"], row["steps"]), []).append(row)
+    return found
+
+
+def _of_same_seeds(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> tuple[list[Any], list[Any]]:
+    """Runs of the seeds that both have, in the same order."""
+    by_seed = {row["seed"]: row for row in theirs}
+    both = [row for row in ours if row["seed"] in by_seed]
+    return both, [by_seed[row["seed"]] for row in both]
 
 
 def main() -> None:
@@ -242,15 +277,14 @@ def main() -> None:
     todo = [] if args.report else [*PROBLEMS[args.problem].rules, *(args.methods or methods_of(args.problem))]
     for seed in args.seeds:
         for method in todo:
-            steps = args.steps if method in LEARNERS else 0
-            if method not in LEARNERS and seed != args.seeds[0]:
-                continue
+            key = (method, seed, args.steps) if method in LEARNERS else (method, 0, 0)
             done = {(row["method"], row["seed"], row["steps"]) for row in records.read(file)}
-            if (method, seed, steps) not in done:
-                found = run(args.problem, method, seed, args.steps)
+            if key not in done:
+                found = run(args.problem, *key)
                 records.put(file, found, "method", "seed", "steps")
                 print(f"{method} seed {seed}: {np.mean(found['costs']):.1f} in {found['cpu']:.1f} s", flush=True)
-    PAGE.write_text(put_between(PAGE.read_text(), args.problem, table(args.problem)))
+    page = put_between(PAGE.read_text(), args.problem, table(args.problem))
+    PAGE.write_text(put_between(page, f"{args.problem}, pairs", pairs(args.problem)))
 
 
 if __name__ == "__main__":
