@@ -22,7 +22,7 @@ Problem: TypeAlias = JobShop | CVRP | Knapsack
 
 
 class HostProblem(HostInstance):
-    """One env of a problem's tensor env, with ``action_masks()``, chosen instances, and noise of its own.
+    """Host env of a problem, run by its tensor env, with ``action_masks()``, chosen instances, and noise of its own.
 
     A generator that is put into the env between ``reset`` and the first step, as by GRPO with ``shared_noise=False``, draws
     the noise anew, and the instance stays. After the last step ``info["cost"]`` is the makespan, the length or minus the

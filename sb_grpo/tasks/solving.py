@@ -83,7 +83,7 @@ class Played(NamedTuple):
 
 
 def make_problem(instances: Sequence[Given], **kwargs: Any) -> Problem:
-    """Make a tensor env with one env per instance, without noise unless ``kwargs`` ask for it.
+    """Make a tensor env with one sub-env per instance, without noise unless ``kwargs`` ask for it.
 
     :param instances: of one type
     :param kwargs: of the env: ``cv``, ``breakdowns``, ``waiting``, ``n_jobs`` (shops), ``spread`` (CVRP), ``cv`` (knapsack)
