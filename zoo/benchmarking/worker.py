@@ -198,29 +198,29 @@ def run_training(spec: Spec, experiment: Experiment, model: BaseAlgorithm, keep:
 def settings_used(model: BaseAlgorithm, experiment: Experiment) -> dict[str, object]:
     """Effective constructor arguments of the model, and the settings of its envs."""
     names = [name for name in inspect.signature(type(model).__init__).parameters if name not in NO_SETTINGS]
-    settings = {name: to_python(getattr(model, name)) for name in names if hasattr(model, name)}
+    settings = {name: to_json(getattr(model, name)) for name in names if hasattr(model, name)}
     return {
         **settings,
         "policy": type(model.policy).__name__,
         "n_envs": model.n_envs,
-        "normalize": to_python({"on": bool(experiment.normalize), **experiment.normalize_kwargs}),
+        "normalize": to_json({"on": bool(experiment.normalize), **experiment.normalize_kwargs}),
         "frame_stack": experiment.frame_stack,
         "torch_threads": th.get_num_threads(),
     }
 
 
-def to_python(value: object) -> object:
+def to_json(value: object) -> object:
     """Convert a value to JSON: schedules by their numbers, classes and functions by their names."""
     if isinstance(value, FloatSchedule):
-        return to_python(value.value_schedule)
+        return to_json(value.value_schedule)
     if isinstance(value, ConstantSchedule):
         return value.val
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, dict):
-        return {str(key): to_python(x) for key, x in value.items()}
+        return {str(key): to_json(x) for key, x in value.items()}
     if isinstance(value, list | tuple):
-        return [to_python(x) for x in value]
+        return [to_json(x) for x in value]
     name = getattr(value, "__qualname__", None) or str(value)
     return type(value).__qualname__ if " at 0x" in name else name
 
